@@ -1,0 +1,27 @@
+"""cbmir finds chest X-rays that are alike, and says which findings they show.
+
+>>> import cbmir
+>>> finder = cbmir.load("model.onnx", gallery="gallery/")        # doctest: +SKIP
+>>> result = finder.analyze("chest.png", k=10)                    # doctest: +SKIP
+
+Research use only: cbmir is not a medical device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cbmir.runtime.finder import Finder
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "load"]
+
+
+def load(model: str | Path, gallery: str | Path | None = None, **options: Any) -> Finder:
+    """Open an exported model, with a gallery where neighbours are wanted: `cbmir.runtime.Finder.open`."""
+    from cbmir.runtime.finder import Finder
+
+    return Finder.open(model, gallery, **options)

@@ -1,0 +1,6 @@
+"""`python -m cbmir` is the command `cbmir`."""
+
+from cbmir.cli import main
+
+if __name__ == "__main__":
+    main()

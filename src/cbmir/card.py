@@ -1,0 +1,129 @@
+"""The model card: what a model file says of itself, and travels inside it.
+
+In an ONNX file it is the `metadata_props` entry `cbmir.card`; beside it stands `cbmir.head`, the proxies (or the
+classifier's weights) that the evidence maps need. A file without a card, or with one of a newer schema, is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from cbmir.errors import CardError
+from cbmir.labels import LabelSet
+from cbmir.preprocessing import PreprocessSpec
+
+SCHEMA = 1
+CARD_KEY = "cbmir.card"
+HEAD_KEY = "cbmir.head"
+INTENDED_USE = (
+    "Decision support for research: finds chest radiographs that are alike and scores findings on frontal chest "
+    "radiographs. It is not a medical device and must not be used for diagnosis or treatment."
+)
+NOT_A_DEVICE = "Research use only. Not a medical device, not for diagnosis."
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Platt scaling of a score s: probability = 1 / (1 + exp(-(slope * s + intercept))), slope >= 0."""
+
+    slope: float
+    intercept: float
+
+    def probability(self, score: float) -> float:
+        """Probability in [0, 1] of a score."""
+        x = self.slope * score + self.intercept
+        return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """Everything that a user of the model file must know.
+
+    `head` is `proxy` (score = max over the class's proxies of the Gaussian similarity, METHOD "Scores") or `linear`
+    (score = sigmoid of the classifier's logit). A threshold or calibration is None where the validation split could
+    not give one (a class without both values): such a finding is never called predicted or not.
+    `proxies_per_class` is in label order, the negative class last where there is one; empty for a linear head.
+    `metrics` maps a name to {"value", "low", "high"} (95% bootstrap interval over patients).
+    `fingerprint` names the embedding space: only vectors of one fingerprint may be compared.
+    """
+
+    labels: LabelSet
+    preprocess: PreprocessSpec
+    encoder: str
+    embedding_dim: int
+    head: str
+    sigma: float
+    proxies_per_class: tuple[int, ...]
+    negative_proxies: bool
+    thresholds: tuple[float | None, ...]
+    calibration: tuple[Calibration | None, ...]
+    fingerprint: str
+    precision: str = "float32"
+    training: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    licence: str = "not stated"
+    intended_use: str = INTENDED_USE
+    schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        if self.head not in ("proxy", "linear"):
+            raise CardError(f"model card: expected head 'proxy' or 'linear', found {self.head!r}")
+        for name in ("thresholds", "calibration"):
+            if len(getattr(self, name)) != len(self.labels):
+                raise CardError(
+                    f"model card: expected {len(self.labels)} {name}, one a label, found {len(getattr(self, name))}"
+                )
+        classes = len(self.labels) + self.negative_proxies
+        if self.head == "proxy" and len(self.proxies_per_class) != classes:
+            raise CardError(
+                f"model card: expected proxies_per_class for {classes} classes, found {len(self.proxies_per_class)}"
+            )
+
+    def with_(self, **changes: Any) -> ModelCard:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        data["labels"] = self.labels.to_json()
+        return data
+
+    def dumps(self) -> str:
+        return json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def loads(cls, text: str, source: str = "model card") -> ModelCard:
+        """Parse a card. Raises CardError for damaged JSON, missing or unknown fields, and a newer schema."""
+        try:
+            data = json.loads(text)
+            schema = data["schema"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise CardError(f"{source}: expected a cbmir model card in JSON, found {type(error).__name__}: {error}") from error
+        if schema != SCHEMA:
+            raise CardError(
+                f"{source}: this cbmir reads model cards of schema {SCHEMA}, found schema {schema}; "
+                f"upgrade with: pip install --upgrade cbmir"
+            )
+        known = {f.name for f in fields(cls)}
+        if known != set(data):
+            raise CardError(
+                f"{source}: model card fields differ from schema {SCHEMA}: "
+                f"missing {sorted(known - set(data))}, unknown {sorted(set(data) - known)}"
+            )
+        try:
+            return cls(
+                **data
+                | {
+                    "labels": LabelSet.from_json(data["labels"]),
+                    "preprocess": PreprocessSpec.from_json(data["preprocess"]),
+                    "proxies_per_class": tuple(data["proxies_per_class"]),
+                    "thresholds": tuple(data["thresholds"]),
+                    "calibration": tuple(None if c is None else Calibration(**c) for c in data["calibration"]),
+                }
+            )
+        except (TypeError, ValueError) as error:
+            raise CardError(f"{source}: damaged model card: {error}") from error

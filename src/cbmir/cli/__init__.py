@@ -1,0 +1,84 @@
+"""The command line. One file a group of commands; each imports what it needs inside its command, so that
+`cbmir query` starts without torch and `cbmir --help` without numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from cbmir import __version__
+from cbmir.errors import CbmirError
+
+# command -> module of cbmir.cli that defines it, in the order of the work
+_COMMANDS = {
+    "data": "data",
+    "train": "training",
+    "evaluate": "training",
+    "export": "exporting",
+    "index": "gallery",
+    "query": "gallery",
+    "demo": "demo",
+    "doctor": "doctor",
+}
+
+
+class _LazyGroup(click.Group):
+    """Imports a command's module only when that command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"cbmir.cli.{_COMMANDS[cmd_name]}"), cmd_name)
+        return command
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="\b\nExample, from nothing to a browser:\n"
+    "  cbmir data phantom -n 800 -o phantoms\n"
+    "  cbmir train phantoms/manifest.csv -o run --encoder resnet18 --image-size 64 --epochs 10\n"
+    "  cbmir export run -o model.onnx --fp16\n"
+    "  cbmir index build model.onnx phantoms/manifest.csv -o gallery\n"
+    "  cbmir demo model.onnx gallery",
+)
+@click.version_option(__version__, prog_name="cbmir")
+@click.option("-v", "--verbose", count=True, help="Say more (-vv: everything).")
+@click.option("-q", "--quiet", is_flag=True, help="Say only warnings and errors.")
+def cli(verbose: int, quiet: bool) -> None:
+    """Find chest X-rays that are alike, and say which findings they show.
+
+    Research use only. Not a medical device, not for diagnosis.
+    """
+    level = logging.WARNING if quiet else logging.DEBUG if verbose > 1 else logging.INFO
+    logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr, force=True)
+    # Other libraries speak up only when everything is asked for.
+    if verbose < 2:
+        logging.getLogger().setLevel(logging.WARNING)
+        logging.getLogger("cbmir").setLevel(logging.DEBUG if verbose else level)
+
+
+def main(args: list[str] | None = None) -> NoReturn:
+    """Run the command line: a cbmir error is printed without a traceback, exit 2 for the user's mistakes, 1 for ours."""
+    try:
+        result: Any = cli.main(args=args, prog_name="cbmir", standalone_mode=False)
+        sys.exit(result if isinstance(result, int) else 0)
+    except CbmirError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Stopped.", err=True)
+        sys.exit(130)
+
+

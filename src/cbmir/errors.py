@@ -1,0 +1,122 @@
+"""Every error that cbmir raises on purpose.
+
+::
+
+    CbmirError                    base of all; `exit_code` is what the command line returns
+    ├── UserError                 something given to cbmir was not as expected           (exit 2)
+    │   ├── ImageError            an image that cannot be analysed
+    │   │   ├── NotAnImageError       missing, empty, or no image format that cbmir reads
+    │   │   ├── DamagedImageError     the format is known, the content is broken or cut off
+    │   │   ├── ImageSizeError        too many or too few pixels, or an absurd aspect ratio
+    │   │   ├── BlankImageError       a single grey value everywhere
+    │   │   └── DicomImageError       a DICOM object that is not one frontal chest radiograph
+    │   ├── ManifestError         a manifest or dataset table that does not hold what it should
+    │   ├── SplitError            a patient in two splits, or a split that is missing or empty
+    │   ├── RunError              a RUN folder that is missing, unfinished or does not fit
+    │   ├── EncoderError          an unknown encoder, or weights that do not fit it
+    │   ├── ModelError            a model file that is missing or not cbmir's
+    │   │   └── CardError             no model card, a damaged one, or one of a newer schema
+    │   ├── EngineError           an engine, provider or device that was asked for and is not there
+    │   ├── GalleryError          a gallery that is missing, damaged or of another model
+    │   └── MissingDependencyError    an optional package is not installed; says how to get it
+    ├── ParityError               an exported file answers differently from its source    (exit 1)
+    └── TrainingError             training ran into NaN or another state it cannot leave   (exit 1)
+
+A message says what was expected, what was found, and what to do.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+class CbmirError(Exception):
+    """Base of all errors that cbmir raises on purpose."""
+
+    exit_code = 1
+
+
+class UserError(CbmirError):
+    """Something given to cbmir was not as expected."""
+
+    exit_code = 2
+
+
+class ImageError(UserError):
+    """An image that cannot be analysed."""
+
+
+class NotAnImageError(ImageError):
+    """Missing, empty, or no image format that cbmir reads."""
+
+
+class DamagedImageError(ImageError):
+    """The format is known, the content is broken or cut off."""
+
+
+class ImageSizeError(ImageError):
+    """Too many or too few pixels, or an absurd aspect ratio."""
+
+
+class BlankImageError(ImageError):
+    """A single grey value everywhere: nothing to analyse."""
+
+
+class DicomImageError(ImageError):
+    """A DICOM object that is not one frontal chest radiograph, or whose tags contradict each other."""
+
+
+class ManifestError(UserError):
+    """A manifest or dataset table that does not hold what it should."""
+
+
+class SplitError(UserError):
+    """A patient in two splits, or a split that is missing or empty."""
+
+
+class RunError(UserError):
+    """A RUN folder that is missing, unfinished or does not fit."""
+
+
+class EncoderError(UserError):
+    """An unknown encoder, or weights that do not fit it."""
+
+
+class ModelError(UserError):
+    """A model file that is missing or not cbmir's."""
+
+
+class CardError(ModelError):
+    """No model card, a damaged one, or one of a newer schema."""
+
+
+class EngineError(UserError):
+    """An engine, provider or device that was asked for and is not there."""
+
+
+class GalleryError(UserError):
+    """A gallery that is missing, damaged or of another model."""
+
+
+class MissingDependencyError(UserError):
+    """An optional package is not installed."""
+
+
+class ParityError(CbmirError):
+    """An exported file answers differently from its source."""
+
+
+class TrainingError(CbmirError):
+    """Training ran into NaN or another state that it cannot leave."""
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import an optional module, or raise `MissingDependencyError` with the exact command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or module
+        raise MissingDependencyError(
+            f'{missing} is needed here and is not installed. Install it with: pip install "cbmir[{extra}]"'
+        ) from error

@@ -1,0 +1,116 @@
+"""Which findings a model or a manifest speaks of, in which order, and what other places call them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from cbmir.errors import ManifestError
+
+#: The label that the negative class bears ("negative proxies" in the paper); never a column of a manifest.
+NO_FINDING = "No Finding"
+
+
+@dataclass(frozen=True)
+class Code:
+    """A standard code for DICOM output: coding scheme designator, value and meaning (DICOM PS3.3, 8.8)."""
+
+    scheme: str
+    value: str
+    meaning: str
+
+
+# SNOMED CT. Only concepts that mean the label itself are listed; a label without one has no code, never a near one.
+_CODES = {
+    "Atelectasis": Code("SCT", "46621007", "Atelectasis"),
+    "Cardiomegaly": Code("SCT", "8186001", "Cardiomegaly"),
+    "Consolidation": Code("SCT", "95436008", "Lung consolidation"),
+    "Edema": Code("SCT", "19242006", "Pulmonary edema"),
+    "Effusion": Code("SCT", "60046008", "Pleural effusion"),
+    "Emphysema": Code("SCT", "87433001", "Pulmonary emphysema"),
+    "Fibrosis": Code("SCT", "51615001", "Fibrosis of lung"),
+    "Hernia": Code("SCT", "84089009", "Hiatal hernia"),
+    "Mass": Code("SCT", "309529002", "Lung mass"),
+    "Pneumonia": Code("SCT", "233604007", "Pneumonia"),
+    "Pneumothorax": Code("SCT", "36118008", "Pneumothorax"),
+}
+
+# What other data sets call the same finding, folded to lower case with spaces for underscores.
+_ALIASES = {
+    "pleural effusion": "Effusion",
+    "pulmonary edema": "Edema",
+    "pleural thickening": "Pleural_Thickening",
+    "pleural thicken": "Pleural_Thickening",
+    "hiatal hernia": "Hernia",
+    "lung opacity": "Lung Opacity",
+    "enlarged cardiomediastinum": "Enlarged Cardiomediastinum",
+}
+
+#: NIH ChestX-ray14 in the order of its paper. The 13 most common leave Hernia out.
+NIH_14 = (
+    "Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax",
+    "Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural_Thickening", "Hernia",
+)  # fmt: skip
+NIH_13 = NIH_14[:-1]
+
+#: CheXpert's nine most common pathologies, named as in its CSV: EC, CM, LO, ED, CS, PNA, AT, PTX, PE in the paper.
+CHEXPERT_9 = (
+    "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Edema", "Consolidation", "Pneumonia",
+    "Atelectasis", "Pneumothorax", "Pleural Effusion",
+)  # fmt: skip
+
+
+def canonical(name: str) -> str:
+    """The one name that cbmir uses for a finding which data sets spell differently; an unknown name stays as it is."""
+    folded = " ".join(name.replace("_", " ").split()).lower()
+    for known in (*NIH_14, *CHEXPERT_9):
+        if known.replace("_", " ").lower() == folded:
+            return _ALIASES.get(folded, known)
+    return _ALIASES.get(folded, name)
+
+
+def code_for(name: str) -> Code | None:
+    """The standard code of a finding, or None where no concept means just that."""
+    return _CODES.get(canonical(name))
+
+
+@dataclass(frozen=True)
+class LabelSet:
+    """The findings of a model or a manifest, in their fixed order."""
+
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise ManifestError("expected at least one label, found none")
+        repeated = sorted({n for n in self.names if self.names.count(n) > 1})
+        if repeated:
+            raise ManifestError(f"expected each label once, found {', '.join(repeated)} more than once")
+        if NO_FINDING in self.names:
+            raise ManifestError(
+                f"{NO_FINDING!r} is not a label of its own: an image whose labels are all 0 is the negative class; "
+                f"leave the column out"
+            )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def index(self, name: str) -> int:
+        """Position of a label, found by its name or by what other data sets call it. Raises ManifestError."""
+        wanted = canonical(name)
+        for position, own in enumerate(self.names):
+            if own == name or canonical(own) == wanted:
+                return position
+        raise ManifestError(f"expected one of {', '.join(self.names)}; found {name!r}")
+
+    @property
+    def codes(self) -> tuple[Code | None, ...]:
+        return tuple(code_for(name) for name in self.names)
+
+    def to_json(self) -> list[str]:
+        return list(self.names)
+
+    @classmethod
+    def from_json(cls, names: Iterable[Any]) -> LabelSet:
+        return cls(tuple(str(name) for name in names))

@@ -1,0 +1,211 @@
+"""The manifest: the one table that every reader writes and that everything after it reads.
+
+A row an image, with the columns of `FIXED_COLUMNS` and then one a label:
+
+==========  ==========================================================================
+image       path; a relative one is relative to the manifest's own folder
+patient_id  required: splits and retrieval keep patients apart
+study_id    may be empty
+view        PA, AP, LATERAL or empty (unknown)
+split       train, val, test or empty (not assigned)
+report      free text, may be empty
+<label>     1, 0, -1 (uncertain) or empty (unknown)
+==========  ==========================================================================
+
+CSV is read and written by the standard library; `.parquet` needs pyarrow.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cbmir.errors import ManifestError, require
+from cbmir.labels import LabelSet
+
+FIXED_COLUMNS = ("image", "patient_id", "study_id", "view", "split", "report")
+SPLITS = ("train", "val", "test", "")
+VIEWS = ("PA", "AP", "LATERAL", "")
+_LABEL_VALUES: dict[str, int | None] = {
+    "1": 1, "1.0": 1, "0": 0, "0.0": 0, "-1": -1, "-1.0": -1, "": None, "nan": None,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One image. `image` is an absolute path; `labels` are 1, 0, -1 (uncertain) or None (unknown), in label order."""
+
+    image: Path
+    patient_id: str
+    labels: tuple[int | None, ...]
+    study_id: str = ""
+    view: str = ""
+    split: str = ""
+    report: str = ""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Rows and their labels. `about` is the sidecar: which reader made it, from what, by which policies."""
+
+    labels: LabelSet
+    rows: tuple[Row, ...]
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def split(self, *names: str) -> Manifest:
+        """The rows of the named splits, in their order."""
+        return replace(self, rows=tuple(row for row in self.rows if row.split in names))
+
+    def with_splits(self, splits: Sequence[str]) -> Manifest:
+        """The same rows with other splits, one a row."""
+        rows = tuple(replace(row, split=split) for row, split in zip(self.rows, splits, strict=True))
+        return replace(self, rows=rows)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over what training sees of the table: image names, patients, splits and labels; not over folders."""
+        digest = hashlib.sha256("\x1f".join(self.labels.names).encode())
+        for row in self.rows:
+            values = ",".join("" if v is None else str(v) for v in row.labels)
+            digest.update(f"\x1e{row.image.name}\x1f{row.patient_id}\x1f{row.split}\x1f{values}".encode())
+        return digest.hexdigest()
+
+
+def read_manifest(path: str | Path) -> Manifest:
+    """Read a manifest. Raises ManifestError that names the file, the row and the column."""
+    path = Path(path)
+    if path.is_dir():
+        raise ManifestError(f"{path}: expected a manifest file (.csv or .parquet), found a folder")
+    if not path.exists():
+        raise ManifestError(f"{path}: no such manifest; make one with 'cbmir data nih|chexpert|table|phantom'")
+    columns, records = _read_table(path)
+    missing = [name for name in FIXED_COLUMNS[:2] if name not in columns]
+    if missing:
+        raise ManifestError(
+            f"{path}: expected the columns {', '.join(FIXED_COLUMNS[:2])}, found {', '.join(columns) or 'none'}; "
+            f"'cbmir data table' makes a manifest of any table"
+        )
+    names = tuple(name for name in columns if name not in FIXED_COLUMNS)
+    if not names:
+        raise ManifestError(f"{path}: expected a column for each label after {', '.join(FIXED_COLUMNS)}, found none")
+    labels = LabelSet(names)
+    base = path.resolve().parent
+    rows = tuple(_row(path, number, record, names, base) for number, record in enumerate(records, start=2))
+    if not rows:
+        raise ManifestError(f"{path}: expected a row for each image, found only the header")
+    sidecar = sidecar_path(path)
+    try:
+        about = json.loads(sidecar.read_text("utf-8")) if sidecar.exists() else {}
+    except (OSError, ValueError) as error:
+        raise ManifestError(f"{sidecar}: expected JSON beside the manifest, found {error}; delete it to go on") from error
+    return Manifest(labels, rows, about)
+
+
+def write_manifest(manifest: Manifest, path: str | Path) -> None:
+    """Write a manifest and its sidecar, each under a temporary name first, so that none is ever half there."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    base = path.resolve().parent
+    header = [*FIXED_COLUMNS, *manifest.labels.names]
+    records = [_record(row, base) for row in manifest.rows]
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        if path.suffix.lower() == ".parquet":
+            _write_parquet(temporary, header, records)
+        else:
+            with temporary.open("w", newline="", encoding="utf-8") as stream:
+                writer = csv.writer(stream)
+                writer.writerow(header)
+                writer.writerows(records)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    write_json(sidecar_path(path), manifest.about)
+
+
+def sidecar_path(path: Path) -> Path:
+    """`manifest.csv` -> `manifest.about.json`."""
+    return path.with_suffix(".about.json")
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON under a temporary name, then rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        temporary.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read_table(path: Path) -> tuple[list[str], Iterable[dict[str, str]]]:
+    if path.suffix.lower() == ".parquet":
+        table = require("pyarrow.parquet", "train").read_table(path)
+        records = [{k: "" if v is None else str(v) for k, v in row.items()} for row in table.to_pylist()]
+        return list(table.column_names), records
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            reader = csv.DictReader(stream, strict=True)
+            records = list(reader)
+            return list(reader.fieldnames or []), records
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ManifestError(f"{path}: expected a CSV file in UTF-8, found {error}") from error
+
+
+def _row(path: Path, number: int, record: dict[str, str], names: tuple[str, ...], base: Path) -> Row:
+    if None in record or None in record.values():
+        raise ManifestError(f"{path}, row {number}: expected as many values as the header has columns")
+    image, patient = record["image"].strip(), record["patient_id"].strip()
+    if not image or not patient:
+        empty = "image" if not image else "patient_id"
+        raise ManifestError(f"{path}, row {number}: expected a value in column {empty}, found it empty")
+    split, view = record.get("split", "").strip(), record.get("view", "").strip().upper()
+    if split not in SPLITS:
+        raise ManifestError(f"{path}, row {number}: expected split train, val, test or empty, found {split!r}")
+    if view not in VIEWS:
+        raise ManifestError(f"{path}, row {number}: expected view PA, AP, LATERAL or empty, found {view!r}")
+    return Row(
+        image=base / image,
+        patient_id=patient,
+        labels=tuple(_label(path, number, name, record[name]) for name in names),
+        study_id=record.get("study_id", "").strip(),
+        view=view,
+        split=split,
+        report=record.get("report", ""),
+    )
+
+
+def _label(path: Path, number: int, name: str, text: str) -> int | None:
+    try:
+        return _LABEL_VALUES[text.strip().lower()]
+    except KeyError:
+        raise ManifestError(
+            f"{path}, row {number}: expected 1, 0, -1 (uncertain) or empty (unknown) in label column {name!r}, "
+            f"found {text!r}; 'cbmir data table' picks the label columns of a wider table"
+        ) from None
+
+
+def _record(row: Row, base: Path) -> list[str]:
+    image = row.image.relative_to(base) if row.image.is_relative_to(base) else row.image
+    values = ["" if value is None else str(value) for value in row.labels]
+    return [image.as_posix(), row.patient_id, row.study_id, row.view, row.split, row.report, *values]
+
+
+def _write_parquet(path: Path, header: list[str], records: list[list[str]]) -> None:
+    arrow, parquet = require("pyarrow", "train"), require("pyarrow.parquet", "train")
+    columns: list[Any] = [list(column) for column in zip(*records, strict=True)]
+    for position in range(len(FIXED_COLUMNS), len(header)):
+        columns[position] = arrow.array([int(v) if v else None for v in columns[position]], type=arrow.int8())
+    parquet.write_table(arrow.table(dict(zip(header, columns, strict=True))), path)
