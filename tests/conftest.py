@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from cbmir.card import CARD_KEY, HEAD_KEY, Calibration, ModelCard
+from cbmir.labels import LabelSet
+from cbmir.manifest import Manifest, Row, read_manifest, write_manifest
+from cbmir.preprocessing import PreprocessSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -19,3 +30,134 @@ def shared() -> Path:
     if os.environ.get("CBMIR_REQUIRE_SHARED") == "1":
         pytest.fail(f"{folder} is required here (CBMIR_REQUIRE_SHARED=1) and is missing")
     pytest.skip("the real X-rays (../shared) are not here")
+
+
+TINY_CARD = ModelCard(
+    labels=LabelSet(("Effusion", "Mass", "Nodule")),
+    preprocess=PreprocessSpec.for_image_size(32),
+    encoder="tiny",
+    embedding_dim=8,
+    head="proxy",
+    sigma=0.7,
+    proxies_per_class=(2, 2, 2, 2),
+    negative_proxies=True,
+    thresholds=(0.5, 0.9, None),
+    calibration=(Calibration(4.0, -2.0), Calibration(8.0, -6.0), None),
+    fingerprint="tiny-0",
+)
+
+
+def write_tiny_model(path: Path, *, seed: int = 0, metadata: dict[str, str] | None = None, **card: Any) -> Path:
+    """A real ONNX file by the file contract: one convolution (stride 4, so an 8x8 feature map), ReLU, mean, L2 norm,
+    proxy scores. `card` changes fields of TINY_CARD, `metadata` those of the file; None as a value leaves one out."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng = np.random.default_rng(seed)
+    info = TINY_CARD.with_(**card)
+    dim, size, classes = info.embedding_dim, info.preprocess.crop, len(info.labels)
+    proxies = np.abs(rng.normal(size=(2 * classes + 2, dim))).astype(np.float32)
+    proxies /= np.linalg.norm(proxies, axis=1, keepdims=True)
+    constants = {
+        "scale": np.float32(2 / 255), "one": np.float32(1), "tiny": np.float32(1e-12), "cells": np.array([2, 3]),
+        "columns": np.array([1]), "last": np.array([2]), "kernel": rng.normal(size=(dim, 1, 5, 5)).astype(np.float32),
+        "proxies": proxies[: 2 * classes].T.copy(), "by_class": np.array([-1, classes, 2]),
+        "slope": np.float32(1 / info.sigma**2),
+    }  # fmt: skip
+    node = helper.make_node
+    nodes = [
+        node("Cast", ["image"], ["grey"], to=TensorProto.FLOAT),
+        node("Mul", ["grey", "scale"], ["scaled"]),
+        node("Sub", ["scaled", "one"], ["centred"]),
+        node("Conv", ["centred", "kernel"], ["conv"], strides=[4, 4], pads=[2, 2, 2, 2]),
+        node("Relu", ["conv"], ["feature_map"]),
+        node("ReduceMean", ["feature_map", "cells"], ["mean"], keepdims=0),
+        node("ReduceL2", ["mean", "columns"], ["length"], keepdims=1),
+        node("Max", ["length", "tiny"], ["norm"]),
+        node("Div", ["mean", "norm"], ["embedding"]),
+        node("MatMul", ["embedding", "proxies"], ["cosine"]),
+        node("Sub", ["cosine", "one"], ["shifted"]),  # exp(-(2 - 2 cos) / (2 sigma^2)) = exp((cos - 1) / sigma^2)
+        node("Mul", ["shifted", "slope"], ["exponent"]),
+        node("Exp", ["exponent"], ["similarity"]),
+        node("Reshape", ["similarity", "by_class"], ["of_classes"]),
+        node("ReduceMax", ["of_classes", "last"], ["scores"], keepdims=0),
+    ]
+    side = size // 4
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [value("image", TensorProto.UINT8, ["N", 1, size, size])],
+        [
+            value("embedding", TensorProto.FLOAT, ["N", dim]),
+            value("scores", TensorProto.FLOAT, ["N", classes]),
+            value("feature_map", TensorProto.FLOAT, ["N", dim, side, side]),
+        ],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    head = base64.b64encode(proxies.astype("<f4").tobytes()).decode()
+    for key, text in ({CARD_KEY: info.dumps(), HEAD_KEY: head} | (metadata or {})).items():
+        if text is not None:
+            model.metadata_props.add(key=key, value=text)
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+    return path
+
+
+def tiny_xray(seed: int, side: int = 64) -> NDArray[np.uint8]:
+    """A smooth random grey image uint8 [side, side]: enough for the tiny model to tell images apart."""
+    blobs = np.random.default_rng(seed).integers(0, 256, (6, 6), dtype=np.uint8)
+    return np.array(Image.fromarray(blobs).resize((side, side), Image.Resampling.BICUBIC))
+
+
+@pytest.fixture(scope="session")
+def make_tiny_model() -> Callable[..., Path]:
+    """`write_tiny_model`, for tests that need a model with something changed."""
+    return write_tiny_model
+
+
+@pytest.fixture(scope="session")
+def make_xray() -> Callable[..., NDArray[np.uint8]]:
+    """`tiny_xray`, for tests that need more images."""
+    return tiny_xray
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ONNX model of 3 labels, 32x32 input and 8 dimensions, which answers in a millisecond."""
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.onnx")
+
+
+@pytest.fixture(scope="session")
+def tiny_manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 images of 12 patients (two each, the last two patients in the test split), with labels and reports."""
+    folder = tmp_path_factory.mktemp("xrays")
+    rows = []
+    for number in range(24):
+        image = folder / f"image_{number:02}.png"
+        Image.fromarray(tiny_xray(number)).save(image)
+        patient = number // 2
+        rows.append(
+            Row(
+                image=image,
+                patient_id=f"patient_{patient:02}",
+                labels=(number % 2, (0, 1, -1)[number % 3], None if number % 5 else 1),
+                view="PA",
+                split="test" if patient >= 10 else "train",
+                report=f"Report {number}.\nSecond line.",
+            )
+        )
+    write_manifest(Manifest(TINY_CARD.labels, tuple(rows)), folder / "manifest.csv")
+    return folder / "manifest.csv"
+
+
+@pytest.fixture(scope="session")
+def tiny_gallery(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tiny_manifest: Path) -> Path:
+    """20 training images of `tiny_manifest`, indexed by `tiny_model`. Read only: a test that changes one builds one."""
+    from cbmir.runtime import build_gallery, open_engine
+
+    path = tmp_path_factory.mktemp("galleries") / "gallery"
+    with open_engine(tiny_model, threads=1) as engine:
+        build_gallery(engine, read_manifest(tiny_manifest), path)
+    return path

@@ -18,10 +18,13 @@ CSV is read and written by the standard library; `.parquet` needs pyarrow.
 from __future__ import annotations
 
 import csv
+import gzip
 import hashlib
+import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +35,8 @@ from cbmir.labels import LabelSet
 FIXED_COLUMNS = ("image", "patient_id", "study_id", "view", "split", "report")
 SPLITS = ("train", "val", "test", "")
 VIEWS = ("PA", "AP", "LATERAL", "")
-_LABEL_VALUES: dict[str, int | None] = {
+#: What a label cell may hold, and what it means; CSV, pandas and Parquet write the same number in several ways.
+LABEL_VALUES: dict[str, int | None] = {
     "1": 1, "1.0": 1, "0": 0, "0.0": 0, "-1": -1, "-1.0": -1, "": None, "nan": None,
 }  # fmt: skip
 
@@ -90,7 +94,7 @@ def read_manifest(path: str | Path) -> Manifest:
         raise ManifestError(f"{path}: expected a manifest file (.csv or .parquet), found a folder")
     if not path.exists():
         raise ManifestError(f"{path}: no such manifest; make one with 'cbmir data nih|chexpert|table|phantom'")
-    columns, records = _read_table(path)
+    columns, records = read_table(path)
     missing = [name for name in FIXED_COLUMNS[:2] if name not in columns]
     if missing:
         raise ManifestError(
@@ -109,7 +113,9 @@ def read_manifest(path: str | Path) -> Manifest:
     try:
         about = json.loads(sidecar.read_text("utf-8")) if sidecar.exists() else {}
     except (OSError, ValueError) as error:
-        raise ManifestError(f"{sidecar}: expected JSON beside the manifest, found {error}; delete it to go on") from error
+        raise ManifestError(
+            f"{sidecar}: expected JSON beside the manifest, found {error}; delete it to go on"
+        ) from error
     return Manifest(labels, rows, about)
 
 
@@ -150,18 +156,28 @@ def write_json(path: Path, data: Any) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _read_table(path: Path) -> tuple[list[str], Iterable[dict[str, str]]]:
+def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """The columns and records of a CSV (.csv, .csv.gz) or Parquet table, every value as text. Raises ManifestError."""
     if path.suffix.lower() == ".parquet":
-        table = require("pyarrow.parquet", "train").read_table(path)
-        records = [{k: "" if v is None else str(v) for k, v in row.items()} for row in table.to_pylist()]
-        return list(table.column_names), records
+        return _read_parquet(path)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            reader = csv.DictReader(stream, strict=True)
-            records = list(reader)
-            return list(reader.fieldnames or []), records
-    except (UnicodeDecodeError, csv.Error) as error:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix.lower() == ".gz" else data).decode("utf-8-sig")
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        records = list(reader)
+        return list(reader.fieldnames or []), records
+    except (UnicodeDecodeError, csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ManifestError(f"{path}: expected a CSV file in UTF-8, found {error}") from error
+
+
+def _read_parquet(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    parquet = require("pyarrow.parquet", "train")
+    try:
+        table = parquet.read_table(path)
+    except ValueError as error:
+        raise ManifestError(f"{path}: expected a Parquet file, found {error}") from error
+    records = [{k: "" if v is None else str(v) for k, v in row.items()} for row in table.to_pylist()]
+    return list(table.column_names), records
 
 
 def _row(path: Path, number: int, record: dict[str, str], names: tuple[str, ...], base: Path) -> Row:
@@ -189,7 +205,7 @@ def _row(path: Path, number: int, record: dict[str, str], names: tuple[str, ...]
 
 def _label(path: Path, number: int, name: str, text: str) -> int | None:
     try:
-        return _LABEL_VALUES[text.strip().lower()]
+        return LABEL_VALUES[text.strip().lower()]
     except KeyError:
         raise ManifestError(
             f"{path}, row {number}: expected 1, 0, -1 (uncertain) or empty (unknown) in label column {name!r}, "

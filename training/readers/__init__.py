@@ -1,1 +1,7 @@
-"""TODO"""
+"""One reader a dataset; each makes a Manifest, and nothing after them knows where the images came from."""
+
+from cbmir.training.readers.chexpert import read_chexpert
+from cbmir.training.readers.nih import read_entries, read_nih
+from cbmir.training.readers.table import Columns, read_own_table
+
+__all__ = ["Columns", "read_chexpert", "read_entries", "read_nih", "read_own_table"]

@@ -1,0 +1,101 @@
+"""Typed access to the tags of a DICOM dataset, with messages that never name a patient.
+
+pydicom's own messages are not passed on, since they quote whatever value they trip over.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cbmir.errors import DicomImageError
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+
+@contextmanager
+def pydicom_unlogged() -> Iterator[None]:
+    """Keep what pydicom logs in this thread out of the logs: it quotes the values of a patient's tags."""
+    thread, logger = threading.get_ident(), logging.getLogger("pydicom")
+
+    def others(_: logging.LogRecord) -> bool:
+        return threading.get_ident() != thread
+
+    logger.addFilter(others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(others)
+
+
+def read_errors() -> tuple[type[Exception], ...]:
+    """All that pydicom and its codecs raise on damaged content (a fuzz test holds this list)."""
+    from pydicom.errors import BytesLengthException, InvalidDicomError
+
+    return (
+        BytesLengthException, InvalidDicomError, OSError, ValueError, TypeError, LookupError, AttributeError, EOFError,
+        ArithmeticError, MemoryError, RuntimeError, struct.error, zlib.error,
+    )  # fmt: skip
+
+
+def tag_name(keyword: str) -> str:
+    """`Modality` -> `Modality (0008,0060)`."""
+    from pydicom.datadict import tag_for_keyword
+
+    tag = tag_for_keyword(keyword) or 0
+    return f"{keyword} ({tag >> 16:04X},{tag & 0xFFFF:04X})"
+
+
+class Tags:
+    """One dataset being read: typed access to its tags, and the warnings met on the way."""
+
+    def __init__(self, dataset: Dataset, name: str) -> None:
+        self.dataset, self.name = dataset, name
+        self.warnings: list[str] = []
+
+    def value(self, keyword: str) -> Any:
+        """A tag's value, None where it is absent or empty."""
+        try:
+            value = self.dataset.get(keyword)
+            return None if value is None or (hasattr(value, "__len__") and len(value) == 0) else value
+        except read_errors():
+            raise DicomImageError(f"{self.name}: {tag_name(keyword)} holds a value that cannot be read") from None
+
+    def text(self, keyword: str) -> str:
+        value = self.value(keyword)
+        return "" if value is None else str(value).strip()
+
+    def number(self, keyword: str) -> float | None:
+        """The first number of a tag, None where it is absent or empty."""
+        numbers = self.numbers(keyword)
+        return numbers[0] if numbers else None
+
+    def numbers(self, keyword: str) -> list[float]:
+        """All numbers of a tag; one that is empty becomes NaN."""
+        value = self.value(keyword)
+        values = [] if value is None else [value] if isinstance(value, str | int | float) else list(value)
+        try:
+            return [math.nan if v is None or v == "" else float(v) for v in values]
+        except (TypeError, ValueError):
+            raise self.refusal(keyword, "expected numbers") from None
+
+    def integer(self, keyword: str) -> int:
+        """A tag's whole number; DicomImageError where it is absent."""
+        number = self.number(keyword)
+        if number is None or not number.is_integer():
+            raise self.refusal(keyword, "expected a whole number")
+        return int(number)
+
+    def refusal(self, keyword: str, expected: str) -> DicomImageError:
+        text = self.text(keyword)
+        found = repr(text) if text else "it missing or empty"
+        if len(text) > 16 or not text.isprintable():  # no code or number: a damaged length may take in other tags
+            found = f"{len(text)} characters that are no such value"
+        return DicomImageError(f"{self.name}: {tag_name(keyword)}: {expected}, found {found}")

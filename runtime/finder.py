@@ -1,0 +1,164 @@
+"""From an image to findings and neighbours: the runtime's front door."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.card import ModelCard
+from cbmir.errors import EngineError
+from cbmir.labels import canonical
+from cbmir.runtime.engine import Engine, EngineHealth, open_engine
+from cbmir.runtime.evidence import finding_vectors
+from cbmir.runtime.gallery import Gallery, Hit
+from cbmir.runtime.preprocess import preprocess
+from cbmir.runtime.reading import read_image
+from cbmir.runtime.result import Analysis, Finding, Neighbour
+from cbmir.runtime.store import Entry
+
+Image = str | Path | bytes | NDArray[np.uint8] | NDArray[np.uint16]
+
+
+class Finder:
+    """A model, and a gallery where neighbours are wanted. One finder serves any number of threads."""
+
+    def __init__(self, engine: Engine, gallery: Gallery | None = None) -> None:
+        """Takes both over: `close` closes them. Raises GalleryError for a gallery of another model."""
+        if gallery is not None:
+            gallery.check_model(engine.card)
+        self.engine = engine
+        self.gallery = gallery
+
+    @classmethod
+    def open(
+        cls,
+        model: str | Path,
+        gallery: str | Path | None = None,
+        *,
+        provider: str = "cpu",
+        threads: int | None = None,
+        allow_fallback: bool = False,
+    ) -> Self:
+        """Open a model file and a gallery's folder. Raises what `open_engine` raises, and GalleryError."""
+        engine = open_engine(model, provider=provider, threads=threads, allow_fallback=allow_fallback)
+        opened = None
+        try:
+            opened = None if gallery is None else Gallery.open(gallery)
+            return cls(engine, opened)
+        except BaseException:
+            engine.close()
+            if opened is not None:
+                opened.close()
+            raise
+
+    @property
+    def card(self) -> ModelCard:
+        return self.engine.card
+
+    def analyze(
+        self, image: Image, k: int = 10, *, patient_id: str | None = None, exclude_same_patient: bool = True
+    ) -> Analysis:
+        """Findings and the k nearest neighbours of one image: a path, the bytes of a file, or a grey array [H, W].
+
+        The same patient's images are left out of the neighbours: the patient is `patient_id`, else that of the
+        gallery's entry made from the same file, else the DICOM file's; a warning says when none is known.
+        Raises ImageError for an image that cannot be analysed.
+        """
+        radiograph = read_image(image)
+        batch = preprocess(radiograph.pixels, self.card.preprocess)[None, None]
+        outputs = self.engine.run(batch, feature_map=True)
+        embedding, feature_map = outputs.embedding[0], outputs.feature_map
+        if feature_map is None:
+            raise EngineError("expected a feature map from the engine, found none")
+        findings = self._findings(outputs.scores[0])
+        warnings = list(radiograph.warnings)
+
+        hits: list[Hit] = []
+        known: Entry | None = None
+        if self.gallery is not None:
+            known = self.gallery.find(radiograph.sha256)
+            patient = patient_id or (known.patient_id if known else radiograph.patient_id)
+            warnings += _gallery_warnings(known, patient, exclude_same_patient)
+            exclude = patient if exclude_same_patient and patient else None
+            hits = self.gallery.search(embedding, k, exclude_patient=exclude)
+        query_labels = known.positive if known else tuple(f.label for f in findings if f.predicted)
+
+        return Analysis(
+            image=radiograph.name,
+            findings=findings,
+            neighbours=tuple(_neighbour(hit, query_labels) for hit in hits),
+            warnings=tuple(warnings),
+            embedding=embedding,
+            feature_map=feature_map[0],
+            finding_vectors=finding_vectors(self.card, self.engine.head, embedding),
+            neighbour_vectors={hit.entry.id: self.gallery.vector(hit.entry.id) for hit in hits}
+            if self.gallery is not None
+            else {},
+        )
+
+    def embed(self, batch: Sequence[Image] | NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Embeddings float32 [N, D], unit norm, of a list of images or of preprocessed uint8 [N, 1, S, S]."""
+        if not isinstance(batch, np.ndarray):
+            size = self.card.preprocess.crop
+            images = [preprocess(read_image(image).pixels, self.card.preprocess) for image in batch]
+            batch = np.array(images, np.uint8).reshape(-1, 1, size, size)
+        return self.engine.run(batch).embedding
+
+    def health(self) -> EngineHealth:
+        return self.engine.health()
+
+    def close(self) -> None:
+        self.engine.close()
+        if self.gallery is not None:
+            self.gallery.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _findings(self, scores: NDArray[np.float32]) -> tuple[Finding, ...]:
+        card = self.card
+        findings = []
+        for label, score, threshold, calibration in zip(
+            card.labels.names, scores.tolist(), card.thresholds, card.calibration, strict=True
+        ):
+            probability = None if calibration is None else calibration.probability(score)
+            predicted = None if threshold is None else score > threshold
+            findings.append(Finding(label, score, probability, predicted, threshold))
+        return tuple(findings)
+
+
+def _gallery_warnings(known: Entry | None, patient: str, exclude_same_patient: bool) -> list[str]:
+    warnings = []
+    if known is not None:
+        warnings.append(f"This image is in the gallery itself (id {known.id}).")
+    if exclude_same_patient and not patient:
+        warnings.append(
+            "The patient of this image is not known, so neighbours may be images of the same patient; "
+            "give the patient's id to leave them out."
+        )
+    return warnings
+
+
+def _neighbour(hit: Hit, query_labels: tuple[str, ...]) -> Neighbour:
+    wanted = {canonical(name) for name in query_labels}
+    entry = hit.entry
+    return Neighbour(
+        id=entry.id,
+        image=entry.image,
+        patient_id=entry.patient_id,
+        distance=hit.distance,
+        cosine=hit.cosine,
+        labels=entry.positive,
+        shared=tuple(name for name in entry.positive if canonical(name) in wanted),
+        report=entry.report,
+    )

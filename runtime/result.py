@@ -1,0 +1,84 @@
+"""What an analysis gives back: plain values, and what is needed to explain them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.errors import UserError
+from cbmir.runtime.evidence import evidence_map
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A label's score in [0, 1]. `probability` is the calibrated one; it, `threshold` and `predicted` (score >
+    threshold) are None where the model's validation data could not give them."""
+
+    label: str
+    score: float
+    probability: float | None
+    predicted: bool | None
+    threshold: float | None
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """An image of the gallery. `distance` is Euclidean between unit vectors, in [0, 2]; `labels` are those positive or
+    uncertain; `shared` are those of them that the query is known to have, or else is predicted to have."""
+
+    id: str
+    image: str
+    patient_id: str
+    distance: float
+    cosine: float
+    labels: tuple[str, ...]
+    shared: tuple[str, ...]
+    report: str
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """Findings in the model's order, neighbours nearest first, and warnings that a reader must see.
+
+    embedding: float32 [D], unit norm; feature_map: float32 [D, h, w]. It stands on its own: closing the finder that
+    made it leaves it usable.
+    """
+
+    image: str
+    findings: tuple[Finding, ...]
+    neighbours: tuple[Neighbour, ...]
+    warnings: tuple[str, ...]
+    embedding: NDArray[np.float32] = field(repr=False)
+    feature_map: NDArray[np.float32] = field(repr=False)
+    finding_vectors: Mapping[str, NDArray[np.float32]] = field(repr=False)
+    neighbour_vectors: Mapping[str, NDArray[np.float32]] = field(repr=False)
+
+    def evidence_for_finding(self, label: str) -> NDArray[np.float32]:
+        """float32 [h, w]: each cell's share in the cosine to the finding's vector (`evidence.finding_vectors`).
+
+        Raises UserError for a label that the model does not have.
+        """
+        return evidence_map(self.feature_map, _pick(self.finding_vectors, label, "finding"))
+
+    def evidence_for_neighbour(self, id: str) -> NDArray[np.float32]:  # noqa: A002 - the field's own name
+        """float32 [h, w]: each cell's share in the cosine to this neighbour. Raises UserError for another id."""
+        return evidence_map(self.feature_map, _pick(self.neighbour_vectors, id, "neighbour"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain Python values, without the arrays: image, findings, neighbours, warnings."""
+        return {
+            "image": self.image,
+            "findings": [asdict(finding) for finding in self.findings],
+            "neighbours": [asdict(n) | {"labels": list(n.labels), "shared": list(n.shared)} for n in self.neighbours],
+            "warnings": list(self.warnings),
+        }
+
+
+def _pick(vectors: Mapping[str, NDArray[np.float32]], key: str, what: str) -> NDArray[np.float32]:
+    if key not in vectors:
+        raise UserError(f"expected a {what} of this analysis ({', '.join(vectors) or 'it has none'}), found {key!r}")
+    return vectors[key]

@@ -1,0 +1,230 @@
+"""`cbmir data`: from a dataset to a manifest, and what is wrong with one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from cbmir.manifest import Manifest
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_PATH = click.Path(path_type=Path)
+
+
+def _writes_manifest(command: _Command) -> _Command:
+    """The options that every reader shares."""
+    options = [
+        click.option(
+            "--missing", type=click.Choice(["error", "skip"]), default="error", show_default=True,
+            help="A row whose image file is absent: stop, or leave the row out (counted in the sidecar).",
+        ),
+        click.option(
+            "--seed", type=int, default=0, show_default=True,
+            help="Draws the patients of train, val and test where no splits are given.",
+        ),
+        click.option(
+            "-o", "--output", type=_PATH, required=True, metavar="MANIFEST",
+            help="Manifest to write (.csv or .parquet); its sidecar .about.json says how it was made.",
+        ),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.group(
+    epilog="\b\nExample:\n"
+    "  cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv -o manifest.csv\n"
+    "  cbmir data check manifest.csv"
+)
+def data() -> None:
+    """Make a manifest of a dataset, or check one.
+
+    A manifest is one table, a row an image: image, patient_id, study_id, view, split, report, and a column for each
+    finding that holds 1, 0, -1 (uncertain) or nothing (unknown). Every other command reads nothing else.
+    """
+
+
+@data.command(
+    epilog="\b\nExample:\n"
+    "  cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv -o manifest.csv\n"
+    "  cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv --findings 13 --splits splits.csv -o m.csv"
+)
+@click.option(
+    "--images", type=_PATH, required=True, metavar="DIR",
+    help="Folder of the X-rays, subfolders such as images_001/images included; .png, or .jpg of the same name.",
+)  # fmt: skip
+@click.option(
+    "--entries", type=_PATH, required=True, metavar="CSV", help="NIH's Data_Entry_2017*.csv as it comes, or .csv.gz."
+)
+@click.option(
+    "--splits", type=_PATH, metavar="CSV",
+    help="Columns image,split (train, val, test). Default: patients are split 70:10:20.",
+)  # fmt: skip
+@click.option(
+    "--findings", type=click.Choice(["13", "14"]), default="14", show_default=True,
+    help="13 leaves Hernia out, as the paper does; an image that shows only a hernia then has no finding.",
+)  # fmt: skip
+@_writes_manifest
+def nih(images: Path, entries: Path, splits: Path | None, findings: str, missing: Any, seed: int, output: Path) -> None:
+    """Manifest of NIH ChestX-ray14.
+
+    That is 112,120 frontal X-rays of 30,805 patients, or any part of them. Labels were mined from the reports.
+    """
+    from cbmir.training.readers.nih import read_nih
+
+    _write(read_nih(images, entries, findings=int(findings), splits=splits, missing=missing, seed=seed), output)
+
+
+@data.command(
+    epilog="\b\nExample:\n  cbmir data chexpert --root . --csv CheXpert-v1.0-small/train.csv -o manifest.csv",
+)
+@click.option(
+    "--root", type=_PATH, required=True, metavar="DIR", help="Folder that holds CheXpert-v1.0-small, or that folder."
+)
+@click.option("--csv", "table", type=_PATH, required=True, metavar="CSV", help="CheXpert's train.csv or valid.csv.")
+@click.option("--frontal-only/--all-views", default=True, show_default=True, help="Leave lateral images out, or not.")
+@click.option(
+    "--findings", type=click.Choice(["9", "13"]), default="9", show_default=True,
+    help='The paper\'s nine, or all columns but "No Finding" (Support Devices included).',
+)  # fmt: skip
+@click.option(
+    "--blank", type=click.Choice(["zero", "unknown"]), default="zero", show_default=True,
+    help="What an empty cell means, a finding that the report does not mention: absent, or unknown. -1 is uncertain.",
+)  # fmt: skip
+@_writes_manifest
+def chexpert(
+    root: Path, table: Path, frontal_only: bool, findings: str, blank: Any, missing: Any, seed: int, output: Path
+) -> None:
+    """Manifest of CheXpert.
+
+    Its train.csv or valid.csv, of the small or the full-size edition. Uncertain labels (-1) stay uncertain.
+    """
+    from cbmir.training.readers.chexpert import read_chexpert
+
+    manifest = read_chexpert(
+        root, table, findings=int(findings), frontal_only=frontal_only, blank=blank, missing=missing, seed=seed
+    )
+    _write(manifest, output)
+
+
+@data.command(
+    epilog="\b\nExample:\n"
+    "  cbmir data table ours.csv --image-column file --patient-column pid --labels Mass,Nodule -o manifest.csv\n"
+    "  cbmir data table ours.parquet --labels-column findings --separator ';' --images images/ -o manifest.csv"
+)
+@click.argument("file", type=_PATH)
+@click.option("--image-column", default="image", show_default=True, help="Path of the image.")
+@click.option(
+    "--patient-column", default="patient_id", show_default=True,
+    help="The image's patient: never in two splits, and left out of their own look-alikes. "
+    "Name the image column to state that each image is another patient.",
+)  # fmt: skip
+@click.option("--study-column", help="Study of the image.")
+@click.option("--view-column", help="PA, AP, LATERAL or empty.")
+@click.option("--split-column", help="train, val, test or empty. Default: patients are split 70:10:20.")
+@click.option("--report-column", help="Text of the report, shown beside the image.")
+@click.option(
+    "--labels", metavar="A,B,C", default="",
+    help="Findings with a column each, holding 1, 0, -1 (uncertain) or nothing (unknown). "
+    "With --labels-column: the findings to expect there, in this order.",
+)  # fmt: skip
+@click.option(
+    "--labels-column",
+    help='One column that joins the findings ("Mass|Nodule"). "No Finding" means none; an empty cell means unknown.',
+)
+@click.option("--separator", default="|", show_default=True, help="What joins them.")
+@click.option("--images", type=_PATH, metavar="DIR", help="Where relative image paths start. Default: FILE's folder.")
+@_writes_manifest
+def table(
+    file: Path, image_column: str, patient_column: str, study_column: str | None, view_column: str | None,
+    split_column: str | None, report_column: str | None, labels: str, labels_column: str | None, separator: str,
+    images: Path | None, missing: Any, seed: int, output: Path,
+) -> None:  # fmt: skip
+    """Manifest of your own table.
+
+    FILE is a CSV or Parquet table with a row for each image. Columns are named by options, never guessed; those not
+    named are not used, and the log lists them.
+    """
+    from cbmir.training.readers.table import Columns, read_own_table
+
+    manifest = read_own_table(
+        file,
+        columns=Columns(image_column, patient_column, study_column, view_column, split_column, report_column),
+        labels=[name.strip() for name in labels.split(",") if name.strip()],
+        labels_column=labels_column,
+        separator=separator,
+        images=images,
+        missing=missing,
+        seed=seed,
+    )
+    _write(manifest, output)
+
+
+@data.command(epilog="\b\nExample:\n  cbmir data phantom -n 800 --seed 0 -o phantoms")
+@click.option("-n", "--count", type=click.IntRange(min=1), default=800, show_default=True, help="Number of images.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed draws the same images.")
+@click.option(
+    "--format", "image_format", type=click.Choice(["png", "dicom"]), default="png", show_default=True,
+    help="File format of the images.",
+)  # fmt: skip
+@click.option("--size", type=click.IntRange(min=64), default=512, show_default=True, help="Side of an image, pixels.")
+@click.option("-o", "--output", type=_PATH, required=True, metavar="DIR", help="Folder for images and manifest.csv.")
+def phantom(count: int, seed: int, image_format: str, size: int, output: Path) -> None:
+    """Draw synthetic radiographs.
+
+    With findings, reports and their manifest: a data set to learn and test with that is nobody's. What is measured on
+    it says nothing about patients.
+    """
+    from cbmir.manifest import read_manifest
+    from cbmir.training.phantom import generate
+
+    path = generate(output, count=count, seed=seed, image_format=image_format, size=size)
+    _tell(read_manifest(path), path)
+
+
+@data.command(
+    epilog="\b\nExample:\n  cbmir data check manifest.csv\n  cbmir data check manifest.csv --json > check.json"
+)
+@click.argument("manifest", type=_PATH)
+@click.option("--quick", is_flag=True, help="Look at the table and for the files, but open no image.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), default=os.cpu_count() or 1, show_default="processors",
+    help="Threads that read images.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print everything found as JSON.")
+@click.pass_context
+def check(ctx: click.Context, manifest: Path, quick: bool, workers: int, as_json: bool) -> None:
+    """Look for what would spoil a training.
+
+    Counts what MANIFEST holds, then checks it. Problems are missing files, unreadable images, patients in two splits
+    and the same image in two splits. Any of them makes the exit code 2; a clean manifest gives 0.
+    """
+    from cbmir.manifest import read_manifest
+    from cbmir.training.checking import check_manifest
+
+    report = check_manifest(read_manifest(manifest), quick=quick, workers=workers)
+    click.echo(json.dumps(report.to_json(), indent=2, ensure_ascii=False) if as_json else report.text())
+    if not report.ok:
+        ctx.exit(2)
+
+
+def _write(manifest: Manifest, path: Path) -> None:
+    from cbmir.manifest import write_manifest
+
+    write_manifest(manifest, path)
+    _tell(manifest, path)
+
+
+def _tell(manifest: Manifest, path: Path) -> None:
+    from cbmir.training.summary import summarise
+
+    summary = summarise(manifest)
+    splits = ", ".join(f"{name} {counts['images']:,}" for name, counts in summary["splits"].items())
+    click.echo(f"{path}: {summary['images']:,} images of {summary['patients']:,} patients ({splits})")

@@ -1,0 +1,65 @@
+"""`cbmir train` and `cbmir evaluate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  cbmir train nih.csv -o run --weights imagenet            the paper's settings, DenseNet121\n"
+    "  cbmir train nih.csv -o run --weights imagenet --resume   go on after a stop\n"
+    "  cbmir train nih.csv -o fold1 --fold 1/5                  cross-validation by patient\n"
+    "  cbmir train phantoms/manifest.csv -o run --encoder resnet18 --image-size 64 --epochs 10"
+)
+@click.argument("manifest", type=click.Path(path_type=Path))
+@click.option("-o", "--output", "run", required=True, type=click.Path(path_type=Path), help="RUN folder to make.")
+@click.option(
+    "--encoder", default="densenet121", show_default=True,
+    help="A torchvision classification model (densenet121, resnet18 …), or timm:NAME.",
+)  # fmt: skip
+@click.option(
+    "--weights", default="none", show_default=True,
+    help="Where the encoder starts: none (random), imagenet (downloaded by torchvision or timm), or a state dict file.",
+)  # fmt: skip
+@click.option("--loss", type=click.Choice(["proxy", "bce", "ml-proxy-nca"]), default="proxy", show_default=True)
+@click.option("--epochs", default=50, show_default=True, help="At most so many; the best epoch by nDCG is kept.")
+@click.option("--patience", default=10, show_default=True, help="Stop after so many epochs without a better nDCG.")
+@click.option("--batch-size", default=48, show_default=True)
+@click.option("--lr", default=1e-4, show_default=True, help="Learning rate of Adam.")
+@click.option("--weight-decay", default=0.0, show_default=True)
+@click.option("--sigma", default=0.7, show_default=True, help="Width of the Gaussian similarity.")
+@click.option(
+    "--proxies-per-class", default="2", show_default=True,
+    help="A number, or auto: more for common findings, fewer for rare ones.",
+)  # fmt: skip
+@click.option(
+    "--negative-proxies/--no-negative-proxies", default=True, show_default=True,
+    help="Whether images without a finding are a class of their own.",
+)  # fmt: skip
+@click.option("--image-size", default=224, show_default=True, help="Crop in pixels; resized to 270/224 of it before.")
+@click.option(
+    "--precision", type=click.Choice(["auto", "32", "bf16-mixed", "16-mixed"]), default="auto", show_default=True,
+    help="auto: bf16 or fp16 on CUDA, 32 on a CPU.",
+)  # fmt: skip
+@click.option("--devices", default="auto", show_default=True, help="How many GPUs, or CPU processes.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--fold", default="", metavar="I/N", help="Use fold I of N by patient instead of the manifest's splits.")
+@click.option("--resume", is_flag=True, help="Go on with the run in -o from its last whole epoch.")
+def train(manifest: Path, run: Path, resume: bool, **options: object) -> None:
+    """Train a model on the train split of MANIFEST; the val split chooses epoch, thresholds and calibration.
+
+    Writes a RUN folder: card.json, checkpoints/, metrics.csv, curves.png, config.json.
+    """
+    from cbmir.errors import require
+    from cbmir.manifest import read_manifest
+
+    require("lightning", "train")
+    from cbmir.training.config import TrainConfig
+    from cbmir.training.harness import train as run_training
+
+    table = read_manifest(manifest)
+    config = TrainConfig(str(manifest.resolve()), table.fingerprint, table.labels.names, **options)  # type: ignore[arg-type]
+    click.echo(run_training(config, run, resume=resume).path)

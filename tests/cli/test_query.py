@@ -1,0 +1,148 @@
+"""`cbmir query`: what is typed, what is printed, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cbmir.card import NOT_A_DEVICE
+from cbmir.cli import main
+from cbmir.runtime import Finder
+
+Captured = pytest.CaptureFixture[str]
+
+
+def run(*args: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(arg) for arg in args])
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+@pytest.fixture
+def image(tiny_manifest: Path) -> Path:
+    return tiny_manifest.parent / "image_20.png"
+
+
+def test_json(tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Captured) -> None:
+    assert run("query", tiny_model, tiny_gallery, image, image, "-k", 3, "--json") == 0
+    answers = json.loads(capsys.readouterr().out)
+    with Finder.open(tiny_model, tiny_gallery, threads=1) as finder:
+        assert answers == [finder.analyze(image, 3).to_json()] * 2
+    assert list(answers[0]) == ["image", "findings", "neighbours", "warnings"]
+    assert list(answers[0]["findings"][0]) == ["label", "score", "probability", "predicted", "threshold"]
+    assert list(answers[0]["neighbours"][0]) == [
+        "id", "image", "patient_id", "distance", "cosine", "labels", "shared", "report",
+    ]  # fmt: skip
+    assert len(answers[0]["neighbours"]) == 3
+    assert answers[0]["image"] == str(image)
+
+
+def test_text(tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Captured) -> None:
+    assert run("query", tiny_model, tiny_gallery, image, "-k", 2) == 0
+    lines = capsys.readouterr().out.splitlines()
+    with Finder.open(tiny_model, tiny_gallery, threads=1) as finder:
+        analysis = finder.analyze(image, 2)
+    assert lines[0] == str(image)
+    assert any("patient of this image is not known" in line for line in lines)
+    for f in analysis.findings:
+        line = next(line for line in lines if line.startswith(f"  {f.label} "))
+        assert f"{f.score:.3f}" in line
+        assert line.endswith({True: "  predicted", False: "0.900", None: "  no threshold"}[f.predicted])
+    for n in analysis.neighbours:
+        at = next(number for number, line in enumerate(lines) if line.startswith(f"  {n.id} "))
+        assert f"{n.distance:.3f}" in lines[at]
+        assert all((f"{name}*" in lines[at]) == (name in n.shared) for name in n.labels)
+        assert lines[at + 1].strip() == n.report.splitlines()[0]
+    assert lines[-1] == NOT_A_DEVICE
+
+
+def test_the_same_patient(tiny_model: Path, tiny_gallery: Path, tiny_manifest: Path, capsys: Captured) -> None:
+    def patients(*options: str) -> list[str]:
+        own = tiny_manifest.parent / "image_00.png"
+        assert run("query", tiny_model, tiny_gallery, own, "-k", 50, "--json", *options) == 0
+        return sorted({n["patient_id"] for n in json.loads(capsys.readouterr().out)[0]["neighbours"]})
+
+    everyone = [f"patient_{n:02}" for n in range(10)]
+    assert patients() == everyone[1:]
+    assert patients("--include-same-patient") == everyone
+    assert patients("--patient-id", "patient_09") == everyone[:9]
+
+
+def test_an_image_that_cannot_be_read_does_not_stop_the_others(
+    tmp_path: Path, tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Captured
+) -> None:
+    cut = image.read_bytes()[:100]
+    files = {"text.txt": b"plain text", "empty.png": b"", "cut.png": cut, "folder": None, "missing": None}
+    for name, data in files.items():
+        if data is not None:
+            (tmp_path / name).write_bytes(data)
+    (tmp_path / "folder").mkdir()
+    Image.fromarray(np.zeros((1, 1), np.uint8)).save(tmp_path / "one.png")
+    bad = [tmp_path / name for name in (*files, "one.png")]
+    assert run("query", tiny_model, tiny_gallery, *bad, image, "--json") == 2
+    captured = capsys.readouterr()
+    answers = json.loads(captured.out)
+    assert len(answers) == len(bad) + 1
+    for path, answer in zip(bad, answers, strict=False):
+        assert set(answer) == {"image", "error"}
+        assert answer["image"] == str(path)
+        assert answer["error"]["type"].endswith("Error")
+        assert path.name in answer["error"]["message"]
+    assert len(answers[-1]["neighbours"]) == 10
+    assert captured.err.count("Error: ") == len(bad)
+    assert "Traceback" not in captured.err
+
+    assert run("query", tiny_model, tiny_gallery, *bad, image) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("Error: ") == len(bad)
+    assert captured.out.count("finding ") == 1
+
+
+def test_a_16_bit_image_is_answered(
+    tmp_path: Path, tiny_model: Path, tiny_gallery: Path, make_xray: Callable[..., np.ndarray], capsys: Captured
+) -> None:
+    grey = make_xray(500)
+    Image.fromarray(grey).save(tmp_path / "8.png")
+    Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "16.png")
+    assert run("query", tiny_model, tiny_gallery, tmp_path / "8.png", tmp_path / "16.png", "--json") == 0
+    eight, sixteen = json.loads(capsys.readouterr().out)
+    assert [n["id"] for n in eight["neighbours"]] == [n["id"] for n in sixteen["neighbours"]]
+    assert [f["score"] for f in eight["findings"]] == pytest.approx([f["score"] for f in sixteen["findings"]], abs=1e-3)
+
+
+def test_every_dicom_file_gives_an_answer_or_a_typed_error(
+    shared: Path, tiny_model: Path, tiny_gallery: Path, capsys: Captured
+) -> None:
+    files = sorted(file for file in (shared / "dicom").rglob("*") if file.is_file())
+    code = run("query", tiny_model, tiny_gallery, *files, "-k", 1, "--json")
+    captured = capsys.readouterr()
+    answers = json.loads(captured.out)
+    assert len(answers) == len(files) > 0
+    assert all(("error" in answer) != ("findings" in answer) for answer in answers)
+    assert code == (2 if any("error" in answer for answer in answers) else 0)
+    assert any("findings" in answer for answer in answers)
+
+
+def test_mistakes(tmp_path: Path, tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Captured) -> None:
+    for args in (
+        (tmp_path / "no.onnx", tiny_gallery, image),
+        (tiny_model, tmp_path / "no", image),
+        (tiny_model, tiny_gallery),
+        (tiny_model, tiny_gallery, image, "-k", -1),
+        (tiny_model, tiny_gallery, image, "--provider", "abacus"),
+    ):
+        assert run("query", *args) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert "Error: " in captured.err
+
+
+def test_help_shows_an_example(capsys: Captured) -> None:
+    assert run("query", "--help") == 0
+    assert "cbmir query model.onnx gallery chest.png -k 5" in capsys.readouterr().out

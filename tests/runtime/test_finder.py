@@ -1,0 +1,179 @@
+"""The finder: from an image to findings, neighbours and warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+import cbmir
+from cbmir.errors import EngineError, GalleryError, ImageError, ModelError
+from cbmir.runtime import Finder, Gallery, preprocess
+
+Make = Callable[..., Path]
+MakeXray = Callable[..., NDArray[np.uint8]]
+
+
+@pytest.fixture
+def finder(tiny_model: Path, tiny_gallery: Path) -> Iterator[Finder]:
+    with cbmir.load(tiny_model, gallery=tiny_gallery, threads=1) as opened:
+        yield opened
+
+
+def image(manifest: Path, number: int) -> Path:
+    return manifest.parent / f"image_{number:02}.png"
+
+
+def test_findings_follow_the_card(finder: Finder, make_xray: MakeXray) -> None:
+    findings = finder.analyze(make_xray(99)).findings
+    crop = preprocess(make_xray(99), finder.card.preprocess)
+    scores = finder.engine.run(crop[None, None]).scores[0]
+    assert [f.label for f in findings] == ["Effusion", "Mass", "Nodule"]
+    assert [f.score for f in findings] == scores.tolist()
+    assert findings[0].probability == pytest.approx(1 / (1 + np.exp(-(4 * scores[0] - 2))))
+    assert [f.threshold for f in findings] == [0.5, 0.9, None]
+    assert [f.predicted for f in findings] == [bool(scores[0] > 0.5), bool(scores[1] > 0.9), None]
+    assert findings[2].probability is None
+
+
+def test_neighbours_are_the_nearest_of_the_gallery(finder: Finder, tiny_manifest: Path, make_xray: MakeXray) -> None:
+    analysis = finder.analyze(make_xray(99), k=20)
+    gallery = finder.gallery
+    assert gallery is not None
+    distances = {name: float(np.linalg.norm(gallery.vector(name) - analysis.embedding)) for name in gallery.ids()}
+    assert [n.id for n in analysis.neighbours] == sorted(distances, key=lambda name: distances[name])
+    for n in analysis.neighbours:
+        entry = gallery.entry(n.id)
+        assert n.distance == pytest.approx(distances[n.id], abs=1e-6)
+        assert n.cosine == pytest.approx(1 - n.distance**2 / 2, abs=1e-6)
+        assert n.labels == tuple(name for name, value in (entry.labels or {}).items() if value in (1, -1))
+        assert n.shared == tuple(
+            name for name in n.labels if name in {f.label for f in analysis.findings if f.predicted}
+        )
+        assert (n.image, n.report, n.patient_id) == (entry.image, entry.report, entry.patient_id)
+
+
+def test_evidence_sums_to_what_it_explains(finder: Finder, make_xray: MakeXray) -> None:
+    analysis = finder.analyze(make_xray(99), k=3)
+    for n in analysis.neighbours:
+        cells = analysis.evidence_for_neighbour(n.id)
+        assert cells.shape == (8, 8)
+        assert cells.astype(np.float64).sum() == pytest.approx(n.cosine, abs=1e-5)
+    for f in analysis.findings:  # score = exp((cos - 1) / sigma^2)
+        cosine = analysis.evidence_for_finding(f.label).astype(np.float64).sum()
+        assert f.score == pytest.approx(np.exp((cosine - 1) / finder.card.sigma**2), abs=1e-5)
+
+
+def test_the_patient_of_the_gallerys_own_image_is_left_out(finder: Finder, tiny_manifest: Path) -> None:
+    analysis = finder.analyze(image(tiny_manifest, 6), k=50)
+    assert len(analysis.neighbours) == 18
+    assert "patient_03" not in {n.patient_id for n in analysis.neighbours}
+    assert analysis.warnings == ("This image is in the gallery itself (id image_06).",)
+    own = finder.gallery.entry("image_06").positive if finder.gallery else ()
+    assert all(n.shared == tuple(name for name in n.labels if name in own) for n in analysis.neighbours)
+
+
+def test_the_same_patient_is_kept_on_request(finder: Finder, tiny_manifest: Path) -> None:
+    analysis = finder.analyze(image(tiny_manifest, 6), k=50, exclude_same_patient=False)
+    assert len(analysis.neighbours) == 20
+    assert (analysis.neighbours[0].id, analysis.neighbours[0].distance) == ("image_06", pytest.approx(0, abs=1e-6))
+
+
+def test_a_patient_that_is_given_is_left_out(finder: Finder, tiny_manifest: Path) -> None:
+    analysis = finder.analyze(image(tiny_manifest, 20).read_bytes(), k=50, patient_id="patient_00")
+    assert len(analysis.neighbours) == 18
+    assert "patient_00" not in {n.patient_id for n in analysis.neighbours}
+    assert analysis.warnings == ()
+
+
+def test_an_unknown_patient_is_warned_of(finder: Finder, tiny_manifest: Path) -> None:
+    analysis = finder.analyze(image(tiny_manifest, 20), k=50)
+    assert len(analysis.neighbours) == 20
+    assert ["patient of this image is not known" in warning for warning in analysis.warnings] == [True]
+    assert finder.analyze(image(tiny_manifest, 20), exclude_same_patient=False).warnings == ()
+
+
+def test_the_patient_of_a_dicom_file_is_left_out(finder: Finder, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cbmir.runtime.finder as module
+
+    real = module.read_image
+
+    def from_dicom(source: object) -> object:
+        from dataclasses import replace
+
+        return replace(real(source), patient_id="patient_01", warnings=("Odd header.",))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "read_image", from_dicom)
+    analysis = finder.analyze(np.add.outer(np.arange(64), np.arange(64)).astype(np.uint8), k=50)
+    assert "patient_01" not in {n.patient_id for n in analysis.neighbours}
+    assert len(analysis.neighbours) == 18
+    assert analysis.warnings == ("Odd header.",)
+
+
+def test_path_bytes_and_array_give_the_same(finder: Finder, tiny_manifest: Path) -> None:
+    path = image(tiny_manifest, 21)
+    array = np.array(Image.open(path))
+    results = [finder.analyze(source) for source in (path, str(path), path.read_bytes(), array)]
+    for result in results[1:]:
+        assert result.neighbours == results[0].neighbours
+        assert result.findings == results[0].findings
+
+
+def test_without_a_gallery_there_are_no_neighbours(tiny_model: Path, make_xray: MakeXray) -> None:
+    with Finder.open(tiny_model, threads=1) as finder:
+        analysis = finder.analyze(make_xray(1))
+    assert (analysis.neighbours, analysis.warnings) == ((), ())
+    assert analysis.evidence_for_finding("Mass").shape == (8, 8)  # still there after closing
+
+
+def test_eight_threads_share_one_finder(finder: Finder, make_xray: MakeXray) -> None:
+    images = [make_xray(n) for n in range(100, 148)]
+    expected = [finder.analyze(xray).to_json() for xray in images]
+    with ThreadPoolExecutor(8) as pool:
+        assert [result.to_json() for result in pool.map(finder.analyze, images)] == expected
+
+
+def test_embed(finder: Finder, tiny_manifest: Path, make_xray: MakeXray) -> None:
+    paths = [image(tiny_manifest, n) for n in (3, 5, 20)]
+    embeddings = finder.embed(paths)
+    assert (embeddings.shape, embeddings.dtype) == ((3, 8), np.float32)
+    gallery = finder.gallery
+    assert gallery is not None
+    np.testing.assert_allclose(embeddings[:2], [gallery.vector("image_03"), gallery.vector("image_05")], atol=1e-6)
+    crops = np.stack([preprocess(make_xray(n), finder.card.preprocess) for n in (3, 5, 20)])[:, None]
+    np.testing.assert_allclose(finder.embed(crops), embeddings, atol=1e-6)
+    assert finder.embed([]).shape == (0, 8)
+    with pytest.raises(EngineError, match="expected a batch"):
+        finder.embed(make_xray(1))
+
+
+def test_what_cannot_be_opened(tmp_path: Path, tiny_model: Path, tiny_gallery: Path, make_tiny_model: Make) -> None:
+    with pytest.raises(ModelError):
+        Finder.open(tmp_path / "missing.onnx", tiny_gallery)
+    with pytest.raises(GalleryError):
+        Finder.open(tiny_model, tmp_path / "missing")
+    other = make_tiny_model(tmp_path / "other.onnx", fingerprint="tiny-1")
+    with pytest.raises(GalleryError, match="gallery of this model"):
+        Finder.open(other, tiny_gallery)
+    half = make_tiny_model(tmp_path / "half.onnx", precision="float16")
+    with Finder.open(half, tiny_gallery) as finder:
+        assert finder.health().precision == "float16"
+
+
+def test_an_image_that_cannot_be_read(finder: Finder, tmp_path: Path) -> None:
+    (tmp_path / "text.png").write_text("not an image")
+    with pytest.raises(ImageError):
+        finder.analyze(tmp_path / "text.png")
+
+
+def test_closing_closes_the_gallery(tiny_model: Path, tiny_gallery: Path) -> None:
+    gallery = Gallery.open(tiny_gallery)
+    finder = Finder.open(tiny_model)
+    Finder(finder.engine, gallery).close()
+    with pytest.raises(GalleryError, match="closed"):
+        len(gallery)

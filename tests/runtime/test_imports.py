@@ -1,0 +1,43 @@
+"""The runtime stays light: nothing of training or of the demo comes with it, and optional parts only when used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import cbmir.runtime
+
+HEAVY = ("torch", "torchvision", "lightning", "sklearn", "pandas", "gradio", "matplotlib", "timm", "onnx")
+LATER = ("pydicom", "onnxruntime", "usearch")
+
+
+def loaded(code: str) -> set[str]:
+    """The modules that a fresh interpreter has after some code."""
+    code += "; import sys; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(result.stdout.split())
+
+
+@pytest.mark.parametrize("code", ["import cbmir.runtime", "import cbmir; cbmir.load"])
+def test_import_is_light(code: str) -> None:
+    assert not loaded(code) & {*HEAVY, *LATER}
+
+
+def test_analysing_an_image_needs_no_torch(tiny_model: object, tiny_gallery: object, tiny_manifest: object) -> None:
+    code = (
+        f"import cbmir, pathlib; finder = cbmir.load({str(tiny_model)!r}, {str(tiny_gallery)!r}, threads=1); "
+        f"image = pathlib.Path({str(tiny_manifest)!r}).parent / 'image_20.png'; "
+        f"assert len(finder.analyze(image, k=3).neighbours) == 3; finder.close()"
+    )
+    assert not loaded(code) & {*HEAVY}
+
+
+def test_the_package_itself_imports_nothing() -> None:
+    assert "numpy" not in loaded("import cbmir, cbmir.cli")
+
+
+def test_public_names() -> None:
+    assert all(hasattr(cbmir.runtime, name) for name in cbmir.runtime.__all__)
+    assert cbmir.runtime.__all__ == sorted(cbmir.runtime.__all__)

@@ -1,0 +1,55 @@
+"""The result: its JSON, and the evidence that it gives on request."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from cbmir.errors import UserError
+from cbmir.runtime import Analysis, Finding, Neighbour
+
+
+@pytest.fixture
+def analysis() -> Analysis:
+    feature_map = np.array([[[3, 0]], [[0, 1]]], np.float32)
+    return Analysis(
+        image="chest.png",
+        findings=(Finding("Mass", 0.75, None, True, 0.5), Finding("Nodule", 0.25, 0.125, None, None)),
+        neighbours=(Neighbour("a", "/x/a.png", "7", 0.5, 0.875, ("Mass", "Nodule"), ("Mass",), "A report."),),
+        warnings=("Careful.",),
+        embedding=(np.array([3, 1]) / np.sqrt(10)).astype(np.float32),
+        feature_map=feature_map,
+        finding_vectors={"Mass": np.array([1, 0], np.float32), "Nodule": np.array([0, 1], np.float32)},
+        neighbour_vectors={"a": np.array([0, 1], np.float32)},
+    )
+
+
+def test_json_has_the_promised_keys_and_plain_values(analysis: Analysis) -> None:
+    assert json.loads(json.dumps(analysis.to_json())) == {
+        "image": "chest.png",
+        "findings": [
+            {"label": "Mass", "score": 0.75, "probability": None, "predicted": True, "threshold": 0.5},
+            {"label": "Nodule", "score": 0.25, "probability": 0.125, "predicted": None, "threshold": None},
+        ],
+        "neighbours": [
+            {
+                "id": "a", "image": "/x/a.png", "patient_id": "7", "distance": 0.5, "cosine": 0.875,
+                "labels": ["Mass", "Nodule"], "shared": ["Mass"], "report": "A report.",
+            }
+        ],
+        "warnings": ["Careful."],
+    }  # fmt: skip
+
+
+def test_evidence(analysis: Analysis) -> None:
+    np.testing.assert_allclose(analysis.evidence_for_finding("Mass"), [[3 / np.sqrt(10), 0]], atol=1e-6)
+    np.testing.assert_allclose(analysis.evidence_for_neighbour("a"), [[0, 1 / np.sqrt(10)]], atol=1e-6)
+
+
+def test_evidence_for_what_is_not_there(analysis: Analysis) -> None:
+    with pytest.raises(UserError, match=r"a finding of this analysis \(Mass, Nodule\), found 'Hernia'"):
+        analysis.evidence_for_finding("Hernia")
+    with pytest.raises(UserError, match="a neighbour of this analysis"):
+        analysis.evidence_for_neighbour("b")

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cbmir.errors import ManifestError
+from cbmir.labels import CHEXPERT_9
+from cbmir.training.readers.chexpert import CHEXPERT_13, read_chexpert
+
+HEADER = "Path,Sex,Age,Frontal/Lateral,AP/PA,No Finding," + ",".join(CHEXPERT_13)
+S = "CheXpert-v1.0-small/train"
+# the last 13 cells are EC, CM, LO, lung lesion, ED, CS, PNA, AT, PTX, PE, pleural other, fracture, support devices
+ROWS = (
+    f"{S}/patient00001/study1/view1_frontal.jpg,Female,68,Frontal,AP,1.0,,,,,,,,,0.0,,,,1.0",
+    f"{S}/patient00002/study2/view1_frontal.jpg,Female,87,Frontal,PA,,,-1.0,1.0,,-1.0,-1.0,,-1.0,,-1.0,,1.0,",
+    f"{S}/patient00002/study2/view2_lateral.jpg,Female,87,Lateral,,,,-1.0,1.0,,-1.0,-1.0,,-1.0,,-1.0,,1.0,",
+    f"{S}/patient00003/study1/view1_frontal.jpg,Male,41,Frontal,LL,1.0,,,,,,,,,,,,,",
+)
+
+
+def _table(folder: Path, *rows: str) -> Path:
+    path = folder / "train.csv"
+    path.write_text("\n".join([HEADER, *rows]) + "\n", "utf-8")
+    return path
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    for row in ROWS:
+        image = tmp_path / row.split(",")[0]
+        image.parent.mkdir(parents=True, exist_ok=True)
+        image.touch()
+    return _table(tmp_path, *ROWS)
+
+
+def test_labels_patients_and_views(table: Path) -> None:
+    manifest = read_chexpert(table.parent, table)
+    assert manifest.labels.names == CHEXPERT_9
+    assert [(row.patient_id, row.study_id, row.view) for row in manifest] == [
+        ("patient00001", "patient00001_study1", "AP"),
+        ("patient00002", "patient00002_study2", "PA"),
+        ("patient00003", "patient00003_study1", ""),
+    ]
+    # EC, CM, LO, ED, CS, PNA, AT, PTX, PE
+    assert manifest.rows[0].labels == (0, 0, 0, 0, 0, 0, 0, 0, 0)
+    assert manifest.rows[1].labels == (0, -1, 1, -1, -1, 0, -1, 0, -1)
+    assert {row.split for row in manifest} == {"train", "val", "test"}
+    # support devices alone: no label is left, but the image is not empty
+    assert manifest.about["left_out"]["images_with_only_these"] == 1
+    assert manifest.about["policies"]["blank"] == "zero"
+    assert manifest.about["policies"]["lateral_images_left_out"] == 1
+
+
+def test_blank_can_stay_unknown(table: Path) -> None:
+    manifest = read_chexpert(table.parent, table, blank="unknown")
+    assert manifest.rows[0].labels == (None, None, None, None, None, None, None, 0, None)
+    assert manifest.rows[1].labels == (None, -1, 1, -1, -1, None, -1, None, -1)
+    assert manifest.about["policies"]["blank"] == "unknown"
+
+
+def test_all_views(table: Path) -> None:
+    manifest = read_chexpert(table.parent, table, frontal_only=False)
+    assert [row.view for row in manifest] == ["AP", "PA", "LATERAL", ""]
+    assert manifest.rows[1].split == manifest.rows[2].split
+
+
+def test_thirteen_findings_hold_all_but_no_finding(table: Path) -> None:
+    manifest = read_chexpert(table.parent, table, findings=13)
+    assert manifest.labels.names == CHEXPERT_13
+    assert "No Finding" not in manifest.labels.names
+    assert manifest.rows[0].labels[-1] == 1
+    assert manifest.rows[1].labels[-2] == 1
+    assert "left_out" not in manifest.about
+    with pytest.raises(ManifestError, match="9 or 13"):
+        read_chexpert(table.parent, table, findings=14)
+
+
+def test_root_may_be_the_data_set_s_own_folder_renamed(table: Path) -> None:
+    (table.parent / "CheXpert-v1.0-small").rename(table.parent / "chexpert")
+    manifest = read_chexpert(table.parent / "chexpert", table)
+    assert all(row.image.is_file() for row in manifest)
+    with pytest.raises(ManifestError, match="3 of 3 images"):
+        read_chexpert(table.parent, table)
+
+
+def test_a_missing_file_is_named_by_its_path(table: Path) -> None:
+    (table.parent / ROWS[0].split(",")[0]).unlink()
+    with pytest.raises(ManifestError, match=r"1 of 3 .*patient00001/study1/view1_frontal\.jpg"):
+        read_chexpert(table.parent, table)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (ROWS[1].replace("patient00002", "person2"), "row 2.*such as CheXpert"),
+        (ROWS[1].replace("AP", "PA").replace(",1.0,", ",2.0,", 1), "row 2.*'Lung Opacity'.*'2.0'"),
+        (ROWS[1].rsplit(",", 1)[0], "row 2.*ends before column 'Support Devices'"),
+    ],
+)
+def test_a_bad_row_is_named(table: Path, row: str, message: str) -> None:
+    with pytest.raises(ManifestError, match=message):
+        read_chexpert(table.parent, _table(table.parent, row))
+
+
+def test_only_lateral_images_leave_nothing(table: Path) -> None:
+    with pytest.raises(ManifestError, match="--all-views"):
+        read_chexpert(table.parent, _table(table.parent, ROWS[2]))
+
+
+def test_root_must_be_a_folder(table: Path) -> None:
+    with pytest.raises(ManifestError, match="found a file"):
+        read_chexpert(table, table)

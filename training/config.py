@@ -1,0 +1,103 @@
+"""What a training run was asked to do: RUN/config.json, written before the first epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from cbmir.errors import RunError
+from cbmir.preprocessing import PreprocessSpec
+
+Precision = Literal["auto", "32", "bf16-mixed", "16-mixed"]
+
+#: What may change when a run is resumed; everything else would make it another run.
+RESUMABLE_CHANGES = ("devices", "epochs", "patience")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Options of `cbmir train`; the defaults are the paper's ("Implementation").
+
+    `proxies_per_class` is a number or `auto`. `fold` is "1/5" to "5/5" for cross-validation by patient, or empty for
+    the manifest's own splits; folds are the same for every seed. `patience` counts epochs without a better nDCG.
+    """
+
+    manifest: str
+    manifest_fingerprint: str
+    labels: tuple[str, ...]
+    encoder: str = "densenet121"
+    weights: str = "none"
+    loss: str = "proxy"
+    epochs: int = 50
+    batch_size: int = 48
+    lr: float = 1e-4
+    weight_decay: float = 0.0
+    sigma: float = 0.7
+    proxies_per_class: str = "2"
+    negative_proxies: bool = True
+    image_size: int = 224
+    precision: Precision = "auto"
+    devices: str = "auto"
+    seed: int = 0
+    fold: str = ""
+    patience: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "lr", "sigma", "patience"):
+            if not getattr(self, name) > 0:
+                raise RunError(f"expected {name} above 0, found {getattr(self, name)}")
+        if self.proxies_per_class != "auto" and not (
+            self.proxies_per_class.isdigit() and int(self.proxies_per_class) > 0
+        ):
+            raise RunError(f"expected proxies-per-class 'auto' or a number from 1, found {self.proxies_per_class!r}")
+
+    @property
+    def preprocess(self) -> PreprocessSpec:
+        return PreprocessSpec.for_image_size(self.image_size)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> TrainConfig:
+        known = {field.name for field in fields(cls)}
+        if set(data) != known:
+            raise RunError(
+                f"config.json: missing {sorted(known - set(data))}, unknown {sorted(set(data) - known)}; "
+                f"it was written by another version of cbmir"
+            )
+        return cls(**data | {"labels": tuple(data["labels"])})
+
+    def differences(self, other: TrainConfig) -> list[str]:
+        """What keeps `other` from being the same run, as "name: own -> other"."""
+        return [
+            f"{field.name}: {getattr(self, field.name)} -> {getattr(other, field.name)}"
+            for field in fields(self)
+            if field.name not in RESUMABLE_CHANGES and getattr(self, field.name) != getattr(other, field.name)
+        ]
+
+
+def proxy_counts(asked: str, targets: Tensor) -> tuple[int, ...]:
+    """Proxies of each class (columns of `targets` [N, K] in {0, 1, NaN}): the number asked for, or `auto`.
+
+    `auto` goes past the paper (its future work): one proxy for a rare finding, one more each time that its number of
+    positive images doubles from 64, at most 8.
+    """
+    if asked != "auto":
+        return (int(asked),) * targets.shape[1]
+    counts: Sequence[int] = (targets == 1).sum(dim=0).tolist()
+    return tuple(min(8, 1 + int(math.log2(max(n, 32) / 32))) for n in counts)
+
+
+def resolve_precision(precision: Precision) -> Literal["32-true", "bf16-mixed", "16-mixed"]:
+    """`auto` is bf16 or fp16 on CUDA, and float32 on a CPU, where bf16 helps some encoders and slows others."""
+    if precision == "auto":
+        if not torch.cuda.is_available():
+            return "32-true"
+        return "bf16-mixed" if torch.cuda.is_bf16_supported() else "16-mixed"
+    return "32-true" if precision == "32" else precision

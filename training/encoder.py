@@ -1,0 +1,126 @@
+"""Image encoders: any torchvision classification backbone by name, any timm model as `timm:NAME`.
+
+An encoder maps one grey channel, float [N, 1, S, S] in [-1, 1], to a feature map [N, D, h, w]; classifier and pooling
+are taken off. The first convolution reads one channel: its three input channels are summed, which is the same as
+feeding it the grey image three times, at a third of the cost.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from cbmir.errors import EncoderError, require
+
+log = logging.getLogger("cbmir")
+
+
+def build_encoder(name: str, weights: str = "none") -> tuple[nn.Module, int]:
+    """Build an encoder and tell its embedding dimension D.
+
+    `weights` is `none` (random), `imagenet` (the library's own, downloaded by it) or a file with a state dict.
+    Raises EncoderError for an unknown name, an architecture without a feature map, or weights that do not fit.
+    """
+    library_weights = weights == "imagenet"
+    encoder = _timm(name[5:], library_weights) if name.startswith("timm:") else _torchvision(name, library_weights)
+    if weights not in ("none", "imagenet"):
+        load_weights(encoder, Path(weights))
+    with torch.inference_mode():
+        shape = encoder.eval()(torch.zeros(1, 1, 64, 64)).shape
+    if len(shape) != 4:
+        raise EncoderError(
+            f"encoder {name}: expected a feature map [N, D, h, w], found {list(shape)}; choose a convolutional encoder"
+        )
+    return encoder.train(), int(shape[1])
+
+
+def load_weights(encoder: nn.Module, path: Path) -> None:
+    """Load a state dict into an encoder; what did not match is listed in the log.
+
+    Three-channel first convolutions are summed to one. Raises EncoderError when the file is no state dict or when
+    less than half of the encoder's tensors find their match, since training would then start from noise unnoticed.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises whatever the unpickler meets
+        raise EncoderError(f"{path}: expected a PyTorch state dict, found {type(error).__name__}: {error}") from error
+    state = state.get("state_dict", state) if isinstance(state, dict) else {}
+    given = {_strip(key): value for key, value in state.items() if isinstance(value, Tensor)}
+    # BatchNorm's batch counter is no weight, and many files leave it out.
+    own = {key: value for key, value in encoder.state_dict().items() if not key.endswith("num_batches_tracked")}
+    fitting = {}
+    for key, value in own.items():
+        found = given.get(key)
+        if found is not None and found.ndim == 4 and found.shape[1] == 3 and value.shape[1] == 1:
+            found = found.sum(dim=1, keepdim=True)
+        if found is not None and found.shape == value.shape:
+            fitting[key] = found
+    missing, unused = sorted(own.keys() - fitting), sorted(key for key in given.keys() - fitting if not key.endswith("num_batches_tracked"))
+    if 2 * len(fitting) < len(own):
+        raise EncoderError(
+            f"{path}: only {len(fitting)} of the encoder's {len(own)} tensors have a match by name and shape "
+            f"(first without: {', '.join(missing[:3])}; the file has {', '.join(unused[:3])} …); "
+            f"use weights of this encoder"
+        )
+    encoder.load_state_dict(fitting, strict=False)
+    log.info("Weights from %s: %d of %d tensors match.", path.name, len(fitting), len(own))
+    if missing:
+        log.warning("Left as initialised: %s", ", ".join(missing))
+    if unused:
+        log.warning("In the file and not used: %s", ", ".join(unused))
+
+
+def _strip(key: str) -> str:
+    for prefix in ("module.", "model.", "encoder."):
+        key = key.removeprefix(prefix)
+    return key
+
+
+def _torchvision(name: str, pretrained: bool) -> nn.Module:
+    models = require("torchvision.models", "train")
+    if name not in models.list_models(module=models):
+        raise EncoderError(
+            f"expected a torchvision classification model such as densenet121 or resnet18, or timm:NAME; found {name!r}"
+        )
+    model: nn.Module = models.get_model(name, weights="DEFAULT" if pretrained else None)
+    children = dict(model.named_children())
+    if "features" in children:
+        layers = [children["features"]]
+        if name.startswith("densenet"):  # its last ReLU lives in forward()
+            layers.append(nn.ReLU(inplace=True))
+    elif {"conv1", "layer4", "avgpool"} <= children.keys():
+        layers = [module for key, module in children.items() if key not in ("avgpool", "fc")]
+    else:
+        raise EncoderError(f"encoder {name}: no feature map to take from it; choose a DenseNet, ResNet, EfficientNet …")
+    encoder = nn.Sequential(*layers)
+    _read_one_channel(encoder)
+    return encoder
+
+
+def _timm(name: str, pretrained: bool) -> nn.Module:
+    timm = require("timm", "train")
+    if not timm.is_model(name):
+        raise EncoderError(f"expected a timm model after 'timm:', found {name!r}; timm.list_models() names them")
+    model: nn.Module = timm.create_model(name, pretrained=pretrained, in_chans=1, num_classes=0, global_pool="")
+    return model
+
+
+def _read_one_channel(encoder: nn.Module) -> None:
+    """Replace the first three-channel convolution by one that reads grey, its weights summed over the channels."""
+    for parent in encoder.modules():
+        for key, conv in parent.named_children():
+            if isinstance(conv, nn.Conv2d) and conv.in_channels == 3 and conv.groups == 1:
+                grey = nn.Conv2d(
+                    1, conv.out_channels, conv.kernel_size, conv.stride, conv.padding, conv.dilation,
+                    bias=conv.bias is not None, padding_mode=conv.padding_mode,
+                )  # fmt: skip
+                with torch.no_grad():
+                    grey.weight.copy_(conv.weight.sum(dim=1, keepdim=True))
+                    if conv.bias is not None and grey.bias is not None:
+                        grey.bias.copy_(conv.bias)
+                setattr(parent, key, grey)
+                return
+    raise EncoderError("no first convolution with three input channels found in this encoder")

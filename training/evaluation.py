@@ -1,0 +1,120 @@
+"""Evaluate embeddings and scores of a manifest: AUC, and retrieval of the queries from the gallery."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cbmir.training.metrics import (
+    RETRIEVAL_METRICS,
+    RetrievalValues,
+    add_negative_class,
+    class_aucs,
+    interval,
+    patient_weights,
+    positives,
+    random_ranking_values,
+    retrieval_values,
+    weighted_means,
+)
+from cbmir.training.model import RetrievalModel
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """What a model says of N images: embedding float32 [N, D], scores float32 [N, C]; what the table says of them:
+    labels float32 [N, C] (1, 0, -1, NaN) and a patient each."""
+
+    embedding: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    labels: NDArray[np.float32]
+    patients: Sequence[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Per-query values and scores of one model on one set of queries.
+
+    `retrieval` has the columns `positive queries` (queries without a positive label left out), `all queries` (the
+    negative class counted as a label) and the same two of a random ranking, prefixed `random, `.
+    """
+
+    labels: tuple[str, ...]
+    k: int
+    gallery: int
+    query: Vectors
+    retrieval: dict[str, RetrievalValues]
+
+    def summary(self, *, resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
+        """Means with 95% bootstrap intervals over the queries' patients; JSON-ready, NaN as None."""
+        weights = patient_weights(self.query.patients, resamples=resamples, seed=seed)
+        aucs = class_aucs(self.query.scores, self.query.labels)
+        samples = np.array([class_aucs(self.query.scores, self.query.labels, w) for w in weights])
+        counted = ~np.isnan(aucs)
+        macro = _nanmean(samples[:, counted])
+        result: dict[str, Any] = {
+            "k": self.k,
+            "queries": len(self.query.embedding),
+            "gallery": self.gallery,
+            "patients": len(set(self.query.patients)),
+            "auc": _figure(float(aucs[counted].mean()) if counted.any() else float("nan"), macro),
+            "auc_by_label": {
+                name: _figure(value, samples[:, j]) for j, (name, value) in enumerate(zip(self.labels, aucs, strict=True))
+            },
+            "auc_without_both_values": [n for n, known in zip(self.labels, counted, strict=True) if not known],
+        }
+        for column, values in self.retrieval.items():
+            known = ~np.isnan(values.ndcg)
+            result[column] = {"queries": int(known.sum()), "queries_left_out": int((~known).sum())} | {
+                name: _figure(_mean(getattr(values, name)), weighted_means(getattr(values, name), weights))
+                for name in RETRIEVAL_METRICS
+            }
+        return result
+
+
+def evaluate(query: Vectors, gallery: Vectors, labels: tuple[str, ...], *, k: int) -> Evaluation:
+    """Retrieval of every query from the gallery, its own patient left out, and what a random ranking would get."""
+    own, theirs = positives(query.labels), positives(gallery.labels)
+    retrieval = {}
+    for column, q, g in (
+        ("positive queries", own, theirs),
+        ("all queries", add_negative_class(own), add_negative_class(theirs)),
+    ):
+        sides = (q, g, query.patients, gallery.patients)
+        retrieval[column] = retrieval_values(query.embedding, gallery.embedding, *sides, k=k)
+        retrieval[f"random, {column}"] = random_ranking_values(*sides, k=k)
+    return Evaluation(labels, k, len(gallery.embedding), query, retrieval)
+
+
+@torch.inference_mode()
+def embed(
+    model: RetrievalModel, batches: Iterable[NDArray[np.uint8]]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Embeddings [N, D] and scores [N, C], float32, of batches uint8 [B, 1, S, S]; the model's mode is kept."""
+    training, device = model.training, next(model.parameters()).device
+    model.eval()
+    parts = [model(torch.from_numpy(batch).to(device))[:2] for batch in batches]
+    model.train(training)
+    embedding, scores = (torch.cat(side).cpu().numpy() for side in zip(*parts, strict=True))
+    return embedding, scores
+
+
+def _figure(value: float, samples: NDArray[np.float64]) -> dict[str, float | None]:
+    low, high = interval(samples)
+    return {name: None if np.isnan(v) else float(v) for name, v in (("value", value), ("low", low), ("high", high))}
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def _nanmean(samples: NDArray[np.float64]) -> NDArray[np.float64]:
+    known = ~np.isnan(samples)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(known, samples, 0).sum(axis=1) / known.sum(axis=1))

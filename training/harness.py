@@ -1,0 +1,317 @@
+"""Training: the paper's procedure on Lightning, from a manifest to a finished RUN folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+import lightning as L  # noqa: N812  Lightning's own convention
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint, TQDMProgressBar
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler
+
+import cbmir
+from cbmir.card import ModelCard
+from cbmir.errors import RunError, SplitError, TrainingError
+from cbmir.manifest import Manifest, write_json
+from cbmir.training.calibration import platt_calibration, youden_threshold
+from cbmir.training.config import TrainConfig, resolve_precision
+from cbmir.training.curves import append_epoch, draw_curves
+from cbmir.training.data import TrainingImages, cached_images, evaluation_batches, label_array
+from cbmir.training.evaluation import Vectors, embed, evaluate
+from cbmir.training.metrics import class_aucs, positives, retrieval_values
+from cbmir.training.model import RetrievalModel
+from cbmir.training.run import (
+    RunFolder,
+    best_state,
+    build_model,
+    embedding_fingerprint,
+    split_rows,
+    split_targets,
+    training_manifest,
+)
+
+log = logging.getLogger("cbmir")
+
+#: The model is selected by nDCG at this k. At most so many images of each side are looked at after an epoch.
+SELECTION_K = 10
+SELECTION_QUERIES, SELECTION_GALLERY = 2_000, 5_000
+
+
+def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
+    """Train and finish a run: best checkpoint by validation nDCG, thresholds, calibration, card.
+
+    A run that was stopped goes on with `resume` from its last whole epoch, and ends as an unbroken one would have.
+    Raises RunError (folder in use, other options), SplitError, ManifestError, EncoderError, TrainingError (NaN).
+    """
+    folder = RunFolder(run)
+    first_process = os.environ.get("LOCAL_RANK", "0") == "0"  # with several devices Lightning starts this again
+    if first_process:
+        _claim(folder, config, resume)
+    if resume and folder.card.exists():
+        log.info("%s is finished already.", run)
+        return folder
+    manifest = training_manifest(config)
+    _check_learnable(manifest)
+    L.seed_everything(config.seed, verbose=False)
+    images = cached_images(manifest, config.preprocess, Path(config.manifest).parent / ".cbmir-cache")
+    weights = "none" if folder.last.exists() else config.weights
+    model, loss = build_model(config, split_targets(manifest, "train"), weights=weights)
+    data = TrainingImages(
+        images, np.array(split_rows(manifest, "train")), label_array(manifest), config.preprocess, config.seed
+    )
+    task = RetrievalTask(config, model, loss, _selection(manifest, images, config), folder)
+    trainer = _trainer(config, folder)
+    log.info(
+        "Training %s (weights: %s) with loss %s on %d images of %d patients; %s, %s.",
+        config.encoder, config.weights, config.loss, len(data), len({r.patient_id for r in manifest.split("train")}),
+        trainer.strategy.root_device.type, resolve_precision(config.precision),
+    )  # fmt: skip
+    started = time.time()
+    with warnings.catch_warnings():
+        # Images come decoded from a memory map: a worker process would only copy them once more.
+        warnings.filterwarnings("ignore", ".*does not have many workers.*")
+        warnings.filterwarnings("ignore", ".*number of training batches.*smaller than the logging interval.*")
+        warnings.filterwarnings("ignore", ".*Checkpoint directory .* exists and is not empty.*")
+        # Lightning 2.6 still uses what torch 2.14 and torchmetrics call deprecated.
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        trainer.fit(
+            task,
+            _loader(data, config, trainer),
+            ckpt_path=folder.last if folder.last.exists() else None,
+            weights_only=True,
+        )
+    if trainer.interrupted:
+        raise KeyboardInterrupt
+    if trainer.is_global_zero:
+        model.load_state_dict(best_state(folder))
+        _finish(config, folder, manifest, images, model, time.time() - started)
+    return folder
+
+
+class RetrievalTask(L.LightningModule):
+    """One training step of the paper (Algorithm 1); after each epoch nDCG and AUC on the validation split."""
+
+    def __init__(
+        self, config: TrainConfig, model: RetrievalModel, loss: torch.nn.Module, selection: Selection, folder: RunFolder
+    ) -> None:
+        super().__init__()
+        self.config, self.model, self.loss, self.selection, self.folder = config, model, loss, selection, folder
+        self.started = 0.0
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(
+            self.model.parameters(), lr=self.config.lr, betas=(0.9, 0.999), weight_decay=self.config.weight_decay
+        )
+
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        image, targets = batch
+        embedding, pooled, _ = self.model.features(image)
+        # The loss is float32 in every precision (METHOD, "Loss").
+        with torch.autocast(image.device.type, enabled=False):
+            loss: Tensor = self.loss(self.model.head, pooled.float(), embedding.float(), targets)
+        if not torch.isfinite(loss):
+            raise TrainingError(
+                f"the loss became {loss.item()} in epoch {self.current_epoch}; try a lower --lr or --precision 32"
+            )
+        self.log("train_loss", loss, on_step=False, on_epoch=True, prog_bar=True, batch_size=len(image), sync_dist=True)
+        return loss
+
+    def on_train_epoch_start(self) -> None:
+        self.started = time.time()
+
+    def on_train_epoch_end(self) -> None:
+        for name, value in self.selection.measure(self.model).items():
+            # Averaged over processes, so that all of them agree on the best epoch.
+            self.log(name, torch.tensor(value, device=self.device), prog_bar=True, sync_dist=True)
+        measured = {name: float(self.trainer.callback_metrics[name]) for name in ("train_loss", "val_ndcg", "val_auc")}
+        if self.trainer.is_global_zero:
+            seconds = time.time() - self.started
+            row = {"epoch": self.current_epoch, "lr": self.config.lr, "seconds": f"{seconds:.1f}"}
+            append_epoch(self.folder.metrics, row | {name: f"{value:.6f}" for name, value in measured.items()})
+            draw_curves(self.folder.metrics, self.folder.curves)
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())
+            log.info("epoch %d: %s (%.0f s)", self.current_epoch, shown, seconds)
+
+
+class Selection:
+    """The validation queries and the training images that they search, fixed for the whole run."""
+
+    def __init__(
+        self, manifest: Manifest, images: NDArray[np.uint8], config: TrainConfig, query: list[int], gallery: list[int]
+    ) -> None:
+        self.images, self.config, self.query, self.gallery = images, config, query, gallery
+        self.labels = label_array(manifest)
+        self.patients = [row.patient_id for row in manifest]
+
+    def measure(self, model: RetrievalModel) -> dict[str, float]:
+        """Mean nDCG@10 over queries with a positive label, and the mean AUC over classes that have one."""
+        query, scores = embed(model, evaluation_batches(self.images, self.query, self.config.preprocess))
+        gallery, _ = embed(model, evaluation_batches(self.images, self.gallery, self.config.preprocess))
+        values = retrieval_values(
+            query, gallery,
+            positives(self.labels[self.query]), positives(self.labels[self.gallery]),
+            [self.patients[i] for i in self.query], [self.patients[i] for i in self.gallery],
+            k=SELECTION_K,
+        )  # fmt: skip
+        aucs = class_aucs(scores, self.labels[self.query])
+        return {"val_ndcg": _mean(values.ndcg), "val_auc": _mean(aucs)}
+
+
+class EpochSampler(DistributedSampler[Any]):
+    """Shuffles by seed and epoch, over processes where there are several, and tells the dataset the epoch."""
+
+    dataset: TrainingImages
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.dataset.epoch = epoch
+
+
+def _claim(folder: RunFolder, config: TrainConfig, resume: bool) -> None:
+    if not folder.config.exists():
+        if folder.path.exists() and any(folder.path.iterdir()):
+            raise RunError(f"{folder.path}: expected a new or empty folder for the run, found files; choose another -o")
+        if resume:
+            log.info("%s is new: nothing to resume, starting.", folder.path)
+        folder.write_config(config)
+        return
+    if not resume:
+        raise RunError(f"{folder.path}: a run is here already; go on with it by --resume, or choose another -o")
+    differences = folder.read_config().differences(config)
+    if differences:
+        raise RunError(
+            f"{folder.path}: --resume must have the options that the run began with; different: {'; '.join(differences)}"
+        )
+    folder.write_config(config)
+
+
+def _check_learnable(manifest: Manifest) -> None:
+    for split in ("train", "val"):
+        if not manifest.split(split).rows:
+            raise SplitError(f"expected images in split {split!r}, found none; assign splits, or use --fold 1/5")
+    if not positives(label_array(manifest.split("train"))).any():
+        raise SplitError("expected positive labels in split 'train', found none; there is nothing to learn")
+    if not positives(label_array(manifest.split("val"))).any():
+        raise SplitError("expected positive labels in split 'val', found none; the best epoch is chosen by them")
+
+
+def _selection(manifest: Manifest, images: NDArray[np.uint8], config: TrainConfig) -> Selection:
+    draw = np.random.default_rng(config.seed)
+    sides = []
+    for split, most in (("val", SELECTION_QUERIES), ("train", SELECTION_GALLERY)):
+        rows = np.array(split_rows(manifest, split))
+        if len(rows) > most:
+            rows = np.sort(draw.choice(rows, most, replace=False))
+        sides.append(rows.tolist())
+    return Selection(manifest, images, config, sides[0], sides[1])
+
+
+def _trainer(config: TrainConfig, folder: RunFolder) -> L.Trainer:
+    terminal = sys.stderr.isatty()
+    callbacks: list[Callback] = [
+        ModelCheckpoint(
+            dirpath=folder.checkpoints, filename="best", monitor="val_ndcg", mode="max", save_last=True,
+            save_on_train_epoch_end=True, enable_version_counter=False,
+        ),
+        EarlyStopping("val_ndcg", mode="max", patience=config.patience, check_on_train_epoch_end=True),
+    ]  # fmt: skip
+    if terminal:
+        callbacks.append(TQDMProgressBar())
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    return L.Trainer(
+        max_epochs=config.epochs,
+        devices=config.devices if config.devices == "auto" else int(config.devices),
+        accelerator="auto",
+        precision=resolve_precision(config.precision),
+        gradient_clip_val=5.0,
+        use_distributed_sampler=False,
+        callbacks=callbacks,
+        logger=False,
+        enable_progress_bar=terminal,
+        enable_model_summary=False,
+    )
+
+
+def _loader(data: TrainingImages, config: TrainConfig, trainer: L.Trainer) -> DataLoader[Any]:
+    sampler = EpochSampler(data, trainer.world_size, trainer.global_rank, shuffle=True, seed=config.seed)
+    # A last batch of one image has no batch statistics.
+    drop_last = len(sampler) % config.batch_size == 1
+    return DataLoader(data, config.batch_size, sampler=sampler, drop_last=drop_last)
+
+
+def _finish(
+    config: TrainConfig, folder: RunFolder, manifest: Manifest, images: NDArray[np.uint8], model: RetrievalModel, seconds: float
+) -> None:
+    """Thresholds and calibration from the validation split, its metrics, and the card, whose presence ends the run."""
+
+    def vectors(split: str) -> Vectors:
+        rows = split_rows(manifest, split)
+        embedding, scores = embed(model, evaluation_batches(images, rows, config.preprocess))
+        return Vectors(embedding, scores, label_array(manifest)[rows], [manifest.rows[i].patient_id for i in rows])
+
+    val, gallery = vectors("val"), vectors("train")
+    summary = evaluate(val, gallery, config.labels, k=SELECTION_K).summary()
+    pairs = [(val.scores[:, j], val.labels[:, j]) for j in range(len(config.labels))]
+    thresholds = tuple(youden_threshold(*pair) for pair in pairs)
+    lost = [name for name, threshold in zip(config.labels, thresholds, strict=True) if threshold is None]
+    if lost:
+        log.warning("No threshold or probability for %s: the validation split lacks both values.", ", ".join(lost))
+    head = model.head
+    card = ModelCard(
+        labels=manifest.labels,
+        preprocess=config.preprocess,
+        encoder=config.encoder,
+        embedding_dim=val.embedding.shape[1],
+        head=head.kind,
+        sigma=config.sigma,
+        proxies_per_class=() if config.loss == "bce" else tuple(cast(Any, head).counts),
+        negative_proxies=config.negative_proxies and config.loss != "bce",
+        thresholds=thresholds,
+        calibration=tuple(platt_calibration(*pair) for pair in pairs),
+        fingerprint=embedding_fingerprint(model, config.preprocess),
+        training=_training_facts(config, folder, manifest, seconds),
+        metrics={f"val {name}": summary[name] for name in ("auc", "positive queries", "all queries")},
+        versions={"cbmir": cbmir.__version__} | {name: version(name) for name in ("torch", "torchvision", "lightning")},
+    )
+    write_json(folder.card, card.to_json())
+    log.info("Finished: best epoch %s, %s.", card.training["best_epoch"], folder.path)
+
+
+def _training_facts(config: TrainConfig, folder: RunFolder, manifest: Manifest, seconds: float) -> dict[str, Any]:
+    checkpoint = torch.load(folder.best, map_location="cpu", weights_only=True)
+    train_rows = manifest.split("train")
+    labels = label_array(train_rows)
+    counts = {
+        name: {"positive": int((labels[:, j] == 1).sum()), "negative": int((labels[:, j] == 0).sum())}
+        for j, name in enumerate(config.labels)
+    }
+    keep = ("loss", "weights", "epochs", "batch_size", "lr", "weight_decay", "seed", "fold", "manifest_fingerprint")
+    return {name: getattr(config, name) for name in keep} | {
+        "manifest": Path(config.manifest).name,
+        "source": manifest.about.get("reader", "not stated"),
+        "precision": resolve_precision(config.precision),
+        "best_epoch": int(checkpoint["epoch"]),
+        "images": {split: len(manifest.split(split)) for split in ("train", "val", "test")},
+        "patients": len({row.patient_id for row in train_rows}),
+        "labels": counts,
+        "seconds": round(seconds),
+    }
+
+
+def _mean(values: NDArray[np.floating]) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else 0.0
+
+

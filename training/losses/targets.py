@@ -1,0 +1,27 @@
+"""What the losses share: the negative class and the class weights, both over known labels only."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def with_negative_class(targets: Tensor) -> Tensor:
+    """Append the negative class to targets [N, C] -> [N, C + 1] (METHOD, "Loss").
+
+    1 where every label is known and 0; 0 where any label is 1; NaN otherwise.
+    """
+    negative = torch.full_like(targets[:, 0], torch.nan)
+    negative[(targets == 0).all(dim=1)] = 1
+    negative[(targets == 1).any(dim=1)] = 0
+    return torch.cat([targets, negative[:, None]], dim=1)
+
+
+def class_weights(targets: Tensor) -> tuple[Tensor, Tensor]:
+    """w+_j = n-_j / (n+_j + n-_j) and w-_j = n+_j / (n+_j + n-_j) over known labels: [N, K] -> two of [K].
+
+    A class without any known label gets (0, 0): it has no say.
+    """
+    positive, negative = (targets == 1).sum(dim=0).double(), (targets == 0).sum(dim=0).double()
+    known = (positive + negative).clamp(min=1)
+    return (negative / known).float(), (positive / known).float()

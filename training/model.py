@@ -1,0 +1,95 @@
+"""The model of the paper: encoder -> global mean -> unit embedding -> scores, one graph from uint8 to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class ProxyHead(nn.Module):
+    """Proxies of C labels and, where wanted, of the negative class (the last one).
+
+    `weight` is float [P, D], class-major; `counts[j]` proxies belong to class j. Proxies are normalised whenever used.
+    """
+
+    kind = "proxy"
+
+    def __init__(self, dim: int, counts: Sequence[int], labels: int, sigma: float = 0.7) -> None:
+        super().__init__()
+        self.counts, self.labels, self.sigma = tuple(counts), labels, sigma
+        self.weight = nn.Parameter(torch.randn(sum(counts), dim) / dim**0.5)
+        # [K, m] positions of each class's proxies, short rows padded with their first, so that one gather serves all.
+        starts = torch.tensor([0, *counts]).cumsum(0)[:-1]
+        widest = torch.arange(max(counts))
+        own = widest < torch.tensor(self.counts)[:, None]
+        self.register_buffer("index", torch.where(own, starts[:, None] + widest, starts[:, None]), persistent=False)
+        self.register_buffer("own", own, persistent=False)
+        self.index: Tensor
+        self.own: Tensor
+
+    def log_similarity(self, embedding: Tensor) -> Tensor:
+        """log g(v, p) = -|v - p|^2 / 2 sigma^2 for unit vectors: [N, D] -> [N, K, m], padding repeats a proxy."""
+        cosine = embedding @ functional.normalize(self.weight, dim=1).T
+        # The square distance of unit vectors lies in [0, 4]; rounding can take it just below 0.
+        return -(2 - 2 * cosine).clamp(min=0)[:, self.index] / (2 * self.sigma**2)
+
+    def log_mean_similarity(self, embedding: Tensor) -> Tensor:
+        """log S_j, S_j the mean over the proxies of class j (training): [N, D] -> [N, K]."""
+        log_g = self.log_similarity(embedding).masked_fill(~self.own, -torch.inf)
+        return torch.logsumexp(log_g, dim=2) - self.own.sum(dim=1).log()
+
+    def forward(self, pooled: Tensor, embedding: Tensor) -> Tensor:
+        """score_j = max_i g(v, p_ij) in [0, 1] (paper, "Multi-label classification"): [N, D] -> [N, C]."""
+        return self.log_similarity(embedding).amax(dim=2)[:, : self.labels].exp()
+
+    def rows(self) -> Tensor:
+        """What evidence maps are drawn against: the unit proxies, float32 [P, D]."""
+        return functional.normalize(self.weight.detach().float(), dim=1)
+
+
+class LinearHead(nn.Module):
+    """A conventional classifier on the pooled features (the paper's DenseNet w/ BCE)."""
+
+    kind = "linear"
+
+    def __init__(self, dim: int, labels: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, labels)
+
+    def logits(self, pooled: Tensor) -> Tensor:
+        logits: Tensor = self.linear(pooled)
+        return logits
+
+    def forward(self, pooled: Tensor, embedding: Tensor) -> Tensor:
+        """sigmoid of the logits: pooled [N, D] -> [N, C] in [0, 1]."""
+        return self.logits(pooled).sigmoid()
+
+    def rows(self) -> Tensor:
+        """What evidence maps are drawn against: the classifier's weights, float32 [C, D]."""
+        return self.linear.weight.detach().float()
+
+
+class RetrievalModel(nn.Module):
+    """uint8 image [N, 1, S, S] -> embedding [N, D] of unit length, scores [N, C], feature map [N, D, h, w].
+
+    The encoder may be in half precision; everything after it is float32. The [-1, 1] scaling is not folded into the
+    first convolution, since its zero padding would then mean another grey.
+    """
+
+    def __init__(self, encoder: nn.Module, head: ProxyHead | LinearHead) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, head
+
+    def features(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Embedding, pooled features (their mean over the cells, not normalised) and feature map."""
+        scaled = image.float() / 127.5 - 1
+        feature_map = self.encoder(scaled.to(next(self.encoder.parameters()).dtype)).float()
+        pooled = feature_map.mean(dim=(2, 3))
+        return functional.normalize(pooled, dim=1), pooled, feature_map
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        embedding, pooled, feature_map = self.features(image)
+        return embedding, self.head(pooled, embedding), feature_map

@@ -1,0 +1,236 @@
+"""Who is imaged, how, and with which findings: descriptions only, so cheap that thousands can be counted in a second.
+
+Findings depend on each other through one table, a noisy-or network (Pearl 1988): a finding is present when its own
+cause or the cause of one of its present parents strikes, `P = 1 - (1 - alone) * prod(1 - given[parent])`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from cbmir.labels import NIH_14
+
+RIGHT, LEFT, BOTH = "right", "left", "both"
+UPPER, MIDDLE, LOWER = "upper", "middle", "lower"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """How a finding comes about: probability alone, added probabilities given other findings, and how it stays."""
+
+    label: str
+    alone: float
+    given: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    chronic: bool = False
+    sides: tuple[str, ...] = (RIGHT, LEFT)
+    zones: tuple[str, ...] = ("",)
+
+
+# A finding's parents stand above it, and the chronic ones above the acute: drawing the acute ones anew, given the
+# chronic, then leaves every prevalence as it was, however many studies a patient has.
+CAUSES = (
+    Cause("Cardiomegaly", 0.125, chronic=True, sides=(BOTH,)),
+    Cause("Emphysema", 0.085, chronic=True, sides=(BOTH,)),
+    Cause("Mass", 0.075, {"Emphysema": 0.15}, chronic=True, zones=(UPPER, MIDDLE, LOWER)),
+    Cause("Nodule", 0.09, {"Mass": 0.25}, chronic=True, zones=(UPPER, MIDDLE, LOWER)),
+    Cause("Pleural_Thickening", 0.075, {"Emphysema": 0.10}, chronic=True, zones=(UPPER, MIDDLE)),
+    Cause("Edema", 0.03, {"Cardiomegaly": 0.45}, sides=(BOTH,)),
+    Cause("Effusion", 0.055, {"Cardiomegaly": 0.20, "Edema": 0.40, "Mass": 0.15}, sides=(RIGHT, LEFT, BOTH)),
+    Cause("Pneumothorax", 0.065, {"Emphysema": 0.15}),
+    Cause("Consolidation", 0.08, {"Effusion": 0.12}, zones=(UPPER, MIDDLE, LOWER, LOWER)),
+    Cause("Atelectasis", 0.07, {"Effusion": 0.30, "Pneumothorax": 0.15, "Mass": 0.10}, zones=(LOWER,)),
+)  # fmt: skip
+
+#: The findings that phantoms show, in the order of NIH ChestX-ray14.
+PHANTOM_LABELS = tuple(name for name in NIH_14 if name in {cause.label for cause in CAUSES})
+
+_IMAGES_A_PATIENT = (0.40, 0.25, 0.15, 0.12, 0.08)  # 1 to 5
+_ACUTE_STAYS = 0.6  # probability that a patient's acute findings are still there in the next study
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding. `severity` in [0, 1]; `seed` fixes place and shape, so that it stays itself over the studies."""
+
+    label: str
+    side: str
+    zone: str
+    severity: float
+    seed: int
+    change: str = ""  # since the previous study: "", "new", "larger", "smaller" or "unchanged"
+
+    @property
+    def diameter_cm(self) -> float:
+        """Diameter of a nodule (at most 3 cm) or a mass (more than 3 cm). KeyError for other findings."""
+        low, high = {"Nodule": (1.7, 2.9), "Mass": (3.6, 7.0)}[self.label]
+        return low + (high - low) * self.severity
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What a patient keeps from study to study. Lengths in image widths (about 40 cm)."""
+
+    width: float  # of the widest lung, from the midline
+    asymmetry: float  # right half minus left half
+    apex: float  # height of the lung tips, from the upper edge
+    base: float  # height of the right costophrenic angle
+    dome: float  # rise of the diaphragm above the angle
+    heart_ratio: float  # cardiothoracic ratio without disease, < 0.48
+    aortic_knob: float
+    fat: float  # chest wall beside the ribs
+    breasts: float  # 0 = none
+    bone: float  # mineral content
+    ribs: float  # distance between ribs
+    rib_slope: float
+    stomach: float  # radius of the gas bubble, 0 = none
+    seed: int  # of vessels and texture
+
+
+@dataclass(frozen=True)
+class Phantom:
+    """One synthetic radiograph, described in full: `draw` adds nothing of its own."""
+
+    patient_id: str
+    study: int
+    anatomy: Anatomy
+    findings: tuple[Finding, ...]
+    view: str  # PA or AP
+    breath: float  # 0 = shallow, 1 = deep
+    rotation: float  # degrees
+    shift: tuple[float, float]  # image widths
+    scale: float
+    gain: float
+    offset: float
+    gamma: float
+    noise: float  # standard deviation, full scale 1
+    collimation: float  # black border in image widths, 0 = none
+    marker: str  # "L", "R" or ""
+    seed: int  # of the noise
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        """1 or 0 for each of PHANTOM_LABELS."""
+        present = {finding.label for finding in self.findings}
+        return tuple(int(name in present) for name in PHANTOM_LABELS)
+
+    def finding(self, label: str) -> Finding | None:
+        return next((finding for finding in self.findings if finding.label == label), None)
+
+
+def describe(count: int, seed: int = 0) -> Iterator[Phantom]:
+    """The first `count` phantoms of a seed, patient by patient; the n-th is the same for every count."""
+    patient = made = 0
+    while made < count:
+        for phantom in describe_patient(seed, patient)[: count - made]:
+            made += 1
+            yield phantom
+        patient += 1
+
+
+def describe_patient(seed: int, patient: int) -> tuple[Phantom, ...]:
+    """All studies of one patient (1 to 5), in the order of time: one anatomy, findings that develop."""
+    rng = np.random.default_rng([seed, patient])
+    anatomy = _anatomy(rng)
+    findings: tuple[Finding, ...] = ()
+    studies = []
+    for study in range(1 + int(rng.choice(len(_IMAGES_A_PATIENT), p=_IMAGES_A_PATIENT))):
+        findings = _develop(rng, findings) if study else _sample(rng, CAUSES, ())
+        studies.append(_study(rng, f"phantom-{patient:05d}", study, anatomy, findings))
+    return tuple(studies)
+
+
+def _anatomy(rng: np.random.Generator) -> Anatomy:
+    female = rng.random() < 0.5
+    habitus = rng.normal()
+    return Anatomy(
+        width=rng.uniform(0.335, 0.375) - 0.012 * female,
+        asymmetry=rng.uniform(-0.012, 0.02),
+        apex=rng.uniform(0.06, 0.10),
+        base=rng.uniform(0.80, 0.86),
+        dome=rng.uniform(0.075, 0.11),
+        heart_ratio=rng.uniform(0.39, 0.455),
+        aortic_knob=rng.uniform(0.066, 0.088),
+        fat=float(np.clip(0.05 + 0.02 * habitus, 0.02, 0.10)),
+        breasts=rng.uniform(0.4, 1.0) if female else 0.0,
+        bone=rng.uniform(0.75, 1.2),
+        ribs=rng.uniform(0.066, 0.072),
+        rib_slope=rng.uniform(0.8, 1.25),
+        stomach=rng.uniform(0.03, 0.06) if rng.random() < 0.7 else 0.0,
+        seed=_seed(rng),
+    )
+
+
+def _study(
+    rng: np.random.Generator, patient_id: str, study: int, anatomy: Anatomy, findings: tuple[Finding, ...]
+) -> Phantom:
+    supine = rng.random() < (0.35 if any(not _CAUSE[finding.label].chronic for finding in findings) else 0.12)
+    return Phantom(
+        patient_id=patient_id,
+        study=study,
+        anatomy=anatomy,
+        findings=findings,
+        view="AP" if supine else "PA",
+        breath=rng.uniform(0.0, 0.6) if supine else rng.uniform(0.4, 1.0),
+        rotation=float(np.clip(rng.normal(0, 1.2), -3, 3)),
+        shift=(rng.uniform(-0.015, 0.015), rng.uniform(-0.015, 0.015)),
+        scale=rng.uniform(0.95, 1.05),
+        gain=rng.uniform(0.9, 1.12),
+        offset=rng.uniform(-0.03, 0.04),
+        gamma=rng.uniform(0.85, 1.2),
+        noise=rng.uniform(0.008, 0.022),
+        collimation=rng.uniform(0.015, 0.045) if rng.random() < 0.15 else 0.0,
+        marker=str(rng.choice(["L", "R", ""], p=[0.4, 0.3, 0.3])),
+        seed=_seed(rng),
+    )
+
+
+def _sample(rng: np.random.Generator, causes: Iterable[Cause], known: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Draw the causes from top to bottom, given what is known of those above them."""
+    present = {finding.label: finding for finding in known}
+    for cause in causes:
+        absent = 1 - cause.alone
+        for parent, probability in cause.given.items():
+            absent *= 1 - probability if parent in present else 1
+        if rng.random() >= absent:
+            present[cause.label] = _new_finding(rng, cause, present.get("Effusion"))
+    return tuple(present.values())
+
+
+def _new_finding(rng: np.random.Generator, cause: Cause, effusion: Finding | None) -> Finding:
+    side, zone = str(rng.choice(cause.sides)), str(rng.choice(cause.zones))
+    if effusion and effusion.side != BOTH:
+        if cause.label == "Atelectasis":  # the lung is pressed together by the fluid beside it
+            side = effusion.side
+        elif cause.label == "Pneumothorax":  # air and fluid together would be a finding of their own
+            side = LEFT if effusion.side == RIGHT else RIGHT
+    return Finding(cause.label, side, zone, rng.uniform(), _seed(rng))
+
+
+def _develop(rng: np.random.Generator, before: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """The findings of the next study: chronic ones stay, acute ones stay together or are drawn anew."""
+    chronic = tuple(finding for finding in before if _CAUSE[finding.label].chronic)
+    after = before if rng.random() < _ACUTE_STAYS else _sample(rng, _ACUTE, chronic)
+    known = {finding.label: finding for finding in before}
+    return tuple(_changed(rng, finding, known.get(finding.label)) for finding in after)
+
+
+def _changed(rng: np.random.Generator, finding: Finding, before: Finding | None) -> Finding:
+    if before is None:
+        return replace(finding, change="new")
+    step = rng.normal(0, 0.05 if _CAUSE[finding.label].chronic else 0.2)
+    severity = float(np.clip(before.severity + step, 0, 1))
+    moved = severity - before.severity
+    change = "unchanged" if abs(moved) < 0.05 else "larger" if moved > 0 else "smaller"
+    return replace(before, severity=severity, change=change)
+
+
+def _seed(rng: np.random.Generator) -> int:
+    return int(rng.integers(2**31))
+
+
+_CAUSE = {cause.label: cause for cause in CAUSES}
+_ACUTE = tuple(cause for cause in CAUSES if not cause.chronic)

@@ -1,0 +1,99 @@
+"""CheXpert (Irvin et al., AAAI 2019): its train.csv or valid.csv as they come, small or full size."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from cbmir.errors import ManifestError
+from cbmir.labels import CHEXPERT_9, LabelSet
+from cbmir.manifest import Manifest, Row
+from cbmir.training.readers.common import Missing, cell, finish, keep_labels, label_value, locate, read_source
+
+Blank = Literal["zero", "unknown"]
+
+#: CheXpert's 14 columns without "No Finding", which is no finding of its own but the absence of the others.
+CHEXPERT_13 = (
+    "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Lung Lesion", "Edema", "Consolidation", "Pneumonia",
+    "Atelectasis", "Pneumothorax", "Pleural Effusion", "Pleural Other", "Fracture", "Support Devices",
+)  # fmt: skip
+_FINDINGS = {9: CHEXPERT_9, 13: CHEXPERT_13}
+_PATH = re.compile(r"(?P<patient>patient\d+)/(?P<study>study\d+)/view\d+_(?P<view>frontal|lateral)\.\w+$")
+
+
+def read_chexpert(
+    root: Path,
+    table: Path,
+    *,
+    findings: int = 9,
+    frontal_only: bool = True,
+    blank: Blank = "zero",
+    missing: Missing = "error",
+    seed: int = 0,
+) -> Manifest:
+    """A manifest of CheXpert.
+
+    `root` is the folder that holds `CheXpert-v1.0-small`, or that folder itself under any name. Patient, study and
+    frontal or lateral come from the path; AP or PA from its column. -1 stays -1 (uncertain). `blank` is what an empty
+    cell (not mentioned in the report) means: `zero` as the paper and most users take it, or `unknown`.
+    9 findings are the paper's; an image that shows only one of the other four then has every label 0, which the
+    sidecar counts. CheXpert's own training and validation files are split anew: by patient, by `seed`.
+    Raises ManifestError for a table or folder that does not fit.
+    """
+    if findings not in _FINDINGS:
+        raise ManifestError(f"expected 9 or 13 findings, found {findings}")
+    _, records = read_source(table, ("Path", *CHEXPERT_13), "CheXpert's train.csv or valid.csv")
+    if not root.is_dir():
+        raise ManifestError(
+            f"{root}: expected the folder that holds CheXpert, found {'a file' if root.exists() else 'nothing'}"
+        )
+    empty = 0 if blank == "zero" else None
+    rows = [_entry(record, f"{table}, row {number}", empty) for number, record in enumerate(records, start=2)]
+    lateral = sum(row.view == "LATERAL" for row in rows)
+    if frontal_only:
+        rows = [row for row in rows if row.view != "LATERAL"]
+        if not rows:
+            raise ManifestError(
+                f"{table}: expected frontal images, found only lateral ones; use --all-views to keep them"
+            )
+    folder = root.resolve()
+    rows, absent = locate(rows, lambda row: _find(folder, row.image), missing, root)
+    return finish(
+        keep_labels(Manifest(LabelSet(CHEXPERT_13), tuple(rows)), _FINDINGS[findings]),
+        reader="chexpert",
+        sources=[table],
+        policies={
+            "findings": findings,
+            "blank": blank,
+            "uncertain": "kept as -1",
+            "views": "frontal only" if frontal_only else "all",
+            "lateral_images_left_out": lateral if frontal_only else 0,
+            "missing": missing,
+            "missing_images": absent,
+        },
+        seed=seed,
+        splits=None,
+    )
+
+
+def _entry(record: dict[str, str], where: str, empty: int | None) -> Row:
+    text = cell(record, "Path", where)
+    parts = _PATH.search(text)
+    if parts is None:
+        raise ManifestError(
+            f"{where}: expected a path such as CheXpert-v1.0-small/train/patient00001/study1/view1_frontal.jpg, "
+            f"found {text!r}"
+        )
+    projection = (record.get("AP/PA") or "").strip().upper()
+    # A few frontal images are marked LL or RL there: their projection is not known.
+    view = "LATERAL" if parts["view"] == "lateral" else projection if projection in ("AP", "PA") else ""
+    values = (label_value(record, name, where) for name in CHEXPERT_13)
+    labels = tuple(empty if value is None else value for value in values)
+    return Row(Path(text), parts["patient"], labels, study_id=f"{parts['patient']}_{parts['study']}", view=view)
+
+
+def _find(root: Path, image: Path) -> Path | None:
+    """The file below the folder that holds CheXpert, or below CheXpert's own folder."""
+    within = PurePosixPath(image.as_posix()).parts[1:]
+    return next((path for path in (root / image, root.joinpath(*within)) if path.is_file()), None)

@@ -1,0 +1,79 @@
+"""Which patient belongs to which split. A patient is never in two, and the same seed gives the same splits anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from cbmir.errors import SplitError
+from cbmir.manifest import Manifest, Row
+
+
+def shuffle_patients(patients: Iterable[str], *, seed: int | str) -> list[str]:
+    """The distinct patients in the order of SHA-256("seed:patient"): random, and free of Python's own generator."""
+    return sorted(set(patients), key=lambda patient: hashlib.sha256(f"{seed}:{patient}".encode()).digest())
+
+
+def assign_splits(
+    patients: Sequence[str], *, seed: int, fractions: tuple[float, float, float] = (0.7, 0.1, 0.2)
+) -> list[str]:
+    """Give each image `train`, `val` or `test` by its patient.
+
+    `patients` holds an image's patient each; `fractions` are those of the patients, not of the images. None of the
+    three is left empty. Raises SplitError for fewer than three patients, or fractions that do not sum to 1.
+    """
+    if min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-9:
+        raise SplitError(f"expected three fractions above 0 that sum to 1, found {fractions}")
+    order = shuffle_patients(patients, seed=seed)
+    count = len(order)
+    if count < 3:
+        raise SplitError(
+            f"expected at least 3 patients, one for each of train, val and test; found {count}; assign splits yourself"
+        )
+    train_end = min(max(round(count * fractions[0]), 1), count - 2)
+    val_end = min(max(round(count * (fractions[0] + fractions[1])), train_end + 1), count - 1)
+    split_of = {p: "train" if i < train_end else "val" if i < val_end else "test" for i, p in enumerate(order)}
+    return [split_of[patient] for patient in patients]
+
+
+def fold_splits(
+    patients: Sequence[str], *, fold: int, folds: int, seed: int = 0, val_fraction: float = 0.125
+) -> list[str]:
+    """The splits of one fold of a cross-validation by patient: every patient is in `test` in exactly one fold.
+
+    `fold` counts from 1. `val_fraction` of the fold's other patients, drawn anew for each fold, is `val`; at least
+    one. Raises SplitError for a fold outside 1..folds, or too few patients.
+    """
+    if folds < 2 or not 1 <= fold <= folds:
+        raise SplitError(f"expected a fold from 1 to the number of folds (2 or more), found {fold}/{folds}")
+    if not 0 < val_fraction < 1:
+        raise SplitError(f"expected a validation fraction between 0 and 1, found {val_fraction}")
+    order = shuffle_patients(patients, seed=seed)
+    test = set(order[fold - 1 :: folds])
+    rest = shuffle_patients(set(order) - test, seed=f"{seed}:{fold}")
+    if not test or len(rest) < 2:
+        raise SplitError(f"expected at least {max(folds, 3)} patients for {folds} folds, found {len(order)}")
+    val = set(rest[: min(max(round(len(rest) * val_fraction), 1), len(rest) - 1)])
+    return ["test" if p in test else "val" if p in val else "train" for p in patients]
+
+
+def patients_in_two_splits(rows: Iterable[Row]) -> dict[str, tuple[str, ...]]:
+    """Patients whose images are in more than one split, and in which. Rows without a split are not in any."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        if row.split:
+            found[row.patient_id].add(row.split)
+    return {patient: tuple(sorted(splits)) for patient, splits in sorted(found.items()) if len(splits) > 1}
+
+
+def check_splits(manifest: Manifest) -> None:
+    """Raise SplitError if a patient is in two splits: what is learnt in one would be tested in the other."""
+    leaks = patients_in_two_splits(manifest)
+    if leaks:
+        named = ", ".join(f"{patient} ({' and '.join(splits)})" for patient, splits in list(leaks.items())[:3])
+        more = f" and {len(leaks) - 3} more" if len(leaks) > 3 else ""
+        raise SplitError(
+            f"expected each patient in one split, found {len(leaks)} in two or more: {named}{more}; "
+            f"split by patient, or leave the splits out to have them assigned"
+        )
