@@ -46,7 +46,8 @@ def draw_curves(metrics: Path, picture: Path) -> None:
     right.plot(epochs, [float(row["val_auc"]) for row in rows], "s--", color="tab:blue", ms=3, label="AUC")
     best = max(range(len(rows)), key=lambda i: ndcg[i])
     right.axvline(epochs[best], color="grey", lw=0.8)
-    right.annotate(f"best nDCG {ndcg[best]:.3f}", (epochs[best], ndcg[best]), textcoords="offset points", xytext=(4, -12))
+    note = f"best nDCG {ndcg[best]:.3f}"
+    right.annotate(note, (epochs[best], ndcg[best]), textcoords="offset points", xytext=(4, -12))
     right.set(xlabel="epoch", ylabel="on the validation split", ylim=(0, 1))
     right.legend(loc="lower right")
     temporary = picture.with_suffix(".part")

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,11 @@ def label_array(manifest: Manifest) -> NDArray[np.float32]:
     return np.array(values, dtype=np.float32).reshape(len(manifest), len(manifest.labels))
 
 
+def cache_folder(manifest: str | Path) -> Path:
+    """Where the decoded images of a manifest are kept: `.cbmir-cache` beside it."""
+    return Path(manifest).resolve().parent / ".cbmir-cache"
+
+
 def cached_images(manifest: Manifest, spec: PreprocessSpec, folder: Path) -> NDArray[np.uint8]:
     """Every image of the manifest decoded and resized, uint8 [N, R, R], memory-mapped from `folder`.
 
@@ -45,9 +51,9 @@ def cached_images(manifest: Manifest, spec: PreprocessSpec, folder: Path) -> NDA
         digest.update(f"{row.image}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
     folder = folder / digest.hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
-    images = _memmap(folder / "images.npy", np.uint8, (len(manifest), spec.resize, spec.resize))
-    done = _memmap(folder / "done.npy", np.bool_, (len(manifest),))
-    waiting = np.flatnonzero(~done)
+    images: NDArray[np.uint8] = _memmap(folder / "images.npy", np.uint8, (len(manifest), spec.resize, spec.resize))
+    done: NDArray[np.bool_] = _memmap(folder / "done.npy", np.bool_, (len(manifest),))
+    waiting = np.flatnonzero(np.logical_not(done))
     broken: list[str] = []
 
     def decode(position: int) -> None:
@@ -63,15 +69,14 @@ def cached_images(manifest: Manifest, spec: PreprocessSpec, folder: Path) -> NDA
     if broken:
         shown = "\n  ".join(sorted(broken)[:10])
         raise ManifestError(
-            f"{len(broken)} of {len(manifest)} images cannot be read; take them out of the manifest or mend them:\n  {shown}"
+            f"{len(broken)} of {len(manifest)} images cannot be read; take them out of the manifest or mend them:\n"
+            f"  {shown}"
         )
     return images
 
 
-def _memmap(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:
-    mode = "r+" if path.exists() else "w+"
-    array: NDArray[np.generic] = np.lib.format.open_memmap(path, mode=mode, dtype=dtype, shape=shape)
-    return array
+def _memmap(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
+    return np.lib.format.open_memmap(path, mode="r+" if path.exists() else "w+", dtype=dtype, shape=shape)
 
 
 class TrainingImages(Dataset[tuple[Tensor, Tensor]]):
@@ -81,7 +86,12 @@ class TrainingImages(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(
-        self, images: NDArray[np.uint8], rows: NDArray[np.intp], labels: NDArray[np.float32], spec: PreprocessSpec, seed: int
+        self,
+        images: NDArray[np.uint8],
+        rows: NDArray[np.intp],
+        labels: NDArray[np.float32],
+        spec: PreprocessSpec,
+        seed: int,
     ) -> None:
         self.images, self.rows, self.spec, self.seed = images, rows, spec, seed
         self.targets = training_targets(labels[rows])

@@ -48,9 +48,8 @@ def load_weights(encoder: nn.Module, path: Path) -> None:
     except Exception as error:  # torch.load raises whatever the unpickler meets
         raise EncoderError(f"{path}: expected a PyTorch state dict, found {type(error).__name__}: {error}") from error
     state = state.get("state_dict", state) if isinstance(state, dict) else {}
-    given = {_strip(key): value for key, value in state.items() if isinstance(value, Tensor)}
-    # BatchNorm's batch counter is no weight, and many files leave it out.
-    own = {key: value for key, value in encoder.state_dict().items() if not key.endswith("num_batches_tracked")}
+    given = {_strip(key): value for key, value in state.items() if _is_weight(key, value)}
+    own = {key: value for key, value in encoder.state_dict().items() if _is_weight(key, value)}
     fitting = {}
     for key, value in own.items():
         found = given.get(key)
@@ -58,7 +57,7 @@ def load_weights(encoder: nn.Module, path: Path) -> None:
             found = found.sum(dim=1, keepdim=True)
         if found is not None and found.shape == value.shape:
             fitting[key] = found
-    missing, unused = sorted(own.keys() - fitting), sorted(key for key in given.keys() - fitting if not key.endswith("num_batches_tracked"))
+    missing, unused = sorted(own.keys() - fitting), sorted(given.keys() - fitting)
     if 2 * len(fitting) < len(own):
         raise EncoderError(
             f"{path}: only {len(fitting)} of the encoder's {len(own)} tensors have a match by name and shape "
@@ -71,6 +70,11 @@ def load_weights(encoder: nn.Module, path: Path) -> None:
         log.warning("Left as initialised: %s", ", ".join(missing))
     if unused:
         log.warning("In the file and not used: %s", ", ".join(unused))
+
+
+def _is_weight(key: str, value: object) -> bool:
+    # BatchNorm's batch counter is no weight, and many files leave it out.
+    return isinstance(value, Tensor) and not key.endswith("num_batches_tracked")
 
 
 def _strip(key: str) -> str:
@@ -109,18 +113,10 @@ def _timm(name: str, pretrained: bool) -> nn.Module:
 
 
 def _read_one_channel(encoder: nn.Module) -> None:
-    """Replace the first three-channel convolution by one that reads grey, its weights summed over the channels."""
-    for parent in encoder.modules():
-        for key, conv in parent.named_children():
-            if isinstance(conv, nn.Conv2d) and conv.in_channels == 3 and conv.groups == 1:
-                grey = nn.Conv2d(
-                    1, conv.out_channels, conv.kernel_size, conv.stride, conv.padding, conv.dilation,
-                    bias=conv.bias is not None, padding_mode=conv.padding_mode,
-                )  # fmt: skip
-                with torch.no_grad():
-                    grey.weight.copy_(conv.weight.sum(dim=1, keepdim=True))
-                    if conv.bias is not None and grey.bias is not None:
-                        grey.bias.copy_(conv.bias)
-                setattr(parent, key, grey)
-                return
+    """Make the first three-channel convolution read grey: its weights summed over the channels."""
+    for conv in encoder.modules():
+        if isinstance(conv, nn.Conv2d) and conv.in_channels == 3 and conv.groups == 1:
+            conv.weight = nn.Parameter(conv.weight.detach().sum(dim=1, keepdim=True))
+            conv.in_channels = 1
+            return
     raise EncoderError("no first convolution with three input channels found in this encoder")

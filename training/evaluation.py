@@ -63,9 +63,7 @@ class Evaluation:
             "gallery": self.gallery,
             "patients": len(set(self.query.patients)),
             "auc": _figure(float(aucs[counted].mean()) if counted.any() else float("nan"), macro),
-            "auc_by_label": {
-                name: _figure(value, samples[:, j]) for j, (name, value) in enumerate(zip(self.labels, aucs, strict=True))
-            },
+            "auc_by_label": {name: _figure(aucs[j], samples[:, j]) for j, name in enumerate(self.labels)},
             "auc_without_both_values": [n for n, known in zip(self.labels, counted, strict=True) if not known],
         }
         for column, values in self.retrieval.items():

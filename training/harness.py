@@ -26,7 +26,7 @@ from cbmir.manifest import Manifest, write_json
 from cbmir.training.calibration import platt_calibration, youden_threshold
 from cbmir.training.config import TrainConfig, resolve_precision
 from cbmir.training.curves import append_epoch, draw_curves
-from cbmir.training.data import TrainingImages, cached_images, evaluation_batches, label_array
+from cbmir.training.data import TrainingImages, cache_folder, cached_images, evaluation_batches, label_array
 from cbmir.training.evaluation import Vectors, embed, evaluate
 from cbmir.training.metrics import class_aucs, positives, retrieval_values
 from cbmir.training.model import RetrievalModel
@@ -63,7 +63,7 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
     manifest = training_manifest(config)
     _check_learnable(manifest)
     L.seed_everything(config.seed, verbose=False)
-    images = cached_images(manifest, config.preprocess, Path(config.manifest).parent / ".cbmir-cache")
+    images = cached_images(manifest, config.preprocess, cache_folder(config.manifest))
     weights = "none" if folder.last.exists() else config.weights
     model, loss = build_model(config, split_targets(manifest, "train"), weights=weights)
     data = TrainingImages(
@@ -191,7 +191,8 @@ def _claim(folder: RunFolder, config: TrainConfig, resume: bool) -> None:
     differences = folder.read_config().differences(config)
     if differences:
         raise RunError(
-            f"{folder.path}: --resume must have the options that the run began with; different: {'; '.join(differences)}"
+            f"{folder.path}: --resume must have the options that the run began with; "
+            f"different: {'; '.join(differences)}"
         )
     folder.write_config(config)
 
@@ -252,7 +253,12 @@ def _loader(data: TrainingImages, config: TrainConfig, trainer: L.Trainer) -> Da
 
 
 def _finish(
-    config: TrainConfig, folder: RunFolder, manifest: Manifest, images: NDArray[np.uint8], model: RetrievalModel, seconds: float
+    config: TrainConfig,
+    folder: RunFolder,
+    manifest: Manifest,
+    images: NDArray[np.uint8],
+    model: RetrievalModel,
+    seconds: float,
 ) -> None:
     """Thresholds and calibration from the validation split, its metrics, and the card, whose presence ends the run."""
 

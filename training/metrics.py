@@ -94,7 +94,8 @@ def random_ranking_values(
 
 
 def _same_patient(query: Sequence[str], gallery: Sequence[str]) -> NDArray[np.bool_]:
-    return np.asarray(query, dtype=object)[:, None] == np.asarray(gallery, dtype=object)[None, :]
+    same: NDArray[np.bool_] = np.equal.outer(np.asarray(query), np.asarray(gallery))
+    return same
 
 
 def _ideal(relevance: NDArray[np.floating], k: int) -> tuple[Floats, Floats]:

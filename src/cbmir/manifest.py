@@ -79,11 +79,13 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over what training sees of the table: image names, patients, splits and labels; not over folders."""
+        """SHA-256 over the table as training sees it: label names, and of each row the image's file name, patient, study,
+        view, split and labels, in order. Folders and reports are left out: a data set may move."""
         digest = hashlib.sha256("\x1f".join(self.labels.names).encode())
         for row in self.rows:
             values = ",".join("" if v is None else str(v) for v in row.labels)
-            digest.update(f"\x1e{row.image.name}\x1f{row.patient_id}\x1f{row.split}\x1f{values}".encode())
+            cells = (row.image.name, row.patient_id, row.study_id, row.view, row.split, values)
+            digest.update(("\x1e" + "\x1f".join(cells)).encode())
         return digest.hexdigest()
 
 

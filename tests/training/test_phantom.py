@@ -93,10 +93,8 @@ def test_a_patient_keeps_anatomy_and_chronic_findings(phantoms: list[Phantom]) -
     for studies in patients.values():
         assert len({study.anatomy for study in studies}) == 1
         assert [study.study for study in studies] == list(range(len(studies)))
-        kept = {
-            frozenset((f.label, f.side, f.zone, f.seed) for f in study.findings if f.label in chronic)
-            for study in studies
-        }
+        lasting = [[f for f in study.findings if f.label in chronic] for study in studies]
+        kept = {frozenset((f.label, f.side, f.zone, f.seed) for f in findings) for findings in lasting}
         assert len(kept) == 1
         assert all(finding.change == "" for finding in studies[0].findings)
         assert all(finding.change for study in studies[1:] for finding in study.findings)
@@ -105,6 +103,16 @@ def test_a_patient_keeps_anatomy_and_chronic_findings(phantoms: list[Phantom]) -
 def test_acute_findings_come_and_go(phantoms: list[Phantom]) -> None:
     changes = {finding.change for phantom in phantoms for finding in phantom.findings}
     assert changes == {"", "new", "larger", "smaller", "unchanged"}
+
+
+def test_sides_of_findings_that_go_together(phantoms: list[Phantom]) -> None:
+    for phantom in phantoms:
+        if phantom.study or not (effusion := phantom.finding("Effusion")) or effusion.side == BOTH:
+            continue
+        if atelectasis := phantom.finding("Atelectasis"):
+            assert atelectasis.side == effusion.side
+        if pneumothorax := phantom.finding("Pneumothorax"):
+            assert pneumothorax.side != effusion.side
 
 
 # Reports

@@ -48,6 +48,11 @@ CAUSES = (
 #: The findings that phantoms show, in the order of NIH ChestX-ray14.
 PHANTOM_LABELS = tuple(name for name in NIH_14 if name in {cause.label for cause in CAUSES})
 
+# finding -> (another, is it on the same side?): fluid presses the lung beside it together, air and fluid in one pleural
+# space would be a finding of their own, and a nodule over a mass would not be seen.
+_BESIDE = {"Atelectasis": ("Effusion", True), "Pneumothorax": ("Effusion", False), "Nodule": ("Mass", False)}
+_OTHER = {RIGHT: LEFT, LEFT: RIGHT}
+
 _IMAGES_A_PATIENT = (0.40, 0.25, 0.15, 0.12, 0.08)  # 1 to 5
 _ACUTE_STAYS = 0.6  # probability that a patient's acute findings are still there in the next study
 
@@ -196,17 +201,15 @@ def _sample(rng: np.random.Generator, causes: Iterable[Cause], known: tuple[Find
         for parent, probability in cause.given.items():
             absent *= 1 - probability if parent in present else 1
         if rng.random() >= absent:
-            present[cause.label] = _new_finding(rng, cause, present.get("Effusion"))
+            present[cause.label] = _new_finding(rng, cause, present)
     return tuple(present.values())
 
 
-def _new_finding(rng: np.random.Generator, cause: Cause, effusion: Finding | None) -> Finding:
+def _new_finding(rng: np.random.Generator, cause: Cause, present: Mapping[str, Finding]) -> Finding:
     side, zone = str(rng.choice(cause.sides)), str(rng.choice(cause.zones))
-    if effusion and effusion.side != BOTH:
-        if cause.label == "Atelectasis":  # the lung is pressed together by the fluid beside it
-            side = effusion.side
-        elif cause.label == "Pneumothorax":  # air and fluid together would be a finding of their own
-            side = LEFT if effusion.side == RIGHT else RIGHT
+    neighbour, same_side = _BESIDE.get(cause.label, ("", True))
+    if neighbour in present and present[neighbour].side != BOTH:
+        side = present[neighbour].side if same_side else _OTHER[present[neighbour].side]
     return Finding(cause.label, side, zone, rng.uniform(), _seed(rng))
 
 

@@ -1,0 +1,153 @@
+"""`cbmir evaluate`: a run or an exported model on a manifest, as figures, a text and a folder."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from cbmir.card import ModelCard
+from cbmir.errors import ManifestError, RunError, SplitError
+from cbmir.manifest import Manifest, read_manifest, write_json
+from cbmir.runtime.engine import Engine, open_engine
+from cbmir.training.data import cache_folder, cached_images, evaluation_batches, label_array
+from cbmir.training.evaluation import Evaluation, Vectors, embed, evaluate
+from cbmir.training.metrics import RETRIEVAL_METRICS
+from cbmir.training.run import load_model, split_rows, with_fold
+from cbmir.training.splits import check_splits
+
+log = logging.getLogger("cbmir")
+
+#: Batches uint8 [B, 1, S, S] -> embeddings float32 [N, D] and scores float32 [N, C].
+Embedder = Callable[[Iterable[NDArray[np.uint8]]], tuple[NDArray[np.float32], NDArray[np.float32]]]
+
+
+def evaluate_model(model: Path, manifest_path: Path, *, k: int = 10, queries: str = "test") -> Evaluation:
+    """Evaluate a RUN folder or an exported model: `queries` split against the train split as the gallery.
+
+    A model of a cross-validation fold is judged on that fold's queries when the manifest is the one that it was
+    trained on. Raises SplitError (a split is empty, or a patient is in two), ManifestError (a label is missing).
+    """
+    if k < 1:
+        raise RunError(f"expected k of 1 or more, found {k}")
+    with _opened(model) as (card, embedder):
+        manifest = _splits_of(card, read_manifest(manifest_path))
+        labels = _labels_of(card, manifest)
+        images = cached_images(manifest, card.preprocess, cache_folder(manifest_path))
+
+        def vectors(split: str) -> Vectors:
+            rows = split_rows(manifest, split)
+            if not rows:
+                raise SplitError(f"{manifest_path}: expected images in split {split!r}, found none")
+            batches = _progress(evaluation_batches(images, rows, card.preprocess), len(rows), split)
+            embedding, scores = embedder(batches)
+            return Vectors(embedding, scores, labels[rows], [manifest.rows[row].patient_id for row in rows])
+
+        return evaluate(vectors(queries), vectors("train"), card.labels.names, k=k)
+
+
+def text_report(summary: dict[str, Any], title: str) -> str:
+    """The figures as Markdown: both columns of METHOD.md, the random ranking beside them, and AUC by label."""
+    k = summary["k"]
+    lines = [
+        f"# {title}",
+        "",
+        f"{summary['queries']} queries of {summary['patients']} patients against a gallery of {summary['gallery']} "
+        f"images, k = {k}, each query's own patient left out. In brackets: 95% bootstrap interval over patients.",
+        "",
+        f"| queries | n | left out | nDCG@{k} | ACG@{k} | precision@{k} |",
+        "|---|---|---|---|---|---|",
+    ]
+    for column in ("positive queries", "all queries"):
+        for name in (column, f"random, {column}"):
+            row = summary[name]
+            shown = " | ".join(figure(row[metric]) for metric in RETRIEVAL_METRICS)
+            lines.append(f"| {name} | {row['queries']} | {row['queries_left_out']} | {shown} |")
+    lines += ["", f"AUC, mean over labels: {figure(summary['auc'])}", "", "| label | AUC |", "|---|---|"]
+    lines += [f"| {name} | {figure(value)} |" for name, value in summary["auc_by_label"].items()]
+    if summary["auc_without_both_values"]:
+        lost = ", ".join(summary["auc_without_both_values"])
+        lines += ["", f"Not in the mean, since the queries do not hold both values: {lost}."]
+    return "\n".join(lines) + "\n"
+
+
+def write_report(evaluation: Evaluation, summary: dict[str, Any], folder: Path, title: str) -> None:
+    """Write metrics.json, report.md and per_query.csv (a row a query, in the order of the manifest)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "metrics.json", summary)
+    _write(folder / "report.md", text_report(summary, title))
+    positive, every = evaluation.retrieval["positive queries"], evaluation.retrieval["all queries"]
+    columns = [(f"{name}, {side}", getattr(values, name)) for side, values in
+               (("positive queries", positive), ("all queries", every)) for name in RETRIEVAL_METRICS]  # fmt: skip
+    temporary = folder / ".per_query.part"
+    with temporary.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["patient_id", *(name for name, _ in columns)])
+        for row, patient in enumerate(evaluation.query.patients):
+            values = [v[row] for _, v in columns]
+            writer.writerow([patient, *("" if np.isnan(v) else f"{v:.6f}" for v in values)])
+    temporary.replace(folder / "per_query.csv")
+
+
+def figure(value: dict[str, float | None]) -> str:
+    """`.219 [.201, .236]`, or n/a where there is no value."""
+    if value["value"] is None:
+        return "n/a"
+    shown = f"{value['value']:.3f}"
+    return shown if value["low"] is None else f"{shown} [{value['low']:.3f}, {value['high']:.3f}]"
+
+
+@contextmanager
+def _opened(model: Path) -> Iterator[tuple[ModelCard, Embedder]]:
+    if model.is_dir():
+        network, card, _ = load_model(model)
+        yield card, partial(embed, network)
+    else:
+        with open_engine(model) as engine:
+            yield engine.card, partial(_run_engine, engine)
+
+
+def _splits_of(card: ModelCard, manifest: Manifest) -> Manifest:
+    fold = card.training.get("fold", "")
+    if fold and manifest.fingerprint == card.training.get("manifest_fingerprint"):
+        log.info("Fold %s, as in training.", fold)
+        return with_fold(manifest, fold)
+    check_splits(manifest)
+    return manifest
+
+
+def _labels_of(card: ModelCard, manifest: Manifest) -> NDArray[np.float32]:
+    """The manifest's labels in the model's order, float32 [N, C]."""
+    try:
+        order = [manifest.labels.index(name) for name in card.labels.names]
+    except ManifestError as error:
+        raise ManifestError(f"the manifest lacks a label of the model: {error}") from error
+    return label_array(manifest)[:, order]
+
+
+def _run_engine(
+    engine: Engine, batches: Iterable[NDArray[np.uint8]]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    outputs = [engine.run(batch) for batch in batches]
+    return np.concatenate([o.embedding for o in outputs]), np.concatenate([o.scores for o in outputs])
+
+
+def _progress(batches: Iterator[NDArray[np.uint8]], total: int, name: str) -> Iterator[NDArray[np.uint8]]:
+    with tqdm(total=total, desc=f"embedding {name}", unit="image", disable=None) as bar:
+        for batch in batches:
+            yield batch
+            bar.update(len(batch))
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.write_text(text, "utf-8")
+    temporary.replace(path)
