@@ -1,0 +1,264 @@
+"""Training on images that can be learnt in seconds: a finished run, a resumed one, a refused one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cbmir.errors import CardError, RunError, SplitError, TrainingError
+from cbmir.manifest import read_manifest, write_manifest
+from cbmir.training.config import TrainConfig, proxy_counts, resolve_precision
+from cbmir.training.curves import read_epochs
+from cbmir.training.harness import RetrievalTask, train
+from cbmir.training.run import RunFolder, load_model, with_fold
+
+
+def config(manifest: Path, **options: Any) -> TrainConfig:
+    table = read_manifest(manifest)
+    small = {"encoder": "timm:test_resnet", "image_size": 32, "batch_size": 8, "epochs": 3, "lr": 1e-2, "devices": "1"}
+    own = {"manifest": str(manifest), "manifest_fingerprint": table.fingerprint, "labels": table.labels.names}
+    return TrainConfig(**(own | small | options))
+
+
+@pytest.fixture(scope="module")
+def finished(squares: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return train(config(squares, epochs=6), tmp_path_factory.mktemp("runs") / "run")
+
+
+def test_a_finished_run_holds_what_the_readme_says(finished: RunFolder) -> None:
+    names = sorted(p.relative_to(finished.path).as_posix() for p in finished.path.rglob("*") if p.is_file())
+    assert names == [
+        "card.json", "checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.json", "curves.png", "metrics.csv",
+    ]  # fmt: skip
+    assert [row["epoch"] for row in read_epochs(finished.metrics)] == [str(n) for n in range(6)]
+
+
+def test_it_learns(finished: RunFolder) -> None:
+    card, epochs = finished.read_card(), read_epochs(finished.metrics)
+    assert max(float(row["val_auc"]) for row in epochs) > 0.95
+    ndcg = [float(row["val_ndcg"]) for row in epochs]
+    assert card.training["best_epoch"] == ndcg.index(max(ndcg))
+    assert card.metrics["val positive queries"]["ndcg"]["value"] == pytest.approx(max(ndcg), abs=1e-3)
+    assert all(threshold is not None for threshold in card.thresholds)
+    assert all(c is not None and c.slope >= 0 for c in card.calibration)
+    assert card.training["images"] == {"train": 48, "val": 12, "test": 12}
+
+
+def test_the_model_comes_back_with_its_card(finished: RunFolder) -> None:
+    model, card, _ = load_model(finished.path)
+    image = torch.zeros(2, 1, 32, 32, dtype=torch.uint8)
+    embedding, scores, feature_map = model(image)
+    assert embedding.shape == (2, card.embedding_dim) and scores.shape == (2, 2)
+    assert embedding.norm(dim=1).tolist() == pytest.approx([1, 1])
+    mean = feature_map.mean(dim=(2, 3))
+    assert torch.allclose(mean / mean.norm(dim=1, keepdim=True), embedding, atol=1e-6)
+
+
+def test_weights_that_the_card_does_not_describe_are_refused(finished: RunFolder, tmp_path: Path) -> None:
+    import shutil
+
+    copy = RunFolder(Path(shutil.copytree(finished.path, tmp_path / "copy")))
+    checkpoint = torch.load(copy.best, weights_only=True)
+    key = next(k for k, v in checkpoint["state_dict"].items() if k.startswith("model.encoder") and v.is_floating_point())
+    checkpoint["state_dict"][key] += 1
+    torch.save(checkpoint, copy.best)
+    with pytest.raises(CardError, match="train the run again"):
+        load_model(copy.path)
+    copy.best.write_bytes(b"damaged")
+    with pytest.raises(RunError, match=r"best\.ckpt"):
+        load_model(copy.path)
+
+
+def test_a_stopped_run_resumes_to_the_same_weights(
+    squares: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = config(squares)
+    whole = train(options, tmp_path / "whole")
+    start = RetrievalTask.on_train_epoch_start
+
+    def stop(task: RetrievalTask) -> None:
+        start(task)
+        if task.current_epoch == 1:
+            raise ConnectionAbortedError
+
+    monkeypatch.setattr(RetrievalTask, "on_train_epoch_start", stop)
+    with pytest.raises(ConnectionAbortedError):
+        train(options, tmp_path / "stopped")
+    monkeypatch.undo()
+    with pytest.raises(RunError, match="not finished"):
+        load_model(tmp_path / "stopped")
+    with pytest.raises(RunError, match="--resume"):
+        train(options, tmp_path / "stopped")
+    resumed = train(options, tmp_path / "stopped", resume=True)
+    assert _without_seconds(resumed) == _without_seconds(whole)
+    assert resumed.read_card().fingerprint == whole.read_card().fingerprint
+
+
+def _without_seconds(run: RunFolder) -> list[dict[str, str]]:
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_epochs(run.metrics)]
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from cbmir.training import harness
+from cbmir.training.config import TrainConfig
+import json
+torch.set_num_threads(1)
+step = harness.RetrievalTask.training_step
+def killed(task, batch, index):
+    if task.current_epoch == 1 and index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(task, batch, index)
+harness.RetrievalTask.training_step = killed
+harness.train(TrainConfig.from_json(json.loads(sys.argv[1])), Path(sys.argv[2]))
+"""
+
+
+def test_a_run_killed_within_an_epoch_resumes(squares: Path, tmp_path: Path) -> None:
+    options, run = config(squares), tmp_path / "killed"
+    command = [sys.executable, "-c", _KILLED, json.dumps(options.to_json()), str(run)]
+    assert subprocess.run(command, check=False, capture_output=True).returncode == -9
+    assert train(options, run, resume=True).read_card().fingerprint
+
+
+def test_resume_of_a_finished_run_changes_nothing(finished: RunFolder) -> None:
+    before = finished.card.stat().st_mtime_ns
+    train(finished.read_config(), finished.path, resume=True)
+    assert finished.card.stat().st_mtime_ns == before
+
+
+def test_resume_refuses_other_options(finished: RunFolder, squares: Path) -> None:
+    with pytest.raises(RunError, match=r"lr: 0\.01 -> 0\.1"):
+        train(config(squares, epochs=6, lr=0.1), finished.path, resume=True)
+
+
+def test_a_folder_with_other_files_is_left_alone(squares: Path, tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("mine")
+    with pytest.raises(RunError, match="new or empty folder"):
+        train(config(squares), tmp_path)
+
+
+@pytest.mark.parametrize("loss", ["bce", "ml-proxy-nca"])
+def test_the_baselines_train(loss: str, squares: Path, tmp_path: Path) -> None:
+    run = train(config(squares, loss=loss, epochs=1), tmp_path / "run")
+    model, card, _ = load_model(run.path)
+    assert card.head == ("linear" if loss == "bce" else "proxy")
+    assert card.proxies_per_class == (() if loss == "bce" else (1, 1, 1))
+    assert model.head.rows().shape == (2 if loss == "bce" else 3, card.embedding_dim)
+
+
+def test_bf16_and_folds(squares: Path, tmp_path: Path) -> None:
+    run = train(config(squares, epochs=1, precision="bf16-mixed", fold="2/3"), tmp_path / "run")
+    facts = run.read_card().training
+    assert facts["precision"] == "bf16-mixed" and facts["fold"] == "2/3"
+    assert facts["images"]["test"] == 24
+
+
+def test_two_processes_train_one_model(squares: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "cbmir", "train", str(squares), "-o", str(tmp_path / "run"), "--encoder",
+        "timm:test_resnet", "--image-size", "32", "--batch-size", "16", "--epochs", "2", "--devices", "2",
+    ]  # fmt: skip
+    result = subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert len(read_epochs(RunFolder(tmp_path / "run").metrics)) == 2
+    load_model(tmp_path / "run")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(
+    squares: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cbmir.training.losses import MultiLabelProxyLoss
+
+    monkeypatch.setattr(MultiLabelProxyLoss, "forward", lambda self, h, p, e, t: e.sum() * float("nan"))
+    with pytest.raises(TrainingError, match="lower --lr"):
+        train(config(squares), tmp_path / "run")
+
+
+def test_a_patient_in_two_splits_is_refused(squares: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(squares)
+    splits = [row.split for row in manifest]
+    splits[1] = "val"
+    leaking = squares.parent / "leaking.csv"
+    write_manifest(manifest.with_splits(splits), leaking)
+    with pytest.raises(SplitError, match="p0"):
+        train(config(leaking), tmp_path / "run")
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_an_empty_split_is_refused(split: str, squares: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(squares)
+    empty = squares.parent / "empty.csv"
+    write_manifest(manifest.with_splits(["test" if r.split == split else r.split for r in manifest]), empty)
+    with pytest.raises(SplitError, match=f"'{split}'"):
+        train(config(empty), tmp_path / "run")
+
+
+def test_a_changed_manifest_is_refused(squares: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="has changed"):
+        train(config(squares, manifest_fingerprint="other"), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "options", [{"epochs": 0}, {"lr": -1.0}, {"proxies_per_class": "0"}, {"proxies_per_class": "many"}]
+)
+def test_senseless_options_are_refused(options: dict[str, Any], squares: Path) -> None:
+    with pytest.raises(RunError, match="expected"):
+        config(squares, **options)
+
+
+def test_a_senseless_fold_is_refused(squares: Path) -> None:
+    for fold in ("1", "a/b", "6/5"):
+        with pytest.raises((RunError, SplitError), match="fold"):
+            with_fold(read_manifest(squares), fold)
+
+
+def test_proxy_counts() -> None:
+    """auto: one proxy below 64 positives, one more each time their number doubles, at most eight."""
+    columns = [3, 63, 64, 127, 128, 4000]
+    targets = torch.zeros(4000, len(columns))
+    for column, positive in enumerate(columns):
+        targets[:positive, column] = 1
+    assert proxy_counts("auto", targets) == (1, 1, 2, 2, 3, 7)
+    assert proxy_counts("3", targets) == (3,) * 6
+
+
+def test_auto_precision_on_a_cpu_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_precision("auto") == "32-true"
+    assert resolve_precision("bf16-mixed") == "bf16-mixed"
+
+
+def test_config_of_another_version_is_refused(finished: RunFolder, tmp_path: Path) -> None:
+    data = json.loads(finished.config.read_text()) | {"wings": 2}
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    with pytest.raises(RunError, match="wings"):
+        RunFolder(tmp_path).read_config()
+    with pytest.raises(RunError, match="cbmir train"):
+        RunFolder(tmp_path / "nowhere").read_config()
+
+
+def test_crops_differ_between_epochs_and_images_and_repeat(squares: Path) -> None:
+    from cbmir.preprocessing import PreprocessSpec
+    from cbmir.training.data import TrainingImages
+
+    spec = PreprocessSpec(resize=40, crop=32)
+    images = np.arange(2 * 40 * 40, dtype=np.uint8).reshape(2, 40, 40)
+    data = TrainingImages(images, np.array([0, 0, 1]), np.zeros((2, 1), np.float32), spec, seed=0)
+    first = [data[i][0] for i in range(3)]
+    assert not torch.equal(first[0], first[1])
+    assert all(torch.equal(a, data[i][0]) for i, a in enumerate(first))
+    data.epoch = 1
+    assert not torch.equal(first[0], data[0][0])
