@@ -15,9 +15,20 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.manifest import write_json
+from cbmir.training.evaluation import Evaluation
+from cbmir.training.metrics import RETRIEVAL_METRICS, class_aucs, interval, patient_weights, weighted_means
+from cbmir.training.report import evaluate_model, figure
 
 FOLDS = 5
+RESAMPLES = 1000
 METHODS = {
     "proxy, negative proxies": ["--loss", "proxy", "--negative-proxies"],
     "proxy": ["--loss", "proxy", "--no-negative-proxies"],
@@ -54,6 +65,71 @@ def train_all(manifest: Path, work: Path, jobs: int) -> int:
     return sum(code != 0 for code in codes)
 
 
+@dataclass(frozen=True, eq=False)
+class Pooled:
+    """One method over all folds: the queries of each fold, and per-query values [N] and patients over all of them."""
+
+    folds: list[Evaluation]
+
+    @property
+    def patients(self) -> list[str]:
+        return [patient for fold in self.folds for patient in fold.query.patients]
+
+    def values(self, column: str, metric: str) -> NDArray[np.float64]:
+        return np.concatenate([getattr(fold.retrieval[column], metric) for fold in self.folds])
+
+    def auc(self, weights: NDArray[np.float64] | None = None) -> float:
+        """Mean over labels of the mean over folds: scores of different models are never ranked together."""
+        ends = np.cumsum([len(fold.query.scores) for fold in self.folds])
+        parts = [None] * len(self.folds) if weights is None else np.split(weights, ends[:-1])
+        aucs = [class_aucs(f.query.scores, f.query.labels, w) for f, w in zip(self.folds, parts, strict=True)]
+        return float(np.nanmean(np.nanmean(aucs, axis=0)))
+
+
+def evaluate_all(manifest: Path, work: Path) -> dict[str, Pooled]:
+    """Every method on the queries of its five folds, k = 10. Raises RunError for an unfinished run."""
+    return {
+        method: Pooled([evaluate_model(run_folder(work, method, fold), manifest) for fold in range(1, FOLDS + 1)])
+        for method in METHODS
+    }
+
+
+def table(methods: dict[str, Pooled]) -> tuple[str, dict[str, Any]]:
+    """The table as Markdown and as data; intervals are over patients, differences to BCE are paired."""
+    reference = methods["BCE"]
+    weights = patient_weights(reference.patients, resamples=RESAMPLES)
+    aucs = {name: np.array([m.auc(w) for w in weights]) for name, m in methods.items()}
+    data: dict[str, Any] = {}
+    lines = []
+    for column in ("positive queries", "all queries"):
+        count = int((~np.isnan(reference.values(column, "ndcg"))).sum())
+        lines += [
+            f"\n**{column}** ({count})\n",
+            "| method | AUC | nDCG | ACG | precision | nDCG - BCE's |",
+            "|" + "---|" * 6,
+        ]
+        for name, method in methods.items():
+            row = {"auc": _figure(method.auc(), aucs[name])}
+            for metric in RETRIEVAL_METRICS:
+                values = method.values(column, metric)
+                row[metric] = _figure(float(np.nanmean(values)), weighted_means(values, weights))
+            gain = method.values(column, "ndcg") - reference.values(column, "ndcg")
+            row["ndcg_minus_bce"] = _figure(float(np.nanmean(gain)), weighted_means(gain, weights))
+            row["auc_minus_bce"] = _figure(method.auc() - reference.auc(), aucs[name] - aucs["BCE"])
+            data[f"{name}, {column}"] = row
+            shown = [figure(row[key]) for key in ("auc", *RETRIEVAL_METRICS)]
+            shown.append("" if name == "BCE" else figure(row["ndcg_minus_bce"]))
+            lines.append(f"| {name} | {' | '.join(shown)} |")
+        chance = [f"{np.nanmean(reference.values(f'random, {column}', metric)):.3f}" for metric in RETRIEVAL_METRICS]
+        lines.append(f"| random ranking | 0.500 | {' | '.join(chance)} | |")
+    return "\n".join(lines) + "\n", data
+
+
+def _figure(value: float, samples: NDArray[np.float64]) -> dict[str, float | None]:
+    low, high = interval(samples)
+    return {"value": value, "low": low, "high": high}
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=["train", "table"])
@@ -61,4 +137,9 @@ if __name__ == "__main__":
     parser.add_argument("work", type=Path)
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
-    sys.exit(train_all(arguments.manifest, arguments.work, arguments.jobs))
+    if arguments.step == "train":
+        sys.exit(train_all(arguments.manifest, arguments.work, arguments.jobs))
+    text, figures = table(evaluate_all(arguments.manifest, arguments.work))
+    (arguments.work / "table.md").write_text(text, "utf-8")
+    write_json(arguments.work / "table.json", figures)
+    print(text)  # noqa: T201

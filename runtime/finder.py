@@ -17,6 +17,7 @@ from cbmir.runtime.engine import Engine, EngineHealth, open_engine
 from cbmir.runtime.evidence import finding_vectors
 from cbmir.runtime.gallery import Gallery, Hit
 from cbmir.runtime.preprocess import preprocess
+from cbmir.runtime.radiograph import Radiograph
 from cbmir.runtime.reading import read_image
 from cbmir.runtime.result import Analysis, Finding, Neighbour
 from cbmir.runtime.store import Entry
@@ -61,15 +62,21 @@ class Finder:
         return self.engine.card
 
     def analyze(
-        self, image: Image, k: int = 10, *, patient_id: str | None = None, exclude_same_patient: bool = True
+        self,
+        image: Image | Radiograph,
+        k: int = 10,
+        *,
+        patient_id: str | None = None,
+        exclude_same_patient: bool = True,
     ) -> Analysis:
-        """Findings and the k nearest neighbours of one image: a path, the bytes of a file, or a grey array [H, W].
+        """Findings and the k nearest neighbours of one image: a path, a file's bytes, a grey array [H, W], or
+        what `read_image` made of one.
 
         The same patient's images are left out of the neighbours: the patient is `patient_id`, else that of the
         gallery's entry made from the same file, else the DICOM file's; a warning says when none is known.
         Raises ImageError for an image that cannot be analysed.
         """
-        radiograph = read_image(image)
+        radiograph = image if isinstance(image, Radiograph) else read_image(image)
         batch = preprocess(radiograph.pixels, self.card.preprocess)[None, None]
         outputs = self.engine.run(batch, feature_map=True)
         embedding, feature_map = outputs.embedding[0], outputs.feature_map

@@ -15,7 +15,7 @@ from PIL import Image
 
 from cbmir.card import CARD_KEY, HEAD_KEY, Calibration, ModelCard
 from cbmir.labels import LabelSet
-from cbmir.manifest import Manifest, Row, read_manifest, write_manifest
+from cbmir.manifest import Manifest, Row, read_manifest, write_json, write_manifest
 from cbmir.preprocessing import PreprocessSpec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -161,3 +161,73 @@ def tiny_gallery(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tin
     with open_engine(tiny_model, threads=1) as engine:
         build_gallery(engine, read_manifest(tiny_manifest), path)
     return path
+
+
+def write_tiny_run(folder: Path, manifest: Path, *, card: dict[str, Any] | None = None, **config: Any) -> Path:
+    """A finished run of an untrained ResNet18 at 32x32. `card` changes fields of its card, `config` its options."""
+    import torch
+
+    from cbmir.training.config import TrainConfig
+    from cbmir.training.run import RunFolder, build_model, embedding_fingerprint, split_targets, with_fold
+
+    run = RunFolder(folder)
+    table = read_manifest(manifest)
+    options: dict[str, Any] = {"encoder": "resnet18", "image_size": 32} | config
+    made = TrainConfig(str(manifest), table.fingerprint, table.labels.names, **options)
+    run.write_config(made)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, _ = build_model(made, split_targets(with_fold(table, made.fold), "train"), weights="none")
+    linear = made.loss == "bce"
+    facts: dict[str, Any] = {
+        "labels": table.labels,
+        "preprocess": made.preprocess,
+        "encoder": made.encoder,
+        "embedding_dim": 512,
+        "head": model.head.kind,
+        "sigma": made.sigma,
+        "proxies_per_class": () if linear else model.head.counts,
+        "negative_proxies": made.negative_proxies and not linear,
+        "fingerprint": embedding_fingerprint(model, made.preprocess),
+        "versions": {"cbmir": "0", "torch": torch.__version__},
+    }
+    write_json(run.card, TINY_CARD.with_(**facts | (card or {})).to_json())
+    run.checkpoints.mkdir()
+    state = {f"model.{key}": value for key, value in model.state_dict().items()}
+    torch.save({"state_dict": state, "epoch": 0}, run.best)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_tiny_run() -> Callable[..., Path]:
+    """`write_tiny_run`, for tests that need a run with something changed."""
+    return write_tiny_run
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory, tiny_manifest: Path) -> Path:
+    """A finished run on fold 1/2 of `tiny_manifest`, untrained. Read only."""
+    return write_tiny_run(tmp_path_factory.mktemp("runs") / "run", tiny_manifest, fold="1/2")
+
+
+@pytest.fixture(scope="session")
+def tiny_export(tmp_path_factory: pytest.TempPathFactory, tiny_run: Path) -> Path:
+    """The folder with `tiny_run` exported: model.onnx, model.fp16.onnx and parity.json. Read only."""
+    from cbmir.export import export_run
+
+    folder = tmp_path_factory.mktemp("exports")
+    export_run(tiny_run, folder, fp16=True)
+    return folder
+
+
+@pytest.fixture
+def quick_graph(tiny_export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let exports of `tiny_run` take the graphs of `tiny_export`: all the rest of the job is the real one."""
+    from cbmir.export import exporting
+
+    files = {"float32": "model.onnx", "float16": "model.fp16.onnx"}
+
+    def take(model: object, card: object, precision: str) -> bytes:
+        return (tiny_export / files[precision]).read_bytes()
+
+    monkeypatch.setattr(exporting, "to_onnx", take)

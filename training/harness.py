@@ -320,5 +320,3 @@ def _training_facts(config: TrainConfig, folder: RunFolder, manifest: Manifest, 
 def _mean(values: NDArray[np.floating]) -> float:
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else 0.0
-
-

@@ -34,7 +34,8 @@ class ProxyHead(nn.Module):
         """log g(v, p) = -|v - p|^2 / 2 sigma^2 for unit vectors: [N, D] -> [N, K, m], padding repeats a proxy."""
         cosine = embedding @ functional.normalize(self.weight, dim=1).T
         # The square distance of unit vectors lies in [0, 4]; rounding can take it just below 0.
-        return -(2 - 2 * cosine).clamp(min=0)[:, self.index] / (2 * self.sigma**2)
+        log_g = -(2 - 2 * cosine).clamp(min=0) / (2 * self.sigma**2)
+        return log_g.index_select(1, self.index.flatten()).unflatten(1, self.index.shape)
 
     def log_mean_similarity(self, embedding: Tensor) -> Tensor:
         """log S_j, S_j the mean over the proxies of class j (training): [N, D] -> [N, K]."""
@@ -88,7 +89,8 @@ class RetrievalModel(nn.Module):
         scaled = image.float() / 127.5 - 1
         feature_map = self.encoder(scaled.to(next(self.encoder.parameters()).dtype)).float()
         pooled = feature_map.mean(dim=(2, 3))
-        return functional.normalize(pooled, dim=1), pooled, feature_map
+        # functional.normalize would ask for the input's shape when exported, and TensorRT refuses that of an uint8.
+        return pooled / pooled.norm(dim=1, keepdim=True).clamp(min=1e-12), pooled, feature_map
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         embedding, pooled, feature_map = self.features(image)

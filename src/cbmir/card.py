@@ -102,7 +102,9 @@ class ModelCard:
             data = json.loads(text)
             schema = data["schema"]
         except (ValueError, TypeError, KeyError) as error:
-            raise CardError(f"{source}: expected a cbmir model card in JSON, found {type(error).__name__}: {error}") from error
+            raise CardError(
+                f"{source}: expected a cbmir model card in JSON, found {type(error).__name__}: {error}"
+            ) from error
         if schema != SCHEMA:
             raise CardError(
                 f"{source}: this cbmir reads model cards of schema {SCHEMA}, found schema {schema}; "

@@ -79,8 +79,8 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over the table as training sees it: label names, and of each row the image's file name, patient, study,
-        view, split and labels, in order. Folders and reports are left out: a data set may move."""
+        """SHA-256 over the table as training sees it: the label names, then of each row the image's file name, patient,
+        study, view, split and labels. Folders and reports are left out: a data set may move."""
         digest = hashlib.sha256("\x1f".join(self.labels.names).encode())
         for row in self.rows:
             values = ",".join("" if v is None else str(v) for v in row.labels)
@@ -106,7 +106,10 @@ def read_manifest(path: str | Path) -> Manifest:
     names = tuple(name for name in columns if name not in FIXED_COLUMNS)
     if not names:
         raise ManifestError(f"{path}: expected a column for each label after {', '.join(FIXED_COLUMNS)}, found none")
-    labels = LabelSet(names)
+    try:
+        labels = LabelSet(names)
+    except ManifestError as error:
+        raise ManifestError(f"{path}: {error}") from error
     base = path.resolve().parent
     rows = tuple(_row(path, number, record, names, base) for number, record in enumerate(records, start=2))
     if not rows:

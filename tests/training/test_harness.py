@@ -67,7 +67,9 @@ def test_weights_that_the_card_does_not_describe_are_refused(finished: RunFolder
 
     copy = RunFolder(Path(shutil.copytree(finished.path, tmp_path / "copy")))
     checkpoint = torch.load(copy.best, weights_only=True)
-    key = next(k for k, v in checkpoint["state_dict"].items() if k.startswith("model.encoder") and v.is_floating_point())
+    key = next(
+        k for k, v in checkpoint["state_dict"].items() if k.startswith("model.encoder") and v.is_floating_point()
+    )
     checkpoint["state_dict"][key] += 1
     torch.save(checkpoint, copy.best)
     with pytest.raises(CardError, match="train the run again"):

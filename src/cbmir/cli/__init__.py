@@ -67,18 +67,20 @@ def cli(verbose: int, quiet: bool) -> None:
 
 
 def main(args: list[str] | None = None) -> NoReturn:
-    """Run the command line: a cbmir error is printed without a traceback, exit 2 for the user's mistakes, 1 for ours."""
+    """Run the command line. Expected errors print no traceback; exit 2 for the user's mistakes, 1 for ours."""
     try:
         result: Any = cli.main(args=args, prog_name="cbmir", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)
     except CbmirError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:  # a full disk, a folder that may not be written
+        logging.getLogger("cbmir").debug("raised here:", exc_info=error)
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(2)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("Stopped.", err=True)
         sys.exit(130)
-
-

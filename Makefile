@@ -1,0 +1,84 @@
+# cbmir: `make` shows what can be made.
+
+PYTHON ?= python3
+PORT ?= 7860
+NIH ?=
+BIN := .venv/bin
+CBMIR := $(BIN)/cbmir
+
+.PHONY: help venv chromium test demo demo-steps clean-demo FORCE
+
+help:  ## this text
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo '  make demo NIH=DIR   the same on a folder of NIH ChestX-ray14 (images, Data_Entry_2017*.csv, splits.csv if any)'
+	@echo '  make demo PORT=8080, make test PYTHON=python3.12'
+
+# --- set-up: made again only when pyproject.toml changes ---------------------------------------------------------
+
+venv: .venv/installed  ## set up .venv with everything
+
+.venv/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+		{ echo "cbmir needs Python 3.11 to 3.13, found $$($(PYTHON) --version 2>&1); try: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -e ".[dev]"
+	@touch $@
+
+# --- checks ------------------------------------------------------------------------------------------------------
+
+chromium:
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || \
+		{ echo "The browser test needs Chromium; on Debian: sudo apt-get install chromium" >&2; exit 1; }
+
+test: .venv/installed chromium  ## style, types, direction of imports, then all tests with coverage
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=90
+
+# --- demo: each file is a step that is done once, so a stopped `make demo` goes on where it was ------------------
+
+ifeq ($(strip $(NIH)),)
+DATA := demo-data
+MANIFEST := $(DATA)/phantoms/manifest.csv
+TRAIN ?= --encoder resnet18 --image-size 64 --epochs 12
+
+$(MANIFEST): | .venv/installed
+	$(CBMIR) data phantom -n 800 --seed 0 -o $(@D)
+else
+DATA := demo-data-nih
+MANIFEST := $(DATA)/manifest.csv
+TRAIN ?= --encoder resnet18 --image-size 112 --epochs 12
+ENTRIES := $(firstword $(wildcard $(NIH)/Data_Entry_2017*.csv))
+SPLITS := $(wildcard $(NIH)/splits.csv)
+
+$(DATA)/source.txt: FORCE
+	@test -n "$(ENTRIES)" || { echo "NIH=$(NIH): expected Data_Entry_2017_v2020.csv in this folder" >&2; exit 1; }
+	@mkdir -p $(DATA)
+	@echo "$(abspath $(NIH))" | cmp -s - $@ || echo "$(abspath $(NIH))" > $@
+
+$(MANIFEST): $(DATA)/source.txt | .venv/installed
+	$(CBMIR) data nih --images "$(NIH)" --entries "$(ENTRIES)" $(if $(SPLITS),--splits "$(SPLITS)") --missing skip -o $@
+endif
+
+$(DATA)/run/card.json: $(MANIFEST)
+	$(CBMIR) train $(MANIFEST) -o $(@D) $(TRAIN) --resume
+
+$(DATA)/evaluation/per_query.csv: $(DATA)/run/card.json
+	$(CBMIR) evaluate $(DATA)/run $(MANIFEST) -o $(@D)
+
+$(DATA)/model.fp16.onnx: $(DATA)/run/card.json
+	$(CBMIR) export $(DATA)/run -o $(DATA)/model.onnx --fp16
+
+$(DATA)/gallery/gallery.sqlite: $(DATA)/model.fp16.onnx
+	$(CBMIR) index build $(DATA)/model.onnx $(MANIFEST) -o $(@D)
+
+demo-steps: $(DATA)/evaluation/per_query.csv $(DATA)/gallery/gallery.sqlite  ## everything for the demo, without the page
+
+demo: demo-steps  ## from synthetic X-rays to a page in the browser: data, training, evaluation, export, gallery
+	$(CBMIR) demo $(DATA)/model.onnx $(DATA)/gallery --port $(PORT)
+
+clean-demo:  ## throw away what `make demo` made
+	rm -rf demo-data demo-data-nih

@@ -1,0 +1,47 @@
+"""Evidence maps drawn over the image: orange speaks for, blue against, and none of it is a guess."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from cbmir.preprocessing import PreprocessSpec
+
+#: RGB of evidence for and against: told apart with every kind of colour vision.
+FOR = (255, 140, 0)
+AGAINST = (45, 125, 255)
+
+
+def seen_box(height: int, width: int, spec: PreprocessSpec) -> tuple[int, int, int, int]:
+    """The part of an image [height, width] that the model sees, as (top, bottom, left, right) in pixels.
+
+    Preprocessing squashes the image to a square of `resize` and keeps the middle `crop`.
+    """
+    start = (spec.resize - spec.crop) // 2
+    first, last = start / spec.resize, (start + spec.crop) / spec.resize
+    return round(height * first), round(height * last), round(width * first), round(width * last)
+
+
+def overlay(
+    pixels: NDArray[np.uint8], evidence: NDArray[np.float32], spec: PreprocessSpec, opacity: float
+) -> NDArray[np.uint8]:
+    """Blend an evidence map float32 [h, w] over the grey image uint8 [H, W]: uint8 [H, W, 3].
+
+    The map is spread bilinearly over the part that the model sees, whose edge is marked by a thin line. The strongest
+    cell, of either sign, gets `opacity` in [0, 1]; weaker ones less in proportion, and zero none.
+    """
+    height, width = pixels.shape
+    top, bottom, left, right = seen_box(height, width, spec)
+    picture = np.repeat(pixels[..., None], 3, axis=2)
+    inside = picture[top:bottom, left:right]
+    strength = np.abs(evidence).max()
+    if strength > 0:
+        size = (right - left, bottom - top)
+        shares = np.array(Image.fromarray(evidence / strength).resize(size, Image.Resampling.BILINEAR))[..., None]
+        weight = opacity * np.abs(shares)
+        colour = np.where(shares > 0, np.array(FOR, np.float32), np.array(AGAINST, np.float32))
+        inside[...] = np.rint(inside * (1 - weight) + colour * weight).astype(np.uint8)
+    for edge in (inside[0], inside[-1], inside[:, 0], inside[:, -1]):
+        edge[...] = 128
+    return picture

@@ -1,0 +1,48 @@
+"""`cbmir demo`: the runtime in a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cbmir.card import NOT_A_DEVICE
+
+
+@click.command(
+    epilog="\b\nExample:\n"
+    "  cbmir demo model.onnx gallery\n"
+    "  cbmir demo model.onnx gallery --port 8080 --examples xrays/"
+)  # fmt: skip
+@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("gallery", type=click.Path(path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=7860, show_default=True, help="0: any free one.")
+@click.option(
+    "--examples",
+    type=click.Path(path_type=Path),
+    help="A folder of X-rays to choose from.  [default: some of the gallery]",
+)
+@click.option(
+    "--provider",
+    type=click.Choice(["cpu", "cuda", "tensorrt"]),
+    default="cpu",
+    show_default=True,
+    help="What runs the model; an error if it is not there.",
+)
+def demo(model: Path, gallery: Path, host: str, port: int, examples: Path | None, provider: str) -> None:
+    """Serve MODEL and GALLERY as a page in the browser, until Ctrl-C. Nothing leaves this machine.
+
+    Research use only. Not a medical device, not for diagnosis.
+    """
+    from cbmir.runtime.finder import Finder
+
+    with Finder.open(model, gallery, provider=provider) as finder:
+        from cbmir.demo import serve  # takes seconds; after the files are known to be good
+
+        serve(finder, host=host, port=port, examples=examples, ready=_announce)
+
+
+def _announce(url: str) -> None:
+    click.echo(f"{url}  (Ctrl-C ends it)")
+    click.echo(NOT_A_DEVICE)

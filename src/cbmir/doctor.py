@@ -1,0 +1,192 @@
+"""What is installed here, what really works, and how to get what is missing. Nothing is imported before it is asked
+for, and nothing that is broken stops the examination: it becomes a line of the report.
+"""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import re
+from collections.abc import Iterator
+from importlib import metadata
+from types import ModuleType
+from typing import Any
+
+from cbmir import __version__
+from cbmir.errors import MissingDependencyError
+
+EXTRAS = ("cpu", "gpu", "dicom", "train", "export", "demo")
+#: `--provider` names and what ONNX Runtime calls them.
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
+#: The same package built otherwise: either serves.
+_STANDS_IN = {"onnxruntime": "onnxruntime-gpu"}
+#: An ONNX model, y = Identity(x) with float32 [1], opset 18: what a provider must be able to load and run.
+_IDENTITY = (
+    b'\x08\x08:;\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x05probeZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
+    b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x02\x10\x12"
+)
+#: pydicom's names of the compressed transfer syntaxes that it can decode with the right plugin (DICOM PS3.5, 10).
+_SYNTAXES = (
+    "RLELossless", "JPEGBaseline8Bit", "JPEGExtended12Bit", "JPEGLossless", "JPEGLosslessSV1", "JPEGLSLossless",
+    "JPEGLSNearLossless", "JPEG2000Lossless", "JPEG2000", "HTJ2KLossless", "HTJ2KLosslessRPCL", "HTJ2K",
+)  # fmt: skip
+_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?:\[(?P<extras>[^]]*)\])?\s*(?:>=(?P<least>[\d.]+))?")
+_SILENT = 4  # log severity: what goes wrong is in the report
+
+
+def examine() -> dict[str, Any]:
+    """Everything that `cbmir doctor` says, in JSON types.
+
+    `extras` name -> missing (list of requirements), install (command); `packages` name -> version;
+    `providers` name -> available (listed by ONNX Runtime), loads (ran a model), why; `devices` those of PyTorch;
+    `codecs` DICOM transfer syntax -> plugins that decode it; `problems` what is installed and does not import.
+    Raises MissingDependencyError where cbmir itself is not installed, only found on the path.
+    """
+    problems: list[str] = []
+    return {
+        "cbmir": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "extras": {
+            extra: {"missing": list(_missing("cbmir", extra)), "install": f'pip install "cbmir[{extra}]"'}
+            for extra in EXTRAS
+        },
+        "packages": _packages(),
+        "providers": _providers(_load("onnxruntime", problems)),
+        "devices": _devices(_load("torch", problems)),
+        "codecs": _codecs(_load("pydicom", problems)),
+        "problems": problems,
+    }
+
+
+def text(report: dict[str, Any]) -> str:
+    """The report of `examine` for people to read."""
+    lines = [f"cbmir {report['cbmir']}, Python {report['python']}, {report['platform']}", "", "Extras"]
+    for name, extra in report["extras"].items():
+        wanted = f"missing {', '.join(extra['missing'])}: {extra['install']}"
+        lines.append(f"  {name:<12} {wanted if extra['missing'] else 'complete'}")
+    lines += ["", "ONNX Runtime providers"]
+    for name, provider in report["providers"].items():
+        state = "loads" if provider["loads"] else f"does not load: {provider['why']}"
+        lines.append(f"  {name:<12} {state}")
+    lines += ["", "PyTorch devices", *(f"  {device}" for device in report["devices"] or ["none"])]
+    lines += ["", "DICOM compression, and the plugins that decode it"]
+    for name, plugins in report["codecs"].items():
+        lines.append(f"  {', '.join(plugins) or 'no decoder':<20} {name}")
+    if not report["codecs"]:
+        lines.append("  none: pydicom is not installed")
+    lines += ["", "Packages", *(f"  {name:<24} {version}" for name, version in report["packages"].items())]
+    if report["problems"]:
+        lines += ["", "Problems", *(f"  {problem}" for problem in report["problems"])]
+    return "\n".join(lines)
+
+
+def _requirements(distribution: str, extra: str) -> Iterator[re.Match[str]]:
+    """What an extra of an installed distribution requires; "" gives what is required always."""
+    try:
+        requirements = metadata.requires(distribution) or []
+    except metadata.PackageNotFoundError as error:
+        raise MissingDependencyError(
+            f"{distribution} is on Python's path but not installed; install it with: pip install {distribution}, "
+            f"or pip install -e . in its repository"
+        ) from error
+    for requirement in requirements:
+        specifier, _, marker = requirement.partition(";")
+        of_extra = re.search(r"extra\s*==\s*[\"']([\w-]+)[\"']", marker)
+        if (of_extra.group(1) if of_extra else "") == extra and (match := _REQUIREMENT.match(specifier)):
+            yield match
+
+
+def _missing(distribution: str, extra: str) -> Iterator[str]:
+    """The requirements of an extra that are absent or too old, those of nested extras included."""
+    for requirement in _requirements(distribution, extra):
+        name, least = requirement["name"], requirement["least"]
+        version = _version(name)
+        if version is None:
+            yield name
+        elif least and _release(version) < _release(least):
+            yield f"{name}>={least} (found {version})"
+        else:
+            for nested in filter(None, (requirement["extras"] or "").split(",")):
+                yield from _missing(name, nested.strip())
+
+
+def _version(name: str) -> str | None:
+    for candidate in filter(None, (name, _STANDS_IN.get(name))):
+        try:
+            return metadata.version(candidate)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The numbers of a version up to its first letter: 2.14.1+cpu -> (2, 14, 1)."""
+    return tuple(int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", version)[0]))
+
+
+def _packages() -> dict[str, str]:
+    """The installed packages that cbmir requires, always or by an extra, and their versions."""
+    names = [requirement["name"] for extra in ("", *EXTRAS) for requirement in _requirements("cbmir", extra)]
+    return {name: version for name in sorted(set(names)) if (version := _version(name))}
+
+
+def _load(module: str, problems: list[str]) -> ModuleType | None:
+    """A module, or None where it is absent; one that is there and does not import is a problem to report."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            problems.append(f"{module} does not import: {error}")
+    except (ImportError, OSError) as error:  # a shared library of it is missing
+        problems.append(f"{module} does not import: {error}")
+    return None
+
+
+def _providers(ort: Any) -> dict[str, dict[str, Any]]:
+    found = ort.get_available_providers() if ort else []
+    report = {}
+    for name, provider in PROVIDERS.items():
+        if provider in found:
+            why = _why_not(ort, provider)
+        else:
+            package = "cpu" if name == "cpu" else "gpu"
+            why = f'not part of the installed ONNX Runtime; pip install "cbmir[{package}]"'
+            if ort and package == "gpu":
+                why += " in place of onnxruntime"
+        report[name] = {"available": provider in found, "loads": not why, "why": why}
+    return report
+
+
+def _why_not(ort: Any, provider: str) -> str:
+    """Run the identity on a provider: "" when it does, else the reason. A listed provider may lack its libraries."""
+    import numpy as np
+
+    options = ort.SessionOptions()
+    options.log_severity_level = _SILENT
+    value = np.array([1.5], np.float32)
+    try:
+        session = ort.InferenceSession(_IDENTITY, options, providers=[provider], enable_fallback=False)
+        if session.get_providers()[0] != provider:
+            return "ONNX Runtime fell back to the CPU: the driver or the CUDA and cuDNN libraries are missing"
+        (answer,) = session.run(None, {"x": value})
+    except Exception as error:  # noqa: BLE001  ONNX Runtime's exceptions have no other base, and each is a finding here
+        return f"{type(error).__name__}: {error}"
+    return "" if np.array_equal(answer, value) else f"answers {answer} where {value} is right"
+
+
+def _devices(torch: Any) -> list[str]:
+    if torch is None:
+        return []
+    cuda = [f"cuda:{number} {torch.cuda.get_device_name(number)}" for number in range(torch.cuda.device_count())]
+    return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
+
+
+def _codecs(pydicom: Any) -> dict[str, list[str]]:
+    """Compressed transfer syntax -> the plugins that decode it here; uncompressed ones need pydicom alone."""
+    if pydicom is None:
+        return {}
+    from pydicom.pixels.decoders.base import get_decoder
+
+    syntaxes = [getattr(pydicom.uid, keyword) for keyword in _SYNTAXES]
+    return {syntax.name: list(get_decoder(syntax).available_plugins) for syntax in syntaxes}

@@ -1,0 +1,70 @@
+"""The help of every command, and that the examples in it can be typed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import click
+import pytest
+
+from cbmir.cli import cli, main
+
+COMMANDS = [
+    "data nih", "data chexpert", "data table", "data phantom", "data check", "train", "evaluate", "export",
+    "index build", "index info", "query", "demo", "doctor",
+]  # fmt: skip
+
+
+def resolve(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The command that some words call, and the words left for it."""
+    command: click.Command = cli
+    while isinstance(command, click.Group) and words:
+        name, *words = words
+        found = command.get_command(click.Context(command), name)
+        assert found is not None, f"no command {name!r}"
+        command = found
+    return command, words
+
+
+def leaves(group: click.Group, prefix: str = "") -> list[str]:
+    context = click.Context(group)
+    found = []
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        found += leaves(command, f"{prefix}{name} ") if isinstance(command, click.Group) else [f"{prefix}{name}"]
+    return found
+
+
+def examples(command: click.Command) -> list[list[str]]:
+    """The words of each example in a command's epilog, without `cbmir`, a remark after two spaces, or `> FILE`."""
+    lines = (command.epilog or "").split("\n")
+    typed = [re.split(r"\s{2,}| > ", line.strip())[0] for line in lines if line.startswith("  cbmir ")]
+    return [shlex.split(line)[1:] for line in typed]
+
+
+def test_these_are_all_commands() -> None:
+    assert sorted(leaves(cli)) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*name.split(), "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"Usage: cbmir {name} ")
+    assert re.search(rf"^ *Examples?.*:\n +cbmir {name}\b", text, re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= 130
+
+
+@pytest.mark.parametrize("name", ["", "data", "index", *COMMANDS])
+def test_examples_can_be_typed(name: str) -> None:
+    command, _ = resolve(name.split())
+    found = examples(command)
+    assert found
+    for words in found:
+        called, rest = resolve(words)
+        called.make_context(called.name, rest)  # parses, and raises UsageError for what the command does not take
+        assert not isinstance(called, click.Group)

@@ -1,0 +1,128 @@
+"""The whole demo, from the command line to what a person sees in Chromium."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from cbmir.card import NOT_A_DEVICE
+
+sync_api = pytest.importorskip("playwright.sync_api")
+pytestmark = pytest.mark.browser
+
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+TIMEOUT_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[sync_api.Browser]:
+    if not CHROMIUM.exists():
+        if os.environ.get("CBMIR_REQUIRE_BROWSER") == "1":
+            pytest.fail(f"{CHROMIUM} is required here (CBMIR_REQUIRE_BROWSER=1) and is missing")
+        pytest.skip(f"{CHROMIUM} is not installed")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: sync_api.Browser, url: str) -> Iterator[sync_api.Page]:
+    """The opened demo; at the end, every request must have stayed on this machine."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(TIMEOUT_MS)
+    requests: list[str] = []
+    errors: list[str] = []
+    context.on("request", lambda request: requests.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(url)
+    page.locator("#findings .empty").wait_for()
+    yield page
+    context.close()
+    assert requests
+    assert [request for request in requests if not request.startswith((f"{url}/", "data:", f"blob:{url}/"))] == []
+    assert errors == []
+
+
+def upload(page: sync_api.Page, file: Path) -> None:
+    page.locator("#upload input[type=file]").set_input_files(file)
+
+
+def explanation(page: sync_api.Page) -> sync_api.Locator:
+    return page.locator("#explanation", has_text="sum to the cosine")
+
+
+def test_upload_findings_neighbours_and_evidence(
+    page: sync_api.Page, tmp_path: Path, make_xray: Callable[..., NDArray[np.uint8]]
+) -> None:
+    image = tmp_path / "xray.png"
+    Image.fromarray(make_xray(50, 256)).save(image)
+    upload(page, image)
+    page.locator(".card").nth(7).wait_for()
+    assert page.locator(".findings tbody tr").count() == 3
+    assert page.locator("#message").inner_text().count("patient of this image is not known") == 1
+    assert page.get_by_text(NOT_A_DEVICE).is_visible()
+
+    picture = page.locator("#picture img")
+    plain = picture.get_attribute("src")
+    page.locator(".findings .why").first.click()
+    explanation(page).wait_for()
+    label = page.locator(".findings tbody th").first.inner_text().split("\n")[0].strip()
+    assert page.locator("#evidence input").input_value() == f"Finding: {label}"
+    with_finding = picture.get_attribute("src")
+    assert with_finding != plain
+
+    cosine = page.locator(".card .number span").nth(1).inner_text().removeprefix("cosine ")
+    page.locator(".card .why").first.click()
+    explanation(page).filter(has_text=cosine).wait_for()
+    assert page.locator("#evidence input").input_value().startswith("Neighbour 1: image_")
+    assert picture.get_attribute("src") != with_finding
+
+    page.screenshot(path=tmp_path / "demo.png", full_page=True)
+    assert (tmp_path / "demo.png").stat().st_size > 50_000
+
+
+def test_example_leaves_its_own_patient_out_and_reports_are_text(page: sync_api.Page, report: str) -> None:
+    page.locator("#examples button").first.click()
+    page.locator(".card").first.wait_for()
+    assert page.locator(".card").count() == 6
+    assert "Patient patient_0" not in page.locator("#neighbours").inner_text()
+    assert page.locator(".labels .shared").first.inner_text().startswith("✓ Effusion")
+    assert page.locator(".report").first.inner_text() == report
+    assert page.title() == "cbmir"
+    page.locator("#exclude input").uncheck()
+    page.locator(".card").nth(7).wait_for()
+    assert "Patient patient_0" in page.locator("#neighbours").inner_text()
+
+
+def test_a_text_file_gets_a_readable_error(page: sync_api.Page, tmp_path: Path) -> None:
+    page.locator("#examples button").first.click()
+    page.locator(".card").first.wait_for()
+    notes = tmp_path / "notes.txt"
+    notes.write_text("No X-ray at all.")
+    upload(page, notes)
+    error = page.locator(".message.error")
+    error.wait_for()
+    assert error.inner_text().startswith("Not analysed. notes.txt: expected PNG, JPEG, TIFF or DICOM, found text")
+    assert page.locator(".card").count() == 0
+    assert page.locator(".findings").count() == 0
+
+
+def test_narrow_page_needs_no_sideways_scrolling(page: sync_api.Page) -> None:
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.locator("#examples button").first.click()
+    page.locator(".card").first.wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
+    assert page.get_by_text(NOT_A_DEVICE).is_visible()

@@ -1,0 +1,64 @@
+"""Which images the demo offers to begin with."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from cbmir.demo.examples import MOST, find_examples
+from cbmir.errors import UserError
+from cbmir.manifest import read_manifest
+from cbmir.runtime import Entry, Finder, Gallery
+
+
+@pytest.fixture
+def finder(tiny_model: Path, tiny_gallery: Path) -> Iterator[Finder]:
+    with Finder.open(tiny_model, tiny_gallery, threads=1) as finder:
+        yield finder
+
+
+def test_of_the_gallery(finder: Finder, tiny_manifest: Path) -> None:
+    examples = find_examples(finder)
+    images = [row.image for row in read_manifest(tiny_manifest).split("train")]
+    assert len(examples) == MOST
+    assert [example.path for example in examples] == images[::3][:MOST]
+    assert all(Image.open(io.BytesIO(example.thumbnail)).size == (64, 64) for example in examples)
+
+
+def test_gallery_whose_files_are_gone(tiny_model: Path, tmp_path: Path) -> None:
+    with Finder.open(tiny_model) as plain:
+        gallery = Gallery.create(tmp_path / "gallery", plain.card)
+        with Finder(plain.engine, gallery) as finder:
+            vector = np.eye(1, 8, dtype=np.float32)
+            gallery.add([Entry("a", str(tmp_path / "gone.png"), "p")], vector)
+            assert find_examples(finder) == []
+
+
+def test_without_gallery(tiny_model: Path) -> None:
+    with Finder.open(tiny_model) as finder:
+        assert find_examples(finder) == []
+
+
+def test_of_a_folder(
+    finder: Finder, tmp_path: Path, make_xray: Callable[..., NDArray[np.uint8]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "cbmir")
+    for name in "cab":
+        Image.fromarray(make_xray(1)).save(tmp_path / f"{name}.png")
+    (tmp_path / "notes.txt").write_text("hello")
+    assert [example.caption for example in find_examples(finder, tmp_path)] == ["a", "b", "c"]
+    assert "notes.txt" in caplog.text
+
+
+def test_folder_without_images(finder: Finder, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="none that can be read"):
+        find_examples(finder, tmp_path)
+    with pytest.raises(UserError, match="expected a folder"):
+        find_examples(finder, tmp_path / "nowhere")

@@ -1,0 +1,157 @@
+"""The job: what is written, what is not, and on which images files are compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cbmir.errors import ManifestError, ModelError, ParityError, RunError, UserError
+from cbmir.export import Limits, export_run, exporting
+from cbmir.export.exporting import output_file, parity_manifest
+from cbmir.manifest import Manifest, read_manifest, write_manifest
+from cbmir.runtime import open_engine
+from cbmir.training.run import RunFolder
+
+
+def test_files_and_report(tiny_export: Path, tiny_run: Path) -> None:
+    assert sorted(path.name for path in tiny_export.iterdir()) == ["model.fp16.onnx", "model.onnx", "parity.json"]
+    report = json.loads((tiny_export / "parity.json").read_text())
+    assert list(report) == ["model.onnx", "model.fp16.onnx"]
+    for name, facts in report.items():
+        assert facts["sha256"] == hashlib.sha256((tiny_export / name).read_bytes()).hexdigest()
+        assert facts["images"] == 24 and 0 < facts["queries"] < 24
+        assert facts["score_difference"] <= facts["limits"]["score_difference"]
+    assert report["model.onnx"]["limits"]["cosine"] == 0.999999 <= report["model.onnx"]["cosine_min"]
+    assert report["model.fp16.onnx"]["limits"]["cosine"] == 0.9999 <= report["model.fp16.onnx"]["cosine_min"] < 1
+    assert report["model.fp16.onnx"]["overlap"] >= 0.98
+
+
+def test_the_card_carries_on(tiny_export: Path, tiny_run: Path) -> None:
+    source = RunFolder(tiny_run).read_card()
+    for name, precision in (("model.onnx", "float32"), ("model.fp16.onnx", "float16")):
+        with open_engine(tiny_export / name, threads=1) as engine:
+            assert engine.card.versions.keys() == source.versions.keys() | {"onnx"}
+            assert engine.card == source.with_(precision=precision, versions=engine.card.versions)
+
+
+@pytest.mark.usefixtures("quick_graph")
+def test_another_file_joins_the_report(tiny_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "parity.json").write_text('{"older.onnx": {"cosine_min": 1}}')
+    assert export_run(tiny_run, tmp_path / "newer.onnx") == [tmp_path / "newer.onnx"]
+    assert list(json.loads((tmp_path / "parity.json").read_text())) == ["older.onnx", "newer.onnx"]
+
+
+@pytest.mark.usefixtures("quick_graph")
+@pytest.mark.parametrize("older", [None, b"an older file"])
+def test_beyond_tolerance_nothing_is_left(
+    older: bytes | None, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(exporting.LIMITS, "float32", Limits(cosine=1.1, score_difference=1e-5))
+    if older:
+        (tmp_path / "model.onnx").write_bytes(older)
+    with pytest.raises(ParityError, match=r"model\.onnx was not written.*cosine of the embeddings at least 1\.1"):
+        export_run(tiny_run, tmp_path, fp16=True)
+    assert [path.name for path in tmp_path.iterdir()] == (["model.onnx"] if older else [])
+    assert not older or (tmp_path / "model.onnx").read_bytes() == older
+
+
+def test_a_wrong_graph_is_caught(tiny_run: Path, make_tiny_model: Callable[..., Path], tmp_path: Path,
+                                 monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Not the limits but the graph is at fault here: another model's weights."""
+    other = make_tiny_model(tmp_path / "other.onnx", embedding_dim=512).read_bytes()
+    monkeypatch.setattr(exporting, "to_onnx", lambda *_: other)
+    with pytest.raises(ParityError, match="answers differently from PyTorch"):
+        export_run(tiny_run, tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.usefixtures("quick_graph")
+def test_a_failed_fp16_leaves_the_good_file(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(exporting.LIMITS, "float16", Limits(cosine=0.9999, score_difference=1e-12))
+    with pytest.raises(ParityError, match=r"model\.fp16\.onnx was not written.*export it without --fp16"):
+        export_run(tiny_run, tmp_path, fp16=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "parity.json"]
+    assert list(json.loads((tmp_path / "parity.json").read_text())) == ["model.onnx"]
+
+
+def test_unfinished_and_no_run(tiny_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(tiny_run / "config.json", run)
+    with pytest.raises(RunError, match="not finished"):
+        export_run(run, tmp_path / "out")
+    with pytest.raises(RunError, match="expected a folder made by 'cbmir train'"):
+        export_run(tmp_path / "nothing", tmp_path / "out")
+
+
+@pytest.fixture
+def moved(tiny_manifest: Path, tmp_path: Path) -> Path:
+    """The tiny manifest with its images, elsewhere."""
+    shutil.copytree(tiny_manifest.parent, tmp_path / "moved", ignore=shutil.ignore_patterns(".*"))
+    return tmp_path / "moved" / "manifest.csv"
+
+
+@pytest.mark.usefixtures("quick_graph")
+def test_images_that_are_gone(moved: Path, tiny_run: Path, tiny_manifest: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+    folder = RunFolder(run)
+    folder.write_config(replace(folder.read_config(), manifest=str(moved)))
+    (moved.parent / "image_07.png").unlink()
+    with pytest.raises(RunError, match=r"image_07\.png.*--images manifest\.csv"):
+        export_run(run, tmp_path / "out")
+    moved.unlink()
+    with pytest.raises(RunError, match=r"no such manifest.*--images manifest\.csv"):
+        export_run(run, tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+    assert export_run(run, tmp_path / "out", images=tiny_manifest) == [tmp_path / "out" / "model.onnx"]
+    (moved.parent / "image_07.png").write_text("no image")
+    write_manifest(Manifest(read_manifest(tiny_manifest).labels, _rows_in(tiny_manifest, moved.parent)), moved)
+    with pytest.raises(ManifestError, match=r"1 of 24 images cannot be read"):
+        export_run(run, tmp_path / "out", images=moved)
+
+
+def _rows_in(manifest: Path, folder: Path) -> tuple[exporting.Row, ...]:
+    return tuple(replace(row, image=folder / row.image.name) for row in read_manifest(manifest))
+
+
+def test_which_images(tiny_run: Path, tiny_manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunFolder(tiny_run).read_config()
+    chosen, queries = parity_manifest(config, None)
+    assert len(chosen) == 24 and {row.split for row in chosen.rows[:queries]} == {"val", "test"}
+    assert {row.split for row in chosen.rows[queries:]} == {"train"}
+    # The manifest's own splits count where it is given by hand: four test images, every second of them taken.
+    monkeypatch.setattr(exporting, "QUERIES", 2)
+    monkeypatch.setattr(exporting, "GALLERY", 10)
+    chosen, queries = parity_manifest(config, tiny_manifest)
+    assert queries == 2 and [row.image.name for row in chosen][:4] == [f"image_{n:02}.png" for n in (20, 22, 0, 2)]
+    assert len(chosen) == 12
+    table = read_manifest(tiny_manifest)
+    write_manifest(replace(table, rows=table.rows[:20]), tmp_path / "train_only.csv")
+    monkeypatch.setattr(exporting, "QUERIES", 256)
+    assert parity_manifest(config, tmp_path / "train_only.csv")[1] == 20
+    write_manifest(replace(table, rows=table.rows[:10]), tmp_path / "few.csv")
+    with pytest.raises(ManifestError, match=r"more than 10 images.*found 10"):
+        parity_manifest(config, tmp_path / "few.csv")
+
+
+def test_output_names(tmp_path: Path) -> None:
+    assert output_file(tmp_path / "a.onnx") == tmp_path / "a.onnx"
+    assert output_file(f"{tmp_path}/b.onnx/") == tmp_path / "b.onnx" / "model.onnx"
+    assert output_file(tmp_path / "new" / "folder") == tmp_path / "new" / "folder" / "model.onnx"
+    assert output_file(tmp_path) == tmp_path / "model.onnx"
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="expected a folder to write to"):
+        output_file(tmp_path / "file" / "model.onnx")
+
+
+def test_a_damaged_report_is_said_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "parity.json").write_text("{")
+    with pytest.raises(ModelError, match=r"parity\.json.*delete it to go on"):
+        export_run(tmp_path / "no run", tmp_path)

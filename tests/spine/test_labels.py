@@ -1,0 +1,81 @@
+"""Label sets, names of other data sets, standard codes."""
+
+from __future__ import annotations
+
+import pytest
+
+from cbmir.errors import ManifestError
+from cbmir.labels import CHEXPERT_9, NIH_13, NIH_14, NO_FINDING, LabelSet, canonical, code_for
+
+
+def test_the_papers_label_sets() -> None:
+    assert len(NIH_14) == len(set(NIH_14)) == 14
+    assert set(NIH_14) - set(NIH_13) == {"Hernia"}
+    assert len(CHEXPERT_9) == len(set(CHEXPERT_9)) == 9
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("Pleural Effusion", "Effusion"),
+        ("pleural_effusion", "Effusion"),
+        ("Pleural Thickening", "Pleural_Thickening"),
+        ("pleural  thicken", "Pleural_Thickening"),
+        ("EDEMA", "Edema"),
+        ("Hiatal Hernia", "Hernia"),
+        ("lung_opacity", "Lung Opacity"),
+        ("enlarged cardiomediastinum", "Enlarged Cardiomediastinum"),
+        ("Scoliosis of our own", "Scoliosis of our own"),
+    ],
+)
+def test_canonical(theirs: str, ours: str) -> None:
+    assert canonical(theirs) == ours
+    assert canonical(ours) == ours
+
+
+def test_index_goes_by_either_name() -> None:
+    labels = LabelSet(("Pleural Effusion", "Mass"))
+    assert (labels.index("Effusion"), labels.index("pleural effusion"), labels.index("Mass")) == (0, 0, 1)
+    with pytest.raises(ManifestError, match="Pleural Effusion, Mass; found 'Nodule'"):
+        labels.index("Nodule")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ((), "at least one label"),
+        (("Mass", "Nodule", "Mass"), "found Mass more than once"),
+        (("Mass", NO_FINDING), "is the negative class"),
+    ],
+)
+def test_refused(names: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ManifestError, match=message):
+        LabelSet(names)
+
+
+def test_json_round_trip() -> None:
+    labels = LabelSet(NIH_14)
+    assert LabelSet.from_json(labels.to_json()) == labels
+    assert len(labels) == 14
+
+
+def test_codes() -> None:
+    codes = LabelSet(("Pleural Effusion", "Infiltration")).codes
+    assert codes == (code_for("Effusion"), None)
+    assert codes[0] is not None
+    assert (codes[0].scheme, codes[0].value) == ("SCT", "60046008")
+
+
+def test_codes_agree_with_pydicoms_dictionary() -> None:
+    """A code of DICOM's context groups must have our meaning there, a meaning found there our code."""
+    concepts = pytest.importorskip("pydicom.sr._concepts_dict").concepts["SCT"]
+    by_code = {code: meaning for entry in concepts.values() for code, (meaning, _) in entry.items()}
+    by_meaning = {meaning.lower(): code for code, meaning in by_code.items()}
+    compared = 0
+    codes = [code for code in map(code_for, NIH_14) if code]
+    for code in codes:
+        assert by_code.get(code.value, code.meaning).lower() == code.meaning.lower()
+        assert by_meaning.get(code.meaning.lower(), code.value) == code.value
+        compared += code.value in by_code
+    assert compared >= 3
+    assert len({code.value for code in codes}) == len(codes) == 11

@@ -1,0 +1,213 @@
+"""The manifest: there and back in both formats, every refusal, atomic writing, the fingerprint."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cbmir import manifest as module
+from cbmir.errors import ManifestError
+from cbmir.labels import LabelSet
+from cbmir.manifest import FIXED_COLUMNS, Manifest, Row, read_manifest, read_table, sidecar_path, write_manifest
+
+LABELS = LabelSet(("Effusion", "Mass"))
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    """Two rows under the manifest's folder, one elsewhere; every kind of label value; a report that needs quotes."""
+    rows = (
+        Row(tmp_path / "a.png", "p1", (1, None), "s1", "PA", "train", 'Large "effusion",\nnew line.'),
+        Row(tmp_path / "deep" / "b.png", "p2", (0, -1), "", "AP", "val", ""),
+        Row(Path("/elsewhere/ç.dcm"), "0003", (None, 1), "s3", "", "", "Ünremarkable"),
+    )
+    return Manifest(LABELS, rows, {"reader": "test", "seed": 3})
+
+
+@pytest.mark.parametrize("name", ["manifest.csv", "manifest.parquet"])
+def test_round_trip(manifest: Manifest, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    write_manifest(manifest, path)
+    assert read_manifest(path) == manifest
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, "manifest.about.json"])
+
+
+def test_both_formats_hold_the_same_table(manifest: Manifest, tmp_path: Path) -> None:
+    for name in ("m.csv", "m.parquet"):
+        write_manifest(manifest, tmp_path / name)
+    assert read_table(tmp_path / "m.csv") == read_table(tmp_path / "m.parquet")
+
+
+def test_the_columns_are_those_promised(manifest: Manifest, tmp_path: Path) -> None:
+    write_manifest(manifest, tmp_path / "m.csv")
+    with (tmp_path / "m.csv").open(newline="", encoding="utf-8") as stream:
+        header, first, *_ = csv.reader(stream)
+    assert header == [*FIXED_COLUMNS, "Effusion", "Mass"]
+    assert first == ["a.png", "p1", "s1", "PA", "train", 'Large "effusion",\nnew line.', "1", ""]
+
+
+def test_a_folder_can_move(manifest: Manifest, tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    inside = replace(manifest, rows=tuple(replace(row, image=old / "images" / row.image.name) for row in manifest))
+    write_manifest(inside, old / "m.csv")
+    old.rename(new)
+    moved = read_manifest(new / "m.csv")
+    assert [row.image for row in moved] == [new / "images" / row.image.name for row in manifest]
+    assert moved.fingerprint == inside.fingerprint
+
+
+def test_gzip_bom_and_optional_columns(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv.gz"
+    path.write_bytes(gzip.compress("\ufeffMass,patient_id,image\r\n 1.0 , p1 ,x.png\r\nNaN,p2,y.png\r\n".encode()))
+    found = read_manifest(path)
+    assert found.labels == LabelSet(("Mass",))
+    assert found.rows == (Row(tmp_path / "x.png", "p1", (1,)), Row(tmp_path / "y.png", "p2", (None,)))
+    assert found.about == {}
+
+
+HEADER = "image,patient_id,study_id,view,split,report,Effusion,Mass\n"
+GOOD = "a.png,p,,PA,train,,1,0\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected the columns image, patient_id, found none"),
+        ("image,Mass\nx.png,1\n", "expected the columns image, patient_id, found image, Mass"),
+        ("image,patient_id,view\nx.png,p,PA\n", "expected a column for each label"),
+        ("image,patient_id,Mass,Mass\nx.png,p,1,1\n", "found Mass more than once"),
+        ("image,patient_id,No Finding\nx.png,p,1\n", "is the negative class"),
+        (HEADER, "only the header"),
+        (HEADER + GOOD + "b.png,p\n", "row 3: expected as many values as the header has columns"),
+        (HEADER + GOOD + GOOD.replace(",1,0", ",1,0,1"), "row 3: expected as many values"),
+        (HEADER + GOOD + " ,p,,PA,train,,1,0\n", "row 3: expected a value in column image"),
+        (HEADER + GOOD + "b.png,,,PA,train,,1,0\n", "row 3: expected a value in column patient_id"),
+        (HEADER + GOOD.replace("train", "training"), "row 2: expected split train, .* found 'training'"),
+        (HEADER + GOOD.replace("PA", "LL"), "row 2: expected view PA, AP, LATERAL or empty, found 'LL'"),
+        (HEADER + GOOD + GOOD.replace(",1,0", ",1,2"), "row 3: .* in label column 'Mass', found '2'"),
+        (HEADER + GOOD.replace(",1,0", ",yes,0"), "row 2: .* in label column 'Effusion', found 'yes'"),
+        (HEADER + '"a.png,p,,PA', "expected a CSV file in UTF-8"),
+    ],
+)
+def test_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "m.csv"
+    path.write_text(text, "utf-8")
+    with pytest.raises(ManifestError, match=message) as caught:
+        read_manifest(path)
+    assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("m.csv", HEADER.encode() + b"a.png,\xff\xfe,,PA,train,,1,0\n"),
+        ("m.csv.gz", b"no gzip"),
+        ("m.csv.gz", gzip.compress(HEADER.encode() * 50)[:-20]),
+        ("m.parquet", b"no parquet"),
+        ("m.parquet", b""),
+    ],
+)
+def test_damaged_files(tmp_path: Path, name: str, data: bytes) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ManifestError, match=f"{name}: expected a (CSV file in UTF-8|Parquet file), found"):
+        read_manifest(tmp_path / name)
+
+
+def test_missing_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="no such manifest; make one with 'cbmir data"):
+        read_manifest(tmp_path / "absent.csv")
+    with pytest.raises(ManifestError, match="found a folder"):
+        read_manifest(tmp_path)
+
+
+def test_damaged_sidecar(manifest: Manifest, tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    write_manifest(manifest, path)
+    assert json.loads(sidecar_path(path).read_text("utf-8")) == {"reader": "test", "seed": 3}
+    sidecar_path(path).write_text("{", "utf-8")
+    with pytest.raises(ManifestError, match=r"m\.about\.json: expected JSON beside the manifest"):
+        read_manifest(path)
+
+
+@pytest.mark.parametrize("name", ["m.csv", "m.parquet"])
+def test_a_failure_leaves_the_old_file(
+    manifest: Manifest, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / name
+    write_manifest(manifest, path)
+    before = path.read_bytes()
+
+    def full_disk(*args: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Path, "replace", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        write_manifest(replace(manifest, rows=manifest.rows[:1]), path)
+    assert path.read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, "m.about.json"])  # no temporary file left
+
+
+def test_nothing_is_written_in_place(manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.csv"
+    write_manifest(manifest, path)
+    before = path.read_bytes()
+
+    def broken(row: Row, base: Path) -> list[str]:
+        return ["half a row", "\udc80"]  # cannot be encoded: fails while writing
+
+    monkeypatch.setattr(module, "_record", broken)
+    with pytest.raises(UnicodeEncodeError):
+        write_manifest(manifest, path)
+    assert path.read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.about.json", "m.csv"]
+
+
+def test_splits(manifest: Manifest) -> None:
+    assert [row.patient_id for row in manifest.split("train", "")] == ["p1", "0003"]
+    changed = manifest.with_splits(["test", "test", "train"])
+    assert [row.split for row in changed] == ["test", "test", "train"]
+    assert (len(changed), changed.about) == (3, manifest.about)
+    with pytest.raises(ValueError, match="shorter"):
+        manifest.with_splits(["test"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"image": Path("/elsewhere/other.png")},
+        {"patient_id": "p9"},
+        {"study_id": "s9"},
+        {"view": "LATERAL"},
+        {"split": "test"},
+        {"labels": (1, 0)},
+        {"labels": (None, 1)},
+    ],
+)
+def test_fingerprint_sees_what_training_sees(manifest: Manifest, change: dict[str, Any]) -> None:
+    first, *others = manifest.rows
+    changed = replace(manifest, rows=(replace(first, **change), *others))
+    assert changed.fingerprint != manifest.fingerprint
+
+
+def test_fingerprint_overlooks_the_rest(manifest: Manifest) -> None:
+    rows = tuple(replace(row, image=Path("/moved") / row.image.name, report="other") for row in manifest)
+    assert Manifest(LABELS, rows, {"other": 1}).fingerprint == manifest.fingerprint
+
+
+def test_fingerprint_sees_order_names_and_boundaries(manifest: Manifest) -> None:
+    first, second, *_ = manifest.rows
+    found = {
+        manifest.fingerprint,
+        replace(manifest, labels=LabelSet(("Mass", "Effusion"))).fingerprint,
+        replace(manifest, rows=manifest.rows[::-1]).fingerprint,
+        replace(manifest, rows=manifest.rows[:2]).fingerprint,
+        Manifest(LABELS, (replace(first, patient_id="ab", study_id="c"), second)).fingerprint,
+        Manifest(LABELS, (replace(first, patient_id="a", study_id="bc"), second)).fingerprint,
+    }
+    assert len(found) == 6

@@ -1,0 +1,76 @@
+"""The hand-written parts of packaging against the tree: what goes wrong here shows only in a wheel."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cbmir
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = {"cbmir": "src/cbmir"} | {f"cbmir.{name}": name for name in ("demo", "export", "runtime", "training")}
+
+
+@pytest.fixture(scope="module")
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+def modules() -> list[tuple[str, Path]]:
+    """(package, file) of every module; the symlinks in src/cbmir are not followed."""
+    found = []
+    for package, folder in FOLDERS.items():
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            inside = file.relative_to(ROOT / folder)
+            linked = package == "cbmir" and (ROOT / folder / inside.parts[0]).is_symlink()
+            if not linked:
+                found.append((".".join((package, *inside.parts[:-1])), file))
+    return found
+
+
+def test_packages_are_those_of_the_tree(pyproject: dict[str, Any]) -> None:
+    setuptools = pyproject["tool"]["setuptools"]
+    assert setuptools["packages"] == sorted({package for package, _ in modules()})
+    assert setuptools["package-dir"] == FOLDERS
+
+
+def test_every_package_has_an_init_with_its_docstring() -> None:
+    folders = {file.parent for _, file in modules()}
+    assert all((folder / "__init__.py").read_text("utf-8").startswith('"""') for folder in folders)
+
+
+@pytest.mark.parametrize("package", [name for name in FOLDERS if name != "cbmir"])
+def test_symlinks_show_one_tree_to_editors(package: str) -> None:
+    link = ROOT / "src" / package.replace(".", "/")
+    if not link.exists():
+        pytest.skip("a clone without symlinks: only type checkers and editors miss them")
+    assert link.is_symlink()
+    assert link.readlink() == Path("../..") / FOLDERS[package]
+
+
+def test_no_module_shadows_the_standard_library() -> None:
+    names = {file.stem for package, file in modules() if package in FOLDERS and package != "cbmir"}
+    assert not names & sys.stdlib_module_names
+
+
+def test_versions_agree(pyproject: dict[str, Any]) -> None:
+    version = pyproject["project"]["version"]
+    assert version == cbmir.__version__ == metadata.version("cbmir")
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+def test_typing_marker_is_packaged(pyproject: dict[str, Any]) -> None:
+    assert "py.typed" in pyproject["tool"]["setuptools"]["package-data"]["cbmir"]
+    assert (ROOT / "src" / "cbmir" / "py.typed").exists()
+
+
+def test_all_holds_every_extra(pyproject: dict[str, Any]) -> None:
+    extras = pyproject["project"]["optional-dependencies"]
+    (everything,) = extras["all"]
+    # gpu replaces cpu (two builds of one package), dev is for work on cbmir itself
+    assert set(everything[len("cbmir[") : -1].split(",")) == set(extras) - {"all", "dev", "gpu"}

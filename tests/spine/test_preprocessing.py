@@ -1,0 +1,39 @@
+"""The contract of preprocessing: sizes and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cbmir.errors import CardError
+from cbmir.preprocessing import PreprocessSpec
+
+
+@pytest.mark.parametrize(("size", "resize"), [(224, 270), (112, 135), (64, 77), (32, 39), (512, 617)])
+def test_sizes_keep_the_papers_ratio(size: int, resize: int) -> None:
+    assert PreprocessSpec.for_image_size(size) == PreprocessSpec(resize=resize, crop=size)
+
+
+def test_the_default_is_the_papers() -> None:
+    assert PreprocessSpec() == PreprocessSpec.for_image_size(224)
+
+
+def test_json_round_trip() -> None:
+    spec = PreprocessSpec.for_image_size(96)
+    assert PreprocessSpec.from_json(spec.to_json()) == spec
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"crop": 31}, "image-size of at least 32"),
+        ({"crop": 271}, "crop=271, resize=270"),
+        ({"resampling": "nearest"}, "newer cbmir"),
+        ({"intensity": "guess"}, "newer cbmir"),
+        ({"colour": "sepia"}, "expected resize, crop"),
+    ],
+)
+def test_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(CardError, match=message):
+        PreprocessSpec.from_json(values)
