@@ -96,7 +96,7 @@ def build_app(finder: Finder, examples: Sequence[Example] = ()) -> gr.Blocks:
                     image, int(k), patient_id=patient_id.strip() or None, exclude_same_patient=exclude
                 )
                 gallery = finder.gallery
-                pictures = {n.id: gallery.thumbnail(n.id) if gallery else None for n in analysis.neighbours}
+                pictures = {n.id: gallery.thumbnail(n.id) if gallery is not None else None for n in analysis.neighbours}
             except CbmirError as error:
                 return failed(error)
             result = Study(analysis, picture_of(image.pixels), finder.card.preprocess)

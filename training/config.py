@@ -51,10 +51,10 @@ class TrainConfig:
         for name in ("epochs", "batch_size", "lr", "sigma", "patience"):
             if not getattr(self, name) > 0:
                 raise RunError(f"expected {name} above 0, found {getattr(self, name)}")
-        if self.proxies_per_class != "auto" and not (
-            self.proxies_per_class.isdigit() and int(self.proxies_per_class) > 0
-        ):
-            raise RunError(f"expected proxies-per-class 'auto' or a number from 1, found {self.proxies_per_class!r}")
+        for name in ("proxies_per_class", "devices"):
+            value = getattr(self, name)
+            if value != "auto" and not (value.isdigit() and int(value) > 0):
+                raise RunError(f"expected {name.replace('_', '-')} 'auto' or a number from 1, found {value!r}")
 
     @property
     def preprocess(self) -> PreprocessSpec:

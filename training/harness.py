@@ -56,7 +56,7 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
     folder = RunFolder(run)
     first_process = os.environ.get("LOCAL_RANK", "0") == "0"  # with several devices Lightning starts this again
     if first_process:
-        _claim(folder, config, resume)
+        _check_folder(folder, config, resume)
     if resume and folder.card.exists():
         log.info("%s is finished already.", run)
         return folder
@@ -77,6 +77,8 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
         config.encoder, config.weights, config.loss, len(data), len({r.patient_id for r in manifest.split("train")}),
         trainer.strategy.root_device.type, resolve_precision(config.precision),
     )  # fmt: skip
+    if first_process:  # not before: options that were refused leave no run behind
+        folder.write_config(config)
     started = time.time()
     with warnings.catch_warnings():
         # Images come decoded from a memory map: a worker process would only copy them once more.
@@ -179,13 +181,12 @@ class EpochSampler(DistributedSampler[Any]):
         self.dataset.epoch = epoch
 
 
-def _claim(folder: RunFolder, config: TrainConfig, resume: bool) -> None:
+def _check_folder(folder: RunFolder, config: TrainConfig, resume: bool) -> None:
     if not folder.config.exists():
         if folder.path.exists() and any(folder.path.iterdir()):
             raise RunError(f"{folder.path}: expected a new or empty folder for the run, found files; choose another -o")
         if resume:
             log.info("%s is new: nothing to resume, starting.", folder.path)
-        folder.write_config(config)
         return
     if not resume:
         raise RunError(f"{folder.path}: a run is here already; go on with it by --resume, or choose another -o")
@@ -195,7 +196,6 @@ def _claim(folder: RunFolder, config: TrainConfig, resume: bool) -> None:
             f"{folder.path}: --resume must have the options that the run began with; "
             f"different: {'; '.join(differences)}"
         )
-    folder.write_config(config)
 
 
 def _check_learnable(manifest: Manifest) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 import cbmir
 from cbmir.errors import EngineError, GalleryError, ImageError, ModelError
-from cbmir.runtime import Finder, Gallery, preprocess
+from cbmir.runtime import Finder, Gallery, preprocess, read_image
 
 Make = Callable[..., Path]
 MakeXray = Callable[..., NDArray[np.uint8]]
@@ -122,6 +122,11 @@ def test_path_bytes_and_array_give_the_same(finder: Finder, tiny_manifest: Path)
     for result in results[1:]:
         assert result.neighbours == results[0].neighbours
         assert result.findings == results[0].findings
+
+
+def test_what_read_image_made_keeps_its_patient(finder: Finder, tiny_manifest: Path) -> None:
+    path = tiny_manifest.parent / "image_03.png"
+    assert finder.analyze(read_image(path)).to_json() == finder.analyze(path).to_json()
 
 
 def test_without_a_gallery_there_are_no_neighbours(tiny_model: Path, make_xray: MakeXray) -> None:

@@ -1,0 +1,65 @@
+"""`cbmir train` and `cbmir evaluate` as they are typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cbmir.cli import main
+
+
+def run(*arguments: object) -> int | str | None:
+    with pytest.raises(SystemExit) as end:
+        main([str(argument) for argument in arguments])
+    return end.value.code
+
+
+def test_train_then_evaluate(tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    options = ("--encoder", "timm:test_resnet", "--image-size", 32, "--epochs", 1, "--batch-size", 8, "--devices", 1)
+    assert run("train", tiny_manifest, "-o", folder, *options, "--fold", "1/3", "--proxies-per-class", "auto") == 0
+    assert capsys.readouterr().out == f"{folder}\n"
+    assert json.loads((folder / "config.json").read_text())["fold"] == "1/3"
+    assert json.loads((folder / "card.json").read_text())["proxies_per_class"] == [1, 1, 1, 1]
+
+    assert run("train", tiny_manifest, "-o", folder, *options) == 2
+    assert "--resume" in capsys.readouterr().err
+
+    assert run("evaluate", folder, tiny_manifest, "-k", 3, "--json", "-o", tmp_path / "report") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "report/metrics.json").read_text())
+    assert printed["queries"] == 8, "the fold that it was trained on, not the table's own splits"
+
+    assert run("evaluate", folder, tiny_manifest) == 0
+    assert capsys.readouterr().out.startswith("# run on manifest.csv\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--encoder", "resnet19"), "resnet19"),
+        (("--weights", "nowhere.pt"), "nowhere.pt"),
+        (("--fold", "7/3"), "fold"),
+        (("--proxies-per-class", "none"), "proxies-per-class"),
+        (("--image-size", 8), "--image-size"),
+        (("--devices", "many"), "devices"),
+    ],
+)
+def test_mistakes_exit_2_with_a_reason(
+    options: tuple[object, ...], message: str, tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("train", tiny_manifest, "-o", tmp_path / "run", "--fold", "1/3", *options)
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+    assert not (tmp_path / "run").exists(), "a refused run must not be in the way of the next try"
+
+
+def test_evaluate_refuses_what_is_no_model(
+    tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for model in (tmp_path, tmp_path / "missing.onnx", tiny_manifest):
+        assert run("evaluate", model, tiny_manifest) == 2
+        assert "Traceback" not in capsys.readouterr().err
