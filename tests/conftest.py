@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,50 @@ def shared() -> Path:
     if os.environ.get("CBMIR_REQUIRE_SHARED") == "1":
         pytest.fail(f"{folder} is required here (CBMIR_REQUIRE_SHARED=1) and is missing")
     pytest.skip("the real X-rays (../shared) are not here")
+
+
+CHROMIUM = Path("/usr/bin/chromium")
+CHROMIUM_ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium by Playwright: skipped where it is absent, required in CI."""
+    if not CHROMIUM.exists():
+        if os.environ.get("CBMIR_REQUIRE_BROWSER") == "1":
+            pytest.fail(f"{CHROMIUM} is required here (CBMIR_REQUIRE_BROWSER=1) and is missing")
+        pytest.skip(f"{CHROMIUM} is not installed")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def demo_process(model: Path, gallery: Path) -> Iterator[str]:
+    """`cbmir demo` in a process of its own: where it answers. Ctrl-C must end it with exit code 0."""
+    command = [sys.executable, "-m", "cbmir", "demo", str(model), str(gallery), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        first = server.stdout.readline()
+        try:
+            assert first.startswith("http://127.0.0.1:"), first
+            yield first.split()[0]
+        finally:
+            server.send_signal(signal.SIGINT)
+            _, errors = server.communicate(timeout=60)
+        assert server.returncode == 0, errors
+        assert "Traceback" not in errors, errors
+
+
+@pytest.fixture(scope="session")
+def running_demo() -> Callable[..., AbstractContextManager[str]]:
+    """`demo_process`, for tests that look at a page."""
+    return demo_process
 
 
 TINY_CARD = ModelCard(

@@ -35,7 +35,7 @@ class ProxyHead(nn.Module):
         cosine = embedding @ functional.normalize(self.weight, dim=1).T
         # The square distance of unit vectors lies in [0, 4]; rounding can take it just below 0.
         log_g = -(2 - 2 * cosine).clamp(min=0) / (2 * self.sigma**2)
-        return log_g.index_select(1, self.index.flatten()).unflatten(1, self.index.shape)
+        return log_g.index_select(1, self.index.flatten()).view(-1, *self.index.shape)
 
     def log_mean_similarity(self, embedding: Tensor) -> Tensor:
         """log S_j, S_j the mean over the proxies of class j (training): [N, D] -> [N, K]."""

@@ -1,11 +1,9 @@
-"""The demo, running as `cbmir demo` in a process of its own."""
+"""A gallery with a report that would run if it could, and the demo that shows it."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -40,17 +38,9 @@ def demo_gallery(
 
 
 @pytest.fixture(scope="session")
-def url(tiny_model: Path, demo_gallery: Path) -> Iterator[str]:
-    """Where the demo answers. Ctrl-C must end it with exit code 0."""
-    command = [sys.executable, "-m", "cbmir", "demo", str(tiny_model), str(demo_gallery), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        first = server.stdout.readline()
-        try:
-            assert first.startswith("http://127.0.0.1:"), first
-            yield first.split()[0]
-        finally:
-            server.send_signal(signal.SIGINT)
-            _, errors = server.communicate(timeout=60)
-        assert server.returncode == 0, errors
-        assert "Traceback" not in errors, errors
+def url(
+    tiny_model: Path, demo_gallery: Path, running_demo: Callable[..., AbstractContextManager[str]]
+) -> Iterator[str]:
+    """Where the demo answers."""
+    with running_demo(tiny_model, demo_gallery) as url:
+        yield url
