@@ -43,14 +43,14 @@ test: .venv/installed chromium  ## style, types, direction of imports, then all 
 ifeq ($(strip $(NIH)),)
 DATA := demo-data
 MANIFEST := $(DATA)/phantoms/manifest.csv
-TRAIN ?= --encoder resnet18 --image-size 64 --epochs 12
+TRAIN ?= --encoder resnet18 --image-size 128 --epochs 12 --lr 5e-4
 
 $(MANIFEST): | .venv/installed
 	$(CBMIR) data phantom -n 800 --seed 0 -o $(@D)
 else
 DATA := demo-data-nih
 MANIFEST := $(DATA)/manifest.csv
-TRAIN ?= --encoder resnet18 --image-size 112 --epochs 12
+TRAIN ?= --encoder resnet18 --image-size 128 --epochs 8 --lr 5e-4
 ENTRIES := $(firstword $(wildcard $(NIH)/Data_Entry_2017*.csv))
 SPLITS := $(wildcard $(NIH)/splits.csv)
 

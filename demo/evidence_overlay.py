@@ -1,4 +1,4 @@
-"""Evidence maps drawn over the image: orange speaks for, blue against, and none of it is a guess."""
+"""Evidence maps drawn over the image: orange gives more than an even share of the cosine, blue less."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from PIL import Image
 
 from cbmir.preprocessing import PreprocessSpec
 
-#: RGB of evidence for and against: told apart with every kind of colour vision.
-FOR = (255, 140, 0)
-AGAINST = (45, 125, 255)
+#: RGB of cells above and below an even share: told apart with every kind of colour vision.
+MORE = (255, 140, 0)
+LESS = (45, 125, 255)
+
+#: Differences below this part of an even share stay pale: a map that is flat should look flat.
+FLAT = 0.2
 
 
 def seen_box(height: int, width: int, spec: PreprocessSpec) -> tuple[int, int, int, int]:
@@ -28,19 +31,22 @@ def overlay(
 ) -> NDArray[np.uint8]:
     """Blend an evidence map float32 [h, w] over the grey image uint8 [H, W]: uint8 [H, W, 3].
 
-    The map is spread bilinearly over the part that the model sees, whose edge is marked by a thin line. The strongest
-    cell, of either sign, gets `opacity` in [0, 1]; weaker ones less in proportion, and zero none.
+    The map is spread bilinearly over the part that the model sees, whose edge is marked by a thin line. Most cells of
+    a map speak for it, so each is shown by its difference from the mean cell: the greatest, of either sign, gets
+    `opacity` in [0, 1], smaller ones less in proportion.
     """
     height, width = pixels.shape
     top, bottom, left, right = seen_box(height, width, spec)
     picture = np.repeat(pixels[..., None], 3, axis=2)
     inside = picture[top:bottom, left:right]
-    strength = np.abs(evidence).max()
+    even = evidence.mean()
+    difference = evidence - even
+    strength = max(np.abs(difference).max(), FLAT * abs(even))
     if strength > 0:
         size = (right - left, bottom - top)
-        shares = np.array(Image.fromarray(evidence / strength).resize(size, Image.Resampling.BILINEAR))[..., None]
+        shares = np.array(Image.fromarray(difference / strength).resize(size, Image.Resampling.BILINEAR))[..., None]
         weight = opacity * np.abs(shares)
-        colour = np.where(shares > 0, np.array(FOR, np.float32), np.array(AGAINST, np.float32))
+        colour = np.where(shares > 0, np.array(MORE, np.float32), np.array(LESS, np.float32))
         inside[...] = np.rint(inside * (1 - weight) + colour * weight).astype(np.uint8)
     for edge in (inside[0], inside[-1], inside[:, 0], inside[:, -1]):
         edge[...] = 128

@@ -128,8 +128,8 @@ def evidence_html(cosine: float | None) -> str:
     if cosine is None:
         return '<p class="legend">Choose a finding or a neighbour to see which parts of the image speak for it.</p>'
     return (
-        '<p class="legend"><span class="key for" aria-hidden="true"></span>orange: speaks for · '
-        '<span class="key against" aria-hidden="true"></span>blue: speaks against · inside the frame: what the model '
+        '<p class="legend"><span class="key more" aria-hidden="true"></span>orange: more than an even share · '
+        '<span class="key less" aria-hidden="true"></span>blue: less · inside the frame: what the model '
         f"sees. Exact: all cells sum to the cosine, {cosine:.3f}.</p>"
     )
 

@@ -91,8 +91,8 @@ CSS = """
 .number { font-variant-numeric: tabular-nums; font-size: 12px; }
 .unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
 .key { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 4px; }
-.key.for { background: rgb(255, 140, 0); }
-.key.against { background: rgb(45, 125, 255); }
+.key.more { background: rgb(255, 140, 0); }
+.key.less { background: rgb(45, 125, 255); }
 
 .findings {
   width: 100%; border: 0 !important; border-collapse: collapse; font-size: 13px; background: var(--panel);

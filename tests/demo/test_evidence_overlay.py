@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cbmir.demo.evidence_overlay import AGAINST, FOR, overlay, seen_box
+from cbmir.demo.evidence_overlay import LESS, MORE, overlay, seen_box
 from cbmir.demo.study import NO_CHOICE, PICTURE_SIDE, PLAIN, Study, picture_of
 from cbmir.errors import UserError
 from cbmir.preprocessing import PreprocessSpec
@@ -24,6 +24,7 @@ def test_seen_box() -> None:
 
 
 def test_signs_and_weights_by_hand() -> None:
+    """The mean cell is 0.05; the others differ from it by 0.35, -0.05, -0.05 and -0.25."""
     pixels = np.full((100, 100), 100, np.uint8)
     evidence = np.zeros((2, 2), np.float32)
     evidence[0, 0], evidence[1, 1] = 0.4, -0.2
@@ -31,9 +32,9 @@ def test_signs_and_weights_by_hand() -> None:
     assert picture.shape == (100, 100, 3)
     assert picture.dtype == np.uint8
     # Corners of the frame are nearest to one cell alone, where bilinear interpolation is constant.
-    assert picture[12, 12].tolist() == np.rint(100 * 0.5 + np.array(FOR) * 0.5).tolist()
-    assert picture[87, 87].tolist() == np.rint(100 * 0.75 + np.array(AGAINST) * 0.25).tolist()
-    assert picture[12, 87].tolist() == [100, 100, 100]
+    assert picture[12, 12].tolist() == np.rint(100 * 0.5 + np.array(MORE) * 0.5).tolist()
+    for place, weight in (((87, 87), 0.25 / 0.35 / 2), ((12, 87), 0.05 / 0.35 / 2)):
+        assert picture[place].tolist() == np.rint(100 * (1 - weight) + np.array(LESS) * weight).tolist()
     assert (picture[:10] == 100).all()  # not seen by the model
     assert (picture[10, 10:90] == 128).all()  # the frame
 
@@ -42,8 +43,16 @@ def test_midway_is_bilinear() -> None:
     pixels = np.zeros((100, 100), np.uint8)
     evidence = np.array([[1, 0], [1, 0]], np.float32)
     picture = overlay(pixels, evidence, PreprocessSpec(resize=64, crop=64), opacity=1)
-    assert np.abs(picture[50, 49:51, 0].mean() - FOR[0] / 2) <= 2
-    assert (np.diff(picture[50, 1:-1, 0].astype(int)) <= 0).all()
+    assert picture[50, 1].tolist() == list(MORE)
+    assert picture[50, -2].tolist() == list(LESS)
+    assert picture[50, 49:51].max() <= 6  # the mean cell: the black image itself
+    assert (np.diff(picture[50, 1:50, 0].astype(int)) <= 0).all()
+
+
+def test_a_flat_map_looks_flat() -> None:
+    evidence = np.array([[0.1001, 0.0999], [0.1, 0.1]], np.float32)
+    picture = overlay(np.zeros((100, 100), np.uint8), evidence, PreprocessSpec(resize=64, crop=64), opacity=1)
+    assert picture[1:-1, 1:-1].max() <= 3
 
 
 @pytest.mark.parametrize("evidence", [np.zeros((3, 3), np.float32), np.full((3, 3), 0.1, np.float32)])
