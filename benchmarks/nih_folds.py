@@ -31,6 +31,7 @@ FOLDS = 5
 RESAMPLES = 1000
 METHODS = {
     "proxy, negative proxies": ["--loss", "proxy", "--negative-proxies"],
+    "proxy, negative proxies, no class weights": ["--loss", "proxy", "--negative-proxies", "--no-class-weights"],
     "proxy": ["--loss", "proxy", "--no-negative-proxies"],
     "BCE": ["--loss", "bce"],
     "ML-Proxy-NCA": ["--loss", "ml-proxy-nca", "--negative-proxies"],

@@ -1,6 +1,6 @@
 """Makes docs/demo.png: the demo on a phantom, with the evidence for its most likely finding.
 
-    python docs/screenshot.py MODEL GALLERY IMAGE docs/demo.png
+python docs/screenshot.py MODEL GALLERY IMAGE docs/demo.png
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ class TrainConfig:
     """Options of `cbmir train`; the defaults are the paper's ("Implementation").
 
     `proxies_per_class` is a number or `auto`. `fold` is "1/5" to "5/5" for cross-validation by patient, or empty for
-    the manifest's own splits; folds are the same for every seed. `patience` counts epochs without a better nDCG.
+    the manifest's own splits; folds are the same for every seed. `class_weights` are those of the paper's loss; its
+    baseline BCE goes without, and ML-Proxy-NCA has none. `patience` counts epochs without a better nDCG.
     """
 
     manifest: str
@@ -40,6 +41,7 @@ class TrainConfig:
     sigma: float = 0.7
     proxies_per_class: str = "2"
     negative_proxies: bool = True
+    class_weights: bool = True
     image_size: int = 224
     precision: Precision = "auto"
     devices: str = "auto"
@@ -55,6 +57,9 @@ class TrainConfig:
             value = getattr(self, name)
             if value != "auto" and not (value.isdigit() and int(value) > 0):
                 raise RunError(f"expected {name.replace('_', '-')} 'auto' or a number from 1, found {value!r}")
+
+        if self.loss == "ml-proxy-nca" and self.class_weights:
+            raise RunError("expected no class weights with loss ml-proxy-nca, which has none")
 
     @property
     def preprocess(self) -> PreprocessSpec:

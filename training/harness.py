@@ -304,7 +304,18 @@ def _training_facts(config: TrainConfig, folder: RunFolder, manifest: Manifest, 
         name: {"positive": int((labels[:, j] == 1).sum()), "negative": int((labels[:, j] == 0).sum())}
         for j, name in enumerate(config.labels)
     }
-    keep = ("loss", "weights", "epochs", "batch_size", "lr", "weight_decay", "seed", "fold", "manifest_fingerprint")
+    keep = (
+        "loss",
+        "class_weights",
+        "weights",
+        "epochs",
+        "batch_size",
+        "lr",
+        "weight_decay",
+        "seed",
+        "fold",
+        "manifest_fingerprint",
+    )
     return {name: getattr(config, name) for name in keep} | {
         "manifest": Path(config.manifest).name,
         "source": manifest.about.get("reader", "not stated"),

@@ -101,7 +101,7 @@ def with_fold(manifest: Manifest, fold: str) -> Manifest:
 def build_model(config: TrainConfig, targets: Tensor, *, weights: str) -> tuple[RetrievalModel, torch.nn.Module]:
     """The model and its loss; `targets` are the training set's, [N, C] in {0, 1, NaN}."""
     encoder, dim = build_encoder(config.encoder, weights)
-    loss = LOSSES[config.loss](targets, negative=config.negative_proxies)
+    loss = LOSSES[config.loss](targets, negative=config.negative_proxies, balanced=config.class_weights)
     if config.loss == "bce":
         return RetrievalModel(encoder, LinearHead(dim, len(config.labels))), loss
     classes = with_negative_class(targets) if config.negative_proxies else targets

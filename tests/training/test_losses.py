@@ -173,8 +173,17 @@ def test_a_class_without_positives_or_without_known_labels_stays_finite(loss_typ
 
 
 def test_class_weights_count_known_labels_only() -> None:
-    plus, minus = class_weights(torch.tensor([[1.0, NAN], [0.0, NAN], [0.0, NAN], [NAN, NAN]]))
+    targets = torch.tensor([[1.0, NAN], [0.0, NAN], [0.0, NAN], [NAN, NAN]])
+    plus, minus = class_weights(targets, balanced=True)
     assert plus.tolist() == pytest.approx([2 / 3, 0]) and minus.tolist() == pytest.approx([1 / 3, 0])
+
+
+def test_without_class_weights_all_of_them_are_one() -> None:
+    head, embedding, targets = problem(3, (2, 2, 2), 3)
+    s = head.log_mean_similarity(embedding).exp()
+    terms = torch.where(targets == 1, s.log(), (1 - s).log()).masked_fill(targets.isnan(), 0)
+    loss = MultiLabelProxyLoss(targets, negative=False, balanced=False)
+    assert loss(head, embedding, embedding, targets).item() == pytest.approx(-terms.sum(1).mean().item(), rel=1e-5)
 
 
 def test_negative_class_follows_method() -> None:
@@ -195,6 +204,16 @@ def test_bce_by_brute_force() -> None:
             p = 1 / (1 + math.exp(-logit))
             total -= 0.0 if math.isnan(value) else math.log(p) if value == 1 else math.log(1 - p)
     assert BCELoss(targets, negative=False)(head, pooled, pooled, targets).item() == pytest.approx(total / 6)
+
+
+def test_balanced_bce_by_hand() -> None:
+    """One positive of four: w+ = 3/4, w- = 1/4; logits 0 everywhere cost log 2 each."""
+    head = LinearHead(2, 1)
+    with torch.no_grad():
+        head.linear.weight.zero_(), head.linear.bias.zero_()
+    targets = torch.tensor([[1.0], [0.0], [0.0], [0.0]])
+    loss = BCELoss(targets, negative=False, balanced=True)(head, torch.ones(4, 2), torch.ones(4, 2), targets)
+    assert loss.item() == pytest.approx((0.75 + 3 * 0.25) / 4 * math.log(2))
 
 
 @pytest.mark.parametrize("negative", [True, False])

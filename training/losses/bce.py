@@ -5,17 +5,26 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cbmir.training.losses.targets import class_weights
 from cbmir.training.model import LinearHead
 
 
 class BCELoss(nn.Module):
-    """Unweighted multi-label binary cross-entropy: the sum over known labels, the mean over the batch."""
+    """Multi-label binary cross-entropy: the sum over known labels, the mean over the batch.
 
-    def __init__(self, targets: Tensor, *, negative: bool) -> None:
+    Not weighted as the paper's baseline; `balanced` gives it the class weights of the proxy loss.
+    """
+
+    def __init__(self, targets: Tensor, *, negative: bool, balanced: bool = False) -> None:
         super().__init__()
+        positive_weight, negative_weight = class_weights(targets, balanced=balanced)
+        self.register_buffer("positive_weight", positive_weight, persistent=False)
+        self.register_buffer("negative_weight", negative_weight, persistent=False)
+        self.positive_weight: Tensor
+        self.negative_weight: Tensor
 
     def forward(self, head: LinearHead, pooled: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
-        terms = functional.binary_cross_entropy_with_logits(
-            head.logits(pooled), targets.nan_to_num(0), reduction="none"
-        )
+        y = targets.nan_to_num(0)
+        weight = self.positive_weight * y + self.negative_weight * (1 - y)
+        terms = weight * functional.binary_cross_entropy_with_logits(head.logits(pooled), y, reduction="none")
         return terms.masked_fill(targets.isnan(), 0).sum(dim=1).mean()

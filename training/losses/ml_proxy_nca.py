@@ -13,10 +13,11 @@ class MLProxyNCALoss(nn.Module):
     """-log( sum_i y_i a_i / sum_j a_j ), a_i the Gaussian similarity to the one proxy of class i.
 
     Classes with an unknown label are left out of both sums. An image without a positive class has no loss (log 0); with
-    `negative` the images without a finding are positive for the negative class, so that they are used too.
+    `negative` the images without a finding are positive for the negative class, so that they are used too. It has no
+    class weights, `balanced` or not.
     """
 
-    def __init__(self, targets: Tensor, *, negative: bool) -> None:
+    def __init__(self, targets: Tensor, *, negative: bool, balanced: bool = False) -> None:
         super().__init__()
         self.negative = negative
 

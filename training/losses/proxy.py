@@ -16,13 +16,16 @@ class MultiLabelProxyLoss(nn.Module):
     """-sum_j [ w+_j y_j log S_j + w-_j (1 - y_j) log(1 - S_j) ], S_j the mean Gaussian similarity to class j.
 
     An image may belong to many proxies of many classes. `targets` are the training set's, [N, C] in {0, 1, NaN}: they
-    give the class weights. With `negative` the images without a finding are a class of their own, with proxies.
+    give the class weights. With `negative` the images without a finding are a class of their own, with proxies. Not
+    `balanced`: all weights are 1, so that common findings count more than rare ones.
     """
 
-    def __init__(self, targets: Tensor, *, negative: bool) -> None:
+    def __init__(self, targets: Tensor, *, negative: bool, balanced: bool = True) -> None:
         super().__init__()
         self.negative = negative
-        positive_weight, negative_weight = class_weights(with_negative_class(targets) if negative else targets)
+        positive_weight, negative_weight = class_weights(
+            with_negative_class(targets) if negative else targets, balanced=balanced
+        )
         self.register_buffer("positive_weight", positive_weight, persistent=False)
         self.register_buffer("negative_weight", negative_weight, persistent=False)
         self.positive_weight: Tensor

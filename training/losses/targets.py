@@ -17,11 +17,13 @@ def with_negative_class(targets: Tensor) -> Tensor:
     return torch.cat([targets, negative[:, None]], dim=1)
 
 
-def class_weights(targets: Tensor) -> tuple[Tensor, Tensor]:
+def class_weights(targets: Tensor, *, balanced: bool) -> tuple[Tensor, Tensor]:
     """w+_j = n-_j / (n+_j + n-_j) and w-_j = n+_j / (n+_j + n-_j) over known labels: [N, K] -> two of [K].
 
-    A class without any known label gets (0, 0): it has no say.
+    A class without any known label gets (0, 0): it has no say. Not `balanced`: 1 and 1.
     """
+    if not balanced:
+        return torch.ones(targets.shape[1]), torch.ones(targets.shape[1])
     positive, negative = (targets == 1).sum(dim=0).double(), (targets == 0).sum(dim=0).double()
     known = (positive + negative).clamp(min=1)
     return (negative / known).float(), (positive / known).float()

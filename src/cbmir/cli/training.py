@@ -39,6 +39,10 @@ import click
     "--negative-proxies/--no-negative-proxies", default=True, show_default=True,
     help="Whether images without a finding are a class of their own.",
 )  # fmt: skip
+@click.option(
+    "--class-weights/--no-class-weights", default=None,
+    help="Whether rare findings count as much as common ones.  [default: with loss proxy, as in the paper]",
+)  # fmt: skip
 @click.option("--image-size", default=224, show_default=True, help="Crop in pixels; resized to 270/224 of it before.")
 @click.option(
     "--precision", type=click.Choice(["auto", "32", "bf16-mixed", "16-mixed"]), default="auto", show_default=True,
@@ -48,7 +52,7 @@ import click
 @click.option("--seed", default=0, show_default=True)
 @click.option("--fold", default="", metavar="I/N", help="Use fold I of N by patient instead of the manifest's splits.")
 @click.option("--resume", is_flag=True, help="Go on with the run in -o from its last whole epoch.")
-def train(manifest: Path, run: Path, resume: bool, **options: object) -> None:
+def train(manifest: Path, run: Path, resume: bool, class_weights: bool | None, **options: object) -> None:
     """Train a model on the train split of MANIFEST; the val split chooses epoch, thresholds and calibration.
 
     Writes a RUN folder: card.json, checkpoints/, metrics.csv, curves.png, config.json.
@@ -61,6 +65,7 @@ def train(manifest: Path, run: Path, resume: bool, **options: object) -> None:
     from cbmir.training.harness import train as run_training
 
     table = read_manifest(manifest)
+    options["class_weights"] = options["loss"] == "proxy" if class_weights is None else class_weights
     config = TrainConfig(str(manifest.resolve()), table.fingerprint, table.labels.names, **options)  # type: ignore[arg-type]
     click.echo(run_training(config, run, resume=resume).path)
 
