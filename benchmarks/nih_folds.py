@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbmir.manifest import write_json
-from cbmir.training.evaluation import Evaluation
-from cbmir.training.metrics import RETRIEVAL_METRICS, class_aucs, interval, patient_weights, weighted_means
+from cbmir.files import write_json, write_text
+from cbmir.training.evaluation import Evaluation, figure_of
+from cbmir.training.metrics import RETRIEVAL_METRICS, class_aucs, patient_weights, weighted_means
 from cbmir.training.report import evaluate_model, figure
 
 FOLDS = 5
@@ -80,7 +80,8 @@ class Pooled:
         return np.concatenate([getattr(fold.retrieval[column], metric) for fold in self.folds])
 
     def auc(self, weights: NDArray[np.float64] | None = None) -> float:
-        """Mean over labels of the mean over folds: scores of different models are never ranked together."""
+        """Mean over labels of the mean over folds: scores of different models are never ranked together. A label without
+        a positive among a fold's queries (in a resample: among those drawn) has no AUC there."""
         ends = np.cumsum([len(fold.query.scores) for fold in self.folds])
         parts = [None] * len(self.folds) if weights is None else np.split(weights, ends[:-1])
         aucs = [class_aucs(f.query.scores, f.query.labels, w) for f, w in zip(self.folds, parts, strict=True)]
@@ -106,29 +107,24 @@ def table(methods: dict[str, Pooled]) -> tuple[str, dict[str, Any]]:
         count = int((~np.isnan(reference.values(column, "ndcg"))).sum())
         lines += [
             f"\n**{column}** ({count})\n",
-            "| method | AUC | nDCG | ACG | precision | nDCG - BCE's |",
-            "|" + "---|" * 6,
+            "| method | AUC | nDCG@10 | ACG@10 | precision@10 | nDCG - BCE's | AUC - BCE's |",
+            "|" + "---|" * 7,
         ]
         for name, method in methods.items():
-            row = {"auc": _figure(method.auc(), aucs[name])}
+            row = {"auc": figure_of(method.auc(), aucs[name])}
             for metric in RETRIEVAL_METRICS:
                 values = method.values(column, metric)
-                row[metric] = _figure(float(np.nanmean(values)), weighted_means(values, weights))
+                row[metric] = figure_of(float(np.nanmean(values)), weighted_means(values, weights))
             gain = method.values(column, "ndcg") - reference.values(column, "ndcg")
-            row["ndcg_minus_bce"] = _figure(float(np.nanmean(gain)), weighted_means(gain, weights))
-            row["auc_minus_bce"] = _figure(method.auc() - reference.auc(), aucs[name] - aucs["BCE"])
+            row["ndcg_minus_bce"] = figure_of(float(np.nanmean(gain)), weighted_means(gain, weights))
+            row["auc_minus_bce"] = figure_of(method.auc() - reference.auc(), aucs[name] - aucs["BCE"])
             data[f"{name}, {column}"] = row
             shown = [figure(row[key]) for key in ("auc", *RETRIEVAL_METRICS)]
-            shown.append("" if name == "BCE" else figure(row["ndcg_minus_bce"]))
+            shown += ["", ""] if name == "BCE" else [figure(row["ndcg_minus_bce"]), figure(row["auc_minus_bce"])]
             lines.append(f"| {name} | {' | '.join(shown)} |")
         chance = [f"{np.nanmean(reference.values(f'random, {column}', metric)):.3f}" for metric in RETRIEVAL_METRICS]
-        lines.append(f"| random ranking | 0.500 | {' | '.join(chance)} | |")
+        lines.append(f"| random ranking | 0.500 | {' | '.join(chance)} | | |")
     return "\n".join(lines) + "\n", data
-
-
-def _figure(value: float, samples: NDArray[np.float64]) -> dict[str, float | None]:
-    low, high = interval(samples)
-    return {"value": value, "low": low, "high": high}
 
 
 if __name__ == "__main__":
@@ -141,6 +137,6 @@ if __name__ == "__main__":
     if arguments.step == "train":
         sys.exit(train_all(arguments.manifest, arguments.work, arguments.jobs))
     text, figures = table(evaluate_all(arguments.manifest, arguments.work))
-    (arguments.work / "table.md").write_text(text, "utf-8")
+    write_text(arguments.work / "table.md", text)
     write_json(arguments.work / "table.json", figures)
     print(text)  # noqa: T201

@@ -19,11 +19,12 @@ def youden_threshold(scores: NDArray[np.floating], labels: NDArray[np.floating])
     score, truth = scores[known].astype(np.float64), labels[known] == 1
     if truth.all() or not truth.any():
         return None
-    levels = np.unique(score)
+    levels, level = np.unique(score, return_inverse=True)
     between = np.r_[levels[0] / 2, (levels[1:] + levels[:-1]) / 2]
-    predicted = score[None, :] > between[:, None]
-    j = predicted[:, truth].mean(axis=1) - predicted[:, ~truth].mean(axis=1)
-    return float(between[np.argmax(j)])
+    positive, negative = (np.bincount(level[side], minlength=len(levels)) for side in (truth, ~truth))
+    # At threshold i the levels i and above are predicted: shares of the positives and of the negatives there.
+    above = [np.cumsum(count[::-1])[::-1] / count.sum() for count in (positive, negative)]
+    return float(between[np.argmax(above[0] - above[1])])
 
 
 def platt_calibration(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> Calibration | None:

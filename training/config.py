@@ -15,8 +15,9 @@ from cbmir.preprocessing import PreprocessSpec
 
 Precision = Literal["auto", "32", "bf16-mixed", "16-mixed"]
 
-#: What may change when a run is resumed; everything else would make it another run.
-RESUMABLE_CHANGES = ("devices", "epochs", "patience")
+#: What may change when a run is resumed; everything else would make it another run. The manifest may have been moved:
+#: its fingerprint stays.
+RESUMABLE_CHANGES = ("devices", "manifest")
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,9 @@ class TrainConfig:
     """Options of `cbmir train`; the defaults are the paper's ("Implementation").
 
     `proxies_per_class` is a number or `auto`. `fold` is "1/5" to "5/5" for cross-validation by patient, or empty for
-    the manifest's own splits; folds are the same for every seed. `class_weights` are those of the paper's loss; its
-    baseline BCE goes without, and ML-Proxy-NCA has none. `patience` counts epochs without a better nDCG.
+    the manifest's own splits; folds are the same for every seed. `class_weights` None is the
+    paper's choice: with the proxy loss, without for its baseline BCE; ML-Proxy-NCA has none.
+    `patience` counts epochs without a better nDCG.
     """
 
     manifest: str
@@ -41,7 +43,7 @@ class TrainConfig:
     sigma: float = 0.7
     proxies_per_class: str = "2"
     negative_proxies: bool = True
-    class_weights: bool = True
+    class_weights: bool | None = None
     image_size: int = 224
     precision: Precision = "auto"
     devices: str = "auto"
@@ -53,13 +55,21 @@ class TrainConfig:
         for name in ("epochs", "batch_size", "lr", "sigma", "patience"):
             if not getattr(self, name) > 0:
                 raise RunError(f"expected {name} above 0, found {getattr(self, name)}")
+        for name in ("weight_decay", "seed"):
+            if not getattr(self, name) >= 0:
+                raise RunError(f"expected {name} of 0 or more, found {getattr(self, name)}")
         for name in ("proxies_per_class", "devices"):
             value = getattr(self, name)
             if value != "auto" and not (value.isdigit() and int(value) > 0):
                 raise RunError(f"expected {name.replace('_', '-')} 'auto' or a number from 1, found {value!r}")
 
-        if self.loss == "ml-proxy-nca" and self.class_weights:
+        if self.loss == "ml-proxy-nca" and self.balanced:
             raise RunError("expected no class weights with loss ml-proxy-nca, which has none")
+
+    @property
+    def balanced(self) -> bool:
+        """Whether the loss has class weights."""
+        return self.loss == "proxy" if self.class_weights is None else self.class_weights
 
     @property
     def preprocess(self) -> PreprocessSpec:
@@ -70,12 +80,9 @@ class TrainConfig:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TrainConfig:
-        known = {field.name for field in fields(cls)}
-        if set(data) != known:
-            raise RunError(
-                f"config.json: missing {sorted(known - set(data))}, unknown {sorted(set(data) - known)}; "
-                f"it was written by another version of cbmir"
-            )
+        unknown = sorted(set(data) - {field.name for field in fields(cls)})
+        if unknown:
+            raise RunError(f"config.json: unknown {', '.join(unknown)}; it was written by a newer version of cbmir")
         return cls(**data | {"labels": tuple(data["labels"])})
 
     def differences(self, other: TrainConfig) -> list[str]:
@@ -100,7 +107,12 @@ def proxy_counts(asked: str, targets: Tensor) -> tuple[int, ...]:
 
 
 def resolve_precision(precision: Precision) -> Literal["32-true", "bf16-mixed", "16-mixed"]:
-    """`auto` is bf16 or fp16 on CUDA, and float32 on a CPU, where bf16 helps some encoders and slows others."""
+    """`auto` is bf16 or fp16 on CUDA, and float32 on a CPU, where bf16 helps some encoders and slows others.
+
+    Raises RunError for fp16 where there is no CUDA: Lightning would take bf16 instead.
+    """
+    if precision == "16-mixed" and not torch.cuda.is_available():
+        raise RunError("precision 16-mixed needs a CUDA GPU, found none; take 32 or bf16-mixed")
     if precision == "auto":
         if not torch.cuda.is_available():
             return "32-true"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cbmir.errors import require
+from cbmir.files import replacing
 
 COLUMNS = ("epoch", "train_loss", "val_ndcg", "val_auc", "lr", "seconds")
 
@@ -14,12 +15,10 @@ COLUMNS = ("epoch", "train_loss", "val_ndcg", "val_auc", "lr", "seconds")
 def append_epoch(path: Path, values: dict[str, Any]) -> None:
     """Add the row of one epoch; rows of this and later epochs, left by a run that was stopped, are replaced."""
     rows = [row for row in read_epochs(path) if int(row["epoch"]) < values["epoch"]] if path.exists() else []
-    temporary = path.with_suffix(".part")
-    with temporary.open("w", newline="", encoding="utf-8") as stream:
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.DictWriter(stream, COLUMNS)
         writer.writeheader()
         writer.writerows([*rows, values])
-    temporary.replace(path)
 
 
 def read_epochs(path: Path) -> list[dict[str, str]]:
@@ -50,6 +49,5 @@ def draw_curves(metrics: Path, picture: Path) -> None:
     right.annotate(note, (epochs[best], ndcg[best]), textcoords="offset points", xytext=(4, -12))
     right.set(xlabel="epoch", ylabel="on the validation split", ylim=(0, 1))
     right.legend(loc="lower right")
-    temporary = picture.with_suffix(".part")
-    figure.savefig(temporary, dpi=120, format="png")
-    temporary.replace(picture)
+    with replacing(picture) as temporary:
+        figure.savefig(temporary, dpi=120, format="png")

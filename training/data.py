@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from cbmir.errors import ImageError, ManifestError
+from cbmir.files import replacing
 from cbmir.manifest import Manifest
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.preprocess import centre_crop, resize_square
@@ -51,8 +54,14 @@ def cached_images(manifest: Manifest, spec: PreprocessSpec, folder: Path) -> NDA
         digest.update(f"{row.image}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
     folder = folder / digest.hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
-    images: NDArray[np.uint8] = _memmap(folder / "images.npy", np.uint8, (len(manifest), spec.resize, spec.resize))
-    done: NDArray[np.bool_] = _memmap(folder / "done.npy", np.bool_, (len(manifest),))
+    with FileLock(folder / "lock"):  # two runs that start together decode once
+        images: NDArray[np.uint8] = _memmap(folder / "images.npy", np.uint8, (len(manifest), spec.resize, spec.resize))
+        done: NDArray[np.bool_] = _memmap(folder / "done.npy", np.bool_, (len(manifest),))
+        _decode(manifest, spec, images, done)
+    return images
+
+
+def _decode(manifest: Manifest, spec: PreprocessSpec, images: NDArray[np.uint8], done: NDArray[np.bool_]) -> None:
     waiting = np.flatnonzero(np.logical_not(done))
     broken: list[str] = []
 
@@ -72,11 +81,15 @@ def cached_images(manifest: Manifest, spec: PreprocessSpec, folder: Path) -> NDA
             f"{len(broken)} of {len(manifest)} images cannot be read; take them out of the manifest or mend them:\n"
             f"  {shown}"
         )
-    return images
 
 
 def _memmap(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
-    return np.lib.format.open_memmap(path, mode="r+" if path.exists() else "w+", dtype=dtype, shape=shape)
+    if not path.exists():
+        with replacing(path) as temporary:
+            array = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=shape)
+            with temporary.open("r+b") as stream:  # a full disk is an error now, not a SIGBUS later
+                os.posix_fallocate(stream.fileno(), 0, array.offset + array.nbytes)
+    return np.lib.format.open_memmap(path, mode="r+")
 
 
 class TrainingImages(Dataset[tuple[Tensor, Tensor]]):

@@ -8,6 +8,7 @@ feeding it the grey image three times, at a third of the cost.
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from pathlib import Path
 
 import torch
@@ -16,6 +17,10 @@ from torch import Tensor, nn
 from cbmir.errors import EncoderError, require
 
 log = logging.getLogger("cbmir")
+
+# torchvision families whose forward() is the chain of their children.
+_CHAINS = ("resnet", "resnext", "wide_resnet", "regnet", "shufflenet", "mnasnet")
+_PROBES = (128, 256)
 
 
 def build_encoder(name: str, weights: str = "none") -> tuple[nn.Module, int]:
@@ -28,13 +33,24 @@ def build_encoder(name: str, weights: str = "none") -> tuple[nn.Module, int]:
     encoder = _timm(name[5:], library_weights) if name.startswith("timm:") else _torchvision(name, library_weights)
     if weights not in ("none", "imagenet"):
         load_weights(encoder, Path(weights))
-    with torch.inference_mode():
-        shape = encoder.eval()(torch.zeros(1, 1, 64, 64)).shape
-    if len(shape) != 4:
+    dimension = _dimension(name, encoder.eval())
+    return encoder.train(), dimension
+
+
+@torch.inference_mode()
+def _dimension(name: str, encoder: nn.Module) -> int:
+    """D of a feature map [N, D, h, w]. Two sizes tell: h and w follow the image, D does not."""
+    try:
+        small, large = (encoder(torch.zeros(1, 1, size, size)).shape for size in _PROBES)
+    except (AssertionError, RuntimeError, ValueError) as error:  # a transformer of a fixed image size
         raise EncoderError(
-            f"encoder {name}: expected a feature map [N, D, h, w], found {list(shape)}; choose a convolutional encoder"
+            f"encoder {name}: takes no image of {_PROBES[0]} pixels ({error}); choose another"
+        ) from error
+    if len(small) != 4 or small[1] != large[1] or not (small[2] < large[2] and small[3] < large[3]):
+        raise EncoderError(
+            f"encoder {name}: expected a feature map [N, D, h, w], found {list(small)}; choose a convolutional encoder"
         )
-    return encoder.train(), int(shape[1])
+    return int(small[1])
 
 
 def load_weights(encoder: nn.Module, path: Path) -> None:
@@ -92,14 +108,14 @@ def _torchvision(name: str, pretrained: bool) -> nn.Module:
     model: nn.Module = models.get_model(name, weights="DEFAULT" if pretrained else None)
     children = dict(model.named_children())
     if "features" in children:
-        layers = [children["features"]]
+        layers = {"features": children["features"]}
         if name.startswith("densenet"):  # its last ReLU lives in forward()
-            layers.append(nn.ReLU(inplace=True))
-    elif {"conv1", "layer4", "avgpool"} <= children.keys():
-        layers = [module for key, module in children.items() if key not in ("avgpool", "fc")]
+            layers["relu"] = nn.ReLU(inplace=True)
+    elif name.startswith(_CHAINS):
+        layers = {key: module for key, module in children.items() if key not in ("avgpool", "fc", "classifier")}
     else:
         raise EncoderError(f"encoder {name}: no feature map to take from it; choose a DenseNet, ResNet, EfficientNet …")
-    encoder = nn.Sequential(*layers)
+    encoder = nn.Sequential(OrderedDict(layers))  # under torchvision's own names, so that its weights fit
     _read_one_channel(encoder)
     return encoder
 

@@ -16,6 +16,7 @@ from cbmir.training.metrics import (
     add_negative_class,
     class_aucs,
     interval,
+    mean_of_known,
     patient_weights,
     positives,
     random_ranking_values,
@@ -62,14 +63,14 @@ class Evaluation:
             "queries": len(self.query.embedding),
             "gallery": self.gallery,
             "patients": len(set(self.query.patients)),
-            "auc": _figure(float(aucs[counted].mean()) if counted.any() else float("nan"), macro),
-            "auc_by_label": {name: _figure(aucs[j], samples[:, j]) for j, name in enumerate(self.labels)},
+            "auc": figure_of(float(aucs[counted].mean()) if counted.any() else float("nan"), macro),
+            "auc_by_label": {name: figure_of(aucs[j], samples[:, j]) for j, name in enumerate(self.labels)},
             "auc_without_both_values": [n for n, known in zip(self.labels, counted, strict=True) if not known],
         }
         for column, values in self.retrieval.items():
             known = ~np.isnan(values.ndcg)
             result[column] = {"queries": int(known.sum()), "queries_left_out": int((~known).sum())} | {
-                name: _figure(_mean(getattr(values, name)), weighted_means(getattr(values, name), weights))
+                name: figure_of(mean_of_known(getattr(values, name)), weighted_means(getattr(values, name), weights))
                 for name in RETRIEVAL_METRICS
             }
         return result
@@ -81,7 +82,7 @@ def evaluate(query: Vectors, gallery: Vectors, labels: tuple[str, ...], *, k: in
     retrieval = {}
     for column, q, g in (
         ("positive queries", own, theirs),
-        ("all queries", add_negative_class(own), add_negative_class(theirs)),
+        ("all queries", add_negative_class(query.labels), add_negative_class(gallery.labels)),
     ):
         sides = (q, g, query.patients, gallery.patients)
         retrieval[column] = retrieval_values(query.embedding, gallery.embedding, *sides, k=k)
@@ -102,14 +103,10 @@ def embed(
     return embedding, scores
 
 
-def _figure(value: float, samples: NDArray[np.float64]) -> dict[str, float | None]:
+def figure_of(value: float, samples: NDArray[np.float64]) -> dict[str, float | None]:
+    """A value with the interval of its bootstrap samples, JSON-ready: NaN is None."""
     low, high = interval(samples)
     return {name: None if np.isnan(v) else float(v) for name, v in (("value", value), ("low", low), ("high", high))}
-
-
-def _mean(values: NDArray[np.float64]) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")
 
 
 def _nanmean(samples: NDArray[np.float64]) -> NDArray[np.float64]:

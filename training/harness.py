@@ -14,7 +14,7 @@ from typing import Any, cast
 import lightning as L  # noqa: N812  Lightning's own convention
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import TQDMProgressBar
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
@@ -22,13 +22,15 @@ from torch.utils.data import DataLoader, DistributedSampler
 import cbmir
 from cbmir.card import ModelCard
 from cbmir.errors import RunError, SplitError, TrainingError
-from cbmir.manifest import Manifest, write_json
+from cbmir.files import write_json
+from cbmir.manifest import Manifest
 from cbmir.training.calibration import platt_calibration, youden_threshold
+from cbmir.training.checkpoints import ReplacingCheckpointIO, callbacks, stopped_early
 from cbmir.training.config import TrainConfig, resolve_precision
-from cbmir.training.curves import append_epoch, draw_curves
+from cbmir.training.curves import append_epoch, draw_curves, read_epochs
 from cbmir.training.data import TrainingImages, cache_folder, cached_images, evaluation_batches, label_array
 from cbmir.training.evaluation import Vectors, embed, evaluate
-from cbmir.training.metrics import class_aucs, positives, retrieval_values
+from cbmir.training.metrics import class_aucs, mean_of_known, positives, retrieval_values
 from cbmir.training.model import RetrievalModel
 from cbmir.training.run import (
     RunFolder,
@@ -79,7 +81,6 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
     )  # fmt: skip
     if first_process:  # not before: options that were refused leave no run behind
         folder.write_config(config)
-    started = time.time()
     with warnings.catch_warnings():
         # Images come decoded from a memory map: a worker process would only copy them once more.
         warnings.filterwarnings("ignore", ".*does not have many workers.*")
@@ -88,17 +89,14 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
         # Lightning 2.6 still uses what torch 2.14 and torchmetrics call deprecated.
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=DeprecationWarning)
-        trainer.fit(
-            task,
-            _loader(data, config, trainer),
-            ckpt_path=folder.last if folder.last.exists() else None,
-            weights_only=True,
-        )
+        last = folder.last if folder.last.exists() else None
+        if last is None or not stopped_early(last):
+            trainer.fit(task, _loader(data, config, trainer), ckpt_path=last, weights_only=True)
     if trainer.interrupted:
         raise KeyboardInterrupt
     if trainer.is_global_zero:
         model.load_state_dict(best_state(folder))
-        _finish(config, folder, manifest, images, model, time.time() - started)
+        _finish(config, folder, manifest, images, model)
     return folder
 
 
@@ -168,7 +166,8 @@ class Selection:
             k=SELECTION_K,
         )  # fmt: skip
         aucs = class_aucs(scores, self.labels[self.query])
-        return {"val_ndcg": _mean(values.ndcg), "val_auc": _mean(aucs)}
+        # Without a value there is nothing to prefer: 0, so that every epoch with one is better.
+        return {"val_ndcg": mean_of_known(values.ndcg, 0), "val_auc": mean_of_known(aucs, 0)}
 
 
 class EpochSampler(DistributedSampler[Any]):
@@ -202,7 +201,7 @@ def _check_learnable(manifest: Manifest) -> None:
     for split in ("train", "val"):
         if not manifest.split(split).rows:
             raise SplitError(f"expected images in split {split!r}, found none; assign splits, or use --fold 1/5")
-    if not positives(label_array(manifest.split("train"))).any():
+    if not (label_array(manifest.split("train")) == 1).any():
         raise SplitError("expected positive labels in split 'train', found none; there is nothing to learn")
     if not positives(label_array(manifest.split("val"))).any():
         raise SplitError("expected positive labels in split 'val', found none; the best epoch is chosen by them")
@@ -221,15 +220,7 @@ def _selection(manifest: Manifest, images: NDArray[np.uint8], config: TrainConfi
 
 def _trainer(config: TrainConfig, folder: RunFolder) -> L.Trainer:
     terminal = sys.stderr.isatty()
-    callbacks: list[Callback] = [
-        ModelCheckpoint(
-            dirpath=folder.checkpoints, filename="best", monitor="val_ndcg", mode="max", save_last=True,
-            save_on_train_epoch_end=True, enable_version_counter=False,
-        ),
-        EarlyStopping("val_ndcg", mode="max", patience=config.patience, check_on_train_epoch_end=True),
-    ]  # fmt: skip
-    if terminal:
-        callbacks.append(TQDMProgressBar())
+    bar = [TQDMProgressBar()] if terminal else []
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     return L.Trainer(
@@ -239,7 +230,8 @@ def _trainer(config: TrainConfig, folder: RunFolder) -> L.Trainer:
         precision=resolve_precision(config.precision),
         gradient_clip_val=5.0,
         use_distributed_sampler=False,
-        callbacks=callbacks,
+        callbacks=[*callbacks(folder.checkpoints, config.patience), *bar],
+        plugins=[ReplacingCheckpointIO()],
         logger=False,
         enable_progress_bar=terminal,
         enable_model_summary=False,
@@ -259,7 +251,6 @@ def _finish(
     manifest: Manifest,
     images: NDArray[np.uint8],
     model: RetrievalModel,
-    seconds: float,
 ) -> None:
     """Thresholds and calibration from the validation split, its metrics, and the card, whose presence ends the run."""
 
@@ -288,7 +279,7 @@ def _finish(
         thresholds=thresholds,
         calibration=tuple(platt_calibration(*pair) for pair in pairs),
         fingerprint=embedding_fingerprint(model, config.preprocess),
-        training=_training_facts(config, folder, manifest, seconds),
+        training=_training_facts(config, folder, manifest),
         metrics={f"val {name}": summary[name] for name in ("auc", "positive queries", "all queries")},
         versions={"cbmir": cbmir.__version__} | {name: version(name) for name in ("torch", "torchvision", "lightning")},
     )
@@ -296,7 +287,7 @@ def _finish(
     log.info("Finished: best epoch %s, %s.", card.training["best_epoch"], folder.path)
 
 
-def _training_facts(config: TrainConfig, folder: RunFolder, manifest: Manifest, seconds: float) -> dict[str, Any]:
+def _training_facts(config: TrainConfig, folder: RunFolder, manifest: Manifest) -> dict[str, Any]:
     checkpoint = torch.load(folder.best, map_location="cpu", weights_only=True)
     train_rows = manifest.split("train")
     labels = label_array(train_rows)
@@ -304,30 +295,15 @@ def _training_facts(config: TrainConfig, folder: RunFolder, manifest: Manifest, 
         name: {"positive": int((labels[:, j] == 1).sum()), "negative": int((labels[:, j] == 0).sum())}
         for j, name in enumerate(config.labels)
     }
-    keep = (
-        "loss",
-        "class_weights",
-        "weights",
-        "epochs",
-        "batch_size",
-        "lr",
-        "weight_decay",
-        "seed",
-        "fold",
-        "manifest_fingerprint",
-    )
+    keep = ("loss", "weights", "epochs", "batch_size", "lr", "weight_decay", "seed", "fold", "manifest_fingerprint")
     return {name: getattr(config, name) for name in keep} | {
         "manifest": Path(config.manifest).name,
         "source": manifest.about.get("reader", "not stated"),
+        "class_weights": config.balanced,
         "precision": resolve_precision(config.precision),
         "best_epoch": int(checkpoint["epoch"]),
         "images": {split: len(manifest.split(split)) for split in ("train", "val", "test")},
         "patients": len({row.patient_id for row in train_rows}),
         "labels": counts,
-        "seconds": round(seconds),
+        "seconds": round(sum(float(row["seconds"]) for row in read_epochs(folder.metrics))),
     }
-
-
-def _mean(values: NDArray[np.floating]) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else 0.0

@@ -30,9 +30,13 @@ def positives(labels: NDArray[np.floating]) -> NDArray[np.float32]:
     return np.asarray(np.abs(np.nan_to_num(labels)) == 1, dtype=np.float32)
 
 
-def add_negative_class(positive: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Append a column that is 1 where no label is positive: the "all queries" column counts it as a label."""
-    return np.hstack([positive, (positive.sum(axis=1, keepdims=True) == 0).astype(np.float32)])
+def add_negative_class(labels: NDArray[np.floating]) -> NDArray[np.float32]:
+    """`positives` and the negative class as one more label: 1 where every label is known and 0 (METHOD, "Loss").
+
+    float [N, C] -> float32 [N, C + 1]. A row with no positive and some unknown label belongs to no class at all.
+    """
+    negative = (labels == 0).all(axis=1, keepdims=True)
+    return np.hstack([positives(labels), negative.astype(np.float32)])
 
 
 def discounts(k: int) -> Floats:
@@ -55,15 +59,16 @@ def retrieval_values(
     `query` [Q, D] and `gallery` [G, D] are unit vectors; neighbours by Euclidean distance, ties by gallery order.
     nDCG: gain 2^r - 1 with r the number of shared labels, ideal = the best ordering of the whole allowed gallery.
     ACG: r over the query's number of labels. precision: share with r > 0. All over min(k, allowed gallery) ranks.
+    A query whose labels no gallery image shares has ACG and precision 0, and no nDCG.
     """
-    same = _same_patient(query_patients, gallery_patients)
+    own, others = _patient_codes(query_patients, gallery_patients)
     values = np.full((3, len(query)), np.nan)
     for row in range(len(query)):
-        allowed = np.flatnonzero(~same[row])
+        allowed = np.flatnonzero(others != own[row])
         labels = query_positive[row].sum()
         if labels == 0 or len(allowed) == 0:
             continue
-        cosine = gallery[allowed] @ query[row]
+        cosine = (gallery @ query[row])[allowed]
         ranked = allowed[np.argsort(-cosine, kind="stable")[:k]]
         relevance = gallery_positive @ query_positive[row]
         values[:, row] = _values(relevance[ranked], relevance[allowed], labels, k)
@@ -79,10 +84,10 @@ def random_ranking_values(
     k: int,
 ) -> RetrievalValues:
     """The exact expectation of `retrieval_values` under a random ranking of the gallery."""
-    same = _same_patient(query_patients, gallery_patients)
+    patient, others = _patient_codes(query_patients, gallery_patients)
     values = np.full((3, len(query_positive)), np.nan)
     for row, own in enumerate(query_positive):
-        relevance = (gallery_positive @ own)[~same[row]]
+        relevance = (gallery_positive @ own)[others != patient[row]]
         if own.sum() == 0 or len(relevance) == 0:
             continue
         gain = np.exp2(relevance) - 1
@@ -93,9 +98,10 @@ def random_ranking_values(
     return RetrievalValues(*values)
 
 
-def _same_patient(query: Sequence[str], gallery: Sequence[str]) -> NDArray[np.bool_]:
-    same: NDArray[np.bool_] = np.equal.outer(np.asarray(query), np.asarray(gallery))
-    return same
+def _patient_codes(query: Sequence[str], gallery: Sequence[str]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """A number for each patient, the same on both sides: [Q] and [G]."""
+    _, codes = np.unique(np.array([*query, *gallery]), return_inverse=True)
+    return codes[: len(query)], codes[len(query) :]
 
 
 def _ideal(relevance: NDArray[np.floating], k: int) -> tuple[Floats, Floats]:
@@ -152,6 +158,12 @@ def weighted_means(values: Floats, weights: Floats) -> Floats:
     total = weights[:, known].sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(weights[:, known] @ values[known] / total)
+
+
+def mean_of_known(values: NDArray[np.floating], otherwise: float = float("nan")) -> float:
+    """Mean of the values that are not NaN."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else otherwise
 
 
 def interval(samples: Floats, level: float = 0.95) -> tuple[float, float]:

@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from cbmir.card import ModelCard
 from cbmir.errors import ManifestError, RunError, SplitError
-from cbmir.manifest import Manifest, read_manifest, write_json
+from cbmir.files import replacing, write_json, write_text
+from cbmir.manifest import Manifest, read_manifest
 from cbmir.runtime.engine import Engine, open_engine
 from cbmir.training.data import cache_folder, cached_images, evaluation_batches, label_array
 from cbmir.training.evaluation import Evaluation, Vectors, embed, evaluate
@@ -63,7 +64,7 @@ def text_report(summary: dict[str, Any], title: str) -> str:
         f"{summary['queries']} queries of {summary['patients']} patients against a gallery of {summary['gallery']} "
         f"images, k = {k}, each query's own patient left out. In brackets: 95% bootstrap interval over patients.",
         "",
-        f"| queries | n | left out | nDCG@{k} | ACG@{k} | precision@{k} |",
+        f"| queries | n with nDCG | left out | nDCG@{k} | ACG@{k} | precision@{k} |",
         "|---|---|---|---|---|---|",
     ]
     for column in ("positive queries", "all queries"):
@@ -83,18 +84,16 @@ def write_report(evaluation: Evaluation, summary: dict[str, Any], folder: Path, 
     """Write metrics.json, report.md and per_query.csv (a row a query, in the order of the manifest)."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "metrics.json", summary)
-    _write(folder / "report.md", text_report(summary, title))
+    write_text(folder / "report.md", text_report(summary, title))
     positive, every = evaluation.retrieval["positive queries"], evaluation.retrieval["all queries"]
     columns = [(f"{name}, {side}", getattr(values, name)) for side, values in
                (("positive queries", positive), ("all queries", every)) for name in RETRIEVAL_METRICS]  # fmt: skip
-    temporary = folder / ".per_query.part"
-    with temporary.open("w", newline="", encoding="utf-8") as stream:
+    with replacing(folder / "per_query.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         writer.writerow(["patient_id", *(name for name, _ in columns)])
         for row, patient in enumerate(evaluation.query.patients):
             values = [v[row] for _, v in columns]
             writer.writerow([patient, *("" if np.isnan(v) else f"{v:.6f}" for v in values)])
-    temporary.replace(folder / "per_query.csv")
 
 
 def figure(value: dict[str, float | None]) -> str:
@@ -120,6 +119,8 @@ def _splits_of(card: ModelCard, manifest: Manifest) -> Manifest:
     if fold and manifest.fingerprint == card.training.get("manifest_fingerprint"):
         log.info("Fold %s, as in training.", fold)
         return with_fold(manifest, fold)
+    if manifest.fingerprint != card.training.get("manifest_fingerprint"):
+        log.warning("This is not the table that the model was trained on: its patients may be among the queries.")
     check_splits(manifest)
     return manifest
 
@@ -145,9 +146,3 @@ def _progress(batches: Iterator[NDArray[np.uint8]], total: int, name: str) -> It
         for batch in batches:
             yield batch
             bar.update(len(batch))
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(text, "utf-8")
-    temporary.replace(path)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from cbmir.card import ModelCard
 from cbmir.errors import CardError, RunError
-from cbmir.manifest import Manifest, read_manifest, write_json
+from cbmir.files import write_json
+from cbmir.manifest import Manifest, read_manifest
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.training.config import TrainConfig, proxy_counts
 from cbmir.training.data import label_array, training_targets
@@ -101,7 +102,7 @@ def with_fold(manifest: Manifest, fold: str) -> Manifest:
 def build_model(config: TrainConfig, targets: Tensor, *, weights: str) -> tuple[RetrievalModel, torch.nn.Module]:
     """The model and its loss; `targets` are the training set's, [N, C] in {0, 1, NaN}."""
     encoder, dim = build_encoder(config.encoder, weights)
-    loss = LOSSES[config.loss](targets, negative=config.negative_proxies, balanced=config.class_weights)
+    loss = LOSSES[config.loss](targets, negative=config.negative_proxies, balanced=config.balanced)
     if config.loss == "bce":
         return RetrievalModel(encoder, LinearHead(dim, len(config.labels))), loss
     classes = with_negative_class(targets) if config.negative_proxies else targets

@@ -45,6 +45,11 @@ def test_train_then_evaluate(tiny_manifest: Path, tmp_path: Path, capsys: pytest
         (("--proxies-per-class", "none"), "proxies-per-class"),
         (("--image-size", 8), "--image-size"),
         (("--devices", "many"), "devices"),
+        (("--seed", -1), "seed"),
+        (("--weight-decay", -1), "weight_decay"),
+        (("--loss", "bce", "--sigma", 1), "--sigma means nothing with --loss bce"),
+        (("--loss", "ml-proxy-nca", "--proxies-per-class", 2), "--proxies-per-class means nothing"),
+        (("--loss", "bce", "--no-negative-proxies"), "--negative-proxies means nothing"),
     ],
 )
 def test_mistakes_exit_2_with_a_reason(

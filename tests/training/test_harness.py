@@ -17,7 +17,7 @@ from cbmir.errors import CardError, RunError, SplitError, TrainingError
 from cbmir.manifest import read_manifest, write_manifest
 from cbmir.training.config import TrainConfig, proxy_counts, resolve_precision
 from cbmir.training.curves import read_epochs
-from cbmir.training.harness import RetrievalTask, train
+from cbmir.training.harness import RetrievalTask, Selection, train
 from cbmir.training.run import RunFolder, load_model, with_fold
 
 
@@ -108,6 +108,55 @@ def _without_seconds(run: RunFolder) -> list[dict[str, str]]:
     return [{k: v for k, v in row.items() if k != "seconds"} for row in read_epochs(run.metrics)]
 
 
+def worse_every_epoch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let the first epoch stay the best; returns the epochs that are trained from now on."""
+    started: list[int] = []
+    start = RetrievalTask.on_train_epoch_start
+
+    def record(task: RetrievalTask) -> None:
+        started.append(task.current_epoch)
+        start(task)
+
+    monkeypatch.setattr(RetrievalTask, "on_train_epoch_start", record)
+    monkeypatch.setattr(Selection, "measure", lambda self, model: {"val_ndcg": 1 / (1 + started[-1]), "val_auc": 0.5})
+    return started
+
+
+def test_resume_goes_on_after_the_last_epoch_not_after_the_best(
+    squares: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, run = config(squares, epochs=4), tmp_path / "run"
+    started = worse_every_epoch(monkeypatch)
+    step = RetrievalTask.training_step
+
+    def stop(task: RetrievalTask, batch: Any, index: int) -> torch.Tensor:
+        if task.current_epoch == 2:
+            raise ConnectionAbortedError
+        return step(task, batch, index)
+
+    monkeypatch.setattr(RetrievalTask, "training_step", stop)
+    with pytest.raises(ConnectionAbortedError):
+        train(options, run)
+    monkeypatch.setattr(RetrievalTask, "training_step", step)
+    started.clear()
+    moved = run.rename(tmp_path / "moved")
+    finished = train(options, moved, resume=True)
+    assert started == [2, 3]
+    assert finished.read_card().training["best_epoch"] == 0, "the best epoch is remembered in the moved folder"
+
+
+def test_a_run_that_stopped_early_and_was_killed_before_its_card_trains_no_more(
+    squares: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, run = config(squares, epochs=9, patience=1), tmp_path / "run"
+    started = worse_every_epoch(monkeypatch)
+    train(options, run)
+    assert started == [0, 1]
+    RunFolder(run).card.unlink()
+    train(options, run, resume=True)
+    assert started == [0, 1] and RunFolder(run).card.exists()
+
+
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -152,7 +201,7 @@ def test_a_folder_with_other_files_is_left_alone(squares: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("loss", ["bce", "ml-proxy-nca"])
 def test_the_baselines_train(loss: str, squares: Path, tmp_path: Path) -> None:
-    run = train(config(squares, loss=loss, epochs=1, class_weights=False), tmp_path / "run")
+    run = train(config(squares, loss=loss, epochs=1), tmp_path / "run")
     model, card, _ = load_model(run.path)
     assert card.head == ("linear" if loss == "bce" else "proxy")
     assert card.proxies_per_class == (() if loss == "bce" else (1, 1, 1))
@@ -215,7 +264,15 @@ def test_a_changed_manifest_is_refused(squares: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"epochs": 0}, {"lr": -1.0}, {"proxies_per_class": "0"}, {"proxies_per_class": "many"}, {"loss": "ml-proxy-nca"}],
+    [
+        {"epochs": 0},
+        {"lr": -1.0},
+        {"proxies_per_class": "0"},
+        {"proxies_per_class": "many"},
+        {"loss": "ml-proxy-nca", "class_weights": True},
+        {"seed": -1},
+        {"weight_decay": -1.0},
+    ],
 )
 def test_senseless_options_are_refused(options: dict[str, Any], squares: Path) -> None:
     with pytest.raises(RunError, match="expected"):
@@ -242,6 +299,8 @@ def test_auto_precision_on_a_cpu_is_float32(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_precision("auto") == "32-true"
     assert resolve_precision("bf16-mixed") == "bf16-mixed"
+    with pytest.raises(RunError, match="CUDA"):
+        resolve_precision("16-mixed")
 
 
 def test_config_of_another_version_is_refused(finished: RunFolder, tmp_path: Path) -> None:

@@ -61,8 +61,9 @@ def test_queries_without_labels_or_ideal_are_nan_not_zero() -> None:
 
 
 def test_all_queries_count_the_negative_class() -> None:
-    positive = positives(np.array([[0, 0], [1, NAN], [NAN, NAN]], dtype=np.float32))
-    assert add_negative_class(positive).tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 1]]
+    """As METHOD's negative class: unknown labels may hide a finding, uncertain ones count as positive."""
+    labels = np.array([[0, 0], [1, NAN], [NAN, NAN], [0, NAN], [-1, 0]], dtype=np.float32)
+    assert add_negative_class(labels).tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 0], [0, 0, 0], [1, 0, 0]]
 
 
 def test_uncertain_is_positive_in_retrieval_and_unknown_is_not() -> None:

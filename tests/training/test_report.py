@@ -31,7 +31,7 @@ def test_summary_has_both_columns_and_says_who_was_left_out() -> None:
     labels = np.array([[1, 0], [0, 0], [0, NAN], [1, 0], [0, 0]], dtype=np.float32)
     summary = evaluate(vectors(1, 5, labels), vectors(2, 30), ("a", "b"), k=3).summary(resamples=50)
     assert (summary["positive queries"]["queries"], summary["positive queries"]["queries_left_out"]) == (2, 3)
-    assert (summary["all queries"]["queries"], summary["all queries"]["queries_left_out"]) == (5, 0)
+    assert (summary["all queries"]["queries"], summary["all queries"]["queries_left_out"]) == (4, 1)
     assert summary["auc_without_both_values"] == ["b"]
     assert summary["auc_by_label"]["b"]["value"] is None
     assert summary["auc"]["value"] == summary["auc_by_label"]["a"]["value"]

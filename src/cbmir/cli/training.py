@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
+
+# Options that a loss has no use for: refused when given, rather than ignored.
+_MEANINGLESS = {
+    "bce": ("sigma", "proxies_per_class", "negative_proxies"),
+    "ml-proxy-nca": ("proxies_per_class", "class_weights"),
+}
 
 
 @click.command(
@@ -52,7 +60,8 @@ import click
 @click.option("--seed", default=0, show_default=True)
 @click.option("--fold", default="", metavar="I/N", help="Use fold I of N by patient instead of the manifest's splits.")
 @click.option("--resume", is_flag=True, help="Go on with the run in -o from its last whole epoch.")
-def train(manifest: Path, run: Path, resume: bool, class_weights: bool | None, **options: object) -> None:
+@click.pass_context
+def train(context: click.Context, /, manifest: Path, run: Path, resume: bool, **options: object) -> None:
     """Train a model on the train split of MANIFEST; the val split chooses epoch, thresholds and calibration.
 
     Writes a RUN folder: card.json, checkpoints/, metrics.csv, curves.png, config.json.
@@ -60,14 +69,18 @@ def train(manifest: Path, run: Path, resume: bool, class_weights: bool | None, *
     from cbmir.errors import require
     from cbmir.manifest import read_manifest
 
+    for name in _MEANINGLESS.get(str(options["loss"]), ()):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} means nothing with --loss {options['loss']}.")
     require("lightning", "train")
     from cbmir.training.config import TrainConfig
     from cbmir.training.harness import train as run_training
 
     table = read_manifest(manifest)
-    options["class_weights"] = options["loss"] == "proxy" if class_weights is None else class_weights
     config = TrainConfig(str(manifest.resolve()), table.fingerprint, table.labels.names, **options)  # type: ignore[arg-type]
-    click.echo(run_training(config, run, resume=resume).path)
+    finished = run_training(config, run, resume=resume)
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # with several devices each process comes here
+        click.echo(finished.path)
 
 
 @click.command(

@@ -1,0 +1,32 @@
+"""Writing files so that none is ever half there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path in the same folder, which takes the place of `path` when the block ends without an error."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text in UTF-8."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, "utf-8")
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON, indented, in UTF-8."""
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
