@@ -80,8 +80,10 @@ class Pooled:
         return np.concatenate([getattr(fold.retrieval[column], metric) for fold in self.folds])
 
     def auc(self, weights: NDArray[np.float64] | None = None) -> float:
-        """Mean over labels of the mean over folds: scores of different models are never ranked together. A label without
-        a positive among a fold's queries (in a resample: among those drawn) has no AUC there."""
+        """Mean over labels of the mean over folds: scores of different models are never ranked together.
+
+        A label without a positive among a fold's queries (in a resample: among those drawn) has no AUC there.
+        """
         ends = np.cumsum([len(fold.query.scores) for fold in self.folds])
         parts = [None] * len(self.folds) if weights is None else np.split(weights, ends[:-1])
         aucs = [class_aucs(f.query.scores, f.query.labels, w) for f, w in zip(self.folds, parts, strict=True)]

@@ -54,7 +54,7 @@ def test_labels_patients_and_views(table: Path) -> None:
 
 def test_blank_can_stay_unknown(table: Path) -> None:
     manifest = read_chexpert(table.parent, table, blank="unknown")
-    assert manifest.rows[0].labels == (None, None, None, None, None, None, None, 0, None)
+    assert manifest.rows[0].labels == (0,) * 9, "No Finding is the labeller's own word: nothing is unknown"
     assert manifest.rows[1].labels == (None, -1, 1, -1, -1, None, -1, None, -1)
     assert manifest.about["policies"]["blank"] == "unknown"
 

@@ -36,7 +36,8 @@ def read_chexpert(
 
     `root` is the folder that holds `CheXpert-v1.0-small`, or that folder itself under any name. Patient, study and
     frontal or lateral come from the path; AP or PA from its column. -1 stays -1 (uncertain). `blank` is what an empty
-    cell (not mentioned in the report) means: `zero` as the paper and most users take it, or `unknown`.
+    cell (not mentioned in the report) means: `zero` as the paper and most users take it, or `unknown`; in a row whose
+    "No Finding" is 1 it is 0 in both.
     9 findings are the paper's; an image that shows only one of the other four then has every label 0, which the
     sidecar counts. CheXpert's own training and validation files are split anew: by patient, by `seed`.
     Raises ManifestError for a table or folder that does not fit.
@@ -88,6 +89,9 @@ def _entry(record: dict[str, str], where: str, empty: int | None) -> Row:
     projection = (record.get("AP/PA") or "").strip().upper()
     # A few frontal images are marked LL or RL there: their projection is not known.
     view = "LATERAL" if parts["view"] == "lateral" else projection if projection in ("AP", "PA") else ""
+    # The labeller's own word that nothing was found: a blank then is no unknown, whatever the policy.
+    if (record.get("No Finding") or "").strip() in ("1", "1.0"):
+        empty = 0
     values = (label_value(record, name, where) for name in CHEXPERT_13)
     labels = tuple(empty if value is None else value for value in values)
     return Row(Path(text), parts["patient"], labels, study_id=f"{parts['patient']}_{parts['study']}", view=view)
