@@ -17,24 +17,28 @@ from cbmir.demo.rendering import (
     header_html,
     message_html,
     neighbours_html,
+    search_text,
 )
-from cbmir.demo.study import NO_CHOICE, PLAIN, Study, picture_of
+from cbmir.demo.study import NO_CHOICE, PLAIN, Study, Upload
 from cbmir.errors import CbmirError
 from cbmir.runtime.finder import Finder
-from cbmir.runtime.radiograph import Radiograph
 from cbmir.runtime.reading import read_image
 
 log = logging.getLogger("cbmir")
 
 #: Seconds: how often the cache is swept, and how old a file or a session's image may get.
-_CACHE = (600, 3600)
+_CACHE = (300, 900)
+#: Sessions whose image is kept; beyond that, that of the one longest unused goes.
+_SESSIONS = 64
+#: A screen reader announces what is put into an element only where the element was there before.
+_ANNOUNCED = 'element.setAttribute("aria-live", "polite");'
 #: A click on a button in the HTML tells Python which one it was.
 _ON_CLICK = """
 element.addEventListener("click", (event) => {
   const button = event.target.closest("[data-key]");
   if (!button) return;
   trigger("click", {key: button.dataset.key});
-  document.getElementById("picture").scrollIntoView({block: "nearest"});
+  document.getElementById("picture")?.scrollIntoView({block: "nearest"});
 });
 """
 
@@ -42,8 +46,9 @@ element.addEventListener("click", (event) => {
 def build_app(finder: Finder, examples: Sequence[Example] = ()) -> gr.Blocks:
     """The page as Gradio blocks. All state is of the browser's session; one finder serves all sessions."""
     app = gr.Blocks(title="cbmir", analytics_enabled=False, delete_cache=_CACHE, fill_width=True)
+    app.state_session_capacity = _SESSIONS
     with app:
-        radiograph = gr.State(None, time_to_live=_CACHE[1])
+        loaded = gr.State(None, time_to_live=_CACHE[1])
         study = gr.State(None, time_to_live=_CACHE[1])
         gr.HTML(header_html(), elem_id="header")
         with gr.Row(elem_id="reading"):
@@ -69,7 +74,7 @@ def build_app(finder: Finder, examples: Sequence[Example] = ()) -> gr.Blocks:
                     opacity = gr.Slider(0, 1, value=0.6, step=0.05, label="Opacity", min_width=160, elem_id="opacity")
                 explanation = gr.HTML(evidence_html(None), elem_id="explanation")
             with gr.Column(scale=5, min_width=300, elem_id="answers"):
-                message = gr.HTML("", elem_id="message")
+                message = gr.HTML("", js_on_load=_ANNOUNCED, elem_id="message")
                 gr.HTML("<h2>Findings</h2>")
                 findings = gr.HTML(findings_html(()), js_on_load=_ON_CLICK, elem_id="findings")
         gr.HTML("<h2>Nearest neighbours</h2>")
@@ -83,44 +88,45 @@ def build_app(finder: Finder, examples: Sequence[Example] = ()) -> gr.Blocks:
 
         def blank() -> dict[Any, Any]:
             return {
-                radiograph: None, study: None, picture: None, message: "", findings: findings_html(()),
+                loaded: None, study: None, picture: None, message: "", findings: findings_html(()),
                 neighbours: neighbours_html((), {}), choice: gr.update(choices=[NO_CHOICE], value=PLAIN),
                 explanation: evidence_html(None),
             }  # fmt: skip
 
-        def analyse(image: Radiograph | None, k: int, exclude: bool, patient_id: str) -> dict[Any, Any]:
-            if image is None:
-                return {radiograph: None}
+        def read(path: str) -> dict[Any, Any]:
+            """A new image is of a new patient: the field is emptied."""
             try:
-                analysis = finder.analyze(
-                    image, int(k), patient_id=patient_id.strip() or None, exclude_same_patient=exclude
-                )
-                gallery = finder.gallery
+                return {loaded: Upload.of(read_image(path), finder.card.preprocess), patient: ""}
+            except CbmirError as error:
+                return failed(error, path) | {patient: ""}
+
+        def read_example(event: gr.EventData) -> dict[Any, Any]:
+            return read(str(examples[int(event.key)].path)) | {upload: None}
+
+        def analyse(image: Upload | None, k: int, exclude: bool, patient_id: str) -> Any:
+            if image is None:  # not read, or no longer kept
+                return gr.skip()
+            patient_id = patient_id.strip()
+            query, gallery = image.radiograph, finder.gallery
+            try:
+                analysis = finder.analyze(query, int(k), patient_id=patient_id or None, exclude_same_patient=exclude)
                 pictures = {n.id: gallery.thumbnail(n.id) if gallery is not None else None for n in analysis.neighbours}
+                known = bool(
+                    patient_id or query.patient_id.strip() or (gallery is not None and gallery.find(query.sha256))
+                )
             except CbmirError as error:
                 return failed(error)
-            result = Study(analysis, picture_of(image.pixels), finder.card.preprocess)
+            result = Study(analysis, image.picture, finder.card.preprocess)
+            search = search_text(int(k), excluded=exclude, known=known)
             return {
-                radiograph: image,
                 study: result,
                 picture: result.picture(PLAIN, 0),
                 message: message_html(analysis.warnings),
                 findings: findings_html(analysis.findings),
-                neighbours: neighbours_html(analysis.neighbours, pictures),
+                neighbours: neighbours_html(analysis.neighbours, pictures, search),
                 choice: gr.update(choices=result.choices(), value=PLAIN),
                 explanation: evidence_html(None),
             }
-
-        def read(path: str, k: int, exclude: bool) -> dict[Any, Any]:
-            """A new image is of a new patient: the field is emptied."""
-            try:
-                image = read_image(path)
-            except CbmirError as error:
-                return failed(error, path) | {patient: ""}
-            return analyse(image, k, exclude, "") | {patient: ""}
-
-        def read_example(k: int, exclude: bool, event: gr.EventData) -> dict[Any, Any]:
-            return read(str(examples[int(event.key)].path), k, exclude) | {upload: None}
 
         def explain(current: Study | None, key: str, opacity: float) -> dict[Any, Any]:
             if current is None:
@@ -137,14 +143,25 @@ def build_app(finder: Finder, examples: Sequence[Example] = ()) -> gr.Blocks:
         def chosen(event: gr.EventData) -> str:
             return str(event.key)
 
-        results = [radiograph, study, picture, message, findings, neighbours, choice, explanation]
-        quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-        shown: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal", "show_progress_on": [picture]}
-        upload.upload(read, [upload, k, exclude], [*results, patient], **shown)
-        upload.clear(blank, None, results, **quiet)
-        strip.click(read_example, [k, exclude], [*results, patient, upload], **shown)
-        gr.on([k.release, exclude.input, patient.submit], analyse, [radiograph, k, exclude, patient], results, **shown)
-        gr.on([choice.change, opacity.release], explain, [study, choice, opacity], [picture, explanation], **quiet)
-        gr.on([findings.click, neighbours.click], chosen, None, choice, **quiet)
-    app.queue(default_concurrency_limit=2, max_size=32, api_open=False)
+        results = [loaded, study, picture, message, findings, neighbours, choice, explanation]
+        # All events wait in one queue: answers come in the order of the questions, and the last one stays on the page.
+        quiet: dict[str, Any] = {
+            "api_visibility": "private", "show_progress": "hidden", "concurrency_id": "page", "concurrency_limit": 1,
+        }  # fmt: skip
+        shown = quiet | {"show_progress": "minimal", "show_progress_on": [picture]}
+        # Gradio's own choice, "once", drops an event while one of its kind is on its way. "always_last" asks again
+        # with the newest values of the controls; a click must not wait so, for its key would be that of the first.
+        every: dict[str, Any] = {"trigger_mode": "multiple"}
+        last: dict[str, Any] = {"trigger_mode": "always_last"}
+        controls = [loaded, k, exclude, patient]
+        uploaded = upload.upload(read, upload, [*results, patient], **shown, **every)
+        clicked = strip.click(read_example, None, [*results, patient, upload], **shown, **every)
+        for reading in (uploaded, clicked):
+            reading.then(analyse, controls, results, **shown, **last)
+        gr.on([k.release, exclude.input, patient.submit], analyse, controls, results, **shown, **last)
+        upload.clear(blank, None, results, **quiet, **every)
+        gr.on([choice.change, opacity.release], explain, [study, choice, opacity], [picture, explanation],
+              **quiet, **last)  # fmt: skip
+        gr.on([findings.click, neighbours.click], chosen, None, choice, **quiet, **every)
+    app.queue(max_size=32, api_open=False)
     return app

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image
-
 from cbmir.errors import ImageError, UserError
 from cbmir.runtime.finder import Finder
+from cbmir.runtime.gallery import Gallery
 from cbmir.runtime.reading import read_image
+from cbmir.runtime.thumbnail import thumbnail_jpeg
 
 log = logging.getLogger("cbmir")
 
 MOST = 6
-_SIDE = 192
 
 
 @dataclass(frozen=True)
@@ -31,35 +29,35 @@ class Example:
 def find_examples(finder: Finder, folder: Path | None = None) -> list[Example]:
     """Up to MOST images: of `folder` in the order of their names, else from all over the gallery.
 
-    Files that cannot be read are left out. Raises UserError where the folder is missing or none in it can be read.
+    Files of the folder that cannot be read are left out. Raises UserError where it is missing or none can be read.
     """
-    if folder is not None and not folder.is_dir():
-        raise UserError(f"{folder}: expected a folder of example images, found none")
-    examples: list[Example] = []
-    for path in _of_gallery(finder) if folder is None else sorted(p for p in folder.iterdir() if p.is_file()):
-        try:
-            examples.append(Example(path, _thumbnail(path), path.stem))
-        except ImageError as error:
-            log.warning("Not an example: %s", error)
-        if len(examples) == MOST:
-            break
-    if folder is not None and not examples:
-        raise UserError(f"{folder}: expected X-rays as examples, found none that can be read")
+    return _of_gallery(finder.gallery) if folder is None else _of_folder(folder)
+
+
+def _of_gallery(gallery: Gallery | None) -> list[Example]:
+    """Evenly spaced over the gallery, those whose file is still there; it is read only when chosen."""
+    if gallery is None:
+        return []
+    ids = gallery.ids()
+    examples = []
+    for name in ids[:: max(1, len(ids) // MOST)][:MOST]:
+        path, thumbnail = Path(gallery.entry(name).image), gallery.thumbnail(name)
+        if thumbnail is not None and path.is_file():
+            examples.append(Example(path, thumbnail, path.stem))
     return examples
 
 
-def _of_gallery(finder: Finder) -> list[Path]:
-    """Evenly spaced over the gallery, those whose file is still there."""
-    if finder.gallery is None:
-        return []
-    ids = finder.gallery.ids()
-    paths = [Path(finder.gallery.entry(id).image) for id in ids[:: max(1, len(ids) // MOST)][:MOST]]  # noqa: A001
-    return [path for path in paths if path.is_file()]
-
-
-def _thumbnail(path: Path) -> bytes:
-    picture = Image.fromarray(read_image(path).pixels)
-    picture.thumbnail((_SIDE, _SIDE))
-    jpeg = io.BytesIO()
-    picture.save(jpeg, "JPEG", quality=85)
-    return jpeg.getvalue()
+def _of_folder(folder: Path) -> list[Example]:
+    if not folder.is_dir():
+        raise UserError(f"{folder}: expected a folder of example images, found none")
+    examples: list[Example] = []
+    for path in sorted(p for p in folder.iterdir() if p.is_file()):
+        try:
+            examples.append(Example(path, thumbnail_jpeg(read_image(path).pixels), path.stem))
+        except ImageError as error:
+            log.warning("Not an example: %s", type(error).__name__)  # a file's name may be a patient's
+        if len(examples) == MOST:
+            break
+    if not examples:
+        raise UserError(f"{folder}: expected X-rays as examples, found none that can be read")
+    return examples

@@ -44,13 +44,13 @@ def examples_html(examples: Sequence[Example]) -> str:
 
 
 def message_html(warnings: Sequence[str], error: str = "") -> str:
-    """An error or the warnings, in a box that screen readers announce; empty where there is nothing to say."""
+    """An error or the warnings; empty where there is nothing to say. Screen readers announce what is put there."""
     if error:
-        return f'<div class="message error" role="alert"><strong>Not analysed.</strong> {escape(error)}</div>'
+        return f'<div class="message error"><strong>Not analysed.</strong> {escape(error)}</div>'
     if not warnings:
         return ""
     items = "".join(f"<li>{escape(warning)}</li>" for warning in warnings)
-    return f'<div class="message warning" role="status"><strong>Please note</strong><ul>{items}</ul></div>'
+    return f'<div class="message warning"><strong>Please note</strong><ul>{items}</ul></div>'
 
 
 def findings_html(findings: Sequence[Finding]) -> str:
@@ -90,12 +90,20 @@ def _finding_row(finding: Finding) -> str:
     )
 
 
-def neighbours_html(neighbours: Sequence[Neighbour], thumbnails: Mapping[str, bytes | None]) -> str:
-    """Cards, nearest first, with the gallery's own thumbnails (JPEG bytes by id) inside the page."""
+def search_text(k: int, *, excluded: bool, known: bool) -> str:
+    """What was searched for: `excluded` is what was asked for, `known` whether the image's patient is."""
+    if excluded and not known:
+        return f"k = {k}; same patient NOT left out, since it is not known"
+    return f"k = {k}; same patient {'left out' if excluded else 'NOT left out'}"
+
+
+def neighbours_html(neighbours: Sequence[Neighbour], thumbnails: Mapping[str, bytes | None], search: str = "") -> str:
+    """Cards, nearest first, with the gallery's own thumbnails (JPEG bytes by id) inside the page, under the search."""
     if not neighbours:
         return '<p class="empty">Neighbours appear here.</p>'
     cards = "".join(_card(rank, n, thumbnails.get(n.id)) for rank, n in enumerate(neighbours, 1))
-    return f'<p class="legend">✓ marks labels shared with this image.</p><ol class="neighbours">{cards}</ol>'
+    legend = f"{escape(search)}{'. ' if search else ''}✓ marks labels shared with this image."
+    return f'<p class="legend">{legend}</p><ol class="neighbours">{cards}</ol>'
 
 
 def _card(rank: int, neighbour: Neighbour, thumbnail: bytes | None) -> str:
@@ -112,7 +120,10 @@ def _card(rank: int, neighbour: Neighbour, thumbnail: bytes | None) -> str:
     )
     labels = f'<ul class="labels">{labels}</ul>' if labels else '<p class="muted">No finding marked</p>'
     report = neighbour.report.strip()
-    report = f'<p class="report" tabindex="0">{escape(report)}</p>' if report else '<p class="muted">No report</p>'
+    if report:
+        report = f'<p class="report" tabindex="0" role="region" aria-label="Report of {name}">{escape(report)}</p>'
+    else:
+        report = '<p class="muted">No report</p>'
     return (
         f'<li class="card"><div class="picture">{picture}<span class="rank">{rank}</span></div><div class="facts">'
         f"<h3>{name}</h3>"

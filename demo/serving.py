@@ -11,14 +11,17 @@ import logging
 import os
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import gradio as gr
 import numpy as np
 import uvicorn
 from fastapi import FastAPI
+from starlette.datastructures import MutableHeaders
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cbmir.demo.app import build_app
 from cbmir.demo.examples import find_examples
@@ -29,6 +32,7 @@ from cbmir.runtime.finder import Finder
 log = logging.getLogger("cbmir")
 
 MAX_UPLOAD = 64 * 2**20
+_FOLDER = "GRADIO_TEMP_DIR"
 
 
 def serve(
@@ -44,8 +48,7 @@ def serve(
     The model has run once before that. Uploads lie in a private folder that ends with the server. Raises UserError for
     a port or host that cannot be had, or a folder without examples.
     """
-    with _bound(host, port) as listener, tempfile.TemporaryDirectory(prefix="cbmir-demo-") as uploads:
-        os.environ["GRADIO_TEMP_DIR"] = uploads
+    with _bound(host, port) as listener, _uploads():
         if not _is_loopback(host):
             log.warning("%s can be reached from other machines, and there is no password: the gallery is patient data.",
                         host)  # fmt: skip
@@ -57,6 +60,38 @@ def serve(
             _Server(config, lambda: ready(url)).run(sockets=[listener])
         except KeyboardInterrupt:
             log.info("Stopped.")
+
+
+@contextmanager
+def _uploads() -> Iterator[None]:
+    """A private folder for what is uploaded, which Gradio finds by its environment variable."""
+    before = os.environ.get(_FOLDER)
+    with tempfile.TemporaryDirectory(prefix="cbmir-demo-") as folder:
+        os.environ[_FOLDER] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_FOLDER]
+            else:
+                os.environ[_FOLDER] = before
+
+
+class _NotFramed:
+    """ASGI middleware: no other page may show this one in a frame, where a visitor would click without knowing it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["X-Frame-Options"] = "DENY"
+                headers["Content-Security-Policy"] = "frame-ancestors 'none'"
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
 
 
 class _Server(uvicorn.Server):
@@ -73,6 +108,7 @@ def _mounted(blocks: gr.Blocks, host: str) -> FastAPI:
     app = FastAPI(openapi_url=None)
     if _is_loopback(host):  # so that no web page can reach in by a name of its own for this machine
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[host, "localhost", "127.0.0.1", "[::1]"])
+    app.add_middleware(_NotFramed)
     gr.mount_gradio_app(
         app,
         blocks,

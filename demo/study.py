@@ -1,8 +1,9 @@
-"""One analysed image in one browser session: what the page shows of it, and the pictures that explain it."""
+"""One image in one browser session: what is kept of it, what the page shows, and the pictures that explain it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,8 @@ from cbmir.demo.evidence_overlay import overlay
 from cbmir.demo.rendering import readable
 from cbmir.errors import UserError
 from cbmir.preprocessing import PreprocessSpec
+from cbmir.runtime.preprocess import resize_square
+from cbmir.runtime.radiograph import Radiograph
 from cbmir.runtime.result import Analysis
 
 #: The longer side of the picture on the page, in pixels.
@@ -19,6 +22,24 @@ PICTURE_SIDE = 1024
 #: The choice of no evidence.
 PLAIN = ""
 NO_CHOICE = ("None", PLAIN)
+
+
+@dataclass(frozen=True, eq=False)
+class Upload:
+    """What is kept of an image that may have a hundred million pixels.
+
+    `radiograph` has the square that preprocessing makes first as its pixels, uint8 [resize, resize]: resizing that
+    again changes nothing, so its analysis is that of the whole image. `picture` is uint8 [H, W], at most PICTURE_SIDE
+    long.
+    """
+
+    radiograph: Radiograph
+    picture: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, radiograph: Radiograph, spec: PreprocessSpec) -> Self:
+        square = replace(radiograph, pixels=resize_square(radiograph.pixels, spec))
+        return cls(square, picture_of(radiograph.pixels))
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,7 +58,8 @@ def export_run(run: Path, output: str | Path, *, fp16: bool = False, images: Pat
     `output` is a file that ends in .onnx, or a folder for `model.onnx`; `fp16` adds `NAME.fp16.onnx`. Figures go to
     `parity.json` beside them. The files are compared with PyTorch on the run's own images, or on those of the
     manifest `images`. Raises RunError (unfinished run, images no longer there), ManifestError, EncoderError, and
-    ParityError for a file beyond its limits, which is not left behind; an older file of that name stays.
+    ParityError for a file beyond its limits, which is not left behind; an older file of that name stays, and the
+    message says so.
     """
     target = output_file(output)
     report = read_report(target.parent / REPORT)
@@ -71,7 +72,7 @@ def export_run(run: Path, output: str | Path, *, fp16: bool = False, images: Pat
     if fp16:
         wanted[target.with_suffix(".fp16.onnx")] = "float16"
     for path, precision in wanted.items():
-        parity = _export(model, card, precision, path, sample)
+        parity = _export(model, card, precision, path, sample, older=_older(path, card, report))
         report[path.name] = _facts(path, precision, card, parity)
         write_json(target.parent / REPORT, report)
         log.info("%s: %s, %.1f MB; %s.", path.name, precision, path.stat().st_size / 1e6, parity)
@@ -81,10 +82,15 @@ def export_run(run: Path, output: str | Path, *, fp16: bool = False, images: Pat
 def output_file(output: str | Path) -> Path:
     """Where the float32 file goes: `output` itself, or `model.onnx` in it when it is (or reads as) a folder.
 
-    Makes the folder. Raises UserError when that cannot be.
+    Makes the folder. Raises UserError when that cannot be, and for a suffix other than .onnx.
     """
     path = Path(output)
-    is_folder = path.is_dir() or str(output).endswith(("/", os.sep)) or path.suffix.lower() != ".onnx"
+    is_folder = path.is_dir() or str(output).endswith(("/", os.sep)) or not path.suffix
+    if not is_folder and path.suffix.lower() != ".onnx":
+        raise UserError(
+            f"{output}: expected a file that ends in .onnx, or a folder, found the suffix {path.suffix!r}; "
+            f"for a folder of that name write {output}/"
+        )
     file = path / "model.onnx" if is_folder else path
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +159,19 @@ def _images_gone(error: Exception) -> RunError:
     )
 
 
-def _export(model: RetrievalModel, card: ModelCard, precision: Precision, path: Path, sample: ParityImages) -> Parity:
+def _older(path: Path, card: ModelCard, report: dict[str, Any]) -> str:
+    """A sentence about the file that stays where the one to replace it is not let in; "" where there is none."""
+    if not path.exists():
+        return ""
+    fingerprint = report.get(path.name, {}).get("fingerprint")
+    another = f"another model (fingerprint {fingerprint})" if fingerprint else "an unknown model"
+    whose = "this model" if fingerprint == card.fingerprint else another
+    return f" An older {path.name}, of {whose}, was left as it was."
+
+
+def _export(
+    model: RetrievalModel, card: ModelCard, precision: Precision, path: Path, sample: ParityImages, *, older: str
+) -> Parity:
     """Write one file under a temporary name, compare, and rename it only when it is within its limits."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -163,13 +181,13 @@ def _export(model: RetrievalModel, card: ModelCard, precision: Precision, path: 
                 # The feature maps are asked for so that the engine refuses them where half precision overflows.
                 answers = [engine.run(batch, feature_map=True) for batch in _batches(sample.pixels, path.name)]
         except EngineError as error:
-            raise ParityError(f"{path} was not written: {error}") from error
+            raise ParityError(f"{path} was not written: {error}.{older}") from error
         found = Outputs(np.concatenate([a.embedding for a in answers]), np.concatenate([a.scores for a in answers]))
         parity = compare(sample.reference, found, queries=sample.queries, limits=LIMITS[precision])
         if parity.failures:
             raise ParityError(
                 f"{path} was not written, since it answers differently from PyTorch: expected "
-                f"{'; '.join(parity.failures)}. {_ADVICE[precision]}"
+                f"{'; '.join(parity.failures)}. {_ADVICE[precision]}{older}"
             )
         temporary.replace(path)
         return parity

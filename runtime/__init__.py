@@ -21,6 +21,7 @@ from cbmir.runtime.preprocess import preprocess
 from cbmir.runtime.reading import Limits, Radiograph, read_image
 from cbmir.runtime.result import Analysis, Finding, Neighbour
 from cbmir.runtime.store import Entry
+from cbmir.runtime.thumbnail import thumbnail_jpeg
 
 __all__ = [
     "Analysis",
@@ -41,4 +42,5 @@ __all__ = [
     "open_engine",
     "preprocess",
     "read_image",
+    "thumbnail_jpeg",
 ]

@@ -11,15 +11,23 @@ import io
 import math
 import re
 import struct
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cbmir.errors import DamagedImageError, DicomImageError, MissingDependencyError, NotAnImageError, require
+from cbmir.errors import (
+    DamagedImageError,
+    DicomImageError,
+    ImageSizeError,
+    MissingDependencyError,
+    NotAnImageError,
+    require,
+)
 from cbmir.runtime.dicom_tags import Tags, pydicom_unlogged, read_errors, tag_name
-from cbmir.runtime.radiograph import Limits, Radiograph, check_not_blank, collected_warnings
+from cbmir.runtime.radiograph import Limits, Radiograph, check_contrast, collected_warnings
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -27,7 +35,9 @@ if TYPE_CHECKING:
 MODALITIES = ("CR", "DX", "RG")
 BODY_PARTS = ("CHEST", "THORAX", "TORAX", "LUNG", "LUNGS")
 #: PS3.3 C.8.1.1 (CR Series) and what vendors write: lateral, decubitus, oblique.
-OTHER_VIEWS = ("LL", "RL", "LLD", "RLD", "LLO", "RLO", "LAT", "LATERAL", "LLAT", "RLAT", "OBLIQUE")
+OTHER_VIEWS = (
+    "LL", "RL", "LLD", "RLD", "LLO", "RLO", "LAO", "RAO", "LPO", "RPO", "LAT", "LATERAL", "LLAT", "RLAT", "OBLIQUE",
+)  # fmt: skip
 
 
 def is_dicom(data: bytes) -> bool:
@@ -52,29 +62,60 @@ def read_dicom(data: bytes, name: str, limits: Limits) -> Radiograph:
     """
     require("pydicom", "dicom")
     with collected_warnings() as collected, pydicom_unlogged():
-        tags = Tags(_parse(data, name), name)
+        tags = Tags(_parse(data, name, limits), name)
         view = _check_object(tags)
         _check_pixels(tags, limits)
-        pixels = _grey(tags, _stored_values(tags))
+        frame = _frame(tags)
+        greys = _greys(tags, frame.dtype)
         patient_id, study_id = tags.text("PatientID"), tags.text("StudyInstanceUID")
-    check_not_blank(pixels, name)
+    with pydicom_unlogged():  # beyond the lock on warnings, so that threads decode at the same time
+        stored = frame.decode()
+    pixels = greys.look_up(stored, tags)
+    tags.warnings += check_contrast(pixels, name)
     if collected:
         tags.warnings.append(f"DICOM: {len(collected)} deviation(s) from the standard, read as well as they allow")
     digest = hashlib.sha256(data).hexdigest()
     return Radiograph(pixels, name, digest, patient_id, study_id, view, tuple(tags.warnings))
 
 
-def _parse(data: bytes, name: str) -> Dataset:
+def _parse(data: bytes, name: str, limits: Limits) -> Dataset:
     from pydicom import dcmread
 
     try:
-        dataset = dcmread(io.BytesIO(data), force=True)
+        dataset = dcmread(io.BytesIO(_inflated(data, name, limits)), force=True)
         tags = len(dataset)
     except read_errors() as error:
         raise DamagedImageError(f"{name}: the DICOM file is damaged or cut off ({type(error).__name__})") from None
     if tags == 0:
         raise NotAnImageError(f"{name}: expected a DICOM object, found no element after its header")
     return dataset
+
+
+def _inflated(data: bytes, name: str, limits: Limits) -> bytes:
+    """The data set of a deflated file, any other file as it is. pydicom would inflate whatever there is."""
+    start = _deflated_from(data)
+    if start is None:
+        return data
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    dataset = inflater.decompress(data[start:], limits.max_inflated)
+    if not inflater.eof and len(dataset) == limits.max_inflated:
+        raise ImageSizeError(
+            f"{name}: expected a data set of at most {limits.max_inflated:,} bytes; it inflates to more"
+        )
+    if not inflater.eof or _deflated_from(dataset) is not None:
+        raise DamagedImageError(f"{name}: the deflated data set is cut off or not one")
+    return dataset
+
+
+def _deflated_from(data: bytes) -> int | None:
+    """Where the deflated data set begins in a file, None where it is of another transfer syntax."""
+    from pydicom.filereader import read_dataset
+    from pydicom.uid import DeflatedExplicitVRLittleEndian
+
+    stream = io.BytesIO(data)
+    stream.seek(132 if data[128:132] == b"DICM" else 0)
+    meta = read_dataset(stream, False, True, stop_when=lambda tag, vr, length: tag >> 16 != 0x0002)
+    return stream.tell() if meta.get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian else None
 
 
 def _check_object(tags: Tags) -> str:
@@ -120,8 +161,65 @@ def _check_pixels(tags: Tags, limits: Limits) -> None:
     limits.check_size(tags.integer("Columns"), tags.integer("Rows"), tags.name)
 
 
-def _stored_values(tags: Tags) -> NDArray[Any]:
-    """Decode the stored values: uint8, int8, uint16 or int16 [H,W]."""
+@dataclass(frozen=True, eq=False)
+class _Frame:
+    """The encoded pixels, and what is needed to decode them without a look at the data set."""
+
+    data: bytes
+    syntax: Any  # pydicom.uid.UID
+    shape: tuple[int, int]
+    allocated: int
+    stored: int
+    high_bit: int
+    signed: bool
+    photometric: str
+    damaged: DamagedImageError  # what to raise
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(f"{'i' if self.signed else 'u'}{self.allocated // 8}")
+
+    def decode(self) -> NDArray[Any]:
+        """Stored values [H,W] of `dtype`."""
+        pixels = self._decompressed() if self.syntax.is_encapsulated else self._native()
+        if pixels.shape != self.shape or pixels.dtype.itemsize > self.dtype.itemsize:
+            raise self.damaged
+        # Bits above and below the stored ones mean nothing (PS3.5 section 8.1.1); the sign is that of the high bit.
+        raised = pixels.astype(self.dtype, copy=False) << (self.allocated - 1 - self.high_bit)
+        return raised >> (self.allocated - self.stored)
+
+    def _native(self) -> NDArray[Any]:
+        dtype = self.dtype.newbyteorder("<" if self.syntax.is_little_endian else ">")
+        return np.frombuffer(self.data, dtype).reshape(self.shape)
+
+    def _decompressed(self) -> NDArray[Any]:
+        from pydicom.encaps import encapsulate
+        from pydicom.pixels.decoders.base import get_decoder
+        from pydicom.uid import RLELossless
+
+        about: dict[str, Any] = {
+            "rows": self.shape[0],
+            "columns": self.shape[1],
+            "number_of_frames": 1,
+            "samples_per_pixel": 1,
+            "bits_allocated": self.allocated,
+            "bits_stored": self.stored,
+            "pixel_representation": int(self.signed),
+            "photometric_interpretation": self.photometric,
+        }
+        rle = self.syntax == RLELossless  # pylibjpeg-rle panics on damage, beyond every `except Exception`
+        try:
+            pixels, _ = get_decoder(self.syntax).as_array(
+                encapsulate([self.data], has_bot=False), decoding_plugin="pydicom" if rle else "", **about
+            )
+        except read_errors():
+            raise self.damaged from None
+        return np.asarray(pixels)
+
+
+def _frame(tags: Tags) -> _Frame:
+    """The one frame, checked as far as it goes without decoding."""
+    from pydicom.encaps import generate_frames
     from pydicom.pixels.decoders.base import get_decoder
     from pydicom.uid import RLELossless
 
@@ -138,27 +236,34 @@ def _stored_values(tags: Tags) -> NDArray[Any]:
             f"{tags.name}: the transfer syntax {syntax.name} ({syntax}) needs a codec that is not installed. "
             f'Install it with: pip install "cbmir[dicom]"'
         )
-    # pydicom takes the low BitsStored bits, wherever HighBit says that they are: widen, decode, shift.
-    shift = tags.integer("HighBit") + 1 - tags.integer("BitsStored")
-    if shift and syntax.is_encapsulated:
-        raise tags.refusal("HighBit", f"expected {tags.integer('BitsStored') - 1} (BitsStored - 1)")
-    tags.dataset.BitsStored = tags.integer("HighBit") + 1
-    tags.dataset.SamplesPerPixel = 1
-    if syntax == RLELossless:  # pylibjpeg-rle panics on damage, beyond every `except Exception`
-        tags.dataset.pixel_array_options(decoding_plugin="pydicom")
+    damaged = DamagedImageError(f"{tags.name}: {tag_name('PixelData')} ({syntax.name}) is damaged or cut off")
+    shape = tags.integer("Rows"), tags.integer("Columns")
+    allocated, stored, high_bit = (tags.integer(k) for k in ("BitsAllocated", "BitsStored", "HighBit"))
+    signed, photometric = tags.integer("PixelRepresentation") == 1, tags.text("PhotometricInterpretation").upper()
     try:
-        pixels = np.asarray(tags.dataset.pixel_array)
-    except read_errors() as error:
-        raise DamagedImageError(
-            f"{tags.name}: {tag_name('PixelData')} ({syntax.name}) is damaged or cut off ({type(error).__name__})"
-        ) from None
-    if pixels.shape != (tags.integer("Rows"), tags.integer("Columns")) or pixels.dtype.itemsize > 2:
-        raise DamagedImageError(
-            f"{tags.name}: {tag_name('PixelData')}: expected {tags.integer('Rows')} rows of "
-            f"{tags.integer('Columns')}, decoded {pixels.dtype} {list(pixels.shape)}"
-        )
-    pixels = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)  # big endian transfer syntax
-    return pixels >> shift if shift else pixels
+        data = bytes(tags.dataset.PixelData)
+        frames = list(generate_frames(data, number_of_frames=1)) if syntax.is_encapsulated else [data]
+    except read_errors():
+        raise damaged from None
+    if len(frames) != 1:
+        raise damaged
+    (data,) = frames
+    if syntax.is_encapsulated:
+        if high_bit != stored - 1:
+            raise tags.refusal("HighBit", f"expected {stored - 1} (BitsStored - 1)")
+        # Decoders fill in what is missing. JPEG, JPEG-LS and JPEG 2000 end alike; a frame is padded to even length.
+        if syntax != RLELossless and not data.rstrip(b"\0\xff").endswith(b"\xff\xd9"):
+            raise damaged
+    else:
+        expected = shape[0] * shape[1] * allocated // 8
+        if len(data) < expected:
+            raise damaged
+        if len(data) > expected + expected % 2:
+            tags.warnings.append(f"{tag_name('PixelData')} is longer than the image: the rest is left out")
+        if allocated == 8 and not syntax.is_little_endian and tags.dataset["PixelData"].VR == "OW":
+            data = np.frombuffer(data, "u2").byteswap().tobytes()  # two pixels a word, the first in its low byte
+        data = data[:expected]
+    return _Frame(data, syntax, shape, allocated, stored, high_bit, signed, photometric, damaged)
 
 
 def _transfer_syntax(tags: Tags) -> Any:
@@ -172,27 +277,43 @@ def _transfer_syntax(tags: Tags) -> Any:
     return UID(str(meta.TransferSyntaxUID))
 
 
-def _grey(tags: Tags, stored: NDArray[Any]) -> NDArray[np.uint8]:
-    """Stored values [H,W] -> uint8 [H,W], bone bright, through a table over every value that the type can hold."""
-    patterns = np.arange(2 ** (8 * stored.dtype.itemsize), dtype=f"u{stored.dtype.itemsize}")
-    index = stored.view(patterns.dtype)
-    values = patterns.view(stored.dtype).astype(np.float64)
-    padding = _padding(tags, values)
-    modality = _modality(tags, values)
-    grey = _voi(tags, modality)
-    if grey is None:
-        present = np.zeros(len(values), dtype=bool)
+@dataclass(frozen=True, eq=False)
+class _Greys:
+    """What each value that the pixels' type can hold becomes; entry i is for the bit pattern i."""
+
+    modality: NDArray[np.float64]
+    voi: NDArray[np.float64] | None  # 0..1; None: from the lowest to the highest value present
+    padding: NDArray[np.bool_]
+    inverted: bool
+
+    def look_up(self, stored: NDArray[Any], tags: Tags) -> NDArray[np.uint8]:
+        """Stored values [H,W] -> uint8 [H,W], bone bright."""
+        index = stored.view(f"u{stored.dtype.itemsize}")
+        grey = self._by_range(index, tags) if self.voi is None else self.voi
+        if self.inverted:
+            grey = 1 - grey
+        grey = np.where(self.padding, 0, grey)  # outside of the image: as dark as air
+        return np.ascontiguousarray(np.rint(grey * 255).astype(np.uint8)[index])
+
+    def _by_range(self, index: NDArray[Any], tags: Tags) -> NDArray[np.float64]:
+        present = np.zeros(len(self.modality), dtype=bool)
         present[index] = True
-        used = modality[present & ~padding]
+        used = self.modality[present & ~self.padding]
         if used.size == 0:
             raise tags.refusal("PixelPaddingValue", "expected pixels beside the padding")
         low, high = used.min(), used.max()
-        grey = np.clip((modality - low) / max(high - low, np.finfo(float).tiny), 0, 1)
-    if tags.text("PhotometricInterpretation").upper() == "MONOCHROME1":
-        grey = 1 - grey
-    grey[padding] = 0  # outside of the image: as dark as air
-    table = np.rint(grey * 255).astype(np.uint8)
-    return np.ascontiguousarray(table[index])
+        if not math.isfinite(high - low):
+            raise tags.refusal("RescaleSlope", "expected a number that keeps values finite")
+        grey: NDArray[np.float64] = np.clip((self.modality - low) / (high - low or 1.0), 0, 1)
+        return grey
+
+
+def _greys(tags: Tags, dtype: np.dtype[Any]) -> _Greys:
+    patterns = np.arange(2 ** (8 * dtype.itemsize), dtype=f"u{dtype.itemsize}")
+    values = patterns.view(dtype).astype(np.float64)
+    modality = _modality(tags, values)
+    inverted = tags.text("PhotometricInterpretation").upper() == "MONOCHROME1"
+    return _Greys(modality, _voi(tags, modality), _padding(tags, values), inverted)
 
 
 def _padding(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -201,8 +322,15 @@ def _padding(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.bool_]:
     if value is None:
         return np.zeros(len(values), dtype=bool)
     limit = tags.number("PixelPaddingRangeLimit")
-    low, high = sorted((value, value if limit is None else limit))
+    low, high = sorted(_of_sign(number, values) for number in (value, value if limit is None else limit))
     return (values >= low) & (values <= high)
+
+
+def _of_sign(number: float, values: NDArray[np.float64]) -> float:
+    """A tag's 16-bit number as the pixels' own type has it, whether it was written as signed or unsigned."""
+    if number > values.max() and values.min() < 0:
+        return number - 2**16
+    return number + 2**16 if number < values.min() else number
 
 
 def _modality(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -246,7 +374,8 @@ def _lookup_table(tags: Tags, keyword: str) -> _Table | None:
         item = sequence[0]
         entries, first, bits = (int(v) for v in item.LUTDescriptor)
         data = item.LUTData
-        values = np.frombuffer(data, "<u2") if isinstance(data, bytes) else np.atleast_1d(data)
+        order = "<" if tags.dataset.original_encoding[1] else ">"  # of words that pydicom leaves as bytes
+        values = np.frombuffer(data, f"{order}u2") if isinstance(data, bytes) else np.atleast_1d(data)
         values = values.astype(np.float64)
     except read_errors():
         raise DicomImageError(f"{tags.name}: {tag_name(keyword)} holds a lookup table that cannot be read") from None

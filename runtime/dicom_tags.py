@@ -20,19 +20,29 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 
+_LIBRARIES = ("pydicom", "pylibjpeg", "libjpeg", "openjpeg", "rle")
+_HERE = threading.local()
+
+
+def _is_heard(_: logging.LogRecord) -> bool:
+    return not getattr(_HERE, "unlogged", False)
+
+
 @contextmanager
 def pydicom_unlogged() -> Iterator[None]:
-    """Keep what pydicom logs in this thread out of the logs: it quotes the values of a patient's tags."""
-    thread, logger = threading.get_ident(), logging.getLogger("pydicom")
+    """Keep what pydicom and its codecs log in this thread out of the logs: they quote the values of a patient's tags.
 
-    def others(_: logging.LogRecord) -> bool:
-        return threading.get_ident() != thread
-
-    logger.addFilter(others)
+    A logger's filter does not see what its children log, so each has one. It stays there: to take it away while another
+    thread logs could let a record through.
+    """
+    for name in list(logging.root.manager.loggerDict):
+        if name.split(".", 1)[0] in _LIBRARIES:
+            logging.getLogger(name).addFilter(_is_heard)
+    _HERE.unlogged = True
     try:
         yield
     finally:
-        logger.removeFilter(others)
+        _HERE.unlogged = False
 
 
 def read_errors() -> tuple[type[Exception], ...]:

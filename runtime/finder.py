@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
-from cbmir.errors import EngineError
+from cbmir.errors import EngineError, UserError
 from cbmir.labels import canonical
 from cbmir.runtime.engine import Engine, EngineHealth, open_engine
 from cbmir.runtime.evidence import finding_vectors
@@ -72,9 +72,9 @@ class Finder:
         """Findings and the k nearest neighbours of one image: a path, a file's bytes, a grey array [H, W], or
         what `read_image` made of one.
 
-        The same patient's images are left out of the neighbours: the patient is `patient_id`, else that of the
-        gallery's entry made from the same file, else the DICOM file's; a warning says when none is known.
-        Raises ImageError for an image that cannot be analysed.
+        The same patient's images are left out of the neighbours: those of `patient_id`, of the patients of the
+        gallery's entries made from the same file, and of the DICOM file's patient. A warning says where none of these
+        is known, or none is in the gallery. Raises ImageError for an image that cannot be analysed.
         """
         radiograph = image if isinstance(image, Radiograph) else read_image(image)
         batch = preprocess(radiograph.pixels, self.card.preprocess)[None, None]
@@ -86,14 +86,22 @@ class Finder:
         warnings = list(radiograph.warnings)
 
         hits: list[Hit] = []
-        known: Entry | None = None
+        known: list[Entry] = []
         if self.gallery is not None:
             known = self.gallery.find(radiograph.sha256)
-            patient = patient_id or (known.patient_id if known else radiograph.patient_id)
-            warnings += _gallery_warnings(known, patient, exclude_same_patient)
-            exclude = patient if exclude_same_patient and patient else None
-            hits = self.gallery.search(embedding, k, exclude_patient=exclude)
-        query_labels = known.positive if known else tuple(f.label for f in findings if f.predicted)
+            if known:
+                ids = ", ".join(entry.id for entry in known)
+                warnings.append(f"This image is in the gallery itself (id {ids}).")
+            excluded: set[str] = set()
+            if exclude_same_patient:
+                excluded = {(patient_id or "").strip(), radiograph.patient_id.strip()}
+                excluded |= {entry.patient_id for entry in known}
+                excluded.discard("")
+                warnings += _patient_warnings(self.gallery, excluded)
+            hits = self.gallery.search(embedding, k, exclude_patients=excluded)
+        query_labels = {f.label for f in findings if f.predicted}
+        if known:
+            query_labels = {name for entry in known for name in entry.positive}
 
         return Analysis(
             image=radiograph.name,
@@ -109,7 +117,12 @@ class Finder:
         )
 
     def embed(self, batch: Sequence[Image] | NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Embeddings float32 [N, D], unit norm, of a list of images or of preprocessed uint8 [N, 1, S, S]."""
+        """Embeddings float32 [N, D], unit norm, of a list of images or of preprocessed uint8 [N, 1, S, S].
+
+        Raises UserError for a single image that is not in a list.
+        """
+        if isinstance(batch, str | bytes | Path):
+            raise UserError("expected a list of images, found a single one; put it into a list")
         if not isinstance(batch, np.ndarray):
             size = self.card.preprocess.crop
             images = [preprocess(read_image(image).pixels, self.card.preprocess) for image in batch]
@@ -144,19 +157,19 @@ class Finder:
         return tuple(findings)
 
 
-def _gallery_warnings(known: Entry | None, patient: str, exclude_same_patient: bool) -> list[str]:
-    warnings = []
-    if known is not None:
-        warnings.append(f"This image is in the gallery itself (id {known.id}).")
-    if exclude_same_patient and not patient:
-        warnings.append(
+def _patient_warnings(gallery: Gallery, excluded: set[str]) -> list[str]:
+    """What a reader must know of the patients to leave out. Their ids are not named."""
+    if not excluded:
+        return [
             "The patient of this image is not known, so neighbours may be images of the same patient; "
             "give the patient's id to leave them out."
-        )
-    return warnings
+        ]
+    if not any(gallery.has_patient(patient) for patient in excluded):
+        return ["No image of this patient id is in the gallery: nothing was left out."]
+    return []
 
 
-def _neighbour(hit: Hit, query_labels: tuple[str, ...]) -> Neighbour:
+def _neighbour(hit: Hit, query_labels: set[str]) -> Neighbour:
     wanted = {canonical(name) for name in query_labels}
     entry = hit.entry
     return Neighbour(

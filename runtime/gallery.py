@@ -12,7 +12,9 @@ import json
 import logging
 import os
 import sqlite3
+import threading
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,7 @@ class Gallery(Store):
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         super().__init__(path, connection)
         self._index: tuple[int, VectorIndex] | None = None  # with its generation
+        self._index_lock = threading.Lock()  # not the store's: all but approximate searches go on during a build
 
     def check_model(self, card: ModelCard) -> None:
         """Raise GalleryError unless the gallery's embeddings are of this model's space."""
@@ -64,20 +67,24 @@ class Gallery(Store):
         embedding: NDArray[np.float32],
         k: int,
         *,
-        exclude_patient: str | None = None,
+        exclude_patients: Collection[str] = frozenset(),
         exact: bool | None = None,
     ) -> list[Hit]:
         """The k nearest entries to a unit vector float32 [D], nearest first, ties in the order of their ids.
 
-        All there are where there are fewer than k once the patient is left out. `exact` None searches exactly up to
+        All there are where there are fewer than k once the patients are left out. `exact` None searches exactly up to
         `EXACT_LIMIT` entries and approximately beyond; distances are exact either way. Raises GalleryError for a query
-        of the wrong size or norm or with NaN, and for k < 0.
+        of the wrong size or norm or with NaN, for k < 0, and where an embedding in the gallery is damaged.
         """
+        if isinstance(exclude_patients, str):
+            raise GalleryError("expected a set of patient ids to leave out, found a single text")
         self._check_vectors(embedding[None], 1)
         if k < 0:
             raise GalleryError(f"expected k >= 0 neighbours, found {k}")
         snapshot = self._snapshot()
-        allowed = snapshot.patients != exclude_patient
+        allowed = np.ones(len(snapshot.numbers), np.bool_)
+        for patient in exclude_patients:
+            allowed &= snapshot.patients != patient
         wanted = min(k, int(allowed.sum()))
         if not wanted:
             return []
@@ -146,7 +153,7 @@ class Gallery(Store):
             fetch *= 2
 
     def _current_index(self, snapshot: Snapshot) -> VectorIndex:
-        with self._lock:
+        with self._index_lock:
             if self._index is not None and self._index[0] == snapshot.generation:
                 return self._index[1]
             index = VectorIndex.load(self.path, self._stamp(snapshot))
@@ -158,7 +165,7 @@ class Gallery(Store):
 
     def _build_index(self, snapshot: Snapshot) -> VectorIndex:
         index = VectorIndex.build(snapshot.numbers.astype(np.uint64), snapshot.embeddings)
-        if os.access(self.path, os.W_OK):
+        if self._is_current(snapshot) and os.access(self.path, os.W_OK):
             index.save(self.path, self._stamp(snapshot))
         return index
 

@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import csv
-import hashlib
-import io
 import logging
+import os
+import re
 import shutil
+import sys
 import tempfile
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from cbmir.errors import GalleryError, ImageError, SplitError
 from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, Row
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.engine import Engine, available_threads
-from cbmir.runtime.gallery import FILES, UNREADABLE, Gallery
+from cbmir.runtime.gallery import EXACT_LIMIT, FILES, UNREADABLE, Gallery
 from cbmir.runtime.preprocess import preprocess
 from cbmir.runtime.reading import read_image
 from cbmir.runtime.store import DATABASE, Entry
+from cbmir.runtime.thumbnail import thumbnail_jpeg
 
 log = logging.getLogger("cbmir")
 
-THUMBNAIL_SIDE = 256
 _BATCH = 32
 _AHEAD = 2 * _BATCH  # images read while the engine is busy; bounds the memory
 
@@ -56,9 +57,9 @@ def build_gallery(
     """Build the gallery at `path` from the manifest's rows of `splits` ("all": every row).
 
     Images that cannot be read are left out, logged as warnings and listed in the gallery's `unreadable.csv`. The
-    gallery is built beside `path` and renamed at the end, so a build that stops halfway leaves what was there.
-    Raises SplitError if no row is of these splits, GalleryError if `path` holds anything but a gallery or no image can
-    be read.
+    gallery is built beside `path` and renamed at the end, so a build that stops halfway leaves what was there; what
+    one that was killed left, the next clears away. Raises SplitError if no row is of these splits, GalleryError if
+    `path` holds anything but a gallery or no image can be read.
     """
     path = Path(path).resolve()
     rows = (manifest if "all" in splits else manifest.split(*splits)).rows
@@ -68,12 +69,14 @@ def build_gallery(
                          f"choose others with --split, or --split all")  # fmt: skip
     ids = entry_ids(rows)
     try:
-        _check_replaceable(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+        _clear_leftovers(path)
+        _check_replaceable(path)
+        part = _hidden_folder(path, "part")
         try:
-            report = _write(part, engine, manifest.labels, rows, ids)
-            _take_place(part, path)
+            with _locked(part):
+                report = _write(part, engine, manifest.labels, rows, ids)
+                _take_place(part, path)
         finally:
             shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
@@ -82,19 +85,27 @@ def build_gallery(
 
 
 def entry_ids(rows: Sequence[Row]) -> list[str]:
-    """An id for each row: the image's name without suffix, and a digest of its path where that is not unique.
+    """An id for each row: the image's name, with as many of its folders as tell it from the others.
 
-    Raises GalleryError where the same file is listed twice.
+    `patient00001/study1/view1_frontal`, say. File suffixes are left out, unless they alone tell two images apart. The
+    folder in which all of them lie plays no part. Raises GalleryError where the same file is listed twice.
     """
-    stems = Counter(row.image.stem for row in rows)
-    ids = [
-        row.image.stem + (f"-{hashlib.sha256(bytes(row.image)).hexdigest()[:8]}" if stems[row.image.stem] > 1 else "")
-        for row in rows
-    ]
-    repeated = [name for name, count in Counter(ids).items() if count > 1]
-    if repeated:
-        images = ", ".join(str(row.image) for row, name in zip(rows, ids, strict=True) if name == repeated[0])
-        raise GalleryError(f"expected each image once, found {images}; 'cbmir data check' lists them all")
+    paths = [row.image.as_posix() for row in rows]
+    path, count = Counter(paths).most_common(1)[0]
+    if count > 1:
+        raise GalleryError(f"expected each image once, found {path} more than once; 'cbmir data check' lists them all")
+    root = os.path.commonpath([path[: path.rfind("/") + 1] for path in paths])
+    names = [path[len(root) :].lstrip("/") for path in paths]
+    stems = [name.removesuffix(row.image.suffix) for name, row in zip(names, rows, strict=True)]
+    parts = [name.split("/") for name in (stems if len(set(stems)) == len(stems) else names)]
+    ids = [""] * len(parts)
+    undecided, depth = list(range(len(parts))), 1
+    while undecided:
+        for row in undecided:
+            ids[row] = "/".join(parts[row][-depth:])
+        counts = Counter(ids[row] for row in undecided)
+        undecided = [row for row in undecided if counts[ids[row]] > 1]
+        depth += 1
     return ids
 
 
@@ -105,7 +116,8 @@ def _write(folder: Path, engine: Engine, labels: LabelSet, rows: Sequence[Row], 
         if not report.images:
             raise GalleryError(f"expected at least one readable image, found none among {len(rows)}; "
                                f"'cbmir data check' says what is wrong with them")  # fmt: skip
-        gallery.write_index()
+        if report.images > EXACT_LIMIT:
+            gallery.write_index()
     if report.unreadable:
         with (folder / UNREADABLE).open("w", newline="", encoding="utf-8") as stream:
             csv.writer(stream).writerows([("image", "reason"), *report.unreadable])
@@ -153,10 +165,6 @@ def _read_ahead(
 
 def _read(row: Row, name: str, labels: tuple[str, ...], spec: PreprocessSpec) -> _Item:
     radiograph = read_image(row.image)
-    picture = Image.fromarray(radiograph.pixels)
-    picture.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
-    jpeg = io.BytesIO()
-    picture.save(jpeg, "JPEG", quality=85)
     entry = Entry(
         id=name,
         image=str(row.image),
@@ -168,7 +176,7 @@ def _read(row: Row, name: str, labels: tuple[str, ...], spec: PreprocessSpec) ->
         labels=dict(zip(labels, row.labels, strict=True)),
         sha256=radiograph.sha256,
     )
-    return _Item(entry, preprocess(radiograph.pixels, spec), jpeg.getvalue())
+    return _Item(entry, preprocess(radiograph.pixels, spec), thumbnail_jpeg(radiograph.pixels))
 
 
 def _add(gallery: Gallery, engine: Engine, batch: Sequence[_Item]) -> None:
@@ -177,28 +185,76 @@ def _add(gallery: Gallery, engine: Engine, batch: Sequence[_Item]) -> None:
 
 
 def _check_replaceable(path: Path) -> None:
-    """Only a gallery or an empty folder may be replaced: never a folder that holds something else."""
+    """Only a gallery or an empty folder may be replaced, never one that holds something else; and only by renaming."""
     if not path.exists():
         return
     if not path.is_dir():
         raise GalleryError(f"{path}: expected a folder for the gallery, found a file; choose another -o")
-    names = {file.name for file in path.iterdir()}
-    foreign = sorted(name for name in names - FILES if not (name.startswith(".") and name.endswith(".part")))
-    if foreign or (names and DATABASE not in names):
-        raise GalleryError(f"{path}: expected a gallery, an empty folder or none, found {', '.join(foreign or names)}; "
+    if not _is_ours(path):
+        found = ", ".join(sorted(file.name for file in path.iterdir()))
+        raise GalleryError(f"{path}: expected a gallery, an empty folder or none, found {found}; "
                            f"nothing was changed: choose another -o")  # fmt: skip
+    if path.is_mount():
+        raise GalleryError(f"{path}: expected a folder that can be renamed, found a mount point; choose one below it")
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder is empty or holds a gallery, and nothing but that."""
+    names = {file.name for file in folder.iterdir()}
+    known = {name for name in names if name in FILES or (name.startswith(".") and name.endswith(".part"))}
+    return names == known and (not names or DATABASE in names)
 
 
 def _take_place(part: Path, path: Path) -> None:
-    """Rename `part` to `path`; what was at `path` goes only once the new one stands there."""
+    """Rename `part` to `path`; what was at `path` goes only once the new one stands there, whatever interrupts this."""
     if not path.exists():
         part.rename(path)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
-    path.rename(old)  # onto an empty folder
+    old = _hidden_folder(path, "old")
     try:
+        path.rename(old)  # onto an empty folder
         part.rename(path)
-    except OSError:
-        old.rename(path)
-        raise
-    shutil.rmtree(old)
+    finally:
+        if path.exists():
+            shutil.rmtree(old)
+        else:
+            old.rename(path)
+
+
+def _hidden_folder(path: Path, kind: str) -> Path:
+    """A new folder beside `path`, for its owner only, that `_clear_leftovers` knows by its name."""
+    return Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=f".{kind}", dir=path.parent))
+
+
+def _clear_leftovers(path: Path) -> None:
+    """Put back or remove what a killed build of `path` left beside it: hidden, it is patient data all the same."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.\w+\.(part|old)")
+    for folder in sorted(path.parent.iterdir()):
+        match = pattern.fullmatch(folder.name)
+        if match is None or not folder.is_dir() or not _is_ours(folder):
+            continue
+        if match[1] == "old" and not path.exists() and (folder / DATABASE).exists():
+            log.warning("%s: put back; an earlier build was killed while it replaced this gallery", path)
+            folder.rename(path)
+            continue
+        try:
+            with _locked(folder):
+                shutil.rmtree(folder)
+        except BlockingIOError:
+            log.info("%s: another build is writing it", folder)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock, which ends with the process. Raises BlockingIOError while another holds it."""
+    if sys.platform == "win32":  # no lock on a folder there: two builds of one gallery at once are the user's to avoid
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)

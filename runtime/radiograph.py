@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +16,22 @@ from cbmir.errors import BlankImageError, ImageSizeError
 
 # `warnings.catch_warnings` swaps state of the whole process: two threads inside it would undo each other's.
 _ONE_AT_A_TIME = threading.Lock()
+_LITTLE_CONTRAST = 32  # grey levels between the 1st and the 99th percentile: a 12-bit image saved as 16 bits has 16
 
 
 @dataclass(frozen=True)
 class Limits:
     """What is read at all: image sides and area in pixels, `max_aspect` as long side over short side, file size."""
 
-    max_pixels: int = 100_000_000
+    max_pixels: int = 50_000_000  # the largest detectors give less than 20 million
     min_side: int = 32
     max_aspect: float = 4.0
     max_bytes: int = 512 * 2**20
+
+    @property
+    def max_inflated(self) -> int:
+        """Bytes that a compressed data set may grow to: the largest image, of 16 bits a pixel, and a long header."""
+        return 2 * self.max_pixels + 16 * 2**20
 
     def check_size(self, width: int, height: int, name: str) -> None:
         """Raise ImageSizeError for an image of `width` x `height` pixels that is too small, too large or too long."""
@@ -59,15 +66,37 @@ class Radiograph:
     warnings: tuple[str, ...] = ()
 
 
-def check_not_blank(pixels: NDArray[np.uint8], name: str) -> None:
-    """Raise BlankImageError where all of `pixels` (uint8 [H,W]) are one grey value."""
-    if pixels.min() == pixels.max():
-        raise BlankImageError(f"{name}: expected an X-ray, found the grey value {pixels.flat[0]} (of 255) everywhere")
+def check_contrast(pixels: NDArray[np.uint8], name: str) -> tuple[str, ...]:
+    """Raise BlankImageError where all of `pixels` (uint8 [H,W]) are one grey value; warn where most nearly are."""
+    counts = np.bincount(pixels.ravel(), minlength=256)
+    if counts.max() == pixels.size:
+        raise BlankImageError(f"{name}: expected an X-ray, found the grey value {counts.argmax()} (of 255) everywhere")
+    low, high = np.searchsorted(np.cumsum(counts), [0.01 * pixels.size, 0.99 * pixels.size])
+    if high - low >= _LITTLE_CONTRAST:
+        return ()
+    return (
+        f"little contrast: nearly all grey values lie within {low}..{high} of 0..255; save the image with a window "
+        f"that fits it",
+    )
 
 
 @contextmanager
-def collected_warnings() -> Iterator[list[warnings.WarningMessage]]:
-    """Collect the warnings that a library raises within, so that none reaches the caller's filters. Thread-safe."""
-    with _ONE_AT_A_TIME, warnings.catch_warnings(record=True) as collected:
+def collected_warnings() -> Iterator[list[str]]:
+    """Collect the warnings that a library gives within, so that none reaches the caller's filters.
+
+    Warnings of other threads are shown as ever. They wait for each other here: nothing slow belongs inside.
+    """
+    collected: list[str] = []
+    thread = threading.get_ident()
+    with _ONE_AT_A_TIME, warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def collect(message: Warning | str, *where: Any, **more: Any) -> None:
+            if threading.get_ident() == thread:
+                collected.append(str(message))
+            else:
+                show(message, *where, **more)
+
+        warnings.showwarning = collect
         warnings.simplefilter("always")
         yield collected

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageFile
+from PIL import Image, ImageChops, ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from cbmir.errors import BlankImageError, DamagedImageError, ImageSizeError, NotAnImageError
 from cbmir.runtime.dicom_reading import is_dicom, read_dicom
-from cbmir.runtime.radiograph import Limits, Radiograph, check_not_blank, collected_warnings
+from cbmir.runtime.radiograph import Limits, Radiograph, check_contrast, collected_warnings
 
 __all__ = ["Limits", "Radiograph", "read_image"]
 
@@ -64,7 +64,9 @@ _READS = "PNG, JPEG, TIFF or DICOM"
 _COLOUR_WARNING = "colour image: looks like a photo or screenshot, not an X-ray"
 
 
-def read_image(source: str | Path | bytes | NDArray[np.generic], *, limits: Limits | None = None) -> Radiograph:
+def read_image(
+    source: str | Path | bytes | bytearray | memoryview | NDArray[np.generic], *, limits: Limits | None = None
+) -> Radiograph:
     """Read one image.
 
     `source` is a path, a file's bytes, or an array: uint8 [H,W] or [H,W,3] (RGB), uint16 [H,W] (0..65535), bone bright.
@@ -74,10 +76,12 @@ def read_image(source: str | Path | bytes | NDArray[np.generic], *, limits: Limi
     limits = limits or Limits()
     if isinstance(source, np.ndarray):
         return _read_array(source, limits)
-    if isinstance(source, bytes):
-        data, name = source, "image"
-    else:
+    if isinstance(source, bytes | bytearray | memoryview):
+        data, name = bytes(source), "image"
+    elif isinstance(source, str | Path):
         data, name = _file_bytes(Path(source), limits), str(source)
+    else:
+        raise NotAnImageError(f"expected a path, a file's bytes or a NumPy array, found {type(source).__name__}")
     if not data:
         raise NotAnImageError(f"{name}: expected {_READS}, found an empty file")
     if len(data) > limits.max_bytes:
@@ -121,8 +125,8 @@ def _read_array(array: NDArray[np.generic], limits: Limits) -> Radiograph:
         )
     limits.check_size(array.shape[1], array.shape[0], name)
     array = np.array(array, order="C")  # a copy: the caller may go on writing to its own
-    pixels, warnings = _to_8_bit(array) if grey else _to_grey(Image.fromarray(array), name)
-    check_not_blank(pixels, name)
+    pixels, warnings = (_to_8_bit(array), ()) if grey else _to_grey(Image.fromarray(array), name)
+    warnings = (*warnings, *check_contrast(pixels, name))
     return Radiograph(pixels, name, hashlib.sha256(array.data).hexdigest(), warnings=warnings)
 
 
@@ -150,9 +154,9 @@ def _read_picture(data: bytes, name: str, limits: Limits) -> Radiograph:
     pixels, warnings = _decoded(image, name)
     if orientation in _TRANSPOSES:
         pixels = np.asarray(Image.fromarray(pixels).transpose(_TRANSPOSES[orientation]))
-    check_not_blank(pixels, name)
-    notes = dict.fromkeys(f"{plugin.format}: {warning.message}" for warning in collected)
-    return Radiograph(pixels, name, hashlib.sha256(data).hexdigest(), warnings=(*warnings, *notes))
+    notes = dict.fromkeys(f"{plugin.format}: {warning}" for warning in collected)
+    warnings = (*warnings, *check_contrast(pixels, name), *notes)
+    return Radiograph(pixels, name, hashlib.sha256(data).hexdigest(), warnings=warnings)
 
 
 def _kind(data: bytes) -> str:
@@ -180,9 +184,8 @@ def _decoded(image: ImageFile.ImageFile, name: str) -> tuple[NDArray[np.uint8], 
         bits, white_is_zero = 16, False
         if isinstance(image, TiffImageFile):
             bits, white_is_zero = image.tag_v2.get(258, (16,))[0], image.tag_v2.get(262) == 0
-        values = np.asarray(image).astype(np.uint16)
-        pixels, warnings = _to_8_bit(values, bits)
-        return (255 - pixels if white_is_zero else pixels), warnings
+        pixels = _to_8_bit(np.asarray(image).astype(np.uint16, copy=False), bits)
+        return (255 - pixels if white_is_zero else pixels), ()
     if image.mode in ("I", "F"):
         kind = "floating-point" if image.mode == "F" else "signed or 32-bit"
         raise NotAnImageError(
@@ -192,37 +195,36 @@ def _decoded(image: ImageFile.ImageFile, name: str) -> tuple[NDArray[np.uint8], 
     return _to_grey(image, name)
 
 
-def _to_8_bit(values: NDArray[np.generic], bits: int = 16) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
-    """Scale unsigned values (uint16; uint8 passes) from 0..2^bits-1 to 0..255, rounded; warn where little is used."""
+def _to_8_bit(values: NDArray[np.generic], bits: int = 16) -> NDArray[np.uint8]:
+    """Scale unsigned values (uint16; uint8 passes) from 0..2^bits-1 to 0..255, rounded."""
     if values.dtype == np.uint8:
-        return values.astype(np.uint8, copy=False), ()
+        return values.astype(np.uint8, copy=False)
     full = 2**bits - 1
     scale = np.rint(np.arange(full + 1) * (255 / full)).astype(np.uint8)
-    low, high = int(values.min()), int(values.max())
-    warnings: tuple[str, ...] = ()
-    if high - low < full / 8:
-        warnings = (
-            f"{bits}-bit image that uses only {low}..{high} of 0..{full}: it is scaled by its full range, so it has "
-            f"little contrast here; save it with its window applied",
-        )
-    return scale[values], warnings
+    pixels: NDArray[np.uint8] = scale[values]
+    return pixels
 
 
 def _to_grey(image: Image.Image, name: str) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
     """Luma uint8 [H,W] of an 8-bit image of any mode, on black, and a warning where it is colourful."""
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        if image.getchannel("A").getextrema()[1] == 0:
-            raise BlankImageError(f"{name}: expected an X-ray, found a fully transparent image")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image)
-    elif image.mode in ("1", "L"):
+    if image.mode in ("1", "L") and not image.has_transparency_data:
         return np.asarray(image.convert("L")), ()
-    rgb = image.convert("RGB")
-    return np.asarray(rgb.convert("L")), (_COLOUR_WARNING,) if _is_colourful(rgb) else ()
+    alpha = None
+    if image.has_transparency_data:
+        image = image if image.mode == "RGBA" else image.convert("RGBA")
+        alpha = image.getchannel("A")
+        if alpha.getextrema()[1] == 0:
+            raise BlankImageError(f"{name}: expected an X-ray, found a fully transparent image")
+    grey = image.convert("L")
+    if alpha is not None:
+        grey = ImageChops.multiply(grey, alpha)  # luma on black: no copy in colour
+    return np.asarray(grey), (_COLOUR_WARNING,) if _is_colourful(image) else ()
 
 
-def _is_colourful(rgb: Image.Image) -> bool:
+def _is_colourful(image: Image.Image) -> bool:
     """Whether the channels of more than 5% of the pixels differ by more than 32 (JPEG noise and marks stay below)."""
-    step = max(1, min(rgb.size) // 256)
-    sample = np.asarray(rgb)[::step, ::step]
-    return bool((np.ptp(sample, axis=2) > 32).mean() > 0.05)
+    step = max(1, min(image.size) // 256)
+    small = image.resize((image.width // step, image.height // step), Image.Resampling.NEAREST)
+    if small.mode == "RGBA":
+        small = Image.alpha_composite(Image.new("RGBA", small.size, "black"), small)
+    return bool((np.ptp(np.asarray(small.convert("RGB")), axis=2) > 32).mean() > 0.05)

@@ -82,6 +82,7 @@ class Store:
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
         self._connection: sqlite3.Connection | None = connection
+        self._file = (path / DATABASE).stat()
         self._lock = threading.RLock()
         self._cached: Snapshot | None = None
         with self._database("read") as database:
@@ -196,12 +197,15 @@ class Store:
         """Every id, in the order of adding."""
         return list(self._snapshot().ids)
 
-    def find(self, sha256: str) -> Entry | None:
-        """The first entry made from a file with this digest, if there is one."""
+    def find(self, sha256: str) -> list[Entry]:
+        """Every entry made from a file with this digest, in the order of adding."""
         with self._database("read") as database:
-            query = f"SELECT {_FIELDS} FROM entry WHERE sha256 = ? AND sha256 != '' ORDER BY number LIMIT 1"
-            row = database.execute(query, (sha256,)).fetchone()
-        return None if row is None else _entry(row)
+            query = f"SELECT {_FIELDS} FROM entry WHERE sha256 = ? AND sha256 != '' ORDER BY number"
+            return [_entry(row) for row in database.execute(query, (sha256,))]
+
+    def has_patient(self, patient_id: str) -> bool:
+        """Whether an entry is of this patient."""
+        return bool((self._snapshot().patients == patient_id).any())
 
     def vector(self, id: str) -> NDArray[np.float32]:  # noqa: A002
         """float32 [D], unit norm. Raises GalleryError for an id that is not there."""
@@ -209,7 +213,8 @@ class Store:
             row = database.execute("SELECT embedding FROM entry WHERE id = ?", (id,)).fetchone()
         if row is None:
             raise self._unknown(id)
-        vector: NDArray[np.float32] = self._vectors([row[0]])[0]
+        vector = self._vector(row[0])
+        self._check_norms(vector[None], [id])
         return vector
 
     def thumbnail(self, id: str) -> bytes | None:  # noqa: A002
@@ -255,21 +260,33 @@ class Store:
     def _snapshot(self) -> Snapshot:
         with self._database("read") as database:
             if self._cached is None or self._cached.generation != self._generation():
+                self._cached = None  # its memory is needed for the next
                 database.execute("BEGIN")  # rows and generation of one moment
                 try:
-                    generation = self._generation()
-                    query = "SELECT number, id, patient_id, embedding FROM entry ORDER BY number"
-                    rows = database.execute(query).fetchall()
+                    self._cached = self._read_snapshot(database)
                 finally:
                     database.execute("ROLLBACK")
-                self._cached = Snapshot(
-                    generation,
-                    np.array([row[0] for row in rows], dtype=np.int64),
-                    np.array([row[1] for row in rows], dtype=object),
-                    np.array([row[2] for row in rows], dtype=object),
-                    self._vectors([row[3] for row in rows]),
-                )
             return self._cached
+
+    def _read_snapshot(self, database: sqlite3.Connection) -> Snapshot:
+        """Row by row into arrays of their final size: the embeddings of a large gallery fit into memory once."""
+        count = database.execute("SELECT count(*) FROM entry").fetchone()[0]
+        numbers = np.empty(count, np.int64)
+        ids, patients = np.empty(count, object), np.empty(count, object)
+        embeddings = np.empty((count, self.card.embedding_dim), np.float32)
+        rows = database.execute("SELECT number, id, patient_id, embedding FROM entry ORDER BY number")
+        for at, (number, name, patient, blob) in enumerate(rows):
+            numbers[at], ids[at], patients[at], embeddings[at] = number, name, patient, self._vector(blob)
+        self._check_norms(embeddings, ids)
+        return Snapshot(self._generation(), numbers, ids, patients, embeddings)
+
+    def _is_current(self, snapshot: Snapshot) -> bool:
+        """Whether the folder still holds what the snapshot shows: others may have added, or replaced the gallery."""
+        try:
+            in_place = os.path.samestat(self._file, (self.path / DATABASE).stat())
+        except FileNotFoundError:
+            return False
+        return in_place and self._generation() == snapshot.generation
 
     def _entries(self, column: str, keys: Sequence[Any]) -> list[Entry]:
         """Entries by a unique column, in the order of the keys."""
@@ -282,23 +299,37 @@ class Store:
                 entries.append(_entry(row))
         return entries
 
-    def _vectors(self, blobs: Sequence[bytes]) -> NDArray[np.float32]:
+    def _vector(self, blob: bytes) -> NDArray[np.float32]:
         dim = self.card.embedding_dim
-        if any(len(blob) != 4 * dim for blob in blobs):
+        if len(blob) != 4 * dim:
             raise GalleryError(f"{self.path}: expected embeddings of {dim} values, found others; build it again")
-        return np.frombuffer(b"".join(blobs), "<f4").reshape(-1, dim).astype(np.float32)
+        return np.frombuffer(blob, "<f4").astype(np.float32)
+
+    def _check_norms(self, vectors: NDArray[np.float32], ids: Sequence[str] | NDArray[np.object_]) -> None:
+        """A damaged embedding would hide its own image and others: a NaN compares as nearest and as farthest."""
+        damaged = np.flatnonzero(~_are_unit(vectors))
+        if len(damaged):
+            raise GalleryError(f"{self.path}: expected finite embeddings of norm 1, found another in the entry "
+                               f"{ids[damaged[0]]!r} ({len(damaged)} in all); build it again")  # fmt: skip
 
     def _check_vectors(self, vectors: NDArray[np.float32], count: int) -> None:
         expected = (count, self.card.embedding_dim)
         if vectors.shape != expected or vectors.dtype != np.float32:
             found = f"{vectors.dtype} {list(vectors.shape)}"
             raise GalleryError(f"expected embeddings float32 {list(expected)}, found {found}")
-        norms = np.linalg.norm(vectors, axis=1)
-        if not (np.abs(norms - 1) < 1e-3).all():  # NaN fails too
+        if not _are_unit(vectors).all():
             raise GalleryError("expected finite embeddings of norm 1, found others; take them as the engine gives them")
 
     def _unknown(self, key: object) -> GalleryError:
         return GalleryError(f"{self.path}: expected the id of an entry of this gallery, found {key!r}")
+
+
+def _are_unit(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """bool [N]: which of float32 [N, D] have norm 1, and so are finite."""
+    with np.errstate(over="ignore"):
+        squares = np.einsum("nd,nd->n", vectors, vectors)  # without a second array [N, D]
+    unit: NDArray[np.bool_] = np.abs(np.sqrt(squares) - 1) < 1e-3  # not so for NaN
+    return unit
 
 
 @contextmanager

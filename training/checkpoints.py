@@ -29,7 +29,8 @@ class MovableCheckpoint(ModelCheckpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         file = str(Path(str(self.dirpath)) / f"{self.filename}.ckpt")
         here = {"dirpath": self.dirpath, "best_model_path": file, "kth_best_model_path": file}
-        kept = {file: score for score in state_dict["best_k_models"].values()}
+        scores = list(state_dict["best_k_models"].values())
+        kept = {file: scores[0]} if scores else {}
         super().load_state_dict(state_dict | here | {"best_k_models": kept})
 
 

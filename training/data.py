@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -87,8 +88,9 @@ def _memmap(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> NDAr
     if not path.exists():
         with replacing(path) as temporary:
             array = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=shape)
-            with temporary.open("r+b") as stream:  # a full disk is an error now, not a SIGBUS later
-                os.posix_fallocate(stream.fileno(), 0, array.offset + array.nbytes)
+            if sys.platform == "linux":  # a full disk is an error now, not a SIGBUS later
+                with temporary.open("r+b") as stream:
+                    os.posix_fallocate(stream.fileno(), 0, array.offset + array.nbytes)
     return np.lib.format.open_memmap(path, mode="r+")
 
 

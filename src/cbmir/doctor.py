@@ -7,13 +7,15 @@ from __future__ import annotations
 import importlib
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from cbmir import __version__
 from cbmir.errors import MissingDependencyError
+
+_Answer = TypeVar("_Answer")
 
 EXTRAS = ("cpu", "gpu", "dicom", "train", "export", "demo")
 #: `--provider` names and what ONNX Runtime calls them.
@@ -39,7 +41,7 @@ def examine() -> dict[str, Any]:
 
     `extras` name -> missing (list of requirements), install (command); `packages` name -> version;
     `providers` name -> available (listed by ONNX Runtime), loads (ran a model), why; `devices` those of PyTorch;
-    `codecs` DICOM transfer syntax -> plugins that decode it; `problems` what is installed and does not import.
+    `codecs` DICOM transfer syntax -> plugins that decode it; `problems` what is installed and does not import or work.
     Raises MissingDependencyError where cbmir itself is not installed, only found on the path.
     """
     problems: list[str] = []
@@ -52,9 +54,9 @@ def examine() -> dict[str, Any]:
             for extra in EXTRAS
         },
         "packages": _packages(),
-        "providers": _providers(_load("onnxruntime", problems)),
-        "devices": _devices(_load("torch", problems)),
-        "codecs": _codecs(_load("pydicom", problems)),
+        "providers": _ask("onnxruntime", _providers, problems),
+        "devices": _ask("torch", _devices, problems),
+        "codecs": _ask("pydicom", _codecs, problems),
         "problems": problems,
     }
 
@@ -74,7 +76,7 @@ def text(report: dict[str, Any]) -> str:
     for name, plugins in report["codecs"].items():
         lines.append(f"  {', '.join(plugins) or 'no decoder':<20} {name}")
     if not report["codecs"]:
-        lines.append("  none: pydicom is not installed")
+        lines.append("  none: no pydicom that works")
     lines += ["", "Packages", *(f"  {name:<24} {version}" for name, version in report["packages"].items())]
     if report["problems"]:
         lines += ["", "Problems", *(f"  {problem}" for problem in report["problems"])]
@@ -138,9 +140,19 @@ def _load(module: str, problems: list[str]) -> ModuleType | None:
     except ModuleNotFoundError as error:
         if error.name != module:
             problems.append(f"{module} does not import: {error}")
-    except (ImportError, OSError) as error:  # a shared library of it is missing
+    except Exception as error:  # noqa: BLE001  a broken package may raise anything, and each is a finding here
         problems.append(f"{module} does not import: {error}")
     return None
+
+
+def _ask(module: str, question: Callable[[Any], _Answer], problems: list[str]) -> _Answer:
+    """What `question` finds out from a module, or from None where it is absent, broken or of an unfit version."""
+    if (loaded := _load(module, problems)) is not None:
+        try:
+            return question(loaded)
+        except Exception as error:  # noqa: BLE001  as above
+            problems.append(f"{module} does not work: {type(error).__name__}: {error}")
+    return question(None)
 
 
 def _providers(ort: Any) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ report      free text, may be empty
 <label>     1, 0, -1 (uncertain) or empty (unknown)
 ==========  ==========================================================================
 
-CSV is read and written by the standard library; `.parquet` needs pyarrow.
+CSV (`.csv`, `.csv.gz`) is read and written by the standard library; `.parquet` needs pyarrow.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ from typing import Any
 
 from cbmir.errors import ManifestError, require
 from cbmir.labels import LabelSet
+
+# A report may be longer than the 131,072 characters at which Python's csv module stops; this holds for the process.
+csv.field_size_limit(2**31 - 1)
 
 FIXED_COLUMNS = ("image", "patient_id", "study_id", "view", "split", "report")
 SPLITS = ("train", "val", "test", "")
@@ -125,21 +128,27 @@ def read_manifest(path: str | Path) -> Manifest:
 
 
 def write_manifest(manifest: Manifest, path: str | Path) -> None:
-    """Write a manifest and its sidecar, each under a temporary name first, so that none is ever half there."""
+    """Write a manifest and its sidecar, each under a temporary name first, so that none is ever half there.
+
+    Raises ManifestError for a name that does not end in .csv, .csv.gz or .parquet.
+    """
     path = Path(path)
+    name = path.name.lower()
+    if not name.endswith((".csv", ".csv.gz", ".parquet")):
+        raise ManifestError(f"{path}: expected a name that ends in .csv, .csv.gz or .parquet, found {path.name!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
     base = path.resolve().parent
     header = [*FIXED_COLUMNS, *manifest.labels.names]
     records = [_record(row, base) for row in manifest.rows]
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        if path.suffix.lower() == ".parquet":
+        if name.endswith(".parquet"):
             _write_parquet(temporary, header, records)
         else:
-            with temporary.open("w", newline="", encoding="utf-8") as stream:
-                writer = csv.writer(stream)
-                writer.writerow(header)
-                writer.writerows(records)
+            text = io.StringIO(newline="")
+            csv.writer(text).writerows([header, *records])
+            data = text.getvalue().encode()
+            temporary.write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -128,3 +128,11 @@ def test_phantom_then_check(tmp_path: Path) -> None:
     manifest = tmp_path / "phantoms" / "manifest.csv"
     assert result.stdout.startswith(f"{manifest}: 8 images of ")
     assert _run("check", manifest).exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["nih --images . --entries e.csv", "table t.csv", "phantom"])
+def test_negative_seed_is_a_mistake(command: str, tmp_path: Path) -> None:
+    result = _run(*command.split(), "--seed", "-1", "-o", tmp_path / "m.csv")
+    assert result.exit_code == 2
+    assert "-1 is not in the range x>=0" in result.output
+    assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from importlib import metadata
 from types import ModuleType, SimpleNamespace
@@ -79,7 +80,7 @@ def test_missing_and_too_old(installed: Callable[..., None]) -> None:
     assert "gradio" not in report["packages"]
     text = doctor.text(report)
     assert '  demo         missing gradio: pip install "cbmir[demo]"\n' in text
-    assert "  none: pydicom is not installed" in text
+    assert "  none: no pydicom that works" in text
     assert '  cpu          does not load: not part of the installed ONNX Runtime; pip install "cbmir[cpu]"\n' in text
 
 
@@ -181,3 +182,29 @@ def test_absent_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     report = doctor.examine()
     assert report["problems"] == []
     assert not any(provider["loads"] for provider in report["providers"].values())
+
+
+def test_whatever_an_import_raises_is_a_problem(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    def import_module(name: str) -> ModuleType:
+        raise RuntimeError("built for another version of NumPy")
+
+    monkeypatch.setattr(doctor, "importlib", SimpleNamespace(import_module=import_module))
+    assert run("doctor", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["problems"] == [
+        f"{name} does not import: built for another version of NumPy" for name in ("onnxruntime", "torch", "pydicom")
+    ]
+
+
+def test_what_imports_and_does_not_work_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where an update broke off, or pydicom is 2, which has no `pydicom.pixels`."""
+    monkeypatch.setattr(doctor, "_load", lambda module, problems: SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "pydicom.pixels.decoders.base", None)
+    report = doctor.examine()
+    assert [problem.split(":")[:2] for problem in report["problems"]] == [
+        ["onnxruntime does not work", " AttributeError"],
+        ["torch does not work", " AttributeError"],
+        ["pydicom does not work", " ModuleNotFoundError"],
+    ]
+    assert (report["devices"], report["codecs"]) == ([], {})
+    assert not any(provider["loads"] for provider in report["providers"].values())
+    assert "  none: no pydicom that works" in doctor.text(report)

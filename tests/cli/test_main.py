@@ -116,3 +116,16 @@ def test_what_is_said(options: list[str], said: list[str], monkeypatch: pytest.M
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == said
+
+
+@pytest.mark.parametrize("name", ["PIL", "PIL.TiffImagePlugin", "pydicom", "pydicom.filereader", "openjpeg"])
+def test_readers_of_images_never_say_what_their_tags_hold(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def command(**_: object) -> None:
+        logging.getLogger(name).debug("tag: PatientName - value: SECRET")
+        logging.getLogger(name).info("SECRET")
+
+    monkeypatch.setattr(module.cli.get_command(click.Context(module.cli), "doctor"), "callback", command)
+    assert run("-vv", "doctor") == 0
+    assert "SECRET" not in capsys.readouterr().err

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,7 +73,7 @@ def test_the_same_patient(tiny_model: Path, tiny_gallery: Path, tiny_manifest: P
     everyone = [f"patient_{n:02}" for n in range(10)]
     assert patients() == everyone[1:]
     assert patients("--include-same-patient") == everyone
-    assert patients("--patient-id", "patient_09") == everyone[:9]
+    assert patients("--patient-id", "patient_09") == everyone[1:9]
 
 
 def test_an_image_that_cannot_be_read_does_not_stop_the_others(
@@ -127,6 +129,8 @@ def test_every_dicom_file_gives_an_answer_or_a_typed_error(
     assert all(("error" in answer) != ("findings" in answer) for answer in answers)
     assert code == (2 if any("error" in answer for answer in answers) else 0)
     assert any("findings" in answer for answer in answers)
+    assert captured.err.count("Error: ") == sum("error" in answer for answer in answers)
+    assert "Traceback" not in captured.err
 
 
 def test_mistakes(tmp_path: Path, tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Captured) -> None:
@@ -146,3 +150,20 @@ def test_mistakes(tmp_path: Path, tiny_model: Path, tiny_gallery: Path, image: P
 def test_help_shows_an_example(capsys: Captured) -> None:
     assert run("query", "--help") == 0
     assert "cbmir query model.onnx gallery chest.png -k 5" in capsys.readouterr().out
+
+
+def test_no_escape_sequence_reaches_the_terminal(
+    tmp_path: Path, tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Captured
+) -> None:
+    """Reports and file names come from elsewhere; what a terminal obeys is not printed."""
+    shutil.copytree(tiny_gallery, tmp_path / "gallery")
+    with sqlite3.connect(tmp_path / "gallery" / "gallery.sqlite") as connection:
+        connection.execute("UPDATE entry SET report = ?", ("\x1b]0;title\x07No\teffusion\x9b2J \u202e\u00e4",))
+    connection.close()
+    odd = tmp_path / "a\x1b[31m\nb.png"
+    shutil.copy(image, odd)
+    assert run("query", tiny_model, tmp_path / "gallery", odd, tmp_path / "no\x1b[2J.png", "-k", 1) == 2
+    captured = capsys.readouterr()
+    assert all(c == "\n" or c.isprintable() for c in captured.out + captured.err)
+    assert captured.out.startswith(f"{tmp_path}/a?[31m b.png\n")
+    assert "?]0;title?No effusion?2J ?\u00e4" in captured.out

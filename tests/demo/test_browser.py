@@ -88,6 +88,33 @@ def test_example_leaves_its_own_patient_out_and_reports_are_text(page: sync_api.
     assert "Patient patient_0" in page.locator("#neighbours").inner_text()
 
 
+def test_two_quick_clicks_leave_what_the_controls_say(page: sync_api.Page) -> None:
+    page.locator("#examples button").first.click()
+    legend = page.locator("#neighbours .legend")
+    legend.filter(has_text="k = 10; same patient left out.").wait_for()
+    page.evaluate("""() => {
+        const box = document.querySelector("#exclude input");
+        box.click();
+        setTimeout(() => box.click(), 60);
+    }""")
+    legend.filter(has_text="NOT left out").wait_for()  # the first click is answered, and then the second
+    legend.filter(has_text="k = 10; same patient left out.").wait_for()
+    assert page.locator("#exclude input").is_checked()
+    assert "Patient patient_0" not in page.locator("#neighbours").inner_text()
+
+
+def test_the_last_of_two_quick_examples_stays(page: sync_api.Page) -> None:
+    page.evaluate("document.querySelectorAll('#examples button').forEach((b, i) => (i === 0 || i === 5) && b.click())")
+    page.locator("#message", has_text="(id image_5)").wait_for()
+    page.locator(".card").first.wait_for()
+    assert "Patient patient_2" not in page.locator("#neighbours").inner_text()
+    assert "Patient patient_0" in page.locator("#neighbours").inner_text()
+
+
+def test_messages_are_announced(page: sync_api.Page) -> None:
+    assert page.locator("#message [aria-live=polite], #message[aria-live=polite]").count() == 1
+
+
 def test_a_text_file_gets_a_readable_error(page: sync_api.Page, tmp_path: Path) -> None:
     page.locator("#examples button").first.click()
     page.locator(".card").first.wait_for()

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from cbmir.demo import examples as module
 from cbmir.demo.examples import MOST, find_examples
 from cbmir.errors import UserError
 from cbmir.manifest import read_manifest
@@ -24,9 +25,13 @@ def finder(tiny_model: Path, tiny_gallery: Path) -> Iterator[Finder]:
         yield finder
 
 
-def test_of_the_gallery(finder: Finder, tiny_manifest: Path) -> None:
+def test_of_the_gallery(finder: Finder, tiny_manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(module, "read_image")  # no image is read at the start
     examples = find_examples(finder)
     images = [row.image for row in read_manifest(tiny_manifest).split("train")]
+    assert finder.gallery is not None
+    stored = {finder.gallery.thumbnail(name) for name in finder.gallery.ids()}
+    assert stored >= {example.thumbnail for example in examples}
     assert len(examples) == MOST
     assert [example.path for example in examples] == images[::3][:MOST]
     assert all(Image.open(io.BytesIO(example.thumbnail)).size == (64, 64) for example in examples)
@@ -54,7 +59,9 @@ def test_of_a_folder(
         Image.fromarray(make_xray(1)).save(tmp_path / f"{name}.png")
     (tmp_path / "notes.txt").write_text("hello")
     assert [example.caption for example in find_examples(finder, tmp_path)] == ["a", "b", "c"]
-    assert "notes.txt" in caplog.text
+    assert "Not an example: NotAnImageError" in caplog.text
+    assert "notes" not in caplog.text
+    assert str(tmp_path) not in caplog.text
 
 
 def test_folder_without_images(finder: Finder, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from cbmir.demo.rendering import (
     header_html,
     message_html,
     neighbours_html,
+    search_text,
 )
 from cbmir.runtime import Finding, Neighbour
 
@@ -120,6 +121,26 @@ def test_neighbour_card() -> None:
     assert "/secret/place" not in html
 
 
+def test_a_report_that_takes_the_focus_has_a_name() -> None:
+    (report,) = [a for _, a in _Page(neighbours_html([neighbour(id=NASTY)], {})).tags if "tabindex" in a]
+    assert (report["role"], report["aria-label"]) == ("region", f"Report of {NASTY}")
+
+
+@pytest.mark.parametrize(
+    ("excluded", "known", "text"),
+    [
+        (True, True, "k = 7; same patient left out"),
+        (True, False, "k = 7; same patient NOT left out, since it is not known"),
+        (False, True, "k = 7; same patient NOT left out"),
+        (False, False, "k = 7; same patient NOT left out"),
+    ],
+)
+def test_what_was_searched_for(excluded: bool, known: bool, text: str) -> None:
+    search = search_text(7, excluded=excluded, known=known)
+    assert search == text
+    assert f"{text}. ✓" in _Page(neighbours_html([neighbour()], {}, search)).text
+
+
 def test_buttons_carry_the_keys_of_the_evidence() -> None:
     keys = [a["data-key"] for tag, a in _Page(findings_html(FINDINGS)).tags if tag == "button"]
     assert keys == ["finding:Effusion", "finding:Pleural_Thickening", "finding:Nodule", "finding:Mass"]
@@ -130,7 +151,9 @@ def test_buttons_carry_the_keys_of_the_evidence() -> None:
 
 def test_messages() -> None:
     assert message_html(()) == ""
-    assert 'role="alert"' in message_html((), "bad")
+    assert _Page(message_html((), "bad")).text == "Not analysed. bad"
+    # Their container is the live region: one that comes together with its words is not announced.
+    assert "role=" not in message_html(["one"]) + message_html((), "bad")
     assert _Page(message_html(["one", "two"])).text == "Please noteonetwo"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,25 @@ def test_page(client: httpx.Client) -> None:
 
 def test_another_host_name_is_refused(client: httpx.Client) -> None:
     assert client.get("/", headers={"host": "evil.example"}).status_code == 400
+
+
+@pytest.mark.parametrize(("path", "host"), [("/", "localhost"), ("/config", "localhost"), ("/", "evil.example")])
+def test_no_other_page_may_frame_it(client: httpx.Client, path: str, host: str) -> None:
+    headers = client.get(path, headers={"host": host}).headers
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["content-security-policy"] == "frame-ancestors 'none'"
+
+
+@pytest.mark.parametrize("before", [None, "/elsewhere"])
+def test_environment_is_left_as_it_was(
+    before: str | None, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRADIO_TEMP_DIR", raising=False)
+    if before is not None:
+        monkeypatch.setenv("GRADIO_TEMP_DIR", before)
+    with Finder.open(tiny_model) as finder, pytest.raises(UserError, match="expected a folder of example images"):
+        serve(finder, port=0, examples=tmp_path / "absent")
+    assert os.environ.get("GRADIO_TEMP_DIR") == before
 
 
 def test_files_of_the_machine_are_not_served(client: httpx.Client, demo_gallery: Path) -> None:

@@ -55,8 +55,12 @@ def test_beyond_tolerance_nothing_is_left(
     monkeypatch.setitem(exporting.LIMITS, "float32", Limits(cosine=1.1, score_difference=1e-5))
     if older:
         (tmp_path / "model.onnx").write_bytes(older)
-    with pytest.raises(ParityError, match=r"model\.onnx was not written.*cosine of the embeddings at least 1\.1"):
+    with pytest.raises(
+        ParityError, match=r"model\.onnx was not written.*cosine of the embeddings at least 1\.1"
+    ) as caught:
         export_run(tiny_run, tmp_path, fp16=True)
+    stayed = " An older model.onnx, of an unknown model, was left as it was."
+    assert str(caught.value).endswith(stayed if older else "please report it.")
     assert [path.name for path in tmp_path.iterdir()] == (["model.onnx"] if older else [])
     assert not older or (tmp_path / "model.onnx").read_bytes() == older
 
@@ -78,6 +82,22 @@ def test_a_failed_fp16_leaves_the_good_file(tiny_run: Path, tmp_path: Path, monk
         export_run(tiny_run, tmp_path, fp16=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "parity.json"]
     assert list(json.loads((tmp_path / "parity.json").read_text())) == ["model.onnx"]
+
+
+@pytest.mark.usefixtures("quick_graph")
+@pytest.mark.parametrize("another", [True, False])
+def test_a_failed_fp16_says_whose_older_file_stays_beside_the_new_one(
+    another: bool, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(exporting.LIMITS, "float16", Limits(cosine=0.9999, score_difference=1e-12))
+    fingerprint = "older-1" if another else RunFolder(tiny_run).read_card().fingerprint
+    (tmp_path / "model.fp16.onnx").write_bytes(b"older")
+    (tmp_path / "parity.json").write_text(json.dumps({"model.fp16.onnx": {"fingerprint": fingerprint}}))
+    whose = r"another model \(fingerprint older-1\)" if another else "this model"
+    with pytest.raises(ParityError, match=rf"An older model\.fp16\.onnx, of {whose}, was left as it was\.$"):
+        export_run(tiny_run, tmp_path, fp16=True)
+    assert (tmp_path / "model.fp16.onnx").read_bytes() == b"older"
+    assert (tmp_path / "model.onnx").exists()
 
 
 def test_unfinished_and_no_run(tiny_run: Path, tmp_path: Path) -> None:
@@ -146,6 +166,12 @@ def test_output_names(tmp_path: Path) -> None:
     assert output_file(f"{tmp_path}/b.onnx/") == tmp_path / "b.onnx" / "model.onnx"
     assert output_file(tmp_path / "new" / "folder") == tmp_path / "new" / "folder" / "model.onnx"
     assert output_file(tmp_path) == tmp_path / "model.onnx"
+    assert output_file(f"{tmp_path}/model.pt/") == tmp_path / "model.pt" / "model.onnx"
+    assert output_file(tmp_path / "model.pt") == tmp_path / "model.pt" / "model.onnx"  # it is a folder by now
+    for name in ("other.pt", "model.onx", "run.v2"):
+        with pytest.raises(UserError, match=rf"expected a file that ends in \.onnx, .*write .*/{name}/"):
+            output_file(tmp_path / name)
+        assert not (tmp_path / name).exists()
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="expected a folder to write to"):
         output_file(tmp_path / "file" / "model.onnx")

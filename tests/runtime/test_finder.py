@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import cbmir
-from cbmir.errors import EngineError, GalleryError, ImageError, ModelError
-from cbmir.runtime import Finder, Gallery, preprocess, read_image
+from cbmir.errors import EngineError, GalleryError, ImageError, ModelError, UserError
+from cbmir.manifest import read_manifest
+from cbmir.runtime import Entry, Finder, Gallery, build_gallery, preprocess, read_image
 
 Make = Callable[..., Path]
 MakeXray = Callable[..., NDArray[np.uint8]]
@@ -98,6 +99,54 @@ def test_an_unknown_patient_is_warned_of(finder: Finder, tiny_manifest: Path) ->
     assert finder.analyze(image(tiny_manifest, 20), exclude_same_patient=False).warnings == ()
 
 
+NOBODY = "No image of this patient id is in the gallery: nothing was left out."
+
+
+def test_a_given_patient_that_the_gallery_lacks_is_warned_of(finder: Finder, tiny_manifest: Path) -> None:
+    analysis = finder.analyze(image(tiny_manifest, 20), k=50, patient_id="patient_O0")
+    assert len(analysis.neighbours) == 20
+    assert analysis.warnings == (NOBODY,)
+    included = finder.analyze(image(tiny_manifest, 20), patient_id="patient_O0", exclude_same_patient=False)
+    assert included.warnings == ()
+
+
+@pytest.mark.parametrize(("given", "left"), [("typo", 18), ("patient_00", 16)])
+def test_a_given_patient_does_not_bring_back_the_known_one(
+    finder: Finder, tiny_manifest: Path, given: str, left: int
+) -> None:
+    analysis = finder.analyze(image(tiny_manifest, 6), k=50, patient_id=given)
+    assert not {"patient_03", given} & {n.patient_id for n in analysis.neighbours}
+    assert len(analysis.neighbours) == left
+    assert analysis.warnings == ("This image is in the gallery itself (id image_06).",)
+
+
+def test_spaces_around_a_patient_id_do_not_count(finder: Finder, tiny_manifest: Path) -> None:
+    analysis = finder.analyze(image(tiny_manifest, 20), k=50, patient_id=" patient_00\n")
+    assert "patient_00" not in {n.patient_id for n in analysis.neighbours}
+    assert analysis.warnings == ()
+    (blank,) = finder.analyze(image(tiny_manifest, 20), k=50, patient_id="  ").warnings
+    assert "patient of this image is not known" in blank
+
+
+def test_every_patient_of_the_same_file_is_left_out(tmp_path: Path, tiny_model: Path, tiny_manifest: Path) -> None:
+    """The same file under two patients (a data set's mistake), and under none."""
+    path = image(tiny_manifest, 6)
+    with Finder.open(tiny_model, threads=1) as plain:
+        build_gallery(plain.engine, read_manifest(tiny_manifest), tmp_path / "g")
+        vector = plain.embed([path])
+    digest = read_image(path).sha256
+    with Gallery.open(tmp_path / "g") as gallery:
+        labels: dict[str, int | None] = {"Effusion": 1}
+        gallery.add([Entry("copy", "/copy.png", "patient_09", labels=labels, sha256=digest)], vector)
+        gallery.add([Entry("nameless", "/copy.png", "", sha256=digest)], vector)
+    with Finder.open(tiny_model, tmp_path / "g", threads=1) as finder:
+        analysis = finder.analyze(path, k=50)
+    assert not {"patient_03", "patient_09"} & {n.patient_id for n in analysis.neighbours}
+    assert len(analysis.neighbours) == 17
+    assert analysis.warnings == ("This image is in the gallery itself (id image_06, copy, nameless).",)
+    assert all(("Effusion" in n.labels) == ("Effusion" in n.shared) for n in analysis.neighbours)
+
+
 def test_the_patient_of_a_dicom_file_is_left_out(finder: Finder, monkeypatch: pytest.MonkeyPatch) -> None:
     import cbmir.runtime.finder as module
 
@@ -106,13 +155,18 @@ def test_the_patient_of_a_dicom_file_is_left_out(finder: Finder, monkeypatch: py
     def from_dicom(source: object) -> object:
         from dataclasses import replace
 
-        return replace(real(source), patient_id="patient_01", warnings=("Odd header.",))  # type: ignore[arg-type]
+        return replace(real(source), patient_id="patient_01 ", warnings=("Odd header.",))  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "read_image", from_dicom)
-    analysis = finder.analyze(np.add.outer(np.arange(64), np.arange(64)).astype(np.uint8), k=50)
+    pixels = np.add.outer(np.arange(64), np.arange(64)).astype(np.uint8)
+    analysis = finder.analyze(pixels, k=50)
     assert "patient_01" not in {n.patient_id for n in analysis.neighbours}
     assert len(analysis.neighbours) == 18
     assert analysis.warnings == ("Odd header.",)
+    # What is given is left out besides.
+    both = finder.analyze(pixels, k=50, patient_id="patient_02")
+    assert not {"patient_01", "patient_02"} & {n.patient_id for n in both.neighbours}
+    assert finder.analyze(pixels, k=50, patient_id="nobody").warnings == ("Odd header.",)
 
 
 def test_path_bytes_and_array_give_the_same(finder: Finder, tiny_manifest: Path) -> None:
@@ -136,8 +190,9 @@ def test_without_a_gallery_there_are_no_neighbours(tiny_model: Path, make_xray: 
     assert analysis.evidence_for_finding("Mass").shape == (8, 8)  # still there after closing
 
 
-def test_eight_threads_share_one_finder(finder: Finder, make_xray: MakeXray) -> None:
-    images = [make_xray(n) for n in range(100, 148)]
+def test_eight_threads_share_one_finder(finder: Finder, tiny_manifest: Path, make_xray: MakeXray) -> None:
+    paths = [image(tiny_manifest, n) for n in range(24)]
+    images = [*(make_xray(n) for n in range(100, 124)), *paths, *(path.read_bytes() for path in paths)]
     expected = [finder.analyze(xray).to_json() for xray in images]
     with ThreadPoolExecutor(8) as pool:
         assert [result.to_json() for result in pool.map(finder.analyze, images)] == expected
@@ -155,6 +210,9 @@ def test_embed(finder: Finder, tiny_manifest: Path, make_xray: MakeXray) -> None
     assert finder.embed([]).shape == (0, 8)
     with pytest.raises(EngineError, match="expected a batch"):
         finder.embed(make_xray(1))
+    for single in (str(paths[0]), paths[0], paths[0].read_bytes()):
+        with pytest.raises(UserError, match="expected a list of images"):
+            finder.embed(single)  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_opened(tmp_path: Path, tiny_model: Path, tiny_gallery: Path, make_tiny_model: Make) -> None:

@@ -7,6 +7,8 @@ import json
 import logging
 import sqlite3
 import stat
+import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +22,7 @@ from cbmir.card import ModelCard
 from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
 from cbmir.runtime import Entry, Gallery, open_engine
+from cbmir.runtime.vector_index import VectorIndex
 
 COUNT, DIM = 300, 8
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
@@ -72,7 +75,7 @@ def test_search_agrees_with_brute_force(
     gallery: Gallery, vectors: Vectors, exact: bool | None, excluded: str | None, k: int
 ) -> None:
     for query in unit(np.random.default_rng(1), 5):
-        hits = gallery.search(query, k, exclude_patient=excluded, exact=exact)
+        hits = gallery.search(query, k, exclude_patients=set() if excluded is None else {excluded}, exact=exact)
         expected = brute_force(vectors, query, k, excluded)
         assert [hit.entry.id for hit in hits] == [name for name, _ in expected]
         np.testing.assert_allclose([hit.distance for hit in hits], [distance for _, distance in expected], atol=1e-7)
@@ -91,10 +94,10 @@ def test_k_neighbours_whenever_there_are_k(tmp_path: Path, card: ModelCard, exac
     patients = ["mine"] * 395 + ["other"] * 5
     with Gallery.create(tmp_path / "g", card) as gallery:
         gallery.add([Entry(str(n), f"/{n}.png", patient) for n, patient in enumerate(patients)], vectors)
-        hits = gallery.search(query, 3, exclude_patient="mine", exact=exact)
+        hits = gallery.search(query, 3, exclude_patients={"mine"}, exact=exact)
         assert len(hits) == 3
         assert {hit.entry.patient_id for hit in hits} == {"other"}
-        assert len(gallery.search(query, 10, exclude_patient="mine", exact=exact)) == 5
+        assert len(gallery.search(query, 10, exclude_patients={"mine"}, exact=exact)) == 5
         assert len(gallery.search(query, 1000, exact=exact)) == 400
         assert gallery.search(query, 0, exact=exact) == []
 
@@ -103,7 +106,7 @@ def test_k_neighbours_whenever_there_are_k(tmp_path: Path, card: ModelCard, exac
 def test_an_empty_gallery_has_no_neighbours(tmp_path: Path, card: ModelCard, vectors: Vectors, exact: bool) -> None:
     with Gallery.create(tmp_path / "g", card) as gallery:
         assert gallery.search(vectors[0], 10, exact=exact) == []
-        assert gallery.search(vectors[0], 10, exclude_patient="p", exact=exact) == []
+        assert gallery.search(vectors[0], 10, exclude_patients={"p"}, exact=exact) == []
         gallery.write_index()
         assert len(gallery) == 0
 
@@ -126,8 +129,9 @@ def test_entries_come_back_as_they_went_in(gallery: Gallery, vectors: Vectors) -
     assert gallery.entry("e0008").positive == ("Mass",)
     np.testing.assert_array_equal(gallery.vector("e0007"), vectors[7])
     assert gallery.thumbnail("e0007") == b"jpeg7"
-    assert gallery.find("digest9") == gallery.entry("e0009")
-    assert gallery.find("other") is gallery.find("") is None
+    assert gallery.find("digest9") == [gallery.entry("e0009")]
+    assert gallery.find("other") == gallery.find("") == []
+    assert [gallery.has_patient(patient) for patient in ("p9", "p10", "p", "")] == [True, False, False, False]
     assert gallery.ids() == [f"e{n:04}" for n in range(COUNT)]
     assert len(gallery) == COUNT
     for method in (gallery.entry, gallery.vector, gallery.thumbnail):
@@ -326,6 +330,22 @@ def test_damaged_embeddings_are_refused(gallery: Gallery, vectors: Vectors) -> N
         again.search(vectors[0], 1)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0, 3.0])
+@pytest.mark.parametrize("exact", [True, False])
+def test_one_damaged_value_is_refused_not_passed_over(
+    gallery: Gallery, vectors: Vectors, value: float, exact: bool
+) -> None:
+    damaged = vectors[7].copy()
+    damaged[:4] = value
+    gallery.close()
+    change_meta(gallery.path, f"UPDATE entry SET embedding = x'{damaged.tobytes().hex()}' WHERE id = 'e0007'")
+    with Gallery.open(gallery.path) as again:
+        for read in (lambda: again.search(vectors[0], 1, exact=exact), lambda: again.vector("e0007"), again.ids):
+            with pytest.raises(GalleryError, match="norm 1, found another in the entry 'e0007'"):
+                read()
+        np.testing.assert_array_equal(again.vector("e0008"), vectors[8])
+
+
 def test_it_is_made_only_where_nothing_is(tmp_path: Path, card: ModelCard, gallery: Gallery) -> None:
     (tmp_path / "file").touch()
     for path in (gallery.path, tmp_path / "file", tmp_path):
@@ -343,3 +363,85 @@ def test_a_closed_gallery_says_so(gallery: Gallery, vectors: Vectors) -> None:
     gallery.close()
     with pytest.raises(GalleryError, match="closed"):
         gallery.search(vectors[0], 1)
+
+
+def test_several_patients_are_left_out(gallery: Gallery, vectors: Vectors) -> None:
+    for exact in (True, False):
+        hits = gallery.search(vectors[0], COUNT, exclude_patients={"p0", "p3", "nobody"}, exact=exact)
+        assert {hit.entry.patient_id for hit in hits} == {f"p{n}" for n in (1, 2, 4, 5, 6, 7, 8, 9)}
+        assert len(hits) == 240
+
+
+def test_one_patient_is_not_taken_for_its_letters(gallery: Gallery, vectors: Vectors) -> None:
+    with pytest.raises(GalleryError, match="a set of patient ids"):
+        gallery.search(vectors[0], 1, exclude_patients="p0")
+
+
+def test_every_entry_of_a_file_is_found(gallery: Gallery, vectors: Vectors) -> None:
+    gallery.add([Entry("copy", "/copy.png", "other", sha256="digest9")], vectors[9:10])
+    assert [entry.id for entry in gallery.find("digest9")] == ["e0009", "copy"]
+
+
+def test_reading_the_gallery_holds_the_embeddings_once(tmp_path: Path, card: ModelCard) -> None:
+    count, dim = 1500, 1024
+    vectors = np.eye(dim, dtype=np.float32)[np.arange(count) % dim]
+    with Gallery.create(tmp_path / "wide", card.with_(embedding_dim=dim)) as gallery:
+        gallery.add([Entry(str(n), "/x.png", "p") for n in range(count)], vectors)
+        tracemalloc.start()
+        try:
+            gallery.ids()
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak < 1.5 * vectors.nbytes
+
+
+def test_others_read_while_the_index_is_built(
+    gallery: Gallery, vectors: Vectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, go_on = threading.Event(), threading.Event()
+    real = VectorIndex.build
+
+    def slow(keys: Any, values: Any) -> VectorIndex:
+        started.set()
+        assert go_on.wait(60)
+        return real(keys, values)
+
+    monkeypatch.setattr(VectorIndex, "build", slow)
+    with ThreadPoolExecutor(3) as pool:
+        try:
+            searches = [pool.submit(gallery.search, vectors[3], 1, exact=False) for _ in range(2)]
+            assert started.wait(60)
+            assert pool.submit(gallery.entry, "e0005").result(60).id == "e0005"
+        finally:
+            go_on.set()
+        assert [search.result(60)[0].entry.id for search in searches] == ["e0003"] * 2
+
+
+def test_an_index_of_the_past_is_not_written(
+    gallery: Gallery, vectors: Vectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process adds, and writes its index, while this one builds its own of what was there before."""
+    real = VectorIndex.build
+
+    def overtaken(keys: Any, values: Any) -> VectorIndex:
+        monkeypatch.setattr(VectorIndex, "build", real)
+        with Gallery.open(gallery.path) as other:
+            other.add([Entry("new", "/new.png", "p")], vectors[:1])
+            other.write_index()
+        return real(keys, values)
+
+    monkeypatch.setattr(VectorIndex, "build", overtaken)
+    assert gallery.search(vectors[3], 1, exact=False)[0].entry.id == "e0003"
+    assert json.loads((gallery.path / "index.json").read_text())["generation"] == 2
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_an_index_is_not_written_into_another_gallery(
+    gallery: Gallery, vectors: Vectors, card: ModelCard, tmp_path: Path, replacement: bool
+) -> None:
+    gallery.path.rename(tmp_path / "moved")
+    if replacement:
+        Gallery.create(gallery.path, card).close()
+    assert gallery.search(vectors[3], 1, exact=False)[0].entry.id == "e0003"
+    assert not (gallery.path / "index.usearch").exists()

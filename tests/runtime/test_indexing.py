@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +48,7 @@ def test_entries_say_what_the_manifest_says(tmp_path: Path, engine: Engine, mani
         assert thumbnail is not None
         with Image.open(io.BytesIO(thumbnail)) as picture:
             assert (picture.format, picture.size) == ("JPEG", (64, 64))
-    assert {file.name for file in (tmp_path / "g").iterdir()} == {"gallery.sqlite", "index.usearch", "index.json"}
+    assert {file.name for file in (tmp_path / "g").iterdir()} == {"gallery.sqlite"}
     assert [file.name for file in tmp_path.iterdir()] == ["g"]
 
 
@@ -158,14 +159,128 @@ def test_an_empty_folder_is_taken(tmp_path: Path, engine: Engine, manifest: Mani
         assert len(gallery) == 4
 
 
-def test_ids_are_names_made_unique_by_their_folder() -> None:
-    def rows(*paths: str) -> list[Row]:
-        return [Row(Path(path), "p", (1,)) for path in paths]
+def ids_of(*paths: str) -> list[str]:
+    return indexing.entry_ids([Row(Path(path), "p", (1,)) for path in paths])
 
-    assert indexing.entry_ids(rows("/a/x.png", "/b/y.png")) == ["x", "y"]
-    ids = indexing.entry_ids(rows("/a/x.png", "/b/x.png", "/b/y.png"))
-    assert ids == indexing.entry_ids(rows("/a/x.png", "/b/x.png", "/c/y.png"))
-    assert len(set(ids)) == 3
-    assert all(name.startswith("x-") and len(name) == 10 for name in ids[:2])
-    with pytest.raises(GalleryError, match=r"found /a/x.png, /a/x.png"):
-        indexing.entry_ids(rows("/a/x.png", "/a/x.png"))
+
+@pytest.mark.parametrize(
+    ("paths", "ids"),
+    [
+        (["a/x.png", "b/y.png"], ["x", "y"]),
+        (["a/x.png", "b/x.png", "b/y.png"], ["a/x", "b/x", "y"]),
+        (["p1/s1/v.jpg", "p1/s2/v.jpg", "p2/s1/v.jpg"], ["p1/s1/v", "s2/v", "p2/s1/v"]),
+        (["x.png", "sub/x.png"], ["x", "sub/x"]),
+        (["x.png", "x.jpg", "x.png.jpg", "y.png"], ["x.png", "x.jpg", "x.png.jpg", "y.png"]),
+        (["a/x.png", "a/x.dcm", "b/x.png"], ["a/x.png", "x.dcm", "b/x.png"]),
+        (["x.png"], ["x"]),
+    ],
+)
+def test_ids_are_the_shortest_names_that_tell_images_apart(paths: list[str], ids: list[str]) -> None:
+    for folder in ("/", "/data/", "/some/where/x/"):
+        assert ids_of(*(folder + path for path in paths)) == ids
+
+
+def test_the_same_file_twice_is_refused() -> None:
+    with pytest.raises(GalleryError, match=r"each image once, found /a/x.png more than once"):
+        ids_of("/a/x.png", "/b/x.png", "/a/x.png")
+
+
+def test_ids_of_a_data_set_as_large_as_chexpert() -> None:
+    """Every file of CheXpert has one of a few names: 32 bits of a digest were not enough to tell 188,000 apart."""
+    paths = [
+        f"/data/CheXpert-v1.0/train/patient{n:05}/study{study}/view1_frontal.jpg"
+        for n in range(47_000)
+        for study in range(1, 5)
+    ]
+    ids = ids_of(*paths)
+    assert len(set(ids)) == len(paths) == 188_000
+    assert ids[0] == "patient00000/study1/view1_frontal"
+
+
+def test_an_index_is_written_only_where_a_search_would_use_it(
+    tmp_path: Path, engine: Engine, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit, written in ((20, False), (19, True)):
+        monkeypatch.setattr(indexing, "EXACT_LIMIT", limit)
+        build_gallery(engine, manifest, tmp_path / "g")
+        assert (tmp_path / "g" / "index.usearch").exists() == written
+
+
+def test_what_a_killed_build_left_is_cleared(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
+    build_gallery(engine, manifest, tmp_path / "g")
+    for name in (".g.abc_1234.part", ".g.abc_1234.old", ".g.x.abc_1234.part", ".g.x.abc_1234.old"):
+        shutil.copytree(tmp_path / "g", tmp_path / name)
+    (tmp_path / ".g.empty123.part").mkdir()
+    (tmp_path / ".g.foreign1.part").mkdir()
+    (tmp_path / ".g.foreign1.part" / "thesis.txt").touch()
+    (tmp_path / ".g.42.part").touch()
+    build_gallery(engine, manifest, tmp_path / "g", splits=["test"])
+    kept = {".g.x.abc_1234.part", ".g.x.abc_1234.old", ".g.foreign1.part", ".g.42.part"}
+    assert {file.name for file in tmp_path.iterdir()} == {"g"} | kept
+
+
+def test_a_build_under_way_is_not_cleared(
+    tmp_path: Path, engine: Engine, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = indexing._write
+
+    def with_another_beside(*args: object) -> object:
+        monkeypatch.setattr(indexing, "_write", real)
+        build_gallery(engine, manifest, tmp_path / "g", splits=["test"])
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(indexing, "_write", with_another_beside)
+    assert build_gallery(engine, manifest, tmp_path / "g").images == 20
+    assert [file.name for file in tmp_path.iterdir()] == ["g"]
+
+
+def test_a_gallery_that_a_killed_build_had_moved_comes_back(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
+    build_gallery(engine, manifest, tmp_path / "g")
+    (tmp_path / "g").rename(tmp_path / ".g.abc_1234.old")
+    rows = (replace(manifest.rows[0], image=tmp_path / "missing.png"),)
+    with pytest.raises(GalleryError, match="found none among 1"):
+        build_gallery(engine, replace(manifest, rows=rows), tmp_path / "g")
+    assert [file.name for file in tmp_path.iterdir()] == ["g"]
+    with Gallery.open(tmp_path / "g") as gallery:
+        assert len(gallery) == 20
+
+
+@pytest.mark.parametrize("at", [1, 2])
+@pytest.mark.parametrize("done", [True, False])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_an_interruption_between_the_renames_leaves_a_gallery(
+    tmp_path: Path, engine: Engine, manifest: Manifest, monkeypatch: pytest.MonkeyPatch,
+    at: int, done: bool, error: type[BaseException],
+) -> None:  # fmt: skip
+    build_gallery(engine, manifest, tmp_path / "g", splits=["test"])
+    real = Path.rename
+    calls = 0
+
+    def rename(self: Path, target: Path) -> Path:
+        nonlocal calls
+        calls += 1
+        if calls == at and not done:
+            raise error
+        result = real(self, target)
+        if calls == at:
+            raise error
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", rename)
+        with pytest.raises(KeyboardInterrupt if error is KeyboardInterrupt else GalleryError):
+            build_gallery(engine, manifest, tmp_path / "g")
+    assert [file.name for file in tmp_path.iterdir()] == ["g"]
+    with Gallery.open(tmp_path / "g") as gallery:
+        assert len(gallery) == (20 if at == 2 and done else 4)
+
+
+def test_a_mount_point_is_refused_before_the_long_build(
+    tmp_path: Path, engine: Engine, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "g").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda self: self.name == "g")
+    monkeypatch.delattr(indexing, "_write")
+    with pytest.raises(GalleryError, match="found a mount point"):
+        build_gallery(engine, manifest, tmp_path / "g")
+    assert [file.name for file in tmp_path.iterdir()] == ["g"]

@@ -63,12 +63,21 @@ def test_big_endian_and_white_is_zero_tiff() -> None:
     assert np.array_equal(read_image(encoded(big, "TIFF")).pixels, expected)
 
 
-def test_16_bit_of_narrow_range_warns_and_says_which() -> None:
-    values = np.full((SIDE, SIDE), 100, np.uint16)
-    values[0, 0] = 4095
-    (warning,) = read_image(encoded(values)).warnings
-    assert "100..4095 of 0..65535" in warning
-    assert np.array_equal(read_image(values).pixels, read_image(encoded(values)).pixels)
+def test_little_contrast_warns_and_says_which_greys() -> None:
+    twelve_bits = np.linspace(0, 4095, SIDE * SIDE).astype(np.uint16).reshape(SIDE, SIDE)  # / 257 = 0..16
+    nearly_blank = np.full((SIDE, SIDE), 100, np.uint8)
+    nearly_blank[0, :20] = 255  # under 1%
+    for values, greys in ((twelve_bits, "0..16"), (nearly_blank, "100..100")):
+        for source in (values, encoded(values)):
+            (warning,) = read_image(source).warnings
+            assert "little contrast" in warning
+            assert f"{greys} of 0..255" in warning
+
+
+@pytest.mark.parametrize(("spread", "warnings"), [(31, 1), (32, 0)])
+def test_little_contrast_is_less_than_32_greys(spread: int, warnings: int) -> None:
+    halves = np.where(RAMP < 120, 50, 50 + spread).astype(np.uint8)
+    assert len(read_image(halves).warnings) == warnings
 
 
 @pytest.mark.parametrize("mode", ["RGB", "P", "CMYK"])
@@ -107,6 +116,19 @@ def test_transparent_key_colour_is_black() -> None:
     pixels = read_image(encoded(Image.fromarray(RAMP), transparency=235)).pixels
     assert not pixels[:, -1].any()
     assert np.array_equal(pixels[:, :-1], RAMP[:, :-1])
+
+
+def test_half_transparent_grey_is_half_as_bright() -> None:
+    image = Image.fromarray(RAMP).convert("RGBA")
+    image.putalpha(128)
+    pixels = read_image(encoded(image)).pixels
+    assert np.abs(pixels - RAMP * (128 / 255)).max() <= 1
+
+
+def test_hidden_colour_below_full_transparency_is_no_colour() -> None:
+    image = np.dstack([RAMP, RAMP, RAMP, np.full_like(RAMP, 255)])
+    image[:10] = (255, 0, 0, 0)
+    assert read_image(encoded(image)).warnings == ()
 
 
 def test_one_bit_image() -> None:
@@ -174,6 +196,20 @@ def test_arrays() -> None:
 def test_other_arrays_are_refused(array: NDArray[Any]) -> None:
     with pytest.raises(NotAnImageError, match=r"expected uint8 \[H,W\]"):
         read_image(array)
+
+
+def test_bytes_of_any_kind() -> None:
+    data = encoded(RAMP)
+    for source in (bytearray(data), memoryview(data)):
+        radiograph = read_image(source)
+        assert np.array_equal(radiograph.pixels, RAMP)
+        assert radiograph.sha256 == hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize("source", [None, 3, [RAMP], io.BytesIO()])
+def test_other_types_are_refused(source: Any) -> None:
+    with pytest.raises(NotAnImageError, match=f"expected a path.*found {type(source).__name__}"):
+        read_image(source)
 
 
 @pytest.mark.parametrize("shape", [(31, 40), (1, 1), (0, 0), (40, 161)])

@@ -30,12 +30,36 @@ def manifest(tmp_path: Path) -> Manifest:
     return Manifest(LABELS, rows, {"reader": "test", "seed": 3})
 
 
-@pytest.mark.parametrize("name", ["manifest.csv", "manifest.parquet"])
+@pytest.mark.parametrize("name", ["manifest.csv", "manifest.CSV", "manifest.parquet"])
 def test_round_trip(manifest: Manifest, tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     write_manifest(manifest, path)
     assert read_manifest(path) == manifest
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, "manifest.about.json"])
+
+
+def test_compressed_there_and_back(manifest: Manifest, tmp_path: Path) -> None:
+    for name in ("m.csv.gz", "m.csv"):
+        write_manifest(manifest, tmp_path / name)
+    assert read_manifest(tmp_path / "m.csv.gz") == manifest
+    compressed = (tmp_path / "m.csv.gz").read_bytes()
+    assert gzip.decompress(compressed) == (tmp_path / "m.csv").read_bytes()
+    write_manifest(manifest, tmp_path / "m.csv.gz")
+    assert (tmp_path / "m.csv.gz").read_bytes() == compressed  # no time of writing in it
+
+
+@pytest.mark.parametrize("name", ["m.txt", "m", "m.gz", "m.parquet.gz", "m.csv.zip"])
+def test_unknown_suffixes_are_not_written(manifest: Manifest, tmp_path: Path, name: str) -> None:
+    with pytest.raises(ManifestError, match=rf"expected a name that ends in \.csv, .* found '{name}'"):
+        write_manifest(manifest, tmp_path / "new" / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["m.csv", "m.csv.gz", "m.parquet"])
+def test_long_reports(manifest: Manifest, tmp_path: Path, name: str) -> None:
+    long = replace(manifest, rows=(replace(manifest.rows[0], report="word, " * 50_000 + "end"),))
+    write_manifest(long, tmp_path / name)
+    assert read_manifest(tmp_path / name) == long
 
 
 def test_both_formats_hold_the_same_table(manifest: Manifest, tmp_path: Path) -> None:

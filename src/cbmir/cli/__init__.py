@@ -25,6 +25,8 @@ _COMMANDS = {
     "demo": "demo",
     "doctor": "doctor",
 }
+# What these say below a warning quotes an image's tags, a patient's name among them.
+_QUOTE_PATIENTS = ("PIL", "pydicom", "pylibjpeg", "libjpeg", "openjpeg", "rle")
 
 
 class _LazyGroup(click.Group):
@@ -64,6 +66,8 @@ def cli(verbose: int, quiet: bool) -> None:
     if verbose < 2:
         logging.getLogger().setLevel(logging.WARNING)
         logging.getLogger("cbmir").setLevel(logging.DEBUG if verbose else level)
+    for name in _QUOTE_PATIENTS:
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def main(args: list[str] | None = None) -> NoReturn:

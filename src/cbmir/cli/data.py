@@ -25,12 +25,12 @@ def _writes_manifest(command: _Command) -> _Command:
             help="A row whose image file is absent: stop, or leave the row out (counted in the sidecar).",
         ),
         click.option(
-            "--seed", type=int, default=0, show_default=True,
+            "--seed", type=click.IntRange(min=0), default=0, show_default=True,
             help="Draws the patients of train, val and test where no splits are given.",
         ),
         click.option(
             "-o", "--output", type=_PATH, required=True, metavar="MANIFEST",
-            help="Manifest to write (.csv or .parquet); its sidecar .about.json says how it was made.",
+            help="Manifest to write (.csv, .csv.gz or .parquet); its sidecar .about.json says how it was made.",
         ),
     ]  # fmt: skip
     for option in reversed(options):
@@ -169,7 +169,9 @@ def table(
 
 @data.command(epilog="\b\nExample:\n  cbmir data phantom -n 800 --seed 0 -o phantoms")
 @click.option("-n", "--count", type=click.IntRange(min=1), default=800, show_default=True, help="Number of images.")
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed draws the same images.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The same seed draws the same images."
+)
 @click.option(
     "--format", "image_format", type=click.Choice(["png", "dicom"]), default="png", show_default=True,
     help="File format of the images.",

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from cbmir.card import NOT_A_DEVICE
+from cbmir.cli.options import provider_option
 
 
 @click.command(
@@ -23,13 +24,7 @@ from cbmir.card import NOT_A_DEVICE
     type=click.Path(path_type=Path),
     help="A folder of X-rays to choose from.  [default: some of the gallery]",
 )
-@click.option(
-    "--provider",
-    type=click.Choice(["cpu", "cuda", "tensorrt"]),
-    default="cpu",
-    show_default=True,
-    help="What runs the model; an error if it is not there.",
-)
+@provider_option
 def demo(model: Path, gallery: Path, host: str, port: int, examples: Path | None, provider: str) -> None:
     """Serve MODEL and GALLERY as a page in the browser, until Ctrl-C. Nothing leaves this machine.
 

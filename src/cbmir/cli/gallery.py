@@ -143,7 +143,7 @@ def query(
             try:
                 analysis = finder.analyze(image, k, patient_id=patient_id, exclude_same_patient=exclude_same_patient)
             except ImageError as error:
-                log.error("Error: %s", error)
+                log.error("Error: %s", _printable(str(error)))
                 failed = True
                 answers.append({"image": image, "error": {"type": type(error).__name__, "message": str(error)}})
                 continue
@@ -174,7 +174,12 @@ def _text(analysis: Analysis) -> str:
             lines.append(f"  {'':<40}   {n.report.strip().splitlines()[0]}")
     if not analysis.neighbours:
         lines.append("  none")
-    return "\n".join([*lines, ""])
+    return "\n".join(map(_printable, [*lines, ""]))
+
+
+def _printable(line: str) -> str:
+    """One line without what a terminal would obey: names and reports come from elsewhere."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in line)
 
 
 def _number(value: float | None) -> str:
