@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cbmir.cli.options import provider_option
+
 from cbmir.card import NOT_A_DEVICE
 from cbmir.errors import ImageError
 
@@ -16,14 +18,6 @@ if TYPE_CHECKING:
     from cbmir.runtime.result import Analysis
 
 log = logging.getLogger("cbmir")
-
-_PROVIDER = click.option(
-    "--provider",
-    type=click.Choice(["cpu", "cuda", "tensorrt"]),
-    default="cpu",
-    show_default=True,
-    help="What runs the model; an error if it is not there.",
-)
 
 
 @click.group(
@@ -52,7 +46,7 @@ def index() -> None:
     show_default=True,
     help="Which of the manifest's images go in; may be repeated.",
 )
-@_PROVIDER
+@provider_option
 @click.pass_context
 def build(
     ctx: click.Context, model: Path, manifest: Path, output: Path, splits: tuple[str, ...], provider: str
@@ -115,7 +109,7 @@ def info(gallery: Path, as_json: bool) -> None:
     show_default=True,
     help="Leave the same patient's images out of the neighbours.",
 )
-@_PROVIDER
+@provider_option
 @click.pass_context
 def query(
     ctx: click.Context,
