@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cbmir.cli.options import provider_option
-
 from cbmir.card import NOT_A_DEVICE
+from cbmir.cli.options import provider_option
 from cbmir.errors import ImageError
 
 if TYPE_CHECKING:
