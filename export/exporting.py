@@ -21,7 +21,8 @@ from cbmir.card import ModelCard
 from cbmir.errors import EngineError, ManifestError, ModelError, ParityError, RunError, UserError
 from cbmir.export.graph import Precision, to_onnx
 from cbmir.export.parity import LIMITS, NEIGHBOURS, Parity, compare
-from cbmir.manifest import Manifest, Row, read_manifest, write_json
+from cbmir.files import replacing, write_json
+from cbmir.manifest import Manifest, Row, read_manifest
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.engine import Outputs
 from cbmir.runtime.onnx_engine import OnnxEngine
@@ -173,8 +174,7 @@ def _export(
     model: RetrievalModel, card: ModelCard, precision: Precision, path: Path, sample: ParityImages, *, older: str
 ) -> Parity:
     """Write one file under a temporary name, compare, and rename it only when it is within its limits."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with replacing(path) as temporary:
         temporary.write_bytes(to_onnx(model, card, precision))
         try:
             with OnnxEngine(temporary) as engine:
@@ -189,10 +189,7 @@ def _export(
                 f"{path} was not written, since it answers differently from PyTorch: expected "
                 f"{'; '.join(parity.failures)}. {_ADVICE[precision]}{older}"
             )
-        temporary.replace(path)
-        return parity
-    finally:
-        temporary.unlink(missing_ok=True)
+    return parity
 
 
 def _batches(pixels: NDArray[np.uint8], what: str) -> Iterator[NDArray[np.uint8]]:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cbmir.card import CARD_KEY, HEAD_KEY, Calibration, ModelCard
+from cbmir.files import write_json
 from cbmir.labels import LabelSet
-from cbmir.manifest import Manifest, Row, read_manifest, write_json, write_manifest
+from cbmir.manifest import Manifest, Row, read_manifest, write_manifest
 from cbmir.preprocessing import PreprocessSpec
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -22,7 +22,6 @@ import gzip
 import hashlib
 import io
 import json
-import os
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from cbmir.errors import ManifestError, require
+from cbmir.files import replacing, write_json
 from cbmir.labels import LabelSet
 
 # A report may be longer than the 131,072 characters at which Python's csv module stops; this holds for the process.
@@ -140,8 +140,7 @@ def write_manifest(manifest: Manifest, path: str | Path) -> None:
     base = path.resolve().parent
     header = [*FIXED_COLUMNS, *manifest.labels.names]
     records = [_record(row, base) for row in manifest.rows]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with replacing(path) as temporary:
         if name.endswith(".parquet"):
             _write_parquet(temporary, header, records)
         else:
@@ -149,25 +148,12 @@ def write_manifest(manifest: Manifest, path: str | Path) -> None:
             csv.writer(text).writerows([header, *records])
             data = text.getvalue().encode()
             temporary.write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
     write_json(sidecar_path(path), manifest.about)
 
 
 def sidecar_path(path: Path) -> Path:
     """`manifest.csv` -> `manifest.about.json`."""
     return path.with_suffix(".about.json")
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write JSON under a temporary name, then rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        temporary.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from cbmir import __version__
 from cbmir.errors import UserError
+from cbmir.files import replacing
 from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, Row, write_manifest
 from cbmir.training.phantom.dicom import write_dicom
@@ -87,8 +88,7 @@ def _written(jobs: list[_Job]) -> Iterator[Iterator[None]]:
 
 
 def _write(job: _Job) -> None:
-    temporary = job.path.with_name(f".{job.path.name}.{os.getpid()}.part")
-    try:
+    with replacing(job.path) as temporary:
         if job.path.suffix == ".png":
             # Noise holds no repetitions to look for: Huffman coding alone makes the same size, in a third of the time.
             Image.fromarray(draw(job.phantom, job.size)).save(
@@ -97,9 +97,6 @@ def _write(job: _Job) -> None:
         else:
             grey = render(job.phantom, job.size)
             write_dicom(temporary, grey, job.phantom, seed=job.seed, inverted=job.index % 2 == 1)
-        temporary.replace(job.path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _row(job: _Job, split: str) -> Row:
