@@ -134,6 +134,41 @@ def test_fp16_leaves_the_model_alone_and_overflow_is_seen(tmp_path: Path) -> Non
         engine.run(batch(2), feature_map=True)
 
 
+def sensitive_encoder(*, traceable: bool) -> nn.Module:
+    """BatchNorm takes a large mean off a small variance: rounded before that, little of the signal is left."""
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(1, DIM, 5, 4, 2), nn.BatchNorm2d(DIM)
+            nn.init.constant_(self.conv.bias, 64.03)  # type: ignore[arg-type]
+            nn.init.constant_(self.norm.running_mean, 64.0)  # type: ignore[arg-type]
+            nn.init.constant_(self.norm.running_var, 1e-3)  # type: ignore[arg-type]
+
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            if not traceable and len(image.shape) != 4:  # torch.fx stops here
+                raise ValueError
+            out: torch.Tensor = self.norm(self.conv(image)).relu()
+            return out
+
+    torch.manual_seed(0)
+    return Encoder()
+
+
+@pytest.mark.parametrize("traceable", [True, False])
+def test_fp16_folds_batch_norm_before_it_rounds(traceable: bool, tmp_path: Path) -> None:
+    head = LinearHead(DIM, 3)
+    model = RetrievalModel(sensitive_encoder(traceable=traceable), head).eval()
+    path = tmp_path / "model.onnx"
+    path.write_bytes(to_onnx(model, card_for(head), "float16"))
+    with OnnxEngine(path, threads=1) as engine, torch.inference_mode():
+        found = engine.run(batch(8), feature_map=True).feature_map
+        expected = model(torch.from_numpy(batch(8)))[2].numpy()
+    assert found is not None
+    error = np.abs(found - expected).max() / expected.max()
+    assert error < 2e-3 if traceable else error > 5e-3
+
+
 def test_an_encoder_that_cannot_be_exported() -> None:
     class Loops(nn.Module):
         def __init__(self) -> None:
