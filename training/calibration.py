@@ -13,11 +13,12 @@ def youden_threshold(scores: NDArray[np.floating], labels: NDArray[np.floating])
     """The threshold t (predicted where score > t) with the greatest sensitivity + specificity - 1 (Youden's J).
 
     scores, labels [N]; labels other than 0 and 1 are left out. It lies half-way between two scores; of equal ones the
-    lowest is taken, which favours sensitivity. None where the known labels do not hold both values.
+    lowest is taken, which favours sensitivity. None where the known labels do not hold both values, or a method has no
+    scores (NaN).
     """
     known = (labels == 0) | (labels == 1)
     score, truth = scores[known].astype(np.float64), labels[known] == 1
-    if truth.all() or not truth.any():
+    if truth.all() or not truth.any() or np.isnan(score).any():
         return None
     levels, level = np.unique(score, return_inverse=True)
     between = np.r_[levels[0] / 2, (levels[1:] + levels[:-1]) / 2]
@@ -31,11 +32,11 @@ def platt_calibration(scores: NDArray[np.floating], labels: NDArray[np.floating]
     """Platt scaling, lightly regularised, with a slope that never turns the ranking round. scores, labels [N].
 
     Where the validation split says that a higher score is not more likely positive, the slope is 0: the probability
-    is then the prevalence. None where the known labels do not hold both values.
+    is then the prevalence. None where there is no threshold either.
     """
     known = (labels == 0) | (labels == 1)
     score, truth = scores[known].astype(np.float64), labels[known] == 1
-    if truth.all() or not truth.any():
+    if truth.all() or not truth.any() or np.isnan(score).any():
         return None
     spread = score.std()
     if spread > 0:

@@ -13,13 +13,17 @@ from numpy.typing import NDArray
 from cbmir.training.metrics import (
     RETRIEVAL_METRICS,
     RetrievalValues,
+    Similarity,
     add_negative_class,
     class_aucs,
+    inner_products,
     interval,
     mean_of_known,
+    nanmean,
     patient_weights,
     positives,
     random_ranking_values,
+    resampled_class_aucs,
     retrieval_values,
     weighted_means,
 )
@@ -29,7 +33,7 @@ from cbmir.training.model import RetrievalModel
 @dataclass(frozen=True, eq=False)
 class Vectors:
     """What a model says of N images: embedding float32 [N, D], scores float32 [N, C]; what the table says of them:
-    labels float32 [N, C] (1, 0, -1, NaN) and a patient each."""
+    labels float32 [N, C] (1, 0, -1, NaN) and a patient each. Scores are NaN where a method has no classifier."""
 
     embedding: NDArray[np.float32]
     scores: NDArray[np.float32]
@@ -55,9 +59,9 @@ class Evaluation:
         """Means with 95% bootstrap intervals over the queries' patients; JSON-ready, NaN as None."""
         weights = patient_weights(self.query.patients, resamples=resamples, seed=seed)
         aucs = class_aucs(self.query.scores, self.query.labels)
-        samples = np.array([class_aucs(self.query.scores, self.query.labels, w) for w in weights])
+        samples = resampled_class_aucs(self.query.scores, self.query.labels, weights)
         counted = ~np.isnan(aucs)
-        macro = _nanmean(samples[:, counted])
+        macro = nanmean(samples[:, counted], axis=1)
         result: dict[str, Any] = {
             "k": self.k,
             "queries": len(self.query.embedding),
@@ -76,8 +80,14 @@ class Evaluation:
         return result
 
 
-def evaluate(query: Vectors, gallery: Vectors, labels: tuple[str, ...], *, k: int) -> Evaluation:
-    """Retrieval of every query from the gallery, its own patient left out, and what a random ranking would get."""
+def evaluate(
+    query: Vectors, gallery: Vectors, labels: tuple[str, ...], *, k: int, similarity: Similarity | None = None
+) -> Evaluation:
+    """Retrieval of every query from the gallery, its own patient left out, and what a random ranking would get.
+
+    Neighbours are those of least Euclidean distance, or of another `similarity`.
+    """
+    similarity = similarity or inner_products(query.embedding, gallery.embedding)
     own, theirs = positives(query.labels), positives(gallery.labels)
     retrieval = {}
     for column, q, g in (
@@ -85,7 +95,7 @@ def evaluate(query: Vectors, gallery: Vectors, labels: tuple[str, ...], *, k: in
         ("all queries", add_negative_class(query.labels), add_negative_class(gallery.labels)),
     ):
         sides = (q, g, query.patients, gallery.patients)
-        retrieval[column] = retrieval_values(query.embedding, gallery.embedding, *sides, k=k)
+        retrieval[column] = retrieval_values(similarity, *sides, k=k)
         retrieval[f"random, {column}"] = random_ranking_values(*sides, k=k)
     return Evaluation(labels, k, len(gallery.embedding), query, retrieval)
 
@@ -107,9 +117,3 @@ def figure_of(value: float, samples: NDArray[np.float64]) -> dict[str, float | N
     """A value with the interval of its bootstrap samples, JSON-ready: NaN is None."""
     low, high = interval(samples)
     return {name: None if np.isnan(v) else float(v) for name, v in (("value", value), ("low", low), ("high", high))}
-
-
-def _nanmean(samples: NDArray[np.float64]) -> NDArray[np.float64]:
-    known = ~np.isnan(samples)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(np.where(known, samples, 0).sum(axis=1) / known.sum(axis=1))

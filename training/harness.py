@@ -9,7 +9,7 @@ import time
 import warnings
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import lightning as L  # noqa: N812  Lightning's own convention
 import numpy as np
@@ -30,8 +30,8 @@ from cbmir.training.config import TrainConfig, resolve_precision
 from cbmir.training.curves import append_epoch, draw_curves, read_epochs
 from cbmir.training.data import TrainingImages, cache_folder, cached_images, evaluation_batches, label_array
 from cbmir.training.evaluation import Vectors, embed, evaluate
-from cbmir.training.metrics import class_aucs, mean_of_known, positives, retrieval_values
-from cbmir.training.model import RetrievalModel
+from cbmir.training.metrics import class_aucs, inner_products, mean_of_known, positives, retrieval_values
+from cbmir.training.model import ProxyHead, RetrievalModel
 from cbmir.training.run import (
     RunFolder,
     best_state,
@@ -56,8 +56,7 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
     Raises RunError (folder in use, other options), SplitError, ManifestError, EncoderError, TrainingError (NaN).
     """
     folder = RunFolder(run)
-    first_process = os.environ.get("LOCAL_RANK", "0") == "0"  # with several devices Lightning starts this again
-    if first_process:
+    if first_process():
         _check_folder(folder, config, resume)
     if resume and folder.card.exists():
         log.info("%s is finished already.", run)
@@ -79,7 +78,7 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
         config.encoder, config.weights, config.loss, len(data), len({r.patient_id for r in manifest.split("train")}),
         trainer.strategy.root_device.type, resolve_precision(config.precision),
     )  # fmt: skip
-    if first_process:  # not before: options that were refused leave no run behind
+    if first_process():  # not before: options that were refused leave no run behind
         folder.write_config(config)
     with warnings.catch_warnings():
         # Images come decoded from a memory map: a worker process would only copy them once more.
@@ -98,6 +97,11 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
         model.load_state_dict(best_state(folder))
         _finish(config, folder, manifest, images, model)
     return folder
+
+
+def first_process() -> bool:
+    """Whether this process writes: with several devices Lightning starts the same command once more for each."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 class RetrievalTask(L.LightningModule):
@@ -160,14 +164,14 @@ class Selection:
         query, scores = embed(model, evaluation_batches(self.images, self.query, self.config.preprocess))
         gallery, _ = embed(model, evaluation_batches(self.images, self.gallery, self.config.preprocess))
         values = retrieval_values(
-            query, gallery,
+            inner_products(query, gallery),
             positives(self.labels[self.query]), positives(self.labels[self.gallery]),
             [self.patients[i] for i in self.query], [self.patients[i] for i in self.gallery],
             k=SELECTION_K,
         )  # fmt: skip
         aucs = class_aucs(scores, self.labels[self.query])
         # Without a value there is nothing to prefer: 0, so that every epoch with one is better.
-        return {"val_ndcg": mean_of_known(values.ndcg, 0), "val_auc": mean_of_known(aucs, 0)}
+        return {"val_ndcg": mean_of_known(values.ndcg, 0.0), "val_auc": mean_of_known(aucs, 0.0)}
 
 
 class EpochSampler(DistributedSampler[Any]):
@@ -264,7 +268,7 @@ def _finish(
     pairs = [(val.scores[:, j], val.labels[:, j]) for j in range(len(config.labels))]
     thresholds = tuple(youden_threshold(*pair) for pair in pairs)
     lost = [name for name, threshold in zip(config.labels, thresholds, strict=True) if threshold is None]
-    if lost:
+    if lost and not np.isnan(val.scores).all():  # hashing methods have no scores, and need no warning
         log.warning("No threshold or probability for %s: the validation split lacks both values.", ", ".join(lost))
     head = model.head
     card = ModelCard(
@@ -274,8 +278,8 @@ def _finish(
         embedding_dim=val.embedding.shape[1],
         head=head.kind,
         sigma=config.sigma,
-        proxies_per_class=() if config.loss == "bce" else tuple(cast(Any, head).counts),
-        negative_proxies=config.negative_proxies and config.loss != "bce",
+        proxies_per_class=head.counts if isinstance(head, ProxyHead) else (),
+        negative_proxies=config.negative_proxies and isinstance(head, ProxyHead),
         thresholds=thresholds,
         calibration=tuple(platt_calibration(*pair) for pair in pairs),
         fingerprint=embedding_fingerprint(model, config.preprocess),

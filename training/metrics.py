@@ -6,7 +6,7 @@ AUC both are left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 RETRIEVAL_METRICS = ("ndcg", "acg", "precision")
+
+#: Row of a query -> how near each gallery image is to it, float [G]: any scale, higher is nearer, equal is a tie.
+Similarity = Callable[[int], NDArray[np.floating]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +47,13 @@ def discounts(k: int) -> Floats:
     return 1 / np.log(np.arange(1, k + 1) + 1)
 
 
+def inner_products(query: NDArray[np.floating], gallery: NDArray[np.floating]) -> Similarity:
+    """The order of Euclidean distance for unit vectors, of Hamming distance for codes in {-1, 1}: [Q, D], [G, D]."""
+    return lambda row: np.asarray(gallery @ query[row])
+
+
 def retrieval_values(
-    query: NDArray[np.floating],
-    gallery: NDArray[np.floating],
+    similarity: Similarity,
     query_positive: NDArray[np.float32],
     gallery_positive: NDArray[np.float32],
     query_patients: Sequence[str],
@@ -56,22 +63,22 @@ def retrieval_values(
 ) -> RetrievalValues:
     """nDCG@k, ACG@k and precision@k of each query, its own patient left out of the gallery and of the ideal.
 
-    `query` [Q, D] and `gallery` [G, D] are unit vectors; neighbours by Euclidean distance, ties by gallery order.
     nDCG: gain 2^r - 1 with r the number of shared labels, ideal = the best ordering of the whole allowed gallery.
     ACG: r over the query's number of labels. precision: share with r > 0. All over min(k, allowed gallery) ranks.
+    Tied images have the expectation over their orders (McSherry and Najork, "Computing information retrieval
+    performance measures efficiently in the presence of tied scores", ECIR 2008): binary codes tie often.
     A query whose labels no gallery image shares has ACG and precision 0, and no nDCG.
     """
-    own, others = _patient_codes(query_patients, gallery_patients)
-    values = np.full((3, len(query)), np.nan)
-    for row in range(len(query)):
+    own, others = patient_codes(query_patients, gallery_patients)
+    values = np.full((3, len(query_positive)), np.nan)
+    for row in range(len(query_positive)):
         allowed = np.flatnonzero(others != own[row])
         labels = query_positive[row].sum()
         if labels == 0 or len(allowed) == 0:
             continue
-        cosine = (gallery @ query[row])[allowed]
-        ranked = allowed[np.argsort(-cosine, kind="stable")[:k]]
-        relevance = gallery_positive @ query_positive[row]
-        values[:, row] = _values(relevance[ranked], relevance[allowed], labels, k)
+        relevance = gallery_positive[allowed] @ query_positive[row]
+        near, tie = _nearest(similarity(row)[allowed], k)
+        values[:, row] = _values(relevance[near], tie, relevance, labels, k)
     return RetrievalValues(*values)
 
 
@@ -84,7 +91,7 @@ def random_ranking_values(
     k: int,
 ) -> RetrievalValues:
     """The exact expectation of `retrieval_values` under a random ranking of the gallery."""
-    patient, others = _patient_codes(query_patients, gallery_patients)
+    patient, others = patient_codes(query_patients, gallery_patients)
     values = np.full((3, len(query_positive)), np.nan)
     for row, own in enumerate(query_positive):
         relevance = (gallery_positive @ own)[others != patient[row]]
@@ -98,7 +105,7 @@ def random_ranking_values(
     return RetrievalValues(*values)
 
 
-def _patient_codes(query: Sequence[str], gallery: Sequence[str]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def patient_codes(query: Sequence[str], gallery: Sequence[str]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """A number for each patient, the same on both sides: [Q] and [G]."""
     _, codes = np.unique(np.array([*query, *gallery]), return_inverse=True)
     return codes[: len(query)], codes[len(query) :]
@@ -109,39 +116,62 @@ def _ideal(relevance: NDArray[np.floating], k: int) -> tuple[Floats, Floats]:
     return top, discounts(len(top))
 
 
+def _nearest(similar: NDArray[np.floating], k: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The k nearest and all that tie with the last of them, nearest first: positions, and a number for each tie."""
+    last = np.partition(similar, -k)[-k] if k < len(similar) else similar.min()
+    near = np.flatnonzero(similar >= last)
+    near = near[np.argsort(-similar[near], kind="stable")]
+    return near, np.cumsum(np.r_[False, similar[near][1:] != similar[near][:-1]])
+
+
 def _values(
-    ranked: NDArray[np.floating], everything: NDArray[np.floating], labels: float, k: int
+    ranked: NDArray[np.floating], tie: NDArray[np.intp], everything: NDArray[np.floating], labels: float, k: int
 ) -> tuple[float, float, float]:
+    counts = np.bincount(tie)
+
+    def expected(values: NDArray[np.floating]) -> Floats:
+        return np.asarray((np.bincount(tie, values) / counts)[tie][:k])
+
     top, weights = _ideal(everything, k)
     ideal = (top * weights).sum()
     # No image in the gallery shares a label: there is no ordering to judge, only 0/0.
-    ndcg = ((np.exp2(ranked) - 1) * weights).sum() / ideal if ideal > 0 else np.nan
-    return ndcg, ranked.mean() / labels, (ranked > 0).mean()
+    ndcg = (expected(np.exp2(ranked) - 1) * weights).sum() / ideal if ideal > 0 else np.nan
+    return ndcg, expected(ranked).mean() / labels, expected((ranked > 0).astype(np.float32)).mean()
 
 
-def auc(scores: NDArray[np.floating], labels: NDArray[np.floating], weights: Floats | None = None) -> float:
+def auc(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float:
     """Area under the ROC curve: P(score of a positive > of a negative) + half the ties. scores, labels [N].
 
-    Labels other than 0 and 1 are left out. `weights` [N] count an image more than once or not at all (bootstrap).
-    NaN when a class is missing among the known labels.
+    Labels other than 0 and 1 are left out. NaN when a class is missing among the known labels, or when a score is NaN:
+    a method that has none has no AUC.
     """
+    return float(resampled_auc(scores, labels, np.ones((1, len(scores))))[0])
+
+
+def resampled_auc(scores: NDArray[np.floating], labels: NDArray[np.floating], weights: Floats) -> Floats:
+    """`auc` of each resample, float64 [B]; weights [B, N] say how often an image counts in it (bootstrap)."""
     known = (labels == 0) | (labels == 1)
-    w = np.ones(int(known.sum())) if weights is None else weights[known]
-    order = np.argsort(scores[known], kind="stable")
-    score, w = scores[known][order], w[order]
-    positive = w * (labels[known][order] == 1)
-    negative = w - positive
-    if positive.sum() == 0 or negative.sum() == 0:
-        return float("nan")
+    if not known.any() or np.isnan(scores[known]).any():
+        return np.full(len(weights), np.nan)
+    order = np.flatnonzero(known)[np.argsort(scores[known], kind="stable")]
+    score, positive = scores[order], labels[order] == 1
     start = np.flatnonzero(np.r_[True, score[1:] != score[:-1]])
-    group_positive, group_negative = np.add.reduceat(positive, start), np.add.reduceat(negative, start)
-    below = np.cumsum(group_negative) - group_negative
-    return float((group_positive * (below + group_negative / 2)).sum() / (positive.sum() * negative.sum()))
+    w = weights[:, order]
+    positives_at, negatives_at = (np.add.reduceat(w * side, start, axis=1) for side in (positive, ~positive))
+    below = np.cumsum(negatives_at, axis=1) - negatives_at
+    pairs = positives_at.sum(axis=1) * negatives_at.sum(axis=1)
+    with np.errstate(invalid="ignore"):
+        return np.asarray((positives_at * (below + negatives_at / 2)).sum(axis=1) / np.where(pairs > 0, pairs, np.nan))
 
 
-def class_aucs(scores: NDArray[np.floating], labels: NDArray[np.floating], weights: Floats | None = None) -> Floats:
+def class_aucs(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> Floats:
     """AUC of each class: [N, C], [N, C] -> float64 [C], NaN where the known labels do not hold both values."""
-    return np.array([auc(scores[:, j], labels[:, j], weights) for j in range(labels.shape[1])])
+    return np.array([auc(scores[:, j], labels[:, j]) for j in range(labels.shape[1])])
+
+
+def resampled_class_aucs(scores: NDArray[np.floating], labels: NDArray[np.floating], weights: Floats) -> Floats:
+    """`class_aucs` of each resample: weights [B, N] -> float64 [B, C]."""
+    return np.column_stack([resampled_auc(scores[:, j], labels[:, j], weights) for j in range(labels.shape[1])])
 
 
 def patient_weights(patients: Sequence[str], *, resamples: int = 1000, seed: int = 0) -> Floats:
@@ -160,10 +190,45 @@ def weighted_means(values: Floats, weights: Floats) -> Floats:
         return np.asarray(weights[:, known] @ values[known] / total)
 
 
+def sign_flip_p(differences: Floats, patients: Sequence[str], *, flips: int = 10_000, seed: int = 0) -> float:
+    """Two-sided p of a paired difference [Q]: how often it is as large when each patient's sign is drawn by a coin.
+
+    All queries of a patient flip together. Queries without a value (NaN) are left out. NaN when none is left.
+    """
+    known = ~np.isnan(differences)
+    if not known.any():
+        return float("nan")
+    _, patient_of = np.unique(np.asarray(patients)[known], return_inverse=True)
+    sums = np.bincount(patient_of, differences[known])
+    draw = np.random.default_rng(seed)
+    observed, extreme = abs(sums.sum()) * (1 - 1e-9), 0
+    for _ in range(0, flips, 1000):  # in blocks: patients may be many
+        signs = draw.integers(0, 2, (1000, len(sums)), dtype=np.int8) * 2 - 1
+        extreme += int((np.abs(signs @ sums) >= observed).sum())
+    return (1 + extreme) / (1 + flips)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """P values corrected for how many there are (Holm, 1979), in their order; NaN is not counted and stays."""
+    order = sorted((i for i, value in enumerate(p) if not np.isnan(value)), key=lambda i: p[i])
+    corrected, least = list(map(float, p)), 0.0
+    for rank, i in enumerate(order):
+        least = max(least, min(1.0, p[i] * (len(order) - rank)))
+        corrected[i] = least
+    return corrected
+
+
 def mean_of_known(values: NDArray[np.floating], otherwise: float = float("nan")) -> float:
     """Mean of the values that are not NaN."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else otherwise
+
+
+def nanmean(values: Floats, axis: int) -> Floats:
+    """Mean along an axis of the values that are not NaN; NaN where there is none."""
+    known = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(known, values, 0).sum(axis=axis) / known.sum(axis=axis))
 
 
 def interval(samples: Floats, level: float = 0.95) -> tuple[float, float]:

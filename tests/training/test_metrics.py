@@ -14,11 +14,16 @@ from cbmir.training.metrics import (
     auc,
     class_aucs,
     discounts,
+    holm,
+    inner_products,
     interval,
     patient_weights,
     positives,
     random_ranking_values,
+    resampled_auc,
+    resampled_class_aucs,
     retrieval_values,
+    sign_flip_p,
     weighted_means,
 )
 
@@ -38,7 +43,7 @@ def test_by_hand() -> None:
     query, gallery = at_angles(0), at_angles(1, 2, 3, 90)
     labels = np.array([[1, 0, 0], [0, 0, 1], [1, 1, 0], [1, 1, 1]], dtype=np.float32)
     own = np.array([[1, 1, 0]], dtype=np.float32)
-    values = retrieval_values(query, gallery, own, labels, ["q"], list("wxyz"), k=3)
+    values = retrieval_values(inner_products(query, gallery), own, labels, ["q"], list("wxyz"), k=3)
     log = math.log
     assert values.ndcg[0] == pytest.approx((1 / log(2) + 3 / log(4)) / (3 / log(2) + 3 / log(3) + 1 / log(4)))
     assert values.acg[0] == pytest.approx(0.5)
@@ -48,14 +53,16 @@ def test_by_hand() -> None:
 def test_own_patient_is_out_of_the_ranking_and_of_the_ideal() -> None:
     labels = np.array([[1, 1], [1, 0], [0, 0]], dtype=np.float32)
     own = np.array([[1, 1]], dtype=np.float32)
-    values = retrieval_values(at_angles(0), at_angles(1, 2, 3), own, labels, ["p"], ["p", "q", "r"], k=2)
+    values = retrieval_values(
+        inner_products(at_angles(0), at_angles(1, 2, 3)), own, labels, ["p"], ["p", "q", "r"], k=2
+    )
     assert (values.ndcg[0], values.acg[0], values.precision[0]) == pytest.approx((1, 0.25, 0.5))
 
 
 def test_queries_without_labels_or_ideal_are_nan_not_zero() -> None:
     own = np.array([[0, 0], [0, 1]], dtype=np.float32)
     labels = np.array([[1, 0]], dtype=np.float32)
-    values = retrieval_values(at_angles(0, 0), at_angles(1), own, labels, ["a", "b"], ["c"], k=5)
+    values = retrieval_values(inner_products(at_angles(0, 0), at_angles(1)), own, labels, ["a", "b"], ["c"], k=5)
     assert np.isnan(values.ndcg).all()
     assert np.isnan(values.precision[0]) and values.precision[1] == 0
 
@@ -70,12 +77,25 @@ def test_uncertain_is_positive_in_retrieval_and_unknown_is_not() -> None:
     assert positives(np.array([[1, 0, -1, NAN]], dtype=np.float32)).tolist() == [[1, 0, 1, 0]]
 
 
-def test_ties_keep_the_gallerys_order() -> None:
-    labels = np.array([[1], [0]], dtype=np.float32)
-    values = retrieval_values(
-        at_angles(0), at_angles(5, 5), np.ones((1, 1), np.float32), labels, ["q"], ["a", "b"], k=1
-    )
-    assert values.precision[0] == 1
+def test_tied_images_count_by_the_mean_over_their_orders() -> None:
+    """Codes of three bits: ranks 1 to 3 tie, and so do the others. Against all orders within the ties."""
+    gallery = np.array([[1, 1, -1], [1, -1, 1], [-1, 1, 1], [1, -1, -1], [-1, -1, 1]], dtype=np.float32)
+    labels = np.array([[1, 1], [0, 0], [1, 0], [1, 1], [0, 1]], dtype=np.float32)
+    own, shared = np.ones((1, 2), np.float32), labels.sum(axis=1)
+    values = retrieval_values(inner_products(np.ones((1, 3)), gallery), own, labels, ["q"], list("abcde"), k=4)
+    ideal = sum((2**r - 1) / math.log(n + 1) for n, r in enumerate(sorted(shared, reverse=True)[:4], 1))
+    orders = [(*a, *b) for a in itertools.permutations([0, 1, 2]) for b in itertools.permutations([3, 4])]
+    ndcg = [sum((2 ** shared[g] - 1) / math.log(n + 1) for n, g in enumerate(o[:4], 1)) / ideal for o in orders]
+    assert values.ndcg[0] == pytest.approx(np.mean(ndcg))
+    assert values.acg[0] == pytest.approx((2 + 0 + 1 + (2 + 1) / 2) / 2 / 4)
+    assert values.precision[0] == pytest.approx((2 + 1) / 4)
+
+
+def test_images_that_a_search_did_not_visit_come_last_in_any_order() -> None:
+    labels = np.array([[0], [1], [1]], dtype=np.float32)
+    similarity = np.array([-np.inf, -np.inf, 0.3])
+    values = retrieval_values(lambda row: similarity, np.ones((1, 1), np.float32), labels, ["q"], list("abc"), k=2)
+    assert values.precision[0] == pytest.approx((1 + 0.5) / 2)
 
 
 @pytest.mark.parametrize("k", [1, 3, 50])
@@ -86,7 +106,7 @@ def test_against_brute_force(k: int) -> None:
     own, theirs = (rng.integers(0, 2, (n, 4)).astype(np.float32) for n in (9, 20))
     own[0] = 0
     patients, others = [str(i % 7) for i in range(9)], [str(i % 5) for i in range(20)]
-    values = retrieval_values(query, gallery, own, theirs, patients, others, k=k)
+    values = retrieval_values(inner_products(query, gallery), own, theirs, patients, others, k=k)
     for q in range(9):
         allowed = [g for g in range(20) if others[g] != patients[q]]
         allowed.sort(key=lambda g: math.dist(query[q], gallery[g]))
@@ -111,7 +131,7 @@ def test_random_ranking_is_the_mean_over_all_orderings() -> None:
     for order in orders:
         angles = np.empty(4)
         angles[list(order)] = [1, 2, 3, 4]
-        one = retrieval_values(at_angles(0), at_angles(*angles), own, labels, ["q"], list("abcd"), k=2)
+        one = retrieval_values(inner_products(at_angles(0), at_angles(*angles)), own, labels, ["q"], list("abcd"), k=2)
         means += [one.ndcg[0], one.acg[0], one.precision[0]]
     assert means / len(orders) == pytest.approx([expected.ndcg[0], expected.acg[0], expected.precision[0]])
 
@@ -132,6 +152,10 @@ def test_auc_of_one_class_is_nan() -> None:
     assert math.isnan(auc(np.array([0.1]), np.array([NAN])))
 
 
+def test_a_method_without_scores_has_no_auc() -> None:
+    assert math.isnan(auc(np.array([NAN, NAN]), np.array([1.0, 0.0])))
+
+
 def test_weighted_auc_is_the_auc_of_repeated_images() -> None:
     rng = np.random.default_rng(0)
     scores, labels = rng.integers(0, 5, 30) / 5, rng.integers(0, 2, 30).astype(float)
@@ -142,12 +166,16 @@ def test_weighted_auc_is_the_auc_of_repeated_images() -> None:
         for p in repeated[labels[repeated] == 1]
         for n in repeated[labels[repeated] == 0]
     ]
-    assert auc(scores, labels, weights) == pytest.approx(float(np.mean(pairs)))
+    assert resampled_auc(scores, labels, np.stack([weights, 0 * weights]))[0] == pytest.approx(float(np.mean(pairs)))
+    assert math.isnan(resampled_auc(scores, labels, np.stack([weights, 0 * weights]))[1])
 
 
 def test_class_aucs_has_one_a_class() -> None:
     scores = np.array([[0.1, 0.9], [0.8, 0.2]])
-    assert class_aucs(scores, np.array([[0.0, 1], [1, 1]])).tolist() == pytest.approx([1, NAN], nan_ok=True)
+    labels = np.array([[0.0, 1], [1, 1]])
+    assert class_aucs(scores, labels).tolist() == pytest.approx([1, NAN], nan_ok=True)
+    samples = resampled_class_aucs(scores, labels, np.array([[1.0, 1], [2, 0]]))
+    assert samples.ravel().tolist() == pytest.approx([1, NAN, NAN, NAN], nan_ok=True)
 
 
 def test_bootstrap_draws_patients_not_images() -> None:
@@ -164,3 +192,16 @@ def test_weighted_means_and_interval() -> None:
     assert means[:2].tolist() == [2, 1] and math.isnan(means[2])
     assert interval(np.array([*range(101), NAN], dtype=float)) == pytest.approx((2.5, 97.5))
     assert all(math.isnan(v) for v in interval(np.array([NAN])))
+
+
+def test_sign_flips_are_by_patient() -> None:
+    """Three patients with sums 3, 1, 1: of the eight sign patterns two reach |5|; images alone would say 2 in 32."""
+    differences, patients = np.array([1.0, 1, 1, 1, 1, NAN]), list("aaabcd")
+    assert sign_flip_p(differences, patients) == pytest.approx(2 / 8, abs=0.02)
+    assert sign_flip_p(np.array([1.0, -1, 0.5]), list("abc")) > 0.5
+    assert math.isnan(sign_flip_p(np.array([NAN]), ["a"]))
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, NAN, 0.9]) == pytest.approx([1, NAN, 1], nan_ok=True)
