@@ -9,6 +9,7 @@ study_id    may be empty
 view        PA, AP, LATERAL or empty (unknown)
 split       train, val, test or empty (not assigned)
 report      free text, may be empty
+source      optional: hospital or data set, by which the benchmark breaks its figures down
 <label>     1, 0, -1 (uncertain) or empty (unknown)
 ==========  ==========================================================================
 
@@ -36,6 +37,7 @@ from cbmir.labels import LabelSet
 csv.field_size_limit(2**31 - 1)
 
 FIXED_COLUMNS = ("image", "patient_id", "study_id", "view", "split", "report")
+SOURCE_COLUMN = "source"
 SPLITS = ("train", "val", "test", "")
 VIEWS = ("PA", "AP", "LATERAL", "")
 #: What a label cell may hold, and what it means; CSV, pandas and Parquet write the same number in several ways.
@@ -55,6 +57,7 @@ class Row:
     view: str = ""
     split: str = ""
     report: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def read_manifest(path: str | Path) -> Manifest:
             f"{path}: expected the columns {', '.join(FIXED_COLUMNS[:2])}, found {', '.join(columns) or 'none'}; "
             f"'cbmir data table' makes a manifest of any table"
         )
-    names = tuple(name for name in columns if name not in FIXED_COLUMNS)
+    names = tuple(name for name in columns if name not in (*FIXED_COLUMNS, SOURCE_COLUMN))
     if not names:
         raise ManifestError(f"{path}: expected a column for each label after {', '.join(FIXED_COLUMNS)}, found none")
     try:
@@ -138,8 +141,9 @@ def write_manifest(manifest: Manifest, path: str | Path) -> None:
         raise ManifestError(f"{path}: expected a name that ends in .csv, .csv.gz or .parquet, found {path.name!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
     base = path.resolve().parent
-    header = [*FIXED_COLUMNS, *manifest.labels.names]
-    records = [_record(row, base) for row in manifest.rows]
+    sources = any(row.source for row in manifest)
+    header = [*FIXED_COLUMNS, *([SOURCE_COLUMN] if sources else []), *manifest.labels.names]
+    records = [_record(row, base, sources) for row in manifest.rows]
     with replacing(path) as temporary:
         if name.endswith(".parquet"):
             _write_parquet(temporary, header, records)
@@ -200,6 +204,7 @@ def _row(path: Path, number: int, record: dict[str, str], names: tuple[str, ...]
         view=view,
         split=split,
         report=record.get("report", ""),
+        source=record.get(SOURCE_COLUMN, "").strip(),
     )
 
 
@@ -213,15 +218,18 @@ def _label(path: Path, number: int, name: str, text: str) -> int | None:
         ) from None
 
 
-def _record(row: Row, base: Path) -> list[str]:
+def _record(row: Row, base: Path, sources: bool) -> list[str]:
     image = row.image.relative_to(base) if row.image.is_relative_to(base) else row.image
     values = ["" if value is None else str(value) for value in row.labels]
-    return [image.as_posix(), row.patient_id, row.study_id, row.view, row.split, row.report, *values]
+    fixed = [image.as_posix(), row.patient_id, row.study_id, row.view, row.split, row.report]
+    return [*fixed, *([row.source] if sources else []), *values]
 
 
 def _write_parquet(path: Path, header: list[str], records: list[list[str]]) -> None:
     arrow, parquet = require("pyarrow", "train"), require("pyarrow.parquet", "train")
     columns: list[Any] = [list(column) for column in zip(*records, strict=True)]
-    for position in range(len(FIXED_COLUMNS), len(header)):
+    for position in range(header.index("report") + 1, len(header)):
+        if header[position] == SOURCE_COLUMN:
+            continue
         columns[position] = arrow.array([int(v) if v else None for v in columns[position]], type=arrow.int8())
     parquet.write_table(arrow.table(dict(zip(header, columns, strict=True))), path)

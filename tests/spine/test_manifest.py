@@ -182,7 +182,7 @@ def test_nothing_is_written_in_place(manifest: Manifest, tmp_path: Path, monkeyp
     write_manifest(manifest, path)
     before = path.read_bytes()
 
-    def broken(row: Row, base: Path) -> list[str]:
+    def broken(row: Row, base: Path, sources: bool) -> list[str]:
         return ["half a row", "\udc80"]  # cannot be encoded: fails while writing
 
     monkeypatch.setattr(module, "_record", broken)
@@ -190,6 +190,19 @@ def test_nothing_is_written_in_place(manifest: Manifest, tmp_path: Path, monkeyp
         write_manifest(manifest, path)
     assert path.read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.about.json", "m.csv"]
+
+
+@pytest.mark.parametrize("name", ["m.csv", "m.parquet"])
+def test_a_source_column_is_written_only_where_there_is_one(manifest: Manifest, tmp_path: Path, name: str) -> None:
+    write_manifest(manifest, tmp_path / name)
+    assert "source" not in read_table(tmp_path / name)[0]
+    rows = tuple(replace(row, source=source) for row, source in zip(manifest, ("NIH", "", "own"), strict=True))
+    sourced = replace(manifest, rows=rows)
+    write_manifest(sourced, tmp_path / name)
+    back = read_manifest(tmp_path / name)
+    assert [row.source for row in back] == ["NIH", "", "own"]
+    assert back.labels == manifest.labels
+    assert back.fingerprint == manifest.fingerprint
 
 
 def test_splits(manifest: Manifest) -> None:

@@ -25,6 +25,7 @@ class Columns:
     view: str | None = None
     split: str | None = None
     report: str | None = None
+    source: str | None = None
 
 
 def read_own_table(
@@ -115,6 +116,7 @@ def _row(record: dict[str, str], columns: Columns, labels: tuple[int | None, ...
         view=view,
         split=split,
         report=value(columns.report),
+        source=value(columns.source),
     )
 
 
