@@ -14,8 +14,8 @@ from torch import nn
 from torch.fx.experimental.optimization import fuse
 
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
-from cbmir.errors import EncoderError
-from cbmir.training.model import RetrievalModel
+from cbmir.errors import EncoderError, ModelError
+from cbmir.training.model import HashHead, RetrievalModel
 
 log = logging.getLogger("cbmir")
 
@@ -31,8 +31,10 @@ def to_onnx(model: RetrievalModel, card: ModelCard, precision: Precision = "floa
 
     `float16` puts the encoder's weights and arithmetic in half precision; scaling, pooling, norm and scores stay
     float32, and so do the outputs. The model itself is not changed. Raises EncoderError for an encoder that the
-    exporter cannot translate.
+    exporter cannot translate, ModelError for a hashing model.
     """
+    if isinstance(model.head, HashHead):
+        raise ModelError("a hashing model has no embedding or scores to export; train with a loss of 'cbmir train'")
     graph = _translate(model, card, precision)
     _cast_input_first(graph)
     _strip_sources(graph)

@@ -12,12 +12,16 @@ from torch import Tensor
 
 from cbmir.errors import RunError
 from cbmir.preprocessing import PreprocessSpec
+from cbmir.training.losses import WEIGHTED_LOSSES
 
 Precision = Literal["auto", "32", "bf16-mixed", "16-mixed"]
 
 #: What may change when a run is resumed; everything else would make it another run. The manifest may have been moved:
 #: its fingerprint stays.
 RESUMABLE_CHANGES = ("devices", "manifest")
+
+#: Losses that have class weights, or may be given them.
+BALANCEABLE = (*WEIGHTED_LOSSES, "bce")
 
 
 @dataclass(frozen=True)
@@ -26,8 +30,8 @@ class TrainConfig:
 
     `proxies_per_class` is a number or `auto`. `fold` is "1/5" to "5/5" for cross-validation by patient, or empty for
     the manifest's own splits; folds are the same for every seed. `class_weights` None is the
-    paper's choice: with the proxy loss, without for its baseline BCE; ML-Proxy-NCA has none.
-    `patience` counts epochs without a better nDCG.
+    paper's choice: with the proxy loss, without for its baseline BCE; most others have none.
+    `patience` counts epochs without a better nDCG. `code_bits` is the length of the codes of hashing losses.
     """
 
     manifest: str
@@ -44,6 +48,7 @@ class TrainConfig:
     proxies_per_class: str = "2"
     negative_proxies: bool = True
     class_weights: bool | None = None
+    code_bits: int = 64
     image_size: int = 224
     precision: Precision = "auto"
     devices: str = "auto"
@@ -52,7 +57,7 @@ class TrainConfig:
     patience: int = 10
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "lr", "sigma", "patience"):
+        for name in ("epochs", "batch_size", "lr", "sigma", "patience", "code_bits"):
             if not getattr(self, name) > 0:
                 raise RunError(f"expected {name} above 0, found {getattr(self, name)}")
         for name in ("weight_decay", "seed"):
@@ -62,14 +67,13 @@ class TrainConfig:
             value = getattr(self, name)
             if value != "auto" and not (value.isdigit() and int(value) > 0):
                 raise RunError(f"expected {name.replace('_', '-')} 'auto' or a number from 1, found {value!r}")
-
-        if self.loss == "ml-proxy-nca" and self.balanced:
-            raise RunError("expected no class weights with loss ml-proxy-nca, which has none")
+        if self.class_weights is not None and self.loss not in BALANCEABLE:
+            raise RunError(f"expected no choice of class weights with loss {self.loss}, which has none")
 
     @property
     def balanced(self) -> bool:
         """Whether the loss has class weights."""
-        return self.loss == "proxy" if self.class_weights is None else self.class_weights
+        return self.loss in WEIGHTED_LOSSES if self.class_weights is None else self.class_weights
 
     @property
     def preprocess(self) -> PreprocessSpec:

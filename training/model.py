@@ -73,6 +73,42 @@ class LinearHead(nn.Module):
         return self.linear.weight.detach().float()
 
 
+class HashHead(nn.Module):
+    """A layer that gives binary codes for retrieval by Hamming distance, and a classifier on them where wanted."""
+
+    kind = "hash"
+
+    def __init__(self, dim: int, bits: int, labels: int, *, classifier: bool) -> None:
+        super().__init__()
+        self.labels = labels
+        self.linear = nn.Linear(dim, bits)
+        self.classifier = nn.Linear(bits, labels) if classifier else None
+
+    def relaxed(self, pooled: Tensor) -> Tensor:
+        """The real values whose signs are the code: [N, D] -> [N, bits]; what training works on."""
+        relaxed: Tensor = self.linear(pooled)
+        return relaxed
+
+    def codes(self, pooled: Tensor) -> Tensor:
+        """Binary codes, float32 [N, bits] in {-1, 1}: their inner product is bits - 2 * Hamming distance."""
+        return torch.where(self.relaxed(pooled) >= 0, 1.0, -1.0)
+
+    def logits(self, pooled: Tensor) -> Tensor:
+        """[N, D] -> [N, C], from the codes as tanh relaxes them. Only with a classifier."""
+        assert self.classifier is not None
+        logits: Tensor = self.classifier(self.relaxed(pooled).tanh())
+        return logits
+
+    def forward(self, pooled: Tensor, embedding: Tensor) -> Tensor:
+        """sigmoid of the logits, [N, D] -> [N, C]; NaN without a classifier: there are no scores then."""
+        if self.classifier is None:
+            return pooled.new_full((len(pooled), self.labels), torch.nan)
+        return self.logits(pooled).sigmoid()
+
+
+Head = ProxyHead | LinearHead | HashHead
+
+
 class RetrievalModel(nn.Module):
     """uint8 image [N, 1, S, S] -> embedding [N, D] of unit length, scores [N, C], feature map [N, D, h, w].
 
@@ -80,7 +116,7 @@ class RetrievalModel(nn.Module):
     first convolution, since its zero padding would then mean another grey.
     """
 
-    def __init__(self, encoder: nn.Module, head: ProxyHead | LinearHead) -> None:
+    def __init__(self, encoder: nn.Module, head: Head) -> None:
         super().__init__()
         self.encoder, self.head = encoder, head
 
@@ -95,3 +131,13 @@ class RetrievalModel(nn.Module):
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         embedding, pooled, feature_map = self.features(image)
         return embedding, self.head(pooled, embedding), feature_map
+
+
+class HashingModel(RetrievalModel):
+    """As RetrievalModel, with binary codes, float32 [N, bits] in {-1, 1}, in place of the embedding."""
+
+    head: HashHead
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        embedding, pooled, feature_map = self.features(image)
+        return self.head.codes(pooled), self.head(pooled, embedding), feature_map

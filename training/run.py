@@ -19,9 +19,9 @@ from cbmir.preprocessing import PreprocessSpec
 from cbmir.training.config import TrainConfig, proxy_counts
 from cbmir.training.data import label_array, training_targets
 from cbmir.training.encoder import build_encoder
-from cbmir.training.losses import LOSSES
+from cbmir.training.losses import HASHING_LOSSES, LOSSES, ONE_PROXY_LOSSES
 from cbmir.training.losses.targets import with_negative_class
-from cbmir.training.model import LinearHead, ProxyHead, RetrievalModel
+from cbmir.training.model import HashHead, HashingModel, LinearHead, ProxyHead, RetrievalModel
 from cbmir.training.splits import check_splits, fold_splits
 
 
@@ -103,17 +103,22 @@ def build_model(config: TrainConfig, targets: Tensor, *, weights: str) -> tuple[
     """The model and its loss; `targets` are the training set's, [N, C] in {0, 1, NaN}."""
     encoder, dim = build_encoder(config.encoder, weights)
     loss = LOSSES[config.loss](targets, negative=config.negative_proxies, balanced=config.balanced)
+    labels = len(config.labels)
+    if config.loss in HASHING_LOSSES:
+        return HashingModel(encoder, HashHead(dim, config.code_bits, labels, classifier=config.loss == "osdh")), loss
     if config.loss == "bce":
-        return RetrievalModel(encoder, LinearHead(dim, len(config.labels))), loss
+        return RetrievalModel(encoder, LinearHead(dim, labels)), loss
     classes = with_negative_class(targets) if config.negative_proxies else targets
-    counts = proxy_counts("1" if config.loss == "ml-proxy-nca" else config.proxies_per_class, classes)
-    return RetrievalModel(encoder, ProxyHead(dim, counts, len(config.labels), config.sigma)), loss
+    counts = proxy_counts("1" if config.loss in ONE_PROXY_LOSSES else config.proxies_per_class, classes)
+    return RetrievalModel(encoder, ProxyHead(dim, counts, labels, config.sigma)), loss
 
 
 def load_model(run: Path) -> tuple[RetrievalModel, ModelCard, TrainConfig]:
     """The best model of a finished run, in evaluation mode on the CPU, with its card. Raises RunError."""
     folder = RunFolder(run)
     config, card = folder.read_config(), folder.read_card()
+    if card.head == "hash":
+        raise RunError(f"{run}: a hashing model ({config.loss}) is the benchmark's alone; use a loss of 'cbmir train'")
     encoder, dim = build_encoder(config.encoder)
     head: ProxyHead | LinearHead
     if card.head == "linear":

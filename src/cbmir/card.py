@@ -43,8 +43,9 @@ class ModelCard:
     """Everything that a user of the model file must know.
 
     `head` is `proxy` (score = max over the class's proxies of the Gaussian similarity, METHOD "Scores") or `linear`
-    (score = sigmoid of the classifier's logit). A threshold or calibration is None where the validation split could
-    not give one (a class without both values): such a finding is never called predicted or not.
+    (score = sigmoid of the classifier's logit); `hash`, binary codes, is the benchmark's alone. A threshold or
+    calibration is None where the validation split could not give one (a class without both values): such a finding is
+    never called predicted or not.
     `proxies_per_class` is in label order, the negative class last where there is one; empty for a linear head.
     `metrics` maps a name to {"value", "low", "high"} (95% bootstrap interval over patients).
     `fingerprint` names the embedding space: only vectors of one fingerprint may be compared.
@@ -70,8 +71,8 @@ class ModelCard:
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
-        if self.head not in ("proxy", "linear"):
-            raise CardError(f"model card: expected head 'proxy' or 'linear', found {self.head!r}")
+        if self.head not in ("proxy", "linear", "hash"):
+            raise CardError(f"model card: expected head 'proxy', 'linear' or 'hash', found {self.head!r}")
         for name in ("thresholds", "calibration"):
             if len(getattr(self, name)) != len(self.labels):
                 raise CardError(

@@ -1,4 +1,4 @@
-"""Losses, one a file. `LOSSES` is where a name of `cbmir train --loss` becomes a class.
+"""Losses, one a file. `LOSSES` is where a name of `cbmir train --loss` or of a benchmark method becomes a class.
 
 A loss is a module called with (head, pooled [N, D], embedding [N, D] of unit length, targets [N, C]); targets are
 1, 0 or NaN (unknown or uncertain: no loss). It returns the mean over the batch as a float32 scalar.
@@ -7,9 +7,42 @@ A loss is a module called with (head, pooled [N, D], embedding [N, D] of unit le
 from __future__ import annotations
 
 from cbmir.training.losses.bce import BCELoss
+from cbmir.training.losses.dsh import DSHLoss
 from cbmir.training.losses.ml_proxy_nca import MLProxyNCALoss
+from cbmir.training.losses.osdh import OSDHLoss
 from cbmir.training.losses.proxy import MultiLabelProxyLoss
+from cbmir.training.losses.proxy_anchor import ProxyAnchorLoss
+from cbmir.training.losses.sdh import SDHLoss
+from cbmir.training.losses.soft_ndcg import SoftNDCGLoss
 
-LOSSES = {"proxy": MultiLabelProxyLoss, "bce": BCELoss, "ml-proxy-nca": MLProxyNCALoss}
+LOSSES = {
+    "proxy": MultiLabelProxyLoss,
+    "bce": BCELoss,
+    "ml-proxy-nca": MLProxyNCALoss,
+    "proxy-anchor": ProxyAnchorLoss,
+    "soft-ndcg": SoftNDCGLoss,
+    "osdh": OSDHLoss,
+    "sdh": SDHLoss,
+    "dsh": DSHLoss,
+}
+#: These train binary codes, which the benchmark compares; such a model is not exported.
+HASHING_LOSSES = ("osdh", "sdh", "dsh")
+#: These are defined for one proxy a class.
+ONE_PROXY_LOSSES = ("ml-proxy-nca", "proxy-anchor")
+#: Those of the paper, where the loss of rare findings weighs as much as that of common ones.
+WEIGHTED_LOSSES = ("proxy", "soft-ndcg")
 
-__all__ = ["LOSSES", "BCELoss", "MLProxyNCALoss", "MultiLabelProxyLoss"]
+__all__ = [
+    "HASHING_LOSSES",
+    "LOSSES",
+    "ONE_PROXY_LOSSES",
+    "WEIGHTED_LOSSES",
+    "BCELoss",
+    "DSHLoss",
+    "MLProxyNCALoss",
+    "MultiLabelProxyLoss",
+    "OSDHLoss",
+    "ProxyAnchorLoss",
+    "SDHLoss",
+    "SoftNDCGLoss",
+]

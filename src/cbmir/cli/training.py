@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
+from cbmir.cli.options import training_options
+
 # Options that a loss has no use for: refused when given, rather than ignored.
 _MEANINGLESS = {
     "bce": ("sigma", "proxies_per_class", "negative_proxies"),
     "ml-proxy-nca": ("proxies_per_class", "class_weights"),
+    "proxy-anchor": ("proxies_per_class", "class_weights"),
 }
 
 
@@ -25,38 +27,14 @@ _MEANINGLESS = {
 @click.argument("manifest", type=click.Path(path_type=Path))
 @click.option("-o", "--output", "run", required=True, type=click.Path(path_type=Path), help="RUN folder to make.")
 @click.option(
-    "--encoder", default="densenet121", show_default=True,
-    help="A torchvision classification model (densenet121, resnet18 …), or timm:NAME.",
-)  # fmt: skip
-@click.option(
-    "--weights", default="none", show_default=True,
-    help="Where the encoder starts: none (random), imagenet (downloaded by torchvision or timm), or a state dict file.",
-)  # fmt: skip
-@click.option("--loss", type=click.Choice(["proxy", "bce", "ml-proxy-nca"]), default="proxy", show_default=True)
-@click.option("--epochs", default=50, show_default=True, help="At most so many; the best epoch by nDCG is kept.")
-@click.option("--patience", default=10, show_default=True, help="Stop after so many epochs without a better nDCG.")
-@click.option("--batch-size", default=48, show_default=True)
-@click.option("--lr", default=1e-4, show_default=True, help="Learning rate of Adam.")
-@click.option("--weight-decay", default=0.0, show_default=True)
-@click.option("--sigma", default=0.7, show_default=True, help="Width of the Gaussian similarity.")
-@click.option(
-    "--proxies-per-class", default="2", show_default=True,
-    help="A number, or auto: more for common findings, fewer for rare ones.",
+    "--loss", type=click.Choice(["proxy", "bce", "ml-proxy-nca", "proxy-anchor", "soft-ndcg"]), default="proxy",
+    show_default=True, help="proxy is the paper's method, bce and ml-proxy-nca its baselines; the others go past it.",
 )  # fmt: skip
 @click.option(
     "--negative-proxies/--no-negative-proxies", default=True, show_default=True,
     help="Whether images without a finding are a class of their own.",
 )  # fmt: skip
-@click.option(
-    "--class-weights/--no-class-weights", default=None,
-    help="Whether rare findings count as much as common ones.  [default: with loss proxy, as in the paper]",
-)  # fmt: skip
-@click.option("--image-size", default=224, show_default=True, help="Crop in pixels; resized to 270/224 of it before.")
-@click.option(
-    "--precision", type=click.Choice(["auto", "32", "bf16-mixed", "16-mixed"]), default="auto", show_default=True,
-    help="auto: bf16 or fp16 on CUDA, 32 on a CPU.",
-)  # fmt: skip
-@click.option("--devices", default="auto", show_default=True, help="How many GPUs, or CPU processes.")
+@training_options
 @click.option("--seed", default=0, show_default=True)
 @click.option("--fold", default="", metavar="I/N", help="Use fold I of N by patient instead of the manifest's splits.")
 @click.option("--resume", is_flag=True, help="Go on with the run in -o from its last whole epoch.")
@@ -74,12 +52,13 @@ def train(context: click.Context, /, manifest: Path, run: Path, resume: bool, **
             raise click.UsageError(f"--{name.replace('_', '-')} means nothing with --loss {options['loss']}.")
     require("lightning", "train")
     from cbmir.training.config import TrainConfig
+    from cbmir.training.harness import first_process
     from cbmir.training.harness import train as run_training
 
     table = read_manifest(manifest)
     config = TrainConfig(str(manifest.resolve()), table.fingerprint, table.labels.names, **options)  # type: ignore[arg-type]
     finished = run_training(config, run, resume=resume)
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # with several devices each process comes here
+    if first_process():
         click.echo(finished.path)
 
 
