@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from cbmir.errors import SplitError
-from cbmir.labels import NIH_13, NIH_14, LabelSet
+from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, Row
-from cbmir.training.protocols import nih_protocol
-from cbmir.training.readers.nih import read_entries
 from cbmir.training.splits import assign_splits, check_splits, fold_splits, patients_in_two_splits
 
 PATIENTS = [f"p{i % 100}" for i in range(250)]
@@ -94,36 +92,3 @@ def test_a_patient_in_two_splits_is_named() -> None:
 
 def test_rows_without_a_split_leak_nothing() -> None:
     check_splits(_manifest(("a", "train"), ("a", ""), ("b", "test")))
-
-
-def _nih(patients: int, images: int) -> Manifest:
-    """Every third image of a patient shows nothing, every third Hernia alone, the others Mass."""
-    mass, hernia = (tuple(int(name == shown) for name in NIH_14) for shown in ("Mass", "Hernia"))
-    kinds = (mass, hernia, tuple(0 for _ in NIH_14))
-    rows = [Row(Path(f"{p}_{i}.png"), str(p), kinds[i % 3]) for p in range(patients) for i in range(images)]
-    return Manifest(LabelSet(NIH_14), tuple(rows))
-
-
-def test_protocol_takes_exactly_what_it_says_and_only_images_with_one_of_the_13() -> None:
-    selected = nih_protocol(_nih(100, 9), seed=1, training=50, queries=20, validation=10)
-    assert Counter(row.split for row in selected) == {"train": 50, "test": 20, "val": 10}
-    assert selected.labels.names == NIH_13
-    assert all(1 in row.labels for row in selected)
-    check_splits(selected)
-    assert selected.about["protocol"]["seed"] == 1
-    assert nih_protocol(_nih(100, 9), seed=1, training=50, queries=20, validation=10) == selected
-    assert nih_protocol(_nih(100, 9), seed=2, training=50, queries=20, validation=10) != selected
-
-
-def test_protocol_says_how_many_images_are_missing() -> None:
-    with pytest.raises(SplitError, match="ran out 50 short of the 80 for train"):  # 10 patients x 6 - 20 - 10 = 30
-        nih_protocol(_nih(10, 15), training=80, queries=10, validation=10)
-
-
-def test_protocol_on_the_official_table(shared: Path) -> None:
-    table = read_entries(shared / "nih" / "Data_Entry_2017_v2020.full.csv.gz")
-    selected = nih_protocol(table, seed=0)
-    assert Counter(row.split for row in selected) == {"train": 12_000, "test": 1_000, "val": 1_000}
-    assert all(1 in row.labels for row in selected)
-    assert len(selected.labels) == 13
-    assert patients_in_two_splits(selected) == {}

@@ -1,49 +1,128 @@
-"""The paper's selections from whole datasets."""
+"""Which images train, validate and ask: the paper's two protocols, and a user's own table."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from cbmir.errors import SplitError
-from cbmir.labels import NIH_13
-from cbmir.manifest import Manifest
+from cbmir.labels import CHEXPERT_9, NIH_13
+from cbmir.manifest import Manifest, Row
 from cbmir.training.readers.common import keep_labels
-from cbmir.training.splits import shuffle_patients
+from cbmir.training.splits import check_splits, fold_splits, shuffle_patients
+
+#: Images on which epoch, thresholds and calibration are chosen (the paper names none).
+VALIDATION = 1_000
 
 
-def nih_protocol(
-    manifest: Manifest, *, seed: int = 0, training: int = 12_000, queries: int = 1_000, validation: int = 1_000
-) -> Manifest:
-    """The paper's NIH experiment: 12,000 training images, each with at least one of the 13 most common findings.
+@dataclass(frozen=True)
+class Protocol:
+    """How a comparison is set up. `labels` empty: the manifest's own. `sizes` are training-set sizes of the sweep,
+    `size` the one without it; both empty or 0 for a table, which says itself what trains. `negatives` says whether
+    images without a finding take part. `queries` images ask."""
 
-    The 1,000 queries (split `test`), and 1,000 images for what is chosen on validation (`val`; the paper names none),
-    hold at least one of the 13 too: a query without a positive label has no ideal DCG. Patients are drawn by `seed`
-    and never shared between splits; what a patient has beyond the last image needed is left out.
+    name: str
+    title: str
+    k: int
+    negatives: bool
+    labels: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    size: int = 0
+    queries: int = 0
 
-    `manifest` holds the whole dataset, from `read_nih` or, without any image file, from `read_entries`; its own splits
-    are ignored. Returns the selected rows, in the manifest's order, with the 13 labels.
-    Raises SplitError if there are too few images, ManifestError if a label is missing.
+
+NIH = Protocol(
+    "nih", "NIH ChestX-ray14, the paper's Table 1", k=100, negatives=False, labels=NIH_13,
+    sizes=(1_024, 2_048, 4_096, 8_192, 12_000), size=12_000, queries=1_000,
+)  # fmt: skip
+CHEXPERT = Protocol(
+    "chexpert", "CheXpert, the paper's Table 2", k=10, negatives=True, labels=CHEXPERT_9,
+    sizes=(1_024, 2_048, 4_096, 8_192, 16_384, 32_768, 65_536), size=4_096, queries=1_000,
+)  # fmt: skip
+TABLE = Protocol("table", "own table", k=10, negatives=True)
+PROTOCOLS = {protocol.name: protocol for protocol in (NIH, CHEXPERT, TABLE)}
+
+
+def select(protocol: Protocol, manifest: Manifest, seed: int, fold: int, folds: int, size: int) -> Manifest:
+    """The images of one part of the benchmark, chosen by patient and `seed`.
+
+    NIH and CheXpert are drawn anew for each seed, `size` images to train on; their own splits are ignored, and of NIH
+    only images with a finding are taken. A table keeps its splits, or is cut into `folds` (0: is not) of which `fold`
+    asks, the same for every seed; all of its training images train. Patients are never shared between splits.
+    Raises SplitError if there are too few images or a split is empty, ManifestError if a label is missing.
     """
-    chosen = keep_labels(manifest, NIH_13)
+    if protocol.labels:
+        manifest = keep_labels(manifest, protocol.labels)
+        wanted = {"test": protocol.queries, "val": VALIDATION, "train": size}
+        return draw(manifest, wanted, seed=seed, eligible=_any if protocol.negatives else _has_finding)
+    if folds:
+        patients = [row.patient_id for row in manifest]
+        manifest = manifest.with_splits(fold_splits(patients, fold=fold, folds=folds))
+    check_splits(manifest)
+    empty = [name for name in ("train", "val", "test") if not manifest.split(name).rows]
+    if empty:
+        raise SplitError(
+            f"expected images in the splits train, val and test, found none in {' and '.join(empty)}; use --folds 5"
+        )
+    return manifest
+
+
+def draw(manifest: Manifest, wanted: dict[str, int], *, seed: int, eligible: Callable[[Row], bool]) -> Manifest:
+    """The rows of as many eligible images for each split as `wanted` says, filled in its order, patient by patient.
+
+    What a patient has beyond the last image needed is left out. Raises SplitError if there are too few.
+    """
     images_of: dict[str, list[int]] = {}
-    for position, row in enumerate(chosen):
-        if 1 in row.labels:
+    for position, row in enumerate(manifest):
+        if eligible(row):
             images_of.setdefault(row.patient_id, []).append(position)
     split_of: dict[int, str] = {}
     patients = iter(shuffle_patients(images_of, seed=seed))
-    for split, wanted in (("test", queries), ("val", validation), ("train", training)):
-        left = wanted
+    for split, count in wanted.items():
+        left = count
         while left > 0:
             patient = next(patients, None)
             if patient is None:
+                asked = ", ".join(f"{number:,} for {name}" for name, number in wanted.items())
                 raise SplitError(
-                    f"expected {queries} query, {validation} validation and {training} training images of different "
-                    f"patients with one of the 13 findings, ran out {left} short of the {wanted} for {split}; "
-                    f"the protocol needs the whole ChestX-ray14 table (112,120 images)"
+                    f"expected images of different patients ({asked}), ran out {left:,} short of the {count:,} for "
+                    f"{split}; the protocol needs the whole data set, 'cbmir benchmark table' takes any"
                 )
             taken = images_of[patient][:left]
             split_of.update(dict.fromkeys(taken, split))
             left -= len(taken)
-    rows = tuple(replace(row, split=split_of[i]) for i, row in enumerate(chosen) if i in split_of)
-    protocol = {"name": "nih-13", "seed": seed, "training": training, "validation": validation, "queries": queries}
-    return replace(chosen, rows=rows, about=chosen.about | {"protocol": protocol})
+    rows = tuple(replace(row, split=split_of[i]) for i, row in enumerate(manifest) if i in split_of)
+    return replace(manifest, rows=rows, about=manifest.about | {"selection": {"seed": seed, **wanted}})
+
+
+def keep_training(manifest: Manifest, size: int, *, seed: int) -> Manifest:
+    """The same rows, of which only `size` still train, patient by patient; the other training images get no split.
+
+    Smaller sets are part of larger ones of the same seed, and are what `draw` would have drawn.
+    Raises SplitError when there are fewer.
+    """
+    images_of: dict[str, list[int]] = {}
+    for position, row in enumerate(manifest):
+        if row.split == "train":
+            images_of.setdefault(row.patient_id, []).append(position)
+    order = [position for patient in shuffle_patients(images_of, seed=seed) for position in images_of[patient]]
+    if len(order) < size:
+        raise SplitError(f"expected {size:,} training images, found {len(order):,}; take smaller sizes")
+    dropped = set(order[size:])
+    return manifest.with_splits(["" if i in dropped else row.split for i, row in enumerate(manifest)])
+
+
+def sweep_sizes(protocol: Protocol, selections: Sequence[Manifest]) -> tuple[int, ...]:
+    """Training-set sizes of a sweep: the protocol's, or an eighth, a quarter, a half and (0) all of the images."""
+    if protocol.sizes:
+        return protocol.sizes
+    least = min(len(selection.split("train")) for selection in selections)
+    return tuple(dict.fromkeys((least // 8, least // 4, least // 2, 0)))
+
+
+def _has_finding(row: Row) -> bool:
+    return 1 in row.labels
+
+
+def _any(row: Row) -> bool:
+    return True

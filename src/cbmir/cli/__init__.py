@@ -19,6 +19,8 @@ _COMMANDS = {
     "data": "data",
     "train": "training",
     "evaluate": "training",
+    "benchmark": "benchmark",
+    "benchmark-cell": "benchmark",
     "export": "exporting",
     "index": "gallery",
     "query": "gallery",
@@ -38,7 +40,8 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"cbmir.cli.{_COMMANDS[cmd_name]}"), cmd_name)
+        module = importlib.import_module(f"cbmir.cli.{_COMMANDS[cmd_name]}")
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
 

@@ -1,0 +1,116 @@
+"""`cbmir benchmark`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cbmir.cli.options import training_options
+
+if TYPE_CHECKING:
+    from cbmir.manifest import Manifest
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  cbmir benchmark nih nih.csv -o report --weights imagenet           the paper's Table 1: 12,000 images, 3 seeds\n"
+    "  cbmir benchmark nih Data_Entry_2017_v2020.csv --dry-run            only which images that would be\n"
+    "  cbmir benchmark chexpert chexpert.csv -o report --sweep train-size 1,024 to 65,536 images\n"
+    "  cbmir benchmark table own.csv -o report --folds 5 --seeds 1        every image asks once\n"
+    "  cbmir benchmark table own.csv -o report --methods proxy,bce --resume"
+)
+@click.argument("protocol", type=click.Choice(["nih", "chexpert", "table"]))
+@click.argument("manifest", type=click.Path(path_type=Path))
+@click.option("-o", "--output", "report", type=click.Path(path_type=Path), help="REPORT folder to make.")
+@click.option(
+    "--methods", default="all", show_default=True, metavar="A,B,…",
+    help="all, or some of ssh, itq, sdh, dsh, osdh, texture, community, bce, ml-proxy-nca, proxy, proxy-negative, "
+    "proxy-auto, proxy-anchor, soft-ndcg. With a sweep, all are bce, proxy and proxy-negative.",
+)  # fmt: skip
+@click.option("--seeds", default=3, show_default=True, help="So many selections (nih, chexpert) and training runs.")
+@click.option("--folds", default=0, help="Cut a table into so many folds by patient.  [default: the table's splits]")
+@click.option(
+    "--sweep", "sweeps", multiple=True,
+    type=click.Choice(["proxies-per-class", "train-size", "negative-proxies", "none"]),
+    help="Compare numbers of proxies (1 to 32), sizes of the training set, negative proxies on and off. Repeat to "
+    "cross them.",
+)  # fmt: skip
+@click.option("--code-bits", default=64, show_default=True, help="Code length of the hashing methods.")
+@click.option("--pairs", multiple=True, metavar="A/B", help="Labels that a t-SNE map tells apart; repeat for more.")
+@click.option("--jobs", default=1, show_default=True, help="So many cells at a time; they take turns over the GPUs.")
+@click.option("--ray", default="", metavar="auto|ADDRESS", help="Run the cells as Ray tasks, here or on a cluster.")
+@click.option(
+    "--resume", is_flag=True, help="Go on with the benchmark in -o; more methods, seeds, sweeps may be asked."
+)
+@click.option("--report-only", is_flag=True, help="Write the report of what is finished in -o, and run nothing.")
+@click.option("--dry-run", is_flag=True, help="Print selections and cells, and train nothing.")
+@training_options
+@click.pass_context
+def benchmark(
+    context: click.Context, /, protocol: str, manifest: Path, report: Path | None, methods: str, seeds: int, folds: int,
+    sweeps: tuple[str, ...], code_bits: int, pairs: tuple[str, ...], jobs: int, ray: str, resume: bool,
+    report_only: bool, dry_run: bool,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Compare the paper's methods on MANIFEST, by the paper's protocol for NIH or CheXpert or on any table.
+
+    Every method meets the same images, encoder, augmentation and metrics. Writes REPORT/index.html, report.md,
+    results.json, figures/ and selections/. A finished cell (a method on one selection) is never trained again; one
+    that fails is shown with its error, and the rest goes on.
+    """
+    from cbmir.errors import require
+
+    require("lightning", "train")
+    from cbmir.training.benchmark.plan import make_plan, prepare
+    from cbmir.training.benchmark.preview import preview
+    from cbmir.training.benchmark.protocols import PROTOCOLS
+
+    if report is None and not dry_run:
+        raise click.UsageError("Missing option '-o' / '--output'; or use --dry-run.")
+    if options["weights"] not in ("none", "imagenet"):
+        options["weights"] = str(Path(options["weights"]).resolve())
+    plan, selections = make_plan(
+        PROTOCOLS[protocol], _read(protocol, manifest, dry_run), manifest,
+        methods=() if methods == "all" else tuple(name.strip() for name in methods.split(",")),
+        sweeps=tuple(name for name in sweeps if name != "none"), seeds=seeds, folds=folds, pairs=pairs,
+        training=options | {"code_bits": code_bits}, command=shlex.join(["cbmir", *sys.argv[1:]]),
+    )  # fmt: skip
+    if dry_run:
+        click.echo(preview(plan, selections))
+        return
+    assert report is not None
+    from cbmir.training.benchmark.report.writing import write_report
+    from cbmir.training.benchmark.running import run_cells
+
+    prepare(report, plan, selections, resume=resume or report_only)
+    failed = 0 if report_only else run_cells(report, plan, jobs=jobs, ray=ray)
+    click.echo(write_report(report, plan))
+    if failed:
+        click.echo(f"{failed} cells failed; the report says why. --resume tries them again.", err=True)
+        context.exit(1)
+
+
+@click.command(hidden=True)
+@click.argument("report", type=click.Path(path_type=Path))
+@click.argument("name")
+def benchmark_cell(report: Path, name: str) -> None:
+    """Run one cell of a benchmark: what 'cbmir benchmark' starts, a process each."""
+    from cbmir.training.benchmark.cells import run_cell
+    from cbmir.training.benchmark.plan import Plan
+
+    plan = Plan.read(report)
+    run_cell(report, plan, plan.cell(name))
+
+
+def _read(protocol: str, path: Path, dry_run: bool) -> Manifest:
+    """The manifest; for a dry run also NIH's own table, since no image is opened."""
+    from cbmir.manifest import read_manifest, read_table
+    from cbmir.training.readers.nih import read_entries
+
+    if dry_run and protocol == "nih" and path.is_file() and "Image Index" in read_table(path)[0]:
+        return read_entries(path)
+    return read_manifest(path)

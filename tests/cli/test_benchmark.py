@@ -1,0 +1,100 @@
+"""`cbmir benchmark` as it is typed: selections, refusals, and the whole way on a tiny table, here and by Ray."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cbmir.cli import main
+from cbmir.cli.benchmark import benchmark
+from cbmir.manifest import read_manifest, write_manifest
+from cbmir.training.benchmark.methods import METHODS
+from cbmir.training.benchmark.plan import SWEEPS
+from cbmir.training.benchmark.protocols import PROTOCOLS
+from cbmir.training.run import with_fold
+
+SMALL = ("--encoder", "timm:test_efficientnet", "--image-size", 32, "--epochs", 1, "--batch-size", 8, "--devices", 1)
+
+
+def run(*arguments: object) -> int | str | None:
+    with pytest.raises(SystemExit) as end:
+        main([str(argument) for argument in arguments])
+    return end.value.code
+
+
+def test_dry_run_on_the_official_table(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = shared / "nih" / "Data_Entry_2017_v2020.full.csv.gz"
+    assert run("benchmark", "nih", table, "--dry-run", "--seeds", 1) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^seed0-12000 +12,000 +1,000 +1,000 +[34],\d{3} +0 +[0-9a-f]{12}$", printed, re.MULTILINE)
+    assert "13 cells:" in printed and "proxy-negative" not in printed
+
+
+def test_dry_run_trains_nothing_and_writes_nothing(
+    tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report"
+    assert run("benchmark", "table", tiny_manifest, "-o", report, "--folds", 3, "--dry-run") == 0
+    assert "126 cells:" in capsys.readouterr().out  # 14 methods, 3 seeds, 3 folds
+    assert not report.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["table", "{manifest}"], "Missing option '-o'"),
+        (["table", "{manifest}", "-o", "{report}", "--methods", "magic"], "found magic"),
+        (["nih", "{manifest}", "-o", "{report}"], "expected one of"),
+        (["table", "{manifest}", "-o", "{folder}", "--folds", "3"], "new or empty folder"),
+        (["table", "{manifest}", "-o", "{report}"], "none in val; use --folds"),
+        (["table", "missing.csv", "-o", "{report}"], "no such manifest"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(
+    arguments: list[str], message: str, tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"manifest": tiny_manifest, "folder": tiny_manifest.parent, "report": tmp_path / "report"}
+    assert run("benchmark", *(argument.format(**places) for argument in arguments)) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "report").exists()
+
+
+def test_help_names_every_choice() -> None:
+    """The choices are written out, since --help must not import torch."""
+    parameters = {parameter.name: parameter for parameter in benchmark.params}
+    assert list(parameters["protocol"].type.choices) == list(PROTOCOLS)
+    assert list(parameters["sweeps"].type.choices) == list(SWEEPS)
+    named = parameters["methods"].help or ""
+    assert re.search("some of (.*?)\\.", named)[1].split(", ") == list(METHODS)
+
+
+@pytest.mark.parametrize("how", [("--jobs", 2), ("--ray", "auto", "--jobs", 2)], ids=["processes", "ray"])
+def test_from_a_table_to_a_report(how: tuple[object, ...], tiny_manifest: Path, tmp_path: Path) -> None:
+    """Two cells run side by side, a third fails and is shown; a second call trains only what is missing."""
+    report, table = tmp_path / "report", read_manifest(tiny_manifest)
+    write_manifest(with_fold(table, "1/3"), tmp_path / "table.csv")
+    words = ["benchmark", "table", tmp_path / "table.csv", "-o", report, "--seeds", 1, *SMALL, *how]
+
+    def call(*more: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "cbmir", *map(str, [*words, *more])]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    first = call("--methods", "bce,proxy,itq", "--code-bits", 5000)
+    assert first.returncode == 1, first.stderr
+    assert first.stdout == f"{report / 'index.html'}\n"
+    assert "1 cells failed" in first.stderr
+    results = json.loads((report / "results.json").read_text())
+    assert [(row["method"], row["finished"]) for row in results["rows"]] == [("bce", 1), ("proxy", 1), ("itq", 0)]
+    assert "found 5000" in results["failed"][0]["error"]
+    assert "seed0/itq" in (report / "report.md").read_text()
+    trained = (report / "cells/seed0/proxy/run/card.json").stat().st_mtime_ns
+
+    second = call("--methods", "bce,proxy,texture", "--code-bits", 5000, "--resume")
+    assert second.returncode == 0, second.stderr
+    assert (report / "cells/seed0/proxy/run/card.json").stat().st_mtime_ns == trained
+    assert "texture" in json.loads((report / "results.json").read_text())["methods"]

@@ -1,0 +1,38 @@
+"""A benchmark small enough to run for real: every method on the squares, with a tiny encoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cbmir.manifest import read_manifest
+from cbmir.training.benchmark.cells import run_cell
+from cbmir.training.benchmark.plan import Plan, make_plan, prepare
+from cbmir.training.benchmark.protocols import TABLE
+
+TINY: dict[str, Any] = {
+    "encoder": "timm:test_efficientnet", "weights": "none", "epochs": 2, "patience": 10, "batch_size": 12, "lr": 1e-3,
+    "weight_decay": 0.0, "sigma": 0.7, "proxies_per_class": "2", "class_weights": None, "image_size": 32,
+    "precision": "32", "devices": "1", "code_bits": 8,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tiny_report(squares: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A REPORT folder whose cells are all finished: every method, the squares' own splits, one seed."""
+    report = tmp_path_factory.mktemp("benchmark")
+    plan, selections = make_plan(
+        TABLE, read_manifest(squares), squares,
+        methods=(), sweeps=(), seeds=1, folds=0, pairs=(), training=TINY, command="cbmir benchmark table squares.csv",
+    )  # fmt: skip
+    prepare(report, plan, selections, resume=False)
+    for cell in plan.cells():
+        run_cell(report, plan, cell)
+    return report
+
+
+@pytest.fixture(scope="session")
+def tiny_plan(tiny_report: Path) -> Plan:
+    return Plan.read(tiny_report)

@@ -1,0 +1,157 @@
+"""One cell: train or take what is there, let the queries ask the gallery, and write down the answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from cbmir.errors import RunError
+from cbmir.manifest import Manifest, read_manifest
+from cbmir.training.benchmark.answers import FACTS, read_vectors, write_answers, write_vectors
+from cbmir.training.benchmark.methods import METHODS, Answer, Given
+from cbmir.training.benchmark.plan import Cell, Plan, selection_path
+from cbmir.training.benchmark.protocols import PROTOCOLS
+from cbmir.training.config import TrainConfig
+from cbmir.training.data import cache_folder, cached_images, evaluation_batches, label_array
+from cbmir.training.evaluation import Vectors, embed, evaluate
+from cbmir.training.harness import first_process, train
+from cbmir.training.metrics import Similarity, inner_products, patient_codes
+from cbmir.training.run import RunFolder, best_state, build_model, split_rows, split_targets
+
+#: So many neighbours of each query are kept for the page of examples.
+NEIGHBOURS = 10
+
+
+def cell_folder(report: Path, cell: Cell) -> Path:
+    """Where a cell lies in the report."""
+    return report / "cells" / cell.name
+
+
+def run_cell(report: Path, plan: Plan, cell: Cell) -> None:
+    """Run a cell to its end; a finished one is left alone, and training that was stopped goes on.
+
+    Raises what training raises, and RunError where the code length does not fit a method or BCE has failed.
+    """
+    folder = cell_folder(report, cell)
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock") if first_process() else nullcontext():  # a second benchmark waits for the first
+        if not (folder / FACTS).exists():
+            _run(report, plan, cell, folder)
+
+
+def _run(report: Path, plan: Plan, cell: Cell, folder: Path) -> None:
+    began, method, path = time.time(), METHODS[cell.method], selection_path(report, cell.part)
+    selection = read_manifest(path)
+    part = _Part(selection, plan.config(cell, selection, path), cache_folder(path))
+    if method.answer is None:
+        train(part.config, folder / "run", resume=True)
+        if not first_process():
+            return
+        answer, facts = _network(part, folder / "run"), _facts(folder / "run")
+    else:
+        answer, facts = method.answer(_given(part, _bce(report, cell) if method.needs_bce else {})), {}
+    scores = answer.scores
+    if scores is None:
+        scores = np.full((len(part.rows("test")), len(selection.labels)), np.nan, np.float32)
+    query, gallery = part.vectors("test", answer.query, scores), part.vectors("train", answer.gallery)
+    evaluation = evaluate(
+        query, gallery, selection.labels.names, k=PROTOCOLS[plan.protocol].k, similarity=answer.similarity
+    )
+    write_vectors(folder, answer.query, answer.gallery, scores=scores)
+    rows = [selection.rows[row] for row in part.rows("test")]
+    write_answers(
+        folder, evaluation,
+        views=[row.view for row in rows], sources=[row.source for row in rows],
+        neighbours=nearest(answer.similarity, query.patients, gallery.patients),
+        facts={
+            "training_images": len(gallery.patients),
+            "queries": len(rows),
+            **facts,
+            "seconds": round(time.time() - began, 1),
+        },
+    )  # fmt: skip
+
+
+def _bce(report: Path, cell: Cell) -> dict[str, NDArray[np.float32]]:
+    """The vectors of the BCE network on the same part."""
+    bce = Cell(cell.part, "bce")
+    if not (cell_folder(report, bce) / FACTS).exists():
+        raise RunError(f"{cell.name} works on the BCE network's features, and {bce.name} is not finished")
+    return read_vectors(cell_folder(report, bce))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The images of one part; `test` asks, `train` is the gallery."""
+
+    selection: Manifest
+    config: TrainConfig
+    cache: Path
+
+    def rows(self, split: str) -> list[int]:
+        return split_rows(self.selection, split)
+
+    def batches(self, split: str) -> Iterator[NDArray[np.uint8]]:
+        images = cached_images(self.selection, self.config.preprocess, self.cache)
+        return evaluation_batches(images, self.rows(split), self.config.preprocess)
+
+    def vectors(self, split: str, embedding: NDArray[np.float32], scores: NDArray[np.float32] | None = None) -> Vectors:
+        """With labels and patients; the gallery needs no scores."""
+        rows = self.rows(split)
+        patients = [self.selection.rows[row].patient_id for row in rows]
+        none = np.empty((len(rows), 0), np.float32)
+        return Vectors(embedding, none if scores is None else scores, label_array(self.selection)[rows], patients)
+
+
+def _network(part: _Part, run: Path) -> Answer:
+    """What the best model of the run answers."""
+    model, _ = build_model(part.config, split_targets(part.selection, "train"), weights="none")
+    model.load_state_dict(best_state(RunFolder(run)))
+    query, scores = embed(model, part.batches("test"))
+    gallery, _ = embed(model, part.batches("train"))
+    return Answer(query, gallery, inner_products(query, gallery), scores)
+
+
+def _facts(run: Path) -> dict[str, Any]:
+    card = RunFolder(run).read_card()
+    return {
+        "negative_proxies": card.negative_proxies,
+        "proxies_per_class": list(card.proxies_per_class),
+        "best_epoch": card.training["best_epoch"],
+        "precision": card.training["precision"],
+        "training_seconds": card.training["seconds"],
+    }
+
+
+def _given(part: _Part, bce: dict[str, NDArray[np.float32]]) -> Given:
+    none = np.empty((0, 0), np.float32)
+
+    def crops(split: str) -> NDArray[np.uint8]:
+        return np.concatenate([batch[:, 0] for batch in part.batches(split)])
+
+    return Given(
+        query=part.vectors("test", bce.get("query", none), bce.get("scores")),
+        gallery=part.vectors("train", bce.get("gallery", none)),
+        images=crops,
+        bits=part.config.code_bits,
+        seed=part.config.seed,
+    )
+
+
+def nearest(similarity: Similarity, query_patients: Sequence[str], gallery_patients: Sequence[str]) -> NDArray[np.intp]:
+    """The 10 nearest gallery positions of each query, its own patient left out; [Q, 10], -1 where there are no more."""
+    own, others = patient_codes(query_patients, gallery_patients)
+    found = np.full((len(query_patients), NEIGHBOURS), -1, dtype=np.intp)
+    for row in range(len(query_patients)):
+        allowed = np.flatnonzero(others != own[row])
+        ranked = allowed[np.argsort(-similarity(row)[allowed], kind="stable")[:NEIGHBOURS]]
+        found[row, : len(ranked)] = ranked
+    return found

@@ -1,0 +1,179 @@
+"""The methods that are compared, in the order of the paper's Table 1, then those that go past it.
+
+A method either trains the shared encoder with a loss of its own (`training`), or answers from what another leaves
+(`answer`): the features of the BCE network, or the images themselves. All of them meet the same selections, image
+sizes, augmentation and metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.training.benchmark.methods.community import CommunityGraph
+from cbmir.training.benchmark.methods.itq import ITQ
+from cbmir.training.benchmark.methods.ssh import SemiSupervisedHashing
+from cbmir.training.benchmark.methods.texture import TextureDescriptor, texture_similarity
+from cbmir.training.evaluation import Vectors
+from cbmir.training.metrics import Similarity, add_negative_class, inner_products
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What a method without a network of its own may use: the BCE network's vectors of both sides, or the images.
+
+    `images` gives the centre crops of a split (`test` asks, `train` is the gallery), uint8 [N, S, S].
+    """
+
+    query: Vectors
+    gallery: Vectors
+    images: Callable[[str], NDArray[np.uint8]]
+    bits: int
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """A method's vectors, float32 [Q, D] and [G, D], its scores [Q, C] (None: it has none), and what is near."""
+
+    query: NDArray[np.float32]
+    gallery: NDArray[np.float32]
+    similarity: Similarity
+    scores: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """`paper` holds the paper's own figures, protocol -> metric -> value. `training` are changes to TrainConfig;
+    negative proxies are those of the protocol unless stated. `answer` works on the BCE network's features."""
+
+    name: str
+    title: str
+    source: str
+    paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+    answer: Callable[[Given], Answer] | None = None
+    needs_bce: bool = False
+    many_proxies: bool = False
+
+
+def _community(given: Given) -> Answer:
+    graph = CommunityGraph(given.gallery.embedding, seed=given.seed)
+    query = given.query.embedding
+    return Answer(query, given.gallery.embedding, lambda row: graph.similarity(query[row]), given.query.scores)
+
+
+def _itq(given: Given) -> Answer:
+    hashing = ITQ(given.gallery.embedding, bits=given.bits, seed=given.seed)
+    return _hamming(hashing.codes(given.query.embedding), hashing.codes(given.gallery.embedding))
+
+
+def _ssh(given: Given) -> Answer:
+    labels = add_negative_class(given.gallery.labels)
+    hashing = SemiSupervisedHashing(given.gallery.embedding, labels, bits=given.bits, seed=given.seed)
+    return _hamming(hashing.codes(given.query.embedding), hashing.codes(given.gallery.embedding))
+
+
+def _hamming(query: NDArray[np.float32], gallery: NDArray[np.float32]) -> Answer:
+    return Answer(query, gallery, inner_products(query, gallery))
+
+
+def _texture(given: Given) -> Answer:
+    images = given.images("train")
+    descriptor = TextureDescriptor(images, seed=given.seed)
+    query, gallery = descriptor.describe(given.images("test")), descriptor.describe(images)
+    return Answer(query, gallery, lambda row: texture_similarity(query[row], gallery))
+
+
+def _ndcg(value: float) -> dict[str, dict[str, float]]:
+    return {"nih": {"ndcg": value}}
+
+
+def _both(ndcg: float, *chexpert: float) -> dict[str, dict[str, float]]:
+    return _ndcg(ndcg) | {"chexpert": dict(zip(("auc", "ndcg", "acg", "precision"), chexpert, strict=True))}
+
+
+_XING = "Y. Xing et al., Multimorbidity Content-Based Medical Image Retrieval Using Proxies, IEEE Access 2023"
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method(
+            "ssh", "Wang et al. (SSH)",
+            "J. Wang, S. Kumar, S.-F. Chang, Semi-Supervised Hashing for Large-Scale Search, TPAMI 2012",
+            _ndcg(0.15), answer=_ssh, needs_bce=True,
+        ),
+        Method(
+            "itq", "Gong et al. (ITQ)",
+            "Y. Gong, S. Lazebnik, A. Gordo, F. Perronnin, Iterative Quantization, TPAMI 2013",
+            _ndcg(0.16), answer=_itq, needs_bce=True,
+        ),
+        Method(
+            "sdh", "Erin Liong et al. (SDH)",
+            "V. Erin Liong et al., Deep Hashing for Compact Binary Codes Learning, CVPR 2015",
+            _ndcg(0.19), {"loss": "sdh"},
+        ),
+        Method(
+            "dsh", "Liu et al. (DSH)",
+            "H. Liu, R. Wang, S. Shan, X. Chen, Deep Supervised Hashing for Fast Image Retrieval, CVPR 2016",
+            _ndcg(0.17), {"loss": "dsh"},
+        ),
+        Method(
+            "osdh", "Chen et al. (OSDH)",
+            "Z. Chen et al., Order-Sensitive Deep Hashing for Multimorbidity Medical Image Retrieval, MICCAI 2018",
+            _ndcg(0.24), {"loss": "osdh"},
+        ),
+        Method(
+            "texture", "Lan et al. (texture)",
+            "R. Lan et al., A Simple Texture Feature for Retrieval of Medical Images, Multimedia Tools and "
+            "Applications 2018",
+            _ndcg(0.15), answer=_texture,
+        ),
+        Method(
+            "community", "Haq et al. (community graph)",
+            "N. F. Haq, M. Moradi, Z. J. Wang, A Deep Community Based Approach for Large Scale Content Based X-ray "
+            "Image Retrieval, Medical Image Analysis 2021",
+            _ndcg(0.31), answer=_community, needs_bce=True,
+        ),
+        Method("bce", "BCE", f"baseline of {_XING}", _both(0.31, 0.69, 0.21, 0.37, 0.71), {"loss": "bce"}),
+        Method(
+            "ml-proxy-nca", "ML-ProxyNCA", f"baseline of {_XING}",
+            _both(0.32, 0.64, 0.20, 0.36, 0.72), {"loss": "ml-proxy-nca"},
+        ),
+        Method(
+            "proxy", "proxies", _XING,
+            _both(0.38, 0.74, 0.28, 0.46, 0.80), {"loss": "proxy", "negative_proxies": False}, many_proxies=True,
+        ),
+        Method(
+            "proxy-negative", "proxies, negative proxies", _XING,
+            {"chexpert": {"auc": 0.77, "ndcg": 0.30, "acg": 0.48, "precision": 0.82}},
+            {"loss": "proxy", "negative_proxies": True}, many_proxies=True,
+        ),
+        Method(
+            "proxy-auto", "proxies by frequency", f"future work of {_XING}",
+            training={"loss": "proxy", "proxies_per_class": "auto"},
+        ),
+        Method(
+            "proxy-anchor", "Proxy Anchor, multi-label",
+            "S. Kim, D. Kim, M. Cho, S. Kwak, Proxy Anchor Loss for Deep Metric Learning, CVPR 2020",
+            training={"loss": "proxy-anchor"},
+        ),
+        Method(
+            "soft-ndcg", "proxies and smooth nDCG",
+            "E. Ramzi et al., Optimization of Rank Losses for Image Retrieval, TPAMI 2025",
+            training={"loss": "soft-ndcg"},
+        ),
+    )
+}  # fmt: skip
+
+#: What a sweep compares unless methods are named: the paper's figures have these.
+SWEPT = ("bce", "proxy", "proxy-negative")
+
+
+def methods_of(negatives: bool) -> tuple[str, ...]:
+    """All methods of a protocol: where no image is without a finding, negative proxies have nothing to learn."""
+    return tuple(name for name in METHODS if negatives or name != "proxy-negative")

@@ -1,0 +1,204 @@
+"""What a benchmark was asked to do: REPORT/benchmark.json, the selections beside it, and the cells to run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from cbmir.errors import RunError
+from cbmir.files import write_json
+from cbmir.manifest import Manifest, write_manifest
+from cbmir.training.benchmark.methods import METHODS, SWEPT, methods_of
+from cbmir.training.benchmark.protocols import PROTOCOLS, Protocol, keep_training, select, sweep_sizes
+from cbmir.training.config import BALANCEABLE, TrainConfig
+
+#: What --resume may change: it adds cells, or only how they are shown. Everything else would make another benchmark.
+RESUMABLE_CHANGES = ("manifest", "methods", "seeds", "sizes", "proxies", "pairs", "command")
+#: Proxies per class in the sweep (the paper's figure has 1 to 32).
+SWEPT_PROXIES = ("1", "2", "4", "8", "16", "32")
+PLAN = "benchmark.json"
+SWEEPS = ("proxies-per-class", "train-size", "negative-proxies", "none")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One selection of images: drawn by `seed`, `fold` of the plan's folds (0: none), `size` to train on (0: all)."""
+
+    seed: int
+    fold: int
+    size: int
+
+    @property
+    def name(self) -> str:
+        fold = f"-fold{self.fold}" if self.fold else ""
+        return f"seed{self.seed}{fold}" + (f"-{self.size}" if self.size else "")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method on one part; `proxies` per class, or empty where the sweep does not change them."""
+
+    part: Part
+    method: str
+    proxies: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its folder below REPORT/cells."""
+        return f"{self.part.name}/{self.method}" + (f"-{self.proxies}" if self.proxies else "")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`training` are the options of `cbmir train` that all methods share. `sizes` are the training-set sizes and
+    `proxies` the numbers per class to compare; (0,) and ("",) compare none. `pairs` of labels are drawn by t-SNE."""
+
+    protocol: str
+    manifest: str
+    manifest_fingerprint: str
+    methods: tuple[str, ...]
+    seeds: int = 3
+    folds: int = 0
+    sizes: tuple[int, ...] = (0,)
+    proxies: tuple[str, ...] = ("",)
+    pairs: tuple[str, ...] = ()
+    training: dict[str, Any] = field(default_factory=dict)
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.methods if name not in METHODS]
+        if unknown:
+            raise RunError(f"expected methods among {', '.join(METHODS)}; found {', '.join(unknown)}")
+        if self.seeds < 1 or self.folds == 1 or self.folds < 0:
+            raise RunError(f"expected 1 seed or more and no folds or 2 or more, found {self.seeds} and {self.folds}")
+
+    def cells(self) -> Iterator[Cell]:
+        """Every cell, part by part; one that another rests on comes first, whether it was asked for or not."""
+        needs_bce = any(METHODS[name].needs_bce for name in self.methods)
+        methods = [m for m in METHODS if m in self.methods or (m == "bce" and needs_bce)]
+        methods.sort(key=lambda name: METHODS[name].needs_bce)
+        for part in self.parts():
+            for method in methods:
+                many = METHODS[method].many_proxies
+                yield from (Cell(part, method, proxies) for proxies in (self.proxies if many else ("",)))
+
+    def parts(self) -> list[Part]:
+        """Every selection of images."""
+        folds = range(1, self.folds + 1) if self.folds else (0,)
+        return [Part(seed, fold, size) for size in self.sizes for seed in range(self.seeds) for fold in folds]
+
+    @property
+    def shown_size(self) -> int:
+        """Of several training-set sizes, the one that tables and pictures of methods show: the protocol's, or all."""
+        size = PROTOCOLS[self.protocol].size
+        return size if size in self.sizes else 0 if 0 in self.sizes else max(self.sizes)
+
+    @property
+    def shown_proxies(self) -> str:
+        """Of several numbers of proxies, the one shown there: the paper's 2, or the first."""
+        return "2" if "2" in self.proxies else self.proxies[0]
+
+    def cell(self, name: str) -> Cell:
+        """The cell of this name. Raises RunError."""
+        for cell in self.cells():
+            if cell.name == name:
+                return cell
+        raise RunError(f"expected a cell of this benchmark, found {name!r}")
+
+    def config(self, cell: Cell, selection: Manifest, path: Path) -> TrainConfig:
+        """How the network of a cell is trained; a method without one works on the BCE network's features."""
+        method = METHODS[cell.method]
+        options: dict[str, Any] = {
+            "loss": "bce",
+            "negative_proxies": PROTOCOLS[self.protocol].negatives,
+        } | self.training
+        if cell.proxies:
+            options["proxies_per_class"] = cell.proxies
+        options |= method.training
+        if options["loss"] not in BALANCEABLE:
+            options["class_weights"] = None
+        return TrainConfig(
+            str(path.resolve()), selection.fingerprint, selection.labels.names, seed=cell.part.seed, **options
+        )
+
+    def differences(self, other: Plan) -> list[str]:
+        """What keeps `other` from going on with this benchmark, as "name: own -> other"."""
+        return [
+            f"{f.name}: {getattr(self, f.name)} -> {getattr(other, f.name)}"
+            for f in fields(self)
+            if f.name not in RESUMABLE_CHANGES and getattr(self, f.name) != getattr(other, f.name)
+        ]
+
+    def write(self, report: Path) -> None:
+        report.mkdir(parents=True, exist_ok=True)
+        write_json(report / PLAN, asdict(self))
+
+    @classmethod
+    def read(cls, report: Path) -> Plan:
+        """Raises RunError when the folder is no benchmark."""
+        try:
+            data = json.loads((report / PLAN).read_text("utf-8"))
+            lists = {name: tuple(data[name]) for name in ("methods", "sizes", "proxies", "pairs")}
+            return cls(**data | lists)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise RunError(f"{report}: expected a folder made by 'cbmir benchmark', found {error}") from error
+
+
+def make_plan(
+    protocol: Protocol, manifest: Manifest, path: Path, *, methods: tuple[str, ...], sweeps: tuple[str, ...],
+    seeds: int, folds: int, pairs: tuple[str, ...], training: dict[str, Any], command: str,
+) -> tuple[Plan, dict[Part, Manifest]]:  # fmt: skip
+    """The plan and the selection of each of its parts.
+
+    Without `methods` all that the protocol has are compared, in a sweep those of the paper's figures; several sweeps
+    are crossed. Raises SplitError, ManifestError or RunError where the manifest does not hold what is asked.
+    """
+    if folds and protocol.labels:
+        raise RunError(f"expected no folds with protocol {protocol.name}, which draws its own images by seed")
+    if not methods:
+        methods = SWEPT if sweeps else methods_of(protocol.negatives)
+    elif "negative-proxies" in sweeps:
+        methods = tuple(dict.fromkeys((*methods, "proxy", "proxy-negative")))
+    proxies = SWEPT_PROXIES if "proxies-per-class" in sweeps else ("",)
+    plan = Plan(
+        protocol.name, str(path.resolve()), manifest.fingerprint, methods, seeds, folds, (0,), proxies, pairs,
+        training, command,
+    )  # fmt: skip
+    most = max(protocol.sizes, default=0) if "train-size" in sweeps else protocol.size
+    whole = {part: select(protocol, manifest, part.seed, part.fold, folds, most) for part in plan.parts()}
+    sizes = sweep_sizes(protocol, list(whole.values())) if "train-size" in sweeps else (protocol.size,)
+    plan = replace(plan, sizes=sizes)
+    return plan, {part: _of_size(whole[replace(part, size=0)], part) for part in plan.parts()}
+
+
+def _of_size(selection: Manifest, part: Part) -> Manifest:
+    return keep_training(selection, part.size, seed=part.seed) if part.size else selection
+
+
+def prepare(report: Path, plan: Plan, selections: dict[Part, Manifest], *, resume: bool) -> None:
+    """Write the plan and the selections that are not there yet. Raises RunError for a folder of something else."""
+    if not (report / PLAN).exists():
+        if report.exists() and any(report.iterdir()):
+            raise RunError(f"{report}: expected a new or empty folder for the report, found files; choose another -o")
+    elif not resume:
+        raise RunError(f"{report}: a benchmark is here already; go on with it by --resume, or choose another -o")
+    else:
+        changed = Plan.read(report).differences(plan)
+        if changed:
+            raise RunError(
+                f"{report}: --resume must have the options that the benchmark began with; "
+                f"different: {'; '.join(changed)}"
+            )
+    plan.write(report)
+    for part, selection in selections.items():
+        path = selection_path(report, part)
+        if not path.exists():
+            write_manifest(selection, path)
+
+
+def selection_path(report: Path, part: Part) -> Path:
+    """The manifest of one part: its images, patients, splits and labels, as `cbmir train` reads them."""
+    return report / "selections" / f"{part.name}.csv"

@@ -1,0 +1,47 @@
+"""REPORT: results.json, and what is read of it: index.html, report.md, tables/*.csv and figures/."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from cbmir.files import replacing, write_json, write_text
+from cbmir.training.benchmark.pictures.examples import draw_examples
+from cbmir.training.benchmark.pictures.figures import draw_figures
+from cbmir.training.benchmark.pictures.maps import draw_maps
+from cbmir.training.benchmark.plan import Plan
+from cbmir.training.benchmark.report.blocks import Table
+from cbmir.training.benchmark.report.content import contents, report_title
+from cbmir.training.benchmark.report.markdown import markdown
+from cbmir.training.benchmark.report.page import page
+from cbmir.training.benchmark.results import make_results
+
+
+def write_report(report: Path, plan: Plan) -> Path:
+    """Write the report of what is finished so far, and return the path of index.html, which is written last.
+
+    May be called again at any time: each file is replaced as a whole.
+    """
+    results, figures, tables = make_results(report, plan), report / "figures", report / "tables"
+    for folder in (figures, tables):
+        folder.mkdir(parents=True, exist_ok=True)
+    pictures = [
+        *draw_figures(results, figures),
+        *draw_maps(report, plan, figures),
+        *draw_examples(report, plan, figures),
+    ]
+    title, blocks = report_title(results), list(contents(results, pictures))
+    text, html = markdown(title, blocks), page(title, blocks, figures)
+    write_json(report / "results.json", results)
+    for block in blocks:
+        if isinstance(block, Table):
+            _write_table(block, tables)
+    write_text(report / "report.md", text)
+    write_text(report / "index.html", html)
+    return report / "index.html"
+
+
+def _write_table(table: Table, folder: Path) -> None:
+    path = folder / f"{table.name}.csv"
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream, lineterminator="\n").writerows(table.records())
