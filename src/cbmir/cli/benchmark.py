@@ -13,6 +13,7 @@ from cbmir.cli.options import training_options
 
 if TYPE_CHECKING:
     from cbmir.manifest import Manifest
+    from cbmir.training.benchmark.plan import Plan
 
 
 @click.command(
@@ -41,7 +42,13 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--code-bits", default=64, show_default=True, help="Code length of the hashing methods.")
 @click.option("--pairs", multiple=True, metavar="A/B", help="Labels that a t-SNE map tells apart; repeat for more.")
-@click.option("--jobs", default=1, show_default=True, help="So many cells at a time; they take turns over the GPUs.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="So many cells at a time; they take turns over the GPUs.",
+)
 @click.option("--ray", default="", metavar="auto|ADDRESS", help="Run the cells as Ray tasks, here or on a cluster.")
 @click.option(
     "--resume", is_flag=True, help="Go on with the benchmark in -o; more methods, seeds, sweeps may be asked."
@@ -65,12 +72,15 @@ def benchmark(
     from cbmir.errors import require
 
     require("lightning", "train")
-    from cbmir.training.benchmark.plan import make_plan, prepare
+    from cbmir.training.benchmark.plan import Plan, make_plan, prepare
     from cbmir.training.benchmark.preview import preview
     from cbmir.training.benchmark.protocols import PROTOCOLS
 
     if report is None and not dry_run:
         raise click.UsageError("Missing option '-o' / '--output'; or use --dry-run.")
+    if report is not None and report_only:
+        _finish(report, Plan.read(report))
+        return
     if options["weights"] not in ("none", "imagenet"):
         options["weights"] = str(Path(options["weights"]).resolve())
     plan, selections = make_plan(
@@ -83,12 +93,15 @@ def benchmark(
         click.echo(preview(plan, selections))
         return
     assert report is not None
-    from cbmir.training.benchmark.report.writing import write_report
     from cbmir.training.benchmark.running import run_cells
 
-    prepare(report, plan, selections, resume=resume or report_only)
-    failed = 0 if report_only else run_cells(report, plan, jobs=jobs, ray=ray)
-    click.echo(write_report(report, plan))
+    prepare(report, plan, selections, resume=resume)
+    try:
+        failed = run_cells(report, plan, jobs=jobs, ray=ray)
+    except KeyboardInterrupt:
+        click.echo("Go on with --resume; --report-only shows what is finished.", err=True)
+        raise
+    _finish(report, plan)
     if failed:
         click.echo(f"{failed} cells failed; the report says why. --resume tries them again.", err=True)
         context.exit(1)
@@ -104,6 +117,12 @@ def benchmark_cell(report: Path, name: str) -> None:
 
     plan = Plan.read(report)
     run_cell(report, plan, plan.cell(name))
+
+
+def _finish(report: Path, plan: Plan) -> None:
+    from cbmir.training.benchmark.report.writing import write_report
+
+    click.echo(write_report(report, plan))
 
 
 def _read(protocol: str, path: Path, dry_run: bool) -> Manifest:
