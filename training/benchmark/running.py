@@ -14,9 +14,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import torch
 from tqdm import tqdm
@@ -41,7 +43,7 @@ def run_cells(report: Path, plan: Plan, *, jobs: int = 1, ray: str = "") -> int:
     Returns how many failed.
 
     `ray` is `auto` or the address of a cluster (all nodes must see REPORT and the images), or empty for this machine.
-    A KeyboardInterrupt stops the running cells in a state from which they go on.
+    Ctrl-C, or SIGTERM as schedulers send it, stops the running cells in a state from which they go on.
     """
     waiting = [cell for cell in plan.cells() if not (cell_folder(report, cell) / FACTS).exists()]
     # Those that rest on the BCE network's features have to wait for it.
@@ -49,6 +51,7 @@ def run_cells(report: Path, plan: Plan, *, jobs: int = 1, ray: str = "") -> int:
     total = len(list(plan.cells()))
     run, failed = _on_ray(ray, jobs) if ray else _here(jobs), 0
     with (
+        _terminated_like_interrupted(),
         logging_redirect_tqdm(),
         tqdm(total=total, initial=total - len(waiting), desc="cells", unit="cell", disable=None) as bar,
     ):
@@ -81,6 +84,18 @@ def environment(slot: int, jobs: int) -> dict[str, str]:
     return own
 
 
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _here(jobs: int) -> Run:
     """Processes on this machine."""
 
@@ -96,7 +111,7 @@ def _here(jobs: int) -> Run:
             try:
                 with starting:  # so that a stop misses no process
                     if stopped.is_set():
-                        return -signal.SIGINT
+                        return -signal.SIGTERM
                     with _log(report, cell).open("ab") as stream:
                         # A session of its own: Ctrl-C reaches the cells from here alone, once.
                         running[slot] = subprocess.Popen(
@@ -117,7 +132,7 @@ def _here(jobs: int) -> Run:
                     stopped.set()
                     for process in running.values():
                         if process.poll() is None:
-                            process.send_signal(signal.SIGINT)
+                            process.terminate()
 
     return run
 
