@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
 import warnings
@@ -15,6 +14,7 @@ import lightning as L  # noqa: N812  Lightning's own convention
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.utilities import rank_zero_only
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
@@ -22,14 +22,14 @@ from torch.utils.data import DataLoader, DistributedSampler
 import cbmir
 from cbmir.card import ModelCard
 from cbmir.errors import RunError, SplitError, TrainingError
-from cbmir.files import write_json
+from cbmir.files import is_empty, write_json
 from cbmir.manifest import Manifest
 from cbmir.training.calibration import platt_calibration, youden_threshold
 from cbmir.training.checkpoints import ReplacingCheckpointIO, callbacks, stopped_early
 from cbmir.training.config import TrainConfig, resolve_precision
 from cbmir.training.curves import append_epoch, draw_curves, read_epochs
 from cbmir.training.data import TrainingImages, cache_folder, cached_images, evaluation_batches, label_array
-from cbmir.training.evaluation import Vectors, embed, evaluate
+from cbmir.training.evaluation import Vectors, embed, evaluate, on_fastest_device
 from cbmir.training.metrics import class_aucs, inner_products, mean_of_known, positives, retrieval_values
 from cbmir.training.model import ProxyHead, RetrievalModel
 from cbmir.training.run import (
@@ -95,13 +95,14 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
         raise KeyboardInterrupt
     if trainer.is_global_zero:
         model.load_state_dict(best_state(folder))
+        on_fastest_device(model)  # Lightning has put it back on the CPU
         _finish(config, folder, manifest, images, model)
     return folder
 
 
 def first_process() -> bool:
     """Whether this process writes: with several devices Lightning starts the same command once more for each."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
+    return int(getattr(rank_zero_only, "rank", 0)) == 0
 
 
 class RetrievalTask(L.LightningModule):
@@ -186,7 +187,7 @@ class EpochSampler(DistributedSampler[Any]):
 
 def _check_folder(folder: RunFolder, config: TrainConfig, resume: bool) -> None:
     if not folder.config.exists():
-        if folder.path.exists() and any(folder.path.iterdir()):
+        if not is_empty(folder.path):
             raise RunError(f"{folder.path}: expected a new or empty folder for the run, found files; choose another -o")
         if resume:
             log.info("%s is new: nothing to resume, starting.", folder.path)
@@ -244,9 +245,9 @@ def _trainer(config: TrainConfig, folder: RunFolder) -> L.Trainer:
 
 def _loader(data: TrainingImages, config: TrainConfig, trainer: L.Trainer) -> DataLoader[Any]:
     sampler = EpochSampler(data, trainer.world_size, trainer.global_rank, shuffle=True, seed=config.seed)
+    size = -(-config.batch_size // trainer.world_size)  # a batch is that of all processes together
     # A last batch of one image has no batch statistics.
-    drop_last = len(sampler) % config.batch_size == 1
-    return DataLoader(data, config.batch_size, sampler=sampler, drop_last=drop_last)
+    return DataLoader(data, size, sampler=sampler, drop_last=len(sampler) % size == 1)
 
 
 def _finish(

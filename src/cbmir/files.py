@@ -21,6 +21,11 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def is_empty(folder: Path) -> bool:
+    """Whether a folder is missing or holds nothing but what a process that was killed left half written."""
+    return not folder.exists() or all(path.name.endswith(".part") for path in folder.iterdir())
+
+
 def write_text(path: Path, text: str) -> None:
     """Write text in UTF-8."""
     with replacing(path) as temporary:

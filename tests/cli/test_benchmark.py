@@ -92,9 +92,17 @@ def test_from_a_table_to_a_report(how: tuple[object, ...], tiny_manifest: Path, 
     assert [(row["method"], row["finished"]) for row in results["rows"]] == [("bce", 1), ("proxy", 1), ("itq", 0)]
     assert "found 5000" in results["failed"][0]["error"]
     assert "seed0/itq" in (report / "report.md").read_text()
-    trained = (report / "cells/seed0/proxy/run/card.json").stat().st_mtime_ns
+    trained = (report / "cells/seed0/proxy-m2/run/card.json").stat().st_mtime_ns
 
     second = call("--methods", "bce,proxy,texture", "--code-bits", 5000, "--resume")
-    assert second.returncode == 0, second.stderr
-    assert (report / "cells/seed0/proxy/run/card.json").stat().st_mtime_ns == trained
-    assert "texture" in json.loads((report / "results.json").read_text())["methods"]
+    assert second.returncode == 1, "ITQ is tried again, and fails again"
+    assert (report / "cells/seed0/proxy-m2/run/card.json").stat().st_mtime_ns == trained
+    results = json.loads((report / "results.json").read_text())
+    assert [row["method"] for row in results["rows"]] == ["texture", "bce", "proxy", "itq"], (
+        "what was asked before stays"
+    )
+
+    before = (report / "benchmark.json").read_text()
+    third = call("--methods", "dsh", "--report-only")
+    assert (third.returncode, third.stdout) == (0, f"{report / 'index.html'}\n")
+    assert (report / "benchmark.json").read_text() == before

@@ -66,14 +66,25 @@ def shared(targets: Tensor, negative: bool) -> list[list[int]]:
     return [[len(a & b) for b in own] for a in own]
 
 
+def dissimilar(targets: Tensor, negative: bool) -> list[list[bool]]:
+    """No class can be shared, whatever the unknown labels are."""
+    possible = [{j for j, v in enumerate(row) if v != 0} for row in targets.tolist()]
+    for row, own in zip(targets.tolist(), possible, strict=True):
+        if negative and 1 not in row:
+            own.add(-1)
+    return [[not a & b for b in possible] for a in possible]
+
+
 def relaxed(head: HashHead, features: Tensor) -> np.ndarray:
     return np.asarray(features.numpy() @ head.linear.weight.detach().numpy().T + head.linear.bias.detach().numpy())
 
 
 def brute_dsh(head: HashHead, features: Tensor, targets: Tensor, negative: bool) -> float:
-    codes, r = relaxed(head, features), shared(targets, negative)
+    codes, r, apart = relaxed(head, features), shared(targets, negative), dissimilar(targets, negative)
     losses = []
     for i, j in itertools.combinations(range(len(codes)), 2):
+        if not r[i][j] and not apart[i][j]:
+            continue
         d = sum((a - b) ** 2 for a, b in zip(codes[i], codes[j], strict=True))
         pair = d / 2 if r[i][j] else max(2 * codes.shape[1] - d, 0) / 2
         losses.append(pair + 0.01 * sum(abs(abs(v) - 1) for v in [*codes[i], *codes[j]]))
@@ -82,12 +93,14 @@ def brute_dsh(head: HashHead, features: Tensor, targets: Tensor, negative: bool)
 
 def brute_sdh(head: HashHead, features: Tensor, targets: Tensor, negative: bool) -> float:
     """With the matrices of the paper: B, H and the two scatters in full."""
-    h, r = np.tanh(relaxed(head, features)).T, shared(targets, negative)
+    h, r, apart = np.tanh(relaxed(head, features)).T, shared(targets, negative), dissimilar(targets, negative)
     bits, n = h.shape
     scatter = {True: np.zeros((bits, bits)), False: np.zeros((bits, bits))}
     pairs = {True: 0, False: 0}
     for i, j in itertools.combinations(range(n), 2):
         similar = r[i][j] > 0
+        if not similar and not apart[i][j]:
+            continue
         scatter[similar] += np.outer(h[:, i] - h[:, j], h[:, i] - h[:, j])
         pairs[similar] += 1
     centred = h - h.mean(axis=1, keepdims=True)
@@ -147,12 +160,13 @@ def test_dsh_by_hand() -> None:
     """Codes (1, 1), (1, -1), (0.5, 1); m = 4. The first two share a class, the third shares none.
 
     Pair 1-2: 4 / 2 = 2. Pair 1-3: (4 - 0.25) / 2 = 1.875. Pair 2-3: d^2 = 4.25 > m, so 0. The third is 0.5 from +-1,
-    which costs 0.005 in each of its pairs.
+    which costs 0.005 in each of its pairs. Where the second may have the third's finding, they are no pair.
     """
     codes = torch.tensor([[1.0, 1.0], [1.0, -1.0], [0.5, 1.0]])
-    targets = torch.tensor([[1.0, 0.0], [1.0, NAN], [0.0, 1.0]])
-    got = value(DSHLoss(targets, negative=False), identity(2, 2), codes, targets)
-    assert got.item() == pytest.approx((2 + 1.875 + 2 * 0.005) / 3)
+    for second, pairs in ((0.0, 3), (NAN, 2)):
+        targets = torch.tensor([[1.0, 0.0], [1.0, second], [0.0, 1.0]])
+        got = value(DSHLoss(targets, negative=False), identity(2, 2), codes, targets)
+        assert got.item() == pytest.approx((2 + 1.875 + 0.005 * (pairs - 1)) / pairs)
 
 
 def test_sdh_by_hand() -> None:
@@ -228,16 +242,30 @@ def test_osdh_without_an_order_still_classifies(targets: Tensor) -> None:
 
 
 @pytest.mark.parametrize("loss_type", [DSHLoss, SDHLoss])
-@pytest.mark.parametrize("target", [0.0, 1.0, NAN])
-def test_only_similar_or_only_dissimilar_pairs(loss_type: type[HashingLoss], target: float) -> None:
-    """Images that all have the findings, or are all known to have none, draw together; unknown ones move apart."""
+@pytest.mark.parametrize("target", [0.0, 1.0])
+def test_only_similar_pairs(loss_type: type[HashingLoss], target: float) -> None:
+    """Images that all have the findings, or are all known to have none, draw together."""
     targets = torch.full((4, 2), target)
     features = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
     loss = value(loss_type(targets, negative=True), identity(6, 2), features, targets)
     (gradient,) = torch.autograd.grad(loss, features)
     before = features.detach().tanh()
     after = (features.detach() - 1e-4 * gradient).tanh()
-    assert (after.var(dim=0).sum() > before.var(dim=0).sum()) == math.isnan(target)
+    assert after.var(dim=0).sum() < before.var(dim=0).sum()
+
+
+def test_images_of_which_nothing_is_known_are_no_pair() -> None:
+    """DSH then has nothing to say; SDH looks at all images whatever they show, as its variance does."""
+    targets = torch.full((4, 2), NAN)
+    features = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    loss = value(DSHLoss(targets, negative=True), identity(6, 2), features, targets)
+    (gradient,) = torch.autograd.grad(loss, features)
+    assert loss.item() == 0 and (gradient == 0).all()
+    codes = features.detach().tanh()
+    alone = (1 - codes.abs()).square().sum(dim=1).mean() / 2 - 100 * codes.var(dim=0, correction=0).sum() / 2
+    assert value(SDHLoss(targets, negative=True), identity(6, 2), features, targets).item() == pytest.approx(
+        alone.item()
+    )
 
 
 @pytest.mark.parametrize("loss_type", LOSSES)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from cbmir.training.metrics import (
     add_negative_class,
     auc,
+    bootstrap_p,
     class_aucs,
     discounts,
     holm,
@@ -122,6 +123,15 @@ def test_against_brute_force(k: int) -> None:
         assert values.precision[q] == pytest.approx(sum(r > 0 for r in top) / len(top))
 
 
+def test_inner_products_in_blocks_are_those_of_each_row() -> None:
+    """More queries than a block holds, asked out of order too."""
+    rng = np.random.default_rng(0)
+    query, gallery = rng.normal(size=(150, 5)), rng.normal(size=(7, 5))
+    similarity = inner_products(query, gallery)
+    for row in (0, 63, 64, 149, 3):
+        np.testing.assert_allclose(similarity(row), gallery @ query[row])
+
+
 def test_random_ranking_is_the_mean_over_all_orderings() -> None:
     own = np.array([[1, 1]], dtype=np.float32)
     labels = np.array([[1, 1], [1, 0], [0, 0], [0, 1]], dtype=np.float32)
@@ -200,6 +210,14 @@ def test_sign_flips_are_by_patient() -> None:
     assert sign_flip_p(differences, patients) == pytest.approx(2 / 8, abs=0.02)
     assert sign_flip_p(np.array([1.0, -1, 0.5]), list("abc")) > 0.5
     assert math.isnan(sign_flip_p(np.array([NAN]), ["a"]))
+
+
+def test_bootstrap_p_by_hand() -> None:
+    """Of 99 samples 4 lie at or below 0: twice (4 + 1) in 100."""
+    assert bootstrap_p(np.arange(99.0) - 3) == pytest.approx(0.1)
+    assert bootstrap_p(np.ones(99)) == pytest.approx(0.02)
+    assert bootstrap_p(np.zeros(99)) == 1
+    assert math.isnan(bootstrap_p(np.array([NAN])))
 
 
 def test_holm_by_hand() -> None:

@@ -21,7 +21,7 @@ from cbmir.training.benchmark.plan import Cell, Plan, selection_path
 from cbmir.training.benchmark.protocols import PROTOCOLS
 from cbmir.training.config import TrainConfig
 from cbmir.training.data import cache_folder, cached_images, evaluation_batches, label_array
-from cbmir.training.evaluation import Vectors, embed, evaluate
+from cbmir.training.evaluation import Vectors, embed, evaluate, on_fastest_device
 from cbmir.training.harness import first_process, train
 from cbmir.training.metrics import Similarity, inner_products, patient_codes
 from cbmir.training.run import RunFolder, best_state, build_model, split_rows, split_targets
@@ -48,15 +48,17 @@ def run_cell(report: Path, plan: Plan, cell: Cell) -> None:
 
 
 def _run(report: Path, plan: Plan, cell: Cell, folder: Path) -> None:
-    began, method, path = time.time(), METHODS[cell.method], selection_path(report, cell.part)
+    method, path = METHODS[cell.method], selection_path(report, cell.part)
     selection = read_manifest(path)
     part = _Part(selection, plan.config(cell, selection, path), cache_folder(path))
     if method.answer is None:
         train(part.config, folder / "run", resume=True)
         if not first_process():
             return
+        began = time.time()
         answer, facts = _network(part, folder / "run"), _facts(folder / "run")
     else:
+        began = time.time()
         answer, facts = method.answer(_given(part, _bce(report, cell) if method.needs_bce else {})), {}
     scores = answer.scores
     if scores is None:
@@ -75,7 +77,7 @@ def _run(report: Path, plan: Plan, cell: Cell, folder: Path) -> None:
             "training_images": len(gallery.patients),
             "queries": len(rows),
             **facts,
-            "seconds": round(time.time() - began, 1),
+            "seconds": round(facts.get("training_seconds", 0) + time.time() - began, 2),
         },
     )  # fmt: skip
 
@@ -115,6 +117,7 @@ def _network(part: _Part, run: Path) -> Answer:
     """What the best model of the run answers."""
     model, _ = build_model(part.config, split_targets(part.selection, "train"), weights="none")
     model.load_state_dict(best_state(RunFolder(run)))
+    on_fastest_device(model)
     query, scores = embed(model, part.batches("test"))
     gallery, _ = embed(model, part.batches("train"))
     return Answer(query, gallery, inner_products(query, gallery), scores)
@@ -132,14 +135,20 @@ def _facts(run: Path) -> dict[str, Any]:
 
 
 def _given(part: _Part, bce: dict[str, NDArray[np.float32]]) -> Given:
-    none = np.empty((0, 0), np.float32)
+    none, side = np.empty((0, 0), np.float32), part.config.preprocess.crop
 
     def crops(split: str) -> NDArray[np.uint8]:
-        return np.concatenate([batch[:, 0] for batch in part.batches(split)])
+        images, filled = np.empty((len(part.rows(split)), side, side), np.uint8), 0
+        for batch in part.batches(split):
+            images[filled : filled + len(batch)] = batch[:, 0]
+            filled += len(batch)
+        return images
 
     return Given(
-        query=part.vectors("test", bce.get("query", none), bce.get("scores")),
-        gallery=part.vectors("train", bce.get("gallery", none)),
+        query=bce.get("query", none),
+        scores=bce.get("scores", none),
+        gallery=bce.get("gallery", none),
+        targets=split_targets(part.selection, "train"),
         images=crops,
         bits=part.config.code_bits,
         seed=part.config.seed,

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from cbmir.errors import RunError
-from cbmir.files import write_json
-from cbmir.manifest import Manifest, write_manifest
+from cbmir.files import is_empty, write_json
+from cbmir.manifest import Manifest, read_manifest, write_manifest
 from cbmir.training.benchmark.methods import METHODS, SWEPT, methods_of
 from cbmir.training.benchmark.protocols import PROTOCOLS, Protocol, keep_training, select, sweep_sizes
 from cbmir.training.config import BALANCEABLE, TrainConfig
 
-#: What --resume may change: it adds cells, or only how they are shown. Everything else would make another benchmark.
+#: What --resume may change: it adds to what was asked before, or says where the images now are. Everything else would
+#: make another benchmark.
 RESUMABLE_CHANGES = ("manifest", "methods", "seeds", "sizes", "proxies", "pairs", "command")
 #: Proxies per class in the sweep (the paper's figure has 1 to 32).
 SWEPT_PROXIES = ("1", "2", "4", "8", "16", "32")
@@ -39,7 +41,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Cell:
-    """One method on one part; `proxies` per class, or empty where the sweep does not change them."""
+    """One method on one part; `proxies` per class, or empty for a method that has no choice of them."""
 
     part: Part
     method: str
@@ -48,13 +50,14 @@ class Cell:
     @property
     def name(self) -> str:
         """Its folder below REPORT/cells."""
-        return f"{self.part.name}/{self.method}" + (f"-{self.proxies}" if self.proxies else "")
+        return f"{self.part.name}/{self.method}" + (f"-m{self.proxies}" if self.proxies else "")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`training` are the options of `cbmir train` that all methods share. `sizes` are the training-set sizes and
-    `proxies` the numbers per class to compare; (0,) and ("",) compare none. `pairs` of labels are drawn by t-SNE."""
+    """`training` are the options of `cbmir train` that all methods share. `sizes` are the training-set sizes (0: all
+    images) and `proxies` the numbers per class to compare. `pairs` of labels are drawn by t-SNE. `command` is what was
+    typed, a line for each time that it was another."""
 
     protocol: str
     manifest: str
@@ -63,7 +66,7 @@ class Plan:
     seeds: int = 3
     folds: int = 0
     sizes: tuple[int, ...] = (0,)
-    proxies: tuple[str, ...] = ("",)
+    proxies: tuple[str, ...] = ("2",)
     pairs: tuple[str, ...] = ()
     training: dict[str, Any] = field(default_factory=dict)
     command: str = ""
@@ -126,11 +129,25 @@ class Plan:
 
     def differences(self, other: Plan) -> list[str]:
         """What keeps `other` from going on with this benchmark, as "name: own -> other"."""
+        own, others = ({**asdict(plan), **plan.training, "training": "", "devices": ""} for plan in (self, other))
         return [
-            f"{f.name}: {getattr(self, f.name)} -> {getattr(other, f.name)}"
-            for f in fields(self)
-            if f.name not in RESUMABLE_CHANGES and getattr(self, f.name) != getattr(other, f.name)
+            f"{name}: {own.get(name)} -> {others.get(name)}"
+            for name in own | others
+            if name not in RESUMABLE_CHANGES and own.get(name) != others.get(name)
         ]
+
+    def extended(self, other: Plan) -> Plan:
+        """This plan and what `other`, which differs in nothing else, asks for besides."""
+
+        def both(name: str) -> Any:
+            return tuple(dict.fromkeys((*getattr(self, name), *getattr(other, name))))
+
+        sizes = sorted(both("sizes"), key=lambda size: size or sys.maxsize)
+        commands = dict.fromkeys((*self.command.splitlines(), *other.command.splitlines()))
+        return replace(
+            other, methods=both("methods"), sizes=tuple(sizes), seeds=max(self.seeds, other.seeds),
+            proxies=both("proxies"), pairs=both("pairs"), command="\n".join(commands),
+        )  # fmt: skip
 
     def write(self, report: Path) -> None:
         report.mkdir(parents=True, exist_ok=True)
@@ -158,11 +175,15 @@ def make_plan(
     """
     if folds and protocol.labels:
         raise RunError(f"expected no folds with protocol {protocol.name}, which draws its own images by seed")
+    known = methods_of(protocol.negatives)
     if not methods:
-        methods = SWEPT if sweeps else methods_of(protocol.negatives)
+        methods = tuple(name for name in SWEPT if name in known) if sweeps else known
     elif "negative-proxies" in sweeps:
         methods = tuple(dict.fromkeys((*methods, "proxy", "proxy-negative")))
-    proxies = SWEPT_PROXIES if "proxies-per-class" in sweeps else ("",)
+    for pair in pairs:
+        for name in _both_of(pair):
+            manifest.labels.index(name)
+    proxies = SWEPT_PROXIES if "proxies-per-class" in sweeps else (training["proxies_per_class"],)
     plan = Plan(
         protocol.name, str(path.resolve()), manifest.fingerprint, methods, seeds, folds, (0,), proxies, pairs,
         training, command,
@@ -174,29 +195,43 @@ def make_plan(
     return plan, {part: _of_size(whole[replace(part, size=0)], part) for part in plan.parts()}
 
 
+def _both_of(pair: str) -> tuple[str, str]:
+    first, slash, second = pair.partition("/")
+    if not slash:
+        raise RunError(f"expected a pair of labels such as Edema/Cardiomegaly, found {pair!r}")
+    return first.strip(), second.strip()
+
+
 def _of_size(selection: Manifest, part: Part) -> Manifest:
     return keep_training(selection, part.size, seed=part.seed) if part.size else selection
 
 
-def prepare(report: Path, plan: Plan, selections: dict[Part, Manifest], *, resume: bool) -> None:
-    """Write the plan and the selections that are not there yet. Raises RunError for a folder of something else."""
+def prepare(report: Path, plan: Plan, selections: dict[Part, Manifest], *, resume: bool) -> Plan:
+    """Write the selections and the plan; returns it with what was asked of this report before.
+
+    Raises RunError for a folder of something else, and for a selection that comes out otherwise than it did.
+    """
     if not (report / PLAN).exists():
-        if report.exists() and any(report.iterdir()):
+        if not is_empty(report):
             raise RunError(f"{report}: expected a new or empty folder for the report, found files; choose another -o")
     elif not resume:
         raise RunError(f"{report}: a benchmark is here already; go on with it by --resume, or choose another -o")
     else:
-        changed = Plan.read(report).differences(plan)
+        before = Plan.read(report)
+        changed = before.differences(plan)
         if changed:
             raise RunError(
                 f"{report}: --resume must have the options that the benchmark began with; "
                 f"different: {'; '.join(changed)}"
             )
-    plan.write(report)
+        plan = before.extended(plan)
     for part, selection in selections.items():
         path = selection_path(report, part)
-        if not path.exists():
-            write_manifest(selection, path)
+        if path.exists() and read_manifest(path).fingerprint != selection.fingerprint:
+            raise RunError(f"{path}: this selection was made by another version of cbmir; start another report")
+        write_manifest(selection, path)  # again, since the images may have been moved
+    plan.write(report)
+    return plan
 
 
 def selection_path(report: Path, part: Part) -> Path:

@@ -113,11 +113,16 @@ def keep_training(manifest: Manifest, size: int, *, seed: int) -> Manifest:
 
 
 def sweep_sizes(protocol: Protocol, selections: Sequence[Manifest]) -> tuple[int, ...]:
-    """Training-set sizes of a sweep: the protocol's, or an eighth, a quarter, a half and (0) all of the images."""
+    """Training-set sizes of a sweep: the protocol's, or an eighth, a quarter, a half and (0) all of the images.
+
+    Raises SplitError where an eighth would be a single image.
+    """
     if protocol.sizes:
         return protocol.sizes
     least = min(len(selection.split("train")) for selection in selections)
-    return tuple(dict.fromkeys((least // 8, least // 4, least // 2, 0)))
+    if least < 16:
+        raise SplitError(f"expected 16 training images or more for a sweep over their number, found {least}")
+    return (least // 8, least // 4, least // 2, 0)
 
 
 def _has_finding(row: Row) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
@@ -37,8 +38,8 @@ def make_results(report: Path, plan: Plan) -> dict[str, Any]:
     the parts that both have finished, and is None for BCE itself. p values are corrected (Holm) over the rows of one
     size.
     """
-    selections = {part: read_manifest(selection_path(report, part)) for part in plan.parts()}
-    labels = next(iter(selections.values())).labels.names
+    parts = plan.parts()
+    labels = read_manifest(selection_path(report, parts[0])).labels.names
     answers = {
         cell: read_answers(cell_folder(report, cell))
         for cell in plan.cells()
@@ -56,9 +57,14 @@ def make_results(report: Path, plan: Plan) -> dict[str, Any]:
         "versions": {"cbmir": cbmir.__version__, "python": platform.python_version()}
         | {name: version(name) for name in _LIBRARIES},
         "hardware": hardware(),
-        "selections": [selection_facts(part, selection) for part, selection in selections.items()],
+        "selections": [selection_facts(part, read_manifest(selection_path(report, part))) for part in parts],
         "methods": {
-            name: {"title": m.title, "source": m.source, "paper": dict(m.paper.get(protocol.name, {}))}
+            name: {
+                "title": m.title,
+                "source": m.source,
+                "chosen": m.chosen,
+                "paper": dict(m.paper.get(protocol.name, {})),
+            }
             for name, m in METHODS.items()
             if any(cell.method == name for cell in plan.cells())
         },
@@ -94,8 +100,11 @@ def _rows(plan: Plan, answers: dict[Cell, Answers], labels: Sequence[str]) -> li
             }
         rows.append(row)
     for size in plan.sizes:
+        compared = [row["minus_bce"] for row in rows if row["size"] == size and row.get("minus_bce")]
+        _correct([one["auc"] for one in compared])
         for column in QUERIES:
-            _correct([row for row in rows if row["size"] == size], column)
+            for metric in RETRIEVAL_METRICS:
+                _correct([one[column][metric] for one in compared])
     return rows
 
 
@@ -112,13 +121,11 @@ def _minus_bce(cells: list[Cell], answers: dict[Cell, Answers]) -> dict[str, Any
     return differences(_pool(both, answers), reference) | {"parts": len(both)}
 
 
-def _correct(rows: list[dict[str, Any]], column: str) -> None:
-    """Add the corrected p of each metric to the rows that were compared with BCE."""
-    compared = [row["minus_bce"][column] for row in rows if row.get("minus_bce")]
-    for metric in RETRIEVAL_METRICS:
-        raw = [float("nan") if one[metric]["p"] is None else one[metric]["p"] for one in compared]
-        for one, p in zip(compared, holm(raw), strict=True):
-            one[metric]["p_holm"] = None if p != p else p
+def _correct(compared: list[dict[str, Any]]) -> None:
+    """Add the corrected p to the differences of one metric."""
+    raw = [float("nan") if one["p"] is None else one["p"] for one in compared]
+    for one, p in zip(compared, holm(raw), strict=True):
+        one["p_holm"] = None if math.isnan(p) else p
 
 
 def _random(plan: Plan, answers: dict[Cell, Answers]) -> dict[str, Any]:
@@ -141,7 +148,7 @@ def _failed(report: Path, plan: Plan) -> list[dict[str, Any]]:
     return [
         {"cell": cell.name, "method": cell.method, **json.loads(_failure(report, cell).read_text("utf-8"))}
         for cell in plan.cells()
-        if _failure(report, cell).exists()
+        if _failure(report, cell).exists() and not (cell_folder(report, cell) / FACTS).exists()
     ]
 
 

@@ -8,9 +8,9 @@ run would be off.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from cbmir.training.evaluation import figure_of
 from cbmir.training.metrics import (
     RETRIEVAL_METRICS,
     Floats,
+    bootstrap_p,
     class_aucs,
     mean_of_known,
     nanmean,
@@ -32,7 +33,7 @@ from cbmir.training.metrics import (
 #: The two columns of METHOD.md.
 QUERIES = ("positive queries", "all queries")
 RESAMPLES = 1000
-#: A view or source with fewer queries that have a value is not broken out: its interval would say nothing.
+#: A view or source with queries of fewer patients is not broken out: its interval would say nothing.
 LEAST = 20
 
 Figure = dict[str, float | None]
@@ -94,21 +95,22 @@ def figures(pool: Pool, labels: Sequence[str]) -> dict[str, Any]:
         for metric in RETRIEVAL_METRICS:
             values = pool.values(column, metric)
             figure = figure_of(mean_of_known(values), weighted_means(values, pool.weights))
-            result[column][metric] = _with_sd(pool, figure, lambda p, c=column, m=metric: mean_of_known(p.values(c, m)))
-    groups = {"views": "views", "sources": "sources"}
-    return result | {name: _breakdown(pool, attribute) for name, attribute in groups.items()}
+            result[column][metric] = _with_sd(pool, figure, partial(_mean, column=column, metric=metric))
+    return result | {attribute: _breakdown(pool, attribute) for attribute in ("views", "sources")}
 
 
 def differences(pool: Pool, reference: Pool) -> dict[str, Any]:
     """What `pool` has more than `reference` (BCE), query by query: interval, and p by flipping the patients' signs.
 
-    Both must have answered the same queries. Raises ValueError otherwise.
+    AUC has no value a query; its p is that of the bootstrap. Both must have answered the same queries. Raises
+    ValueError otherwise.
     """
     if pool.patients != reference.patients:
         raise ValueError("expected both methods to have answered the same queries")
     aucs = pool.resampled_aucs - reference.resampled_aucs
     own, other = mean_of_known(pool.aucs()), mean_of_known(reference.aucs())
-    result: dict[str, Any] = {"auc": figure_of(own - other, nanmean(aucs, axis=1))}
+    samples = nanmean(aucs, axis=1)
+    result: dict[str, Any] = {"auc": figure_of(own - other, samples) | {"p": _json(bootstrap_p(samples))}}
     for column in QUERIES:
         result[column] = {}
         for metric in RETRIEVAL_METRICS:
@@ -133,19 +135,25 @@ def _breakdown(pool: Pool, attribute: str) -> dict[str, Any]:
     for name in sorted(set(group) - {""}):
         for column in QUERIES:
             values = np.where(group == name, pool.values(column, "ndcg"), np.nan)
-            count = int((~np.isnan(values)).sum())
-            if count >= LEAST:
+            known = ~np.isnan(values)
+            if len({pool.patients[i] for i in np.flatnonzero(known)}) >= LEAST:
                 figure = figure_of(mean_of_known(values), weighted_means(values, pool.weights))
-                result.setdefault(name, {})[column] = {"queries": count, "ndcg": figure}
+                result.setdefault(name, {})[column] = {"queries": int(known.sum()), "ndcg": figure}
     return result
+
+
+def _mean(pool: Pool, column: str, metric: str) -> float:
+    return mean_of_known(pool.values(column, metric))
 
 
 def _macro_auc(pool: Pool) -> float:
     return mean_of_known(pool.aucs())
 
 
-def _with_sd(pool: Pool, figure: Figure, value: Any) -> Figure:
-    seeds = sorted(set(pool.seeds))
+def _with_sd(pool: Pool, figure: Figure, value: Callable[[Pool], float]) -> Figure:
+    """With the standard deviation over the seeds that have all of their parts finished."""
+    most = max(pool.seeds.count(seed) for seed in pool.seeds)
+    seeds = sorted(seed for seed in set(pool.seeds) if pool.seeds.count(seed) == most)
     spread = np.std([value(pool.of_seed(seed)) for seed in seeds], ddof=1) if len(seeds) > 1 else np.nan
     return figure | {"sd": _json(float(spread))}
 

@@ -5,7 +5,8 @@ For each pair of images with network outputs b_1, b_2 of k values, not squashed 
     (1 - y) |b_1 - b_2|^2 / 2 + y max(m - |b_1 - b_2|^2, 0) / 2 + alpha (| |b_1| - 1 |_1 + | |b_2| - 1 |_1)
 
 with m = 2k and alpha = 0.01. The pairs are all those of the mini-batch, as we read the paper, and its sum over them is
-a mean here, so that the loss does not grow with the batch. Images are similar where they share a class.
+a mean here, so that the loss does not grow with the batch. Images are similar where they share a class; where an
+unknown label leaves that open, they are no pair.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cbmir.training.losses.pairs import shared_classes
+from cbmir.training.losses.pairs import similar_pairs
 from cbmir.training.model import HashHead
 
 _ALPHA = 0.01
 
 
 class DSHLoss(nn.Module):
-    """The mean of the pair loss above over the pairs of a batch, float32 scalar; 0 for a batch of one image.
+    """The mean of the pair loss above over the pairs of a batch, float32 scalar; 0 for a batch without a pair.
 
     `negative`: images without a finding are similar to each other. It has no class weights, `balanced` or not.
     """
@@ -31,12 +32,10 @@ class DSHLoss(nn.Module):
 
     def forward(self, head: HashHead, pooled: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
         codes = head.relaxed(pooled)
-        images, bits = codes.shape
-        similar = shared_classes(targets, negative=self.negative) > 0
+        similar, dissimilar = similar_pairs(targets, negative=self.negative)
         distance = (codes[:, None] - codes).square().sum(dim=2)
         relaxation = (codes.abs() - 1).abs().sum(dim=1)
-        terms = torch.where(similar, distance, (2 * bits - distance).clamp(min=0)) / 2
+        terms = torch.where(similar, distance, (2 * codes.shape[1] - distance).clamp(min=0)) / 2
         terms = terms + _ALPHA * (relaxation[:, None] + relaxation)
-        # Each pair is in the matrix twice, and an image with itself is none.
-        itself = torch.eye(images, dtype=torch.bool, device=codes.device)
-        return terms.masked_fill(itself, 0).sum() / max(images * (images - 1), 1)
+        pairs = similar | dissimilar
+        return terms.masked_fill(~pairs, 0).sum() / pairs.sum().clamp(min=1)

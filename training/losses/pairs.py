@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from cbmir.training.losses.targets import with_negative_class
@@ -15,3 +16,13 @@ def shared_classes(targets: Tensor, *, negative: bool) -> Tensor:
     """
     positive = ((with_negative_class(targets) if negative else targets) == 1).float()
     return positive @ positive.T
+
+
+def similar_pairs(targets: Tensor, *, negative: bool) -> tuple[Tensor, Tensor]:
+    """Which pairs share a class, and which surely share none: [N, C] in {0, 1, NaN} -> two of bool [N, N].
+
+    An unknown label may be shared, so that such a pair is neither. An image is no pair with itself.
+    """
+    possible = ((with_negative_class(targets) if negative else targets) != 0).float()
+    others = ~torch.eye(len(targets), dtype=torch.bool, device=targets.device)
+    return (shared_classes(targets, negative=negative) > 0) & others, (possible @ possible.T == 0) & others

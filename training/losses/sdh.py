@@ -9,7 +9,8 @@ With the codes' relaxation h = tanh(W x + c), b = sgn(h), and W the hashing laye
     J_3 = |W W^T - I|^2 / 2                              independent bits
 
 where S_B and S_W are the means of (h_i - h_j)(h_i - h_j)^T over dissimilar and over similar pairs (those that share a
-class), so that their traces are mean squared distances; alpha = 1, lambda_1 = 100, lambda_2 = 0.001.
+class; where an unknown label leaves that open, they are no pair), so that their traces are mean squared distances;
+alpha = 1, lambda_1 = 100, lambda_2 = 0.001.
 
 The paper leaves open how to train on batches: here N, S_B and S_W are the batch's, and J_1 is a mean over images as J_2
 is, so that their balance does not depend on the batch size. tr(H H^T / N) is the variance, and balances the bits, only
@@ -23,7 +24,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cbmir.training.losses.pairs import shared_classes
+from cbmir.training.losses.pairs import similar_pairs
 from cbmir.training.model import HashHead
 
 _ALPHA = 1.0
@@ -43,14 +44,12 @@ class SDHLoss(nn.Module):
 
     def forward(self, head: HashHead, pooled: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
         codes, weight = head.relaxed(pooled).tanh(), head.linear.weight
-        images = len(codes)
-        if images < 2:
+        if len(codes) < 2:
             return codes.sum() * 0
         quantisation = (1 - codes.abs()).square().sum(dim=1).mean() / 2
         distance = (codes[:, None] - codes).square().sum(dim=2)
-        similar = shared_classes(targets, negative=self.negative) > 0
-        itself = torch.eye(images, dtype=torch.bool, device=codes.device)
-        scatter = _mean(distance, ~similar & ~itself) - _mean(distance, similar & ~itself)
+        similar, dissimilar = similar_pairs(targets, negative=self.negative)
+        scatter = _mean(distance, dissimilar) - _mean(distance, similar)
         variance = (codes.var(dim=0, correction=0).sum() + _ALPHA * scatter) / 2
         dependence = (weight @ weight.T - torch.eye(len(weight), device=weight.device)).square().sum() / 2
         return quantisation - _LAMBDA_1 * variance + _LAMBDA_2 * dependence

@@ -43,13 +43,15 @@ if TYPE_CHECKING:
 @click.option("--code-bits", default=64, show_default=True, help="Code length of the hashing methods.")
 @click.option("--pairs", multiple=True, metavar="A/B", help="Labels that a t-SNE map tells apart; repeat for more.")
 @click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="So many cells at a time; they take turns over the GPUs.",
+    "--jobs", type=click.IntRange(min=1), default=None,
+    help="So many cells at a time; they take turns over the GPUs.  [default: as many as there are GPUs, or 1]",
+)  # fmt: skip
+@click.option(
+    "--ray",
+    default="",
+    metavar="auto|ADDRESS",
+    help="Run the cells as Ray tasks on this cluster; auto: that of RAY_ADDRESS, or here.",
 )
-@click.option("--ray", default="", metavar="auto|ADDRESS", help="Run the cells as Ray tasks, here or on a cluster.")
 @click.option(
     "--resume", is_flag=True, help="Go on with the benchmark in -o; more methods, seeds, sweeps may be asked."
 )
@@ -59,7 +61,7 @@ if TYPE_CHECKING:
 @click.pass_context
 def benchmark(
     context: click.Context, /, protocol: str, manifest: Path, report: Path | None, methods: str, seeds: int, folds: int,
-    sweeps: tuple[str, ...], code_bits: int, pairs: tuple[str, ...], jobs: int, ray: str, resume: bool,
+    sweeps: tuple[str, ...], code_bits: int, pairs: tuple[str, ...], jobs: int | None, ray: str, resume: bool,
     report_only: bool, dry_run: bool,
     **options: Any,
 ) -> None:  # fmt: skip
@@ -81,6 +83,8 @@ def benchmark(
     if report is not None and report_only:
         _finish(report, Plan.read(report))
         return
+    if options["devices"] == "auto":
+        options["devices"] = "1"  # the batch, and so what is trained, is the same on every machine
     if options["weights"] not in ("none", "imagenet"):
         options["weights"] = str(Path(options["weights"]).resolve())
     plan, selections = make_plan(
@@ -93,11 +97,13 @@ def benchmark(
         click.echo(preview(plan, selections))
         return
     assert report is not None
+    import torch
+
     from cbmir.training.benchmark.running import run_cells
 
-    prepare(report, plan, selections, resume=resume)
+    plan = prepare(report, plan, selections, resume=resume)
     try:
-        failed = run_cells(report, plan, jobs=jobs, ray=ray)
+        failed = run_cells(report, plan, jobs=jobs or max(1, torch.cuda.device_count()), ray=ray)
     except KeyboardInterrupt:
         click.echo("Go on with --resume; --report-only shows what is finished.", err=True)
         raise

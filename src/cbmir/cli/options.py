@@ -36,7 +36,7 @@ _TRAINING = (
     ),
     click.option("--epochs", default=50, show_default=True, help="At most so many; the best epoch by nDCG is kept."),
     click.option("--patience", default=10, show_default=True, help="Stop after so many epochs without a better nDCG."),
-    click.option("--batch-size", default=48, show_default=True),
+    click.option("--batch-size", default=48, show_default=True, help="Images a step, of all devices together."),
     click.option("--lr", default=1e-4, show_default=True, help="Learning rate of Adam."),
     click.option("--weight-decay", default=0.0, show_default=True),
     click.option("--sigma", default=0.7, show_default=True, help="Width of the Gaussian similarity."),
@@ -55,5 +55,8 @@ _TRAINING = (
         "--precision", type=click.Choice(["auto", "32", "bf16-mixed", "16-mixed"]), default="auto", show_default=True,
         help="auto: bf16 or fp16 on CUDA, 32 on a CPU.",
     ),
-    click.option("--devices", default="auto", show_default=True, help="How many GPUs, or CPU processes."),
+    click.option(
+        "--devices", default="auto", show_default=True,
+        help="How many GPUs, or CPU processes; in a benchmark auto is 1 for each cell.",
+    ),
 )  # fmt: skip

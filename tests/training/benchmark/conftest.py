@@ -9,7 +9,7 @@ import pytest
 
 from cbmir.manifest import read_manifest
 from cbmir.training.benchmark.cells import run_cell
-from cbmir.training.benchmark.plan import Plan, make_plan, prepare
+from cbmir.training.benchmark.plan import Cell, Plan, make_plan, prepare
 from cbmir.training.benchmark.protocols import TABLE
 
 TINY: dict[str, Any] = {
@@ -36,3 +36,9 @@ def tiny_report(squares: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture(scope="session")
 def tiny_plan(tiny_report: Path) -> Plan:
     return Plan.read(tiny_report)
+
+
+@pytest.fixture(scope="session")
+def tiny_cells(tiny_plan: Plan) -> dict[str, Cell]:
+    """The cell of each method."""
+    return {cell.method: cell for cell in tiny_plan.cells()}

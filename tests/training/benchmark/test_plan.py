@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cbmir.errors import RunError
+from cbmir.errors import ManifestError, RunError
 from cbmir.manifest import Manifest, read_manifest
 from cbmir.training.benchmark.methods import METHODS
 from cbmir.training.benchmark.plan import Cell, Part, Plan, make_plan, prepare, selection_path
@@ -19,7 +19,8 @@ TRAINING: dict[str, Any] = {"encoder": "resnet18", "proxies_per_class": "2", "cl
 
 def plan_of(manifest: Path, **options: Any) -> tuple[Plan, dict[Part, Manifest]]:
     asked: dict[str, Any] = {"methods": (), "sweeps": (), "seeds": 1, "folds": 0, "pairs": (), "training": TRAINING}
-    return make_plan(TABLE, read_manifest(manifest), manifest, command="cbmir benchmark", **asked | options)
+    asked["command"] = "cbmir benchmark"
+    return make_plan(TABLE, read_manifest(manifest), manifest, **asked | options)
 
 
 def names(plan: Plan) -> list[str]:
@@ -41,7 +42,7 @@ def test_bce_is_added_where_a_method_rests_on_it(squares: Path) -> None:
 
 def test_seeds_and_folds(squares: Path) -> None:
     plan, selections = plan_of(squares, methods=("proxy",), seeds=2, folds=3)
-    assert names(plan) == [f"seed{seed}-fold{fold}/proxy" for seed in (0, 1) for fold in (1, 2, 3)]
+    assert names(plan) == [f"seed{seed}-fold{fold}/proxy-m2" for seed in (0, 1) for fold in (1, 2, 3)]
     tested = [row.image for fold in (1, 2, 3) for row in selections[Part(0, fold, 0)].split("test")]
     assert sorted(tested) == sorted(row.image for row in read_manifest(squares))
 
@@ -52,13 +53,13 @@ def test_sweeps_are_crossed(squares: Path) -> None:
     assert plan.sizes == (6, 12, 24, 0)
     assert {cell.method for cell in plan.cells()} == {"bce", "proxy", "proxy-negative"}
     assert len(names(plan)) == 4 * (1 + 6 + 6)
-    assert "seed0-6/proxy-32" in names(plan) and "seed0/bce" in names(plan)
+    assert "seed0-6/proxy-m32" in names(plan) and "seed0/bce" in names(plan)
     assert [len(selections[part].split("train")) for part in plan.parts()] == [6, 12, 24, 48]
 
 
 def test_negative_proxies_sweep_adds_both(squares: Path) -> None:
     plan, _ = plan_of(squares, methods=("bce",), sweeps=("negative-proxies",))
-    assert names(plan) == ["seed0/bce", "seed0/proxy", "seed0/proxy-negative"]
+    assert names(plan) == ["seed0/bce", "seed0/proxy-m2", "seed0/proxy-negative-m2"]
 
 
 def test_how_a_cell_is_trained(squares: Path) -> None:
@@ -81,6 +82,7 @@ def test_how_a_cell_is_trained(squares: Path) -> None:
         ({"methods": ("proxy", "magic")}, "found magic"),
         ({"seeds": 0}, "1 seed or more"),
         ({"folds": 1}, "no folds or 2 or more"),
+        ({"pairs": ("Mass",)}, "a pair of labels"),
     ],
 )
 def test_what_cannot_be_planned(squares: Path, options: dict[str, Any], message: str) -> None:
@@ -88,11 +90,25 @@ def test_what_cannot_be_planned(squares: Path, options: dict[str, Any], message:
         plan_of(squares, **options)
 
 
+def test_a_pair_of_labels_that_are_not_there_is_refused_before_anything_is_trained(squares: Path) -> None:
+    assert plan_of(squares, pairs=("Mass / Effusion",))[0].pairs == ("Mass / Effusion",)
+    with pytest.raises(ManifestError, match="Edema"):
+        plan_of(squares, pairs=("Mass/Edema",))
+
+
+def test_negative_proxies_are_not_swept_where_every_image_has_a_finding(squares: Path) -> None:
+    protocol = replace(TABLE, negatives=False)
+    options: dict[str, Any] = {"seeds": 1, "folds": 0, "pairs": (), "training": TRAINING, "command": ""}
+    for sweeps in ((), ("train-size",)):
+        plan, _ = make_plan(protocol, read_manifest(squares), squares, methods=(), sweeps=sweeps, **options)
+        assert "proxy-negative" not in plan.methods and "proxy" in plan.methods
+
+
 def test_a_protocol_that_draws_its_images_has_no_folds(squares: Path) -> None:
     with pytest.raises(RunError, match="no folds with protocol nih"):
         make_plan(
             NIH, read_manifest(squares), squares,
-            methods=(), sweeps=(), seeds=1, folds=5, pairs=(), training={}, command="",
+            methods=(), sweeps=(), seeds=1, folds=5, pairs=(), training=TRAINING, command="",
         )  # fmt: skip
 
 
@@ -105,12 +121,37 @@ def test_resume_adds_methods_and_refuses_other_options(squares: Path, tmp_path: 
     assert selected.fingerprint == read_manifest(squares).fingerprint
     with pytest.raises(RunError, match="--resume"):
         prepare(report, plan, selections, resume=False)
-    more, more_selections = plan_of(squares, methods=("proxy", "bce"), seeds=2)
-    prepare(report, more, more_selections, resume=True)
+    more, more_selections = plan_of(squares, methods=("bce",), seeds=2, command="cbmir benchmark --seeds 2")
+    merged = prepare(report, more, more_selections, resume=True)
+    assert (merged.methods, merged.seeds) == (("proxy", "bce"), 2), "what was asked before stays"
+    assert merged.command == "cbmir benchmark\ncbmir benchmark --seeds 2"
+    assert Plan.read(report) == merged
     assert selection_path(report, Part(1, 0, 0)).exists()
-    with pytest.raises(RunError, match=r"training: .*encoder"):
-        prepare(report, replace(more, training=TRAINING | {"encoder": "resnet34"}), {}, resume=True)
-    assert Plan.read(report) == more
+    for options in ({"encoder": "resnet34"}, {"code_bits": 32}):
+        with pytest.raises(RunError, match=f"{next(iter(options))}: "):
+            prepare(report, replace(more, training=TRAINING | options), {}, resume=True)
+    prepare(report, replace(more, training=TRAINING | {"devices": "2"}), {}, resume=True)
+
+
+def test_sweeps_that_are_added_keep_what_is_finished(squares: Path, tmp_path: Path) -> None:
+    plan, selections = plan_of(squares, methods=("proxy",))
+    prepare(tmp_path / "report", plan, selections, resume=False)
+    more, more_selections = plan_of(squares, methods=("proxy",), sweeps=("proxies-per-class", "train-size"))
+    merged = prepare(tmp_path / "report", more, more_selections, resume=True)
+    assert merged.sizes == (6, 12, 24, 0) and merged.proxies == ("2", "1", "4", "8", "16", "32")
+    assert names(plan) == ["seed0/proxy-m2"] and "seed0/proxy-m2" in names(merged)
+    assert (merged.shown_size, merged.shown_proxies) == (0, "2")
+
+
+def test_images_that_were_moved_are_found_and_a_changed_selection_is_refused(squares: Path, tmp_path: Path) -> None:
+    plan, selections = plan_of(squares, methods=("proxy",))
+    (part, selection), report = next(iter(selections.items())), tmp_path / "report"
+    prepare(report, plan, selections, resume=False)
+    moved = replace(selection, rows=tuple(replace(row, image=tmp_path / row.image.name) for row in selection))
+    prepare(report, plan, {part: moved}, resume=True)
+    assert read_manifest(selection_path(report, part)).rows[0].image.parent == tmp_path
+    with pytest.raises(RunError, match="another version"):
+        prepare(report, plan, {part: selection.split("train")}, resume=True)
 
 
 def test_a_folder_of_something_else_is_left_alone(squares: Path, tmp_path: Path) -> None:

@@ -46,13 +46,14 @@ def test_no_path_of_this_machine_is_in_the_results(tiny_report: Path, tiny_plan:
 def test_failed_and_missing_cells_are_named(tiny_report: Path, tiny_plan: Plan, tmp_path: Path) -> None:
     report = tmp_path / "report"
     shutil.copytree(tiny_report, report)
-    (report / "cells/seed0/proxy" / FACTS).unlink()
-    (report / "cells/seed0/proxy" / FAILED).write_text('{"error": "the loss became nan", "exit": 1, "log": "x"}')
+    (report / "cells/seed0/proxy-m2" / FACTS).unlink()
+    (report / "cells/seed0/proxy-m2" / FAILED).write_text('{"error": "the loss became nan", "exit": 1, "log": "x"}')
     (report / "cells/seed0/bce" / FACTS).unlink()
+    (report / "cells/seed0/dsh" / FAILED).write_text('{"error": "before it was finished", "exit": 1, "log": "x"}')
     results = make_results(report, tiny_plan)
     rows = {row["method"]: row for row in results["rows"]}
     assert results["failed"] == [
-        {"cell": "seed0/proxy", "method": "proxy", "error": "the loss became nan", "exit": 1, "log": "x"}
+        {"cell": "seed0/proxy-m2", "method": "proxy", "error": "the loss became nan", "exit": 1, "log": "x"}
     ]
     assert results["unfinished"] == ["seed0/bce"]
     assert (rows["proxy"]["cells"], rows["proxy"]["finished"]) == (1, 0)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cbmir.training.benchmark import running
+from cbmir.training.benchmark import processes
 from cbmir.training.benchmark.answers import FACTS, FAILED, LOG
 from cbmir.training.benchmark.cells import cell_folder
 from cbmir.training.benchmark.plan import Cell, Part, Plan
-from cbmir.training.benchmark.running import environment, run_cells
+from cbmir.training.benchmark.processes import environment, on_this_machine
+from cbmir.training.benchmark.running import run_cells
 
 PLAN = Plan("table", "m.csv", "0" * 64, ("bce", "proxy", "itq"), seeds=1)
 FINISH = "from pathlib import Path; Path(r'{folder}', 'cell.json').write_text('{{}}')"
@@ -27,7 +28,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     def command(report: Path, cell: Cell) -> list[str]:
         return [sys.executable, "-c", found[cell.method].format(folder=cell_folder(report, cell))]
 
-    monkeypatch.setattr(running, "command", command)
+    monkeypatch.setattr(processes, "command", command)
     return found
 
 
@@ -43,24 +44,24 @@ def test_a_failed_cell_keeps_its_error_the_rest_goes_on_and_it_is_tried_again(
 ) -> None:
     programs["proxy"] = "import sys; print('Error: the loss became nan', file=sys.stderr); sys.exit(1)"
     assert run_cells(tmp_path, PLAN) == 1
-    failed = json.loads((tmp_path / "cells/seed0/proxy" / FAILED).read_text())
-    assert failed == {"error": "the loss became nan", "exit": 1, "log": "seed0/proxy/log.txt"}
+    failed = json.loads((tmp_path / "cells/seed0/proxy-m2" / FAILED).read_text())
+    assert failed == {"error": "the loss became nan", "exit": 1, "log": "seed0/proxy-m2/log.txt"}
     assert (tmp_path / "cells/seed0/itq" / FACTS).exists()
     programs["proxy"] = FINISH
     assert run_cells(tmp_path, PLAN) == 0
-    assert not (tmp_path / "cells/seed0/proxy" / FAILED).exists()
+    assert not (tmp_path / "cells/seed0/proxy-m2" / FAILED).exists()
 
 
 def test_a_killed_cell_says_so(programs: dict[str, str], tmp_path: Path) -> None:
     programs["proxy"] = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     assert run_cells(tmp_path, PLAN) == 1
-    assert "SIGKILL" in json.loads((tmp_path / "cells/seed0/proxy" / FAILED).read_text())["error"]
+    assert "SIGKILL" in json.loads((tmp_path / "cells/seed0/proxy-m2" / FAILED).read_text())["error"]
 
 
 def test_a_cell_that_ends_well_without_answers_has_failed(programs: dict[str, str], tmp_path: Path) -> None:
     programs["proxy"] = "print('nothing done')"
     assert run_cells(tmp_path, PLAN) == 1
-    assert json.loads((tmp_path / "cells/seed0/proxy" / FAILED).read_text())["error"] == "nothing done"
+    assert json.loads((tmp_path / "cells/seed0/proxy-m2" / FAILED).read_text())["error"] == "nothing done"
 
 
 def test_those_that_rest_on_bce_wait_for_it(programs: dict[str, str], tmp_path: Path) -> None:
@@ -74,11 +75,11 @@ def test_stopping_stops_the_running_cells_and_starts_no_more(programs: dict[str,
     """The second cell waits for a signal that only the stop sends; the third is never started."""
     programs["proxy"] = "import signal; signal.pause()"
     cells = [Cell(Part(0, 0, 0), name) for name in ("bce", "proxy", "itq")]
-    run = running._here(1)(tmp_path, cells)
+    run = on_this_machine(1)(tmp_path, cells)
     assert next(run) == (cells[0], 0)
     run.close()
     assert not (tmp_path / "cells/seed0/itq" / LOG).exists()
-    assert not (tmp_path / "cells/seed0/proxy" / FACTS).exists()
+    assert not (tmp_path / "cells/seed0/proxy-m2" / FACTS).exists()
 
 
 def test_processes_side_by_side_share_cores_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,14 +26,17 @@ def answers(ndcg: list[float], patients: list[str], **options: Any) -> Answers:
 
 
 def test_queries_of_all_parts_are_pooled_and_sd_is_over_seeds() -> None:
-    parts = [answers([0.2, 0.4], ["a", "b"]), answers([0.6, NAN], ["c", "d"]), answers([0.9, 0.9], ["a", "b"])]
-    found = figures(Pool(parts, [0, 0, 1]), ["Mass"])
+    parts = [answers(v, p) for v in ([0.2, 0.4], [0.6, NAN]) for p in (["a", "b"], ["c", "d"])]
+    found = figures(Pool(parts, [0, 1, 0, 1]), ["Mass"])
     ndcg = found["positive queries"]["ndcg"]
-    assert ndcg["value"] == pytest.approx((0.2 + 0.4 + 0.6 + 0.9 + 0.9) / 5)
-    assert ndcg["sd"] == pytest.approx(np.std([0.4, 0.9], ddof=1))
-    assert ndcg["low"] < ndcg["value"] < ndcg["high"]
+    assert ndcg["value"] == pytest.approx((0.2 + 0.4 + 0.2 + 0.4 + 0.6 + 0.6) / 6)
+    assert ndcg["sd"] == pytest.approx(0)
+    high, low = [answers([0.9, 0.9], p) for p in (["a", "b"], ["c", "d"])], answers([0.1, 0.1], ["a", "b"])
+    incomplete = figures(Pool([*parts[:2], *high, low], [0, 0, 1, 1, 2]), ["Mass"])
+    assert incomplete["positive queries"]["ndcg"]["sd"] == pytest.approx(np.std([0.3, 0.9], ddof=1)), "not of seed 2"
+    assert ndcg["low"] <= ndcg["value"] <= ndcg["high"]
     assert found["positive queries"]["acg"]["value"] == pytest.approx(ndcg["value"] / 2)
-    assert (found["positive queries"]["queries"], found["positive queries"]["queries_left_out"]) == (5, 1)
+    assert (found["positive queries"]["queries"], found["positive queries"]["queries_left_out"]) == (6, 2)
     assert found["auc"]["value"] == 1
 
 
@@ -65,6 +68,7 @@ def test_difference_to_bce_is_paired_and_by_patient() -> None:
     found = differences(own, bce)["positive queries"]["ndcg"]
     assert [found[name] for name in ("value", "low", "high")] == pytest.approx([0.1] * 3)
     assert found["p"] == pytest.approx(2 / 2**5, abs=0.01)
+    assert differences(own, bce)["auc"]["p"] == 1
     assert differences(own, bce)["auc"]["value"] == 0
     with pytest.raises(ValueError, match="same queries"):
         differences(own, Pool([answers(base, list("zabcde"))], [0]))

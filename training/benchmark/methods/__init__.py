@@ -13,24 +13,29 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from cbmir.training.benchmark.methods.community import CommunityGraph
 from cbmir.training.benchmark.methods.itq import ITQ
 from cbmir.training.benchmark.methods.ssh import SemiSupervisedHashing
 from cbmir.training.benchmark.methods.texture import TextureDescriptor, texture_similarity
-from cbmir.training.evaluation import Vectors
-from cbmir.training.metrics import Similarity, add_negative_class, inner_products
+from cbmir.training.losses.targets import with_negative_class
+from cbmir.training.metrics import Similarity, inner_products
 
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """What a method without a network of its own may use: the BCE network's vectors of both sides, or the images.
+    """What a method without a network of its own may use: the BCE network's embeddings, or the images.
 
-    `images` gives the centre crops of a split (`test` asks, `train` is the gallery), uint8 [N, S, S].
+    `query` float32 [Q, D] with the network's `scores` [Q, C], `gallery` [G, D] with its training `targets` [G, C] in
+    {0, 1, NaN}; of the queries no label is given. `images` gives the centre crops of a split (`test` asks, `train` is
+    the gallery), uint8 [N, S, S].
     """
 
-    query: Vectors
-    gallery: Vectors
+    query: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    gallery: NDArray[np.float32]
+    targets: Tensor
     images: Callable[[str], NDArray[np.uint8]]
     bits: int
     seed: int
@@ -49,7 +54,8 @@ class Answer:
 @dataclass(frozen=True)
 class Method:
     """`paper` holds the paper's own figures, protocol -> metric -> value. `training` are changes to TrainConfig;
-    negative proxies are those of the protocol unless stated. `answer` works on the BCE network's features."""
+    negative proxies are those of the protocol unless stated. `answer` takes the place of training a network;
+    `many_proxies` has a number of proxies per class to choose. `chosen` says what its source leaves open."""
 
     name: str
     title: str
@@ -59,23 +65,23 @@ class Method:
     answer: Callable[[Given], Answer] | None = None
     needs_bce: bool = False
     many_proxies: bool = False
+    chosen: str = ""
 
 
 def _community(given: Given) -> Answer:
-    graph = CommunityGraph(given.gallery.embedding, seed=given.seed)
-    query = given.query.embedding
-    return Answer(query, given.gallery.embedding, lambda row: graph.similarity(query[row]), given.query.scores)
+    graph = CommunityGraph(given.gallery, seed=given.seed)
+    return Answer(given.query, given.gallery, lambda row: graph.similarity(given.query[row]), given.scores)
 
 
 def _itq(given: Given) -> Answer:
-    hashing = ITQ(given.gallery.embedding, bits=given.bits, seed=given.seed)
-    return _hamming(hashing.codes(given.query.embedding), hashing.codes(given.gallery.embedding))
+    hashing = ITQ(given.gallery, bits=given.bits, seed=given.seed)
+    return _hamming(hashing.codes(given.query), hashing.codes(given.gallery))
 
 
 def _ssh(given: Given) -> Answer:
-    labels = add_negative_class(given.gallery.labels)
-    hashing = SemiSupervisedHashing(given.gallery.embedding, labels, bits=given.bits, seed=given.seed)
-    return _hamming(hashing.codes(given.query.embedding), hashing.codes(given.gallery.embedding))
+    targets = with_negative_class(given.targets).numpy()
+    hashing = SemiSupervisedHashing(given.gallery, targets, bits=given.bits, seed=given.seed)
+    return _hamming(hashing.codes(given.query), hashing.codes(given.gallery))
 
 
 def _hamming(query: NDArray[np.float32], gallery: NDArray[np.float32]) -> Answer:
@@ -106,66 +112,79 @@ METHODS: dict[str, Method] = {
             "ssh", "Wang et al. (SSH)",
             "J. Wang, S. Kumar, S.-F. Chang, Semi-Supervised Hashing for Large-Scale Search, TPAMI 2012",
             _ndcg(0.15), answer=_ssh, needs_bce=True,
+            chosen="On the BCE network's embeddings; the sequential variant; pairs of at most 5,000 training images.",
         ),
         Method(
             "itq", "Gong et al. (ITQ)",
             "Y. Gong, S. Lazebnik, A. Gordo, F. Perronnin, Iterative Quantization, TPAMI 2013",
             _ndcg(0.16), answer=_itq, needs_bce=True,
+            chosen="On the BCE network's embeddings, in which labels have had their say; the original needs none.",
         ),
         Method(
             "sdh", "Erin Liong et al. (SDH)",
             "V. Erin Liong et al., Deep Hashing for Compact Binary Codes Learning, CVPR 2015",
             _ndcg(0.19), {"loss": "sdh"},
+            chosen="The network is the shared encoder with one hashing layer; statistics are those of a batch.",
         ),
         Method(
             "dsh", "Liu et al. (DSH)",
             "H. Liu, R. Wang, S. Shan, X. Chen, Deep Supervised Hashing for Fast Image Retrieval, CVPR 2016",
             _ndcg(0.17), {"loss": "dsh"},
+            chosen="Pairs are all those of a batch; the margin is twice the code length.",
         ),
         Method(
             "osdh", "Chen et al. (OSDH)",
             "Z. Chen et al., Order-Sensitive Deep Hashing for Multimorbidity Medical Image Retrieval, MICCAI 2018",
             _ndcg(0.24), {"loss": "osdh"},
+            chosen="All triplets of a batch, weighted by their difference in gain; margin and weights of the terms are "
+            "chosen here.",
         ),
         Method(
             "texture", "Lan et al. (texture)",
             "R. Lan et al., A Simple Texture Feature for Retrieval of Medical Images, Multimedia Tools and "
             "Applications 2018",
             _ndcg(0.15), answer=_texture,
+            chosen="Gabor and Schmid filters, patches, a bag of words, as its abstract says; numbers chosen here.",
         ),
         Method(
             "community", "Haq et al. (community graph)",
             "N. F. Haq, M. Moradi, Z. J. Wang, A Deep Community Based Approach for Large Scale Content Based X-ray "
             "Image Retrieval, Medical Image Analysis 2021",
             _ndcg(0.31), answer=_community, needs_bce=True,
+            chosen="A graph of 10 nearest neighbours; communities are visited by their centroid until 300 images are "
+            "seen. Its scores are BCE's.",
         ),
         Method("bce", "BCE", f"baseline of {_XING}", _both(0.31, 0.69, 0.21, 0.37, 0.71), {"loss": "bce"}),
         Method(
             "ml-proxy-nca", "ML-ProxyNCA", f"baseline of {_XING}",
             _both(0.32, 0.64, 0.20, 0.36, 0.72), {"loss": "ml-proxy-nca"},
+            chosen="Images without a finding, where they take part, are a class of their own.",
         ),
         Method(
-            "proxy", "proxies", _XING,
+            "proxy", "Xing et al. (proxies)", _XING,
             _both(0.38, 0.74, 0.28, 0.46, 0.80), {"loss": "proxy", "negative_proxies": False}, many_proxies=True,
         ),
         Method(
-            "proxy-negative", "proxies, negative proxies", _XING,
+            "proxy-negative", "Xing et al. (with negative proxies)", _XING,
             {"chexpert": {"auc": 0.77, "ndcg": 0.30, "acg": 0.48, "precision": 0.82}},
             {"loss": "proxy", "negative_proxies": True}, many_proxies=True,
         ),
         Method(
             "proxy-auto", "proxies by frequency", f"future work of {_XING}",
             training={"loss": "proxy", "proxies_per_class": "auto"},
+            chosen="One proxy, one more each time that a class's images double from 64, at most 8; negative proxies.",
         ),
         Method(
             "proxy-anchor", "Proxy Anchor, multi-label",
             "S. Kim, D. Kim, M. Cho, S. Kwak, Proxy Anchor Loss for Deep Metric Learning, CVPR 2020",
             training={"loss": "proxy-anchor"},
+            chosen="One proxy a class; images without a finding are one more class.",
         ),
         Method(
             "soft-ndcg", "proxies and smooth nDCG",
             "E. Ramzi et al., Optimization of Rank Losses for Image Retrieval, TPAMI 2025",
             training={"loss": "soft-ndcg"},
+            chosen="Half the smooth nDCG of a batch, half the proxy loss with negative proxies.",
         ),
     )
 }  # fmt: skip

@@ -11,9 +11,9 @@ each bit weighs up the pairs that the bit before got wrong: S becomes S - alpha 
 not that of S_ij and 0 elsewhere, p the projections; and the direction just used is taken out of X, not of X_l.
 
 The paper leaves eta, alpha and the scale of p open, as we read it; here eta and alpha are 1, and p has a mean square of
-1 over X_l, so that they mean the same in every feature space. S_ii is 1: an image shares its labels with itself. An
-image without any label is in no pair. S has a cell for each pair, so that no more than `labelled` images, drawn at
-random, are in X_l; the variance is over all.
+1 over X_l, so that they mean the same in every feature space. S_ii is 1: an image shares its labels with itself.
+Where an unknown label leaves open whether two images share one, S_ij is 0. S has a cell for each pair, so that no more
+than `labelled` images, drawn at random, are in X_l; the variance is over all.
 """
 
 from __future__ import annotations
@@ -26,37 +26,38 @@ from cbmir.errors import RunError
 
 
 class SemiSupervisedHashing:
-    """Learns from float features [N, D] and labels [N, C] in {0, 1}, the negative class among them where wanted.
+    """Learns from float features [N, D] and targets [N, C] in {0, 1, NaN}, the negative class among them where wanted.
 
-    RunError where no image has a label.
+    RunError where no image has a label that is 1.
     """
 
     def __init__(
         self,
         features: NDArray[np.floating],
-        labels: NDArray[np.floating],
+        targets: NDArray[np.floating],
         *,
         bits: int,
         seed: int = 0,
         labelled: int = 5000,
     ) -> None:
-        candidates = np.flatnonzero(labels.any(axis=1))
+        candidates = np.flatnonzero((targets == 1).any(axis=1))
         if len(candidates) == 0:
-            raise RunError(f"semi-supervised hashing needs images with a label, found none in {len(labels)}")
+            raise RunError(f"semi-supervised hashing needs images with a label, found none in {len(targets)}")
         rows = np.sort(np.random.default_rng(seed).permutation(candidates)[:labelled])
         self._mean = features.mean(axis=0, dtype=np.float64)
         centred = (features - self._mean).astype(np.float32)
-        self.directions = _sequence(centred, centred[rows], pair_similarity(labels[rows]), bits)
+        self.directions = _sequence(centred, centred[rows], pair_similarity(targets[rows]), bits)
 
     def codes(self, features: NDArray[np.floating]) -> NDArray[np.float32]:
         """Binary codes: [M, D] -> float32 [M, bits] in {-1, 1}."""
         return np.where((features - self._mean) @ self.directions >= 0, np.float32(1), np.float32(-1))
 
 
-def pair_similarity(labels: NDArray[np.floating]) -> NDArray[np.float32]:
-    """S: 1 for pairs that share a label, -1 for pairs that share none: [l, C] in {0, 1} -> float32 [l, l]."""
-    labels = labels.astype(np.float32)
-    return np.where(labels @ labels.T > 0, np.float32(1), np.float32(-1))
+def pair_similarity(targets: NDArray[np.floating]) -> NDArray[np.float32]:
+    """S: 1 for pairs that share a label, -1 for pairs that surely share none, else 0: [l, C] -> float32 [l, l]."""
+    positive, possible = (targets == 1).astype(np.float32), (targets != 0).astype(np.float32)
+    similar, dissimilar = positive @ positive.T > 0, possible @ possible.T == 0
+    return np.where(similar, np.float32(1), np.where(dissimilar, np.float32(-1), np.float32(0)))
 
 
 def adjusted_covariance(

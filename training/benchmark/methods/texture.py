@@ -126,13 +126,13 @@ def magnitudes(images: NDArray[np.uint8], bank: Sequence[Kernel]) -> Iterator[ND
     padded = np.pad(standard, ((0, 0), (RADIUS, RADIUS), (RADIUS, RADIUS)), mode="symmetric")
     size = (fft.next_fast_len(side + 2 * RADIUS, real=True),) * 2
     valid = (slice(None), slice(2 * RADIUS, 2 * RADIUS + side), slice(2 * RADIUS, 2 * RADIUS + side))
-    spectrum = fft.fft2(padded, size)
+    spectrum = fft.fft2(padded, size, workers=-1)
     for kernel in bank:
         if np.iscomplexobj(kernel):
-            yield np.abs(fft.ifft2(spectrum * fft.fft2(kernel, size))[valid])
+            yield np.abs(fft.ifft2(spectrum * fft.fft2(kernel, size), workers=-1)[valid])
         else:
             half = spectrum[:, :, : size[1] // 2 + 1]
-            yield np.abs(fft.irfft2(half * fft.rfft2(kernel, size), size)[valid])
+            yield np.abs(fft.irfft2(half * fft.rfft2(kernel, size), size, workers=-1)[valid])
 
 
 def _blocks(images: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:

@@ -18,7 +18,10 @@ from cbmir.training.benchmark.statistics import QUERIES
 #: Below it a corrected p is told of as a difference, if the interval says so too.
 SIGNIFICANT = 0.05
 
-FIGURES_NOTICE = "The folder figures/ may show images of patients: protect it, and this report, as the images are."
+PATIENTS_NOTICE = (
+    "Figures may show images of patients, and selections/ and cells/ hold their identifiers and decoded images: "
+    "protect this folder as the images are."
+)
 
 
 def report_title(results: Results) -> str:
@@ -31,7 +34,7 @@ def report_title(results: Results) -> str:
 def contents(results: Results, pictures: Sequence[Picture]) -> Iterator[Block]:
     """Everything below the heading, in its order."""
     yield Text(compared(results))
-    yield Text(f"{NOT_A_DEVICE} {FIGURES_NOTICE}", notice=True)
+    yield Text(f"{NOT_A_DEVICE} {PATIENTS_NOTICE}", notice=True)
     if results["unfinished"] or results["failed"]:
         unfinished, failed = len(results["unfinished"]), len(results["failed"])
         yield Text(f"Of the cells, {unfinished} are not finished and {failed} failed.", notice=True)

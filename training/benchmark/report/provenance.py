@@ -30,7 +30,12 @@ def how_it_was_made(results: Results) -> Iterator[Block]:
     yield _machine(results)
     yield _times(results)
     yield Heading("Sources of the methods")
-    yield Items(tuple(f"{method['title']}: {method['source']}." for method in results["methods"].values()))
+    yield Items(
+        tuple(
+            f"{method['title']}: {method['source']}. {method['chosen']}".strip()
+            for method in results["methods"].values()
+        )
+    )
 
 
 READING = (
@@ -49,8 +54,9 @@ READING = (
     "drawn together, those of several seeds and folds too. They hold for these training runs.",
     "The standard deviation over seeds is another thing: how far the mean of one run lies from that of the next.",
     "p is of the paired difference from BCE, query by query, two-sided, by flipping the signs of whole patients at "
-    "random (10,000 times), corrected by Holm (1979) for all rows of the same training-set size.",
-    f"A view or source with fewer than {LEAST} queries that have a value is not shown.",
+    "random (10,000 times), for AUC from the bootstrap; corrected by Holm (1979) for all rows of the same training-set "
+    "size.",
+    f"A view or source with queries of fewer than {LEAST} patients is not shown.",
 )
 
 
@@ -69,6 +75,10 @@ def _rules(protocol: Protocol, results: Results) -> Iterator[str]:
         yield "The table's own splits: test asks, val chooses the epoch, train is learnt from and searched."
     yield f"Table: {plan['manifest']}, SHA-256 of its content {plan['manifest_fingerprint']}."
     yield "Training images are also the gallery; all methods have the same images, image size and augmentation."
+    yield (
+        "The epoch is that of the best validation nDCG@10; training ends early after as many epochs without a better "
+        "one as the option patience says, where the paper always trains 50."
+    )
 
 
 def _selections(results: Results) -> Table:

@@ -20,6 +20,8 @@ from cbmir.training.benchmark.report.rows import (
 from cbmir.training.metrics import RETRIEVAL_METRICS
 
 METRICS = ("auc", *RETRIEVAL_METRICS)
+#: Those whose difference from BCE has columns of its own.
+COMPARED = ("ndcg", "auc")
 PAPER_NOTE = (
     "“paper's own” are the paper's figures, on its data and by its code: they were not measured here. The paper does "
     "not say how a query without a finding counts."
@@ -41,10 +43,12 @@ def main_table(results: Results, column: str) -> Table:
     ]
     chance = results["random"].get(str(rows[0]["size"]), {}).get(column, {}) if rows else {}
     random = (measure(_plain(chance.get(metric))) for metric in RETRIEVAL_METRICS)
-    cells.append((Cell("random ranking"), measure(_plain(None)), *random, NOTHING, NOTHING, *[NOTHING] * len(given)))
+    nothing = [NOTHING] * (2 * len(COMPARED) + len(given))
+    cells.append((Cell("random ranking"), measure(_plain(None)), *random, *nothing))
     return Table(
         column.replace(" ", "-"), column.capitalize(), (Column("method"), *_columns(results), *paper),
-        _mark_best(cells, rows), (_counts(rows, column), *([PAPER_NOTE] if given else []), *failures(results, rows)),
+        _mark_best(cells, rows),
+        (_counts(rows, column, results["plan"]["seeds"]), *([PAPER_NOTE] if given else []), *failures(results, rows)),
     )  # fmt: skip
 
 
@@ -61,24 +65,27 @@ def sweep_table(results: Results, column: str) -> Table:
 
 def _columns(results: Results) -> tuple[Column, ...]:
     measured = (Column(metric_title(results, metric), MEASURE) for metric in METRICS)
-    gain = f"{metric_title(results, 'ndcg')} \N{MINUS SIGN} BCE"
-    return (*measured, Column(gain, MEASURE[:3]), Column("p (Holm)", ("",)))
+    gains = (f"{metric_title(results, metric)} \N{MINUS SIGN} BCE" for metric in COMPARED)
+    # in a CSV file the difference tells one p from the other
+    compared = ((Column(gain, MEASURE[:3]), Column("p (Holm)", (f" of {gain}",))) for gain in gains)
+    return (*measured, *(column for pair in compared for column in pair))
 
 
 def _measures(results: Results, row: Row, column: str) -> list[Cell]:
     if not row["finished"]:
         failed = any(failures(results, [row]))
-        return [*[Cell("failed" if failed else "not finished")] * len(METRICS), NOTHING, NOTHING]
+        return [*[Cell("failed" if failed else "not finished")] * len(METRICS), *[NOTHING] * 2 * len(COMPARED)]
     measured = [measure(row["auc"]), *(measure(row[column][metric]) for metric in RETRIEVAL_METRICS)]
-    return [*measured, *_difference(row, column)]
+    return [*measured, *(cell for metric in COMPARED for cell in _difference(row, column, metric))]
 
 
-def _difference(row: Row, column: str) -> tuple[Cell, Cell]:
+def _difference(row: Row, column: str, metric: str) -> tuple[Cell, Cell]:
     if row["method"] == "bce":
         return Cell("reference"), NOTHING
     if row["minus_bce"] is None:
         return NOTHING, NOTHING
-    gain, parts = row["minus_bce"][column]["ndcg"], row["minus_bce"]["parts"]
+    minus, parts = row["minus_bce"], row["minus_bce"]["parts"]
+    gain = minus["auc"] if metric == "auc" else minus[column][metric]
     cell = measure(gain, signed=True)
     if parts < row["finished"]:
         cell = replace(cell, detail=f"{cell.detail} on {parts} of {row['finished']} parts")
@@ -100,10 +107,11 @@ def _size(row: Row) -> Cell:
 
 
 def _proxies(row: Row) -> Cell:
-    return Cell(row["proxies"], numbers=(int(row["proxies"]),)) if row["proxies"].isdigit() else NOTHING
+    proxies = row["proxies"]
+    return Cell(proxies, numbers=(int(proxies),) if proxies.isdigit() else ()) if proxies else NOTHING
 
 
-def _counts(rows: Sequence[Row], column: str) -> str:
+def _counts(rows: Sequence[Row], column: str, seeds: int) -> str:
     most = max((row for row in rows if row["finished"]), key=lambda row: row["finished"], default=None)
     if most is None:
         return "No method is finished."
@@ -113,7 +121,8 @@ def _counts(rows: Sequence[Row], column: str) -> str:
         "all queries": "with no positive and an unknown label, or with none that the gallery shares; no finding at all "
         "counts as a label",
     }
-    return f"{count:,} queries have an nDCG, {left:,} are left out ({why[column]})."
+    each = f", counted once for each of {seeds} seeds," if seeds > 1 and most["finished"] == most["cells"] else ""
+    return f"{count:,} queries{each} have an nDCG, {left:,} are left out ({why[column]})."
 
 
 def _mark_best(table: Sequence[tuple[Cell, ...]], rows: Sequence[Row]) -> tuple[tuple[Cell, ...], ...]:

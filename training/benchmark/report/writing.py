@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import logging
 from pathlib import Path
 
+from cbmir.errors import ImageError
 from cbmir.files import replacing, write_json, write_text
 from cbmir.training.benchmark.pictures.examples import draw_examples
 from cbmir.training.benchmark.pictures.figures import draw_figures
@@ -16,6 +18,8 @@ from cbmir.training.benchmark.report.markdown import markdown
 from cbmir.training.benchmark.report.page import page
 from cbmir.training.benchmark.results import make_results
 
+log = logging.getLogger("cbmir")
+
 
 def write_report(report: Path, plan: Plan) -> Path:
     """Write the report of what is finished so far, and return the path of index.html, which is written last.
@@ -25,14 +29,14 @@ def write_report(report: Path, plan: Plan) -> Path:
     results, figures, tables = make_results(report, plan), report / "figures", report / "tables"
     for folder in (figures, tables):
         folder.mkdir(parents=True, exist_ok=True)
-    pictures = [
-        *draw_figures(results, figures),
-        *draw_maps(report, plan, figures),
-        *draw_examples(report, plan, figures),
-    ]
+    write_json(report / "results.json", results)
+    pictures = [*draw_figures(results, figures), *draw_maps(report, plan, figures)]
+    try:
+        pictures += draw_examples(report, plan, figures)
+    except ImageError as error:  # the report may be made where the images are not
+        log.warning("No page of examples: %s", error)
     title, blocks = report_title(results), list(contents(results, pictures))
     text, html = markdown(title, blocks), page(title, blocks, figures)
-    write_json(report / "results.json", results)
     for block in blocks:
         if isinstance(block, Table):
             _write_table(block, tables)

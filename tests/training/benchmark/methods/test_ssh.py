@@ -54,6 +54,12 @@ def test_pairs_by_hand() -> None:
     assert np.array_equal(pair_similarity(labels), [[1, 1, -1], [1, 1, -1], [-1, -1, 1]])
 
 
+def test_a_pair_that_may_share_an_unknown_label_is_neither() -> None:
+    """The second may have what the first has, and does not have what the third has."""
+    labels = np.array([[1, 0], [np.nan, 0], [0, 1]])
+    assert np.array_equal(pair_similarity(labels), [[1, 0, -1], [0, 0, -1], [-1, -1, 1]])
+
+
 def test_the_matrix_is_the_sum_over_pairs() -> None:
     rng = np.random.default_rng(0)
     features, labels = rng.standard_normal((9, 4)), (rng.random((6, 3)) < 0.5).astype(float)

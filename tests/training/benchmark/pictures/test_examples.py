@@ -60,10 +60,10 @@ def test_pages_hold_what_the_methods_found(small_report: tuple[Path, Plan], draw
     selection = read_manifest(selection_path(report, part))
     asking, gallery = selection.split("test").rows, selection.split("train").rows
     chosen = choose_queries(
-        read_answers(cell_folder(report, Cell(part, "proxy-negative"))).retrieval["positive queries"].ndcg
+        read_answers(cell_folder(report, Cell(part, "proxy-negative", "2"))).retrieval["positive queries"].ndcg
     )
     for picture, method in zip(pictures, ("proxy-negative", "bce"), strict=True):
-        answers = read_answers(cell_folder(report, Cell(part, method)))
+        answers = read_answers(cell_folder(report, next(c for c in plan.cells() if c.method == method)))
         expected = []
         for query, quantile in chosen.items():
             for rank in range(5):

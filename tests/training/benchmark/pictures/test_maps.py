@@ -15,6 +15,7 @@ from cbmir.errors import ManifestError
 from cbmir.labels import LabelSet
 from cbmir.manifest import read_manifest
 from cbmir.training.benchmark.cells import cell_folder
+from cbmir.training.benchmark.methods import METHODS
 from cbmir.training.benchmark.pictures.maps import Gallery, draw_maps, label_pairs, negative_share, tsne
 from cbmir.training.benchmark.plan import Cell, Plan, selection_path
 
@@ -77,7 +78,9 @@ def test_every_drawn_image_is_in_its_group(small_report: tuple[Path, Plan], tmp_
     assert groups(tmp_path / "tsne-pairs.csv") == {("Mass / Effusion", name): n for name, n in expected.items()}
     sides = Counter("positive sample" if any(r.labels) else "negative sample" for r in rows)
     assert groups(tmp_path / "tsne-negatives.csv") == {
-        (panel, name): n for panel in ("proxies, negative proxies", "proxies") for name, n in sides.items()
+        (panel, name): n
+        for panel in (METHODS["proxy-negative"].title, METHODS["proxy"].title)
+        for name, n in sides.items()
     }
 
 
@@ -95,9 +98,9 @@ def test_what_is_not_there_is_not_drawn(small_report: tuple[Path, Plan], tmp_pat
     assert not (tmp_path / "figures").exists()
     (part,) = plan.parts()
     alone = tmp_path / "alone"
-    for source in (selection_path(report, part), *cell_folder(report, Cell(part, "proxy")).iterdir()):
+    for source in (selection_path(report, part), *cell_folder(report, Cell(part, "proxy", "2")).iterdir()):
         copy = alone / source.relative_to(report)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(source.read_bytes())
     (picture,) = draw_maps(alone, plan, tmp_path / "figures")
-    assert picture.name == "tsne-pairs" and "“proxies”" in picture.caption
+    assert picture.name == "tsne-pairs" and f"“{METHODS['proxy'].title}”" in picture.caption

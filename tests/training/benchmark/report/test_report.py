@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,11 @@ from typing import Any
 import pytest
 
 import cbmir.training.benchmark.report.writing as module
+from cbmir.errors import NotAnImageError
 from cbmir.training.benchmark.pictures.drawing import Picture
 from cbmir.training.benchmark.plan import Plan
 from cbmir.training.benchmark.report.breakdowns import breakdown_tables, finding_table
-from cbmir.training.benchmark.report.content import compared, contents, statements
+from cbmir.training.benchmark.report.content import PATIENTS_NOTICE, compared, contents, statements
 from cbmir.training.benchmark.report.markdown import markdown
 from cbmir.training.benchmark.report.page import page
 from cbmir.training.benchmark.report.provenance import duration
@@ -26,6 +29,8 @@ from cbmir.training.benchmark.report.writing import write_report
 HOSTILE = "<script>alert(1)</script>|*x*](http://evil.example)"
 LABELS = ["Mass", HOSTILE]
 POSITIVE, EVERY = "positive queries", "all queries"
+COMMANDS = ("cbmir benchmark nih 'a & b.csv' -o out", "cbmir benchmark nih 'a & b.csv' -o out --seeds 2 --resume")
+DASH = "\N{EN DASH}"
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 
@@ -34,12 +39,19 @@ def fig(value: float | None, low: float | None = None, high: float | None = None
 
 
 def gain(value: float, low: float, high: float, p: float) -> dict[str, Any]:
-    """`minus_bce`, the same of every metric; of all queries the interval holds 0."""
+    """`minus_bce`, the same of every metric of retrieval; of all queries the interval holds 0. Of AUC half of it."""
     one = fig(value, low, high, p=p / 2, p_holm=p)
     wide = fig(value, -1.0, 1.0, p=p, p_holm=p)
     metrics = ("ndcg", "acg", "precision")
     columns = {POSITIVE: dict.fromkeys(metrics, one), EVERY: dict.fromkeys(metrics, wide)}
-    return {"auc": fig(value, low, high), "parts": 2} | columns
+    return {"auc": fig(value / 2, low / 2, high / 2, p=p / 4, p_holm=p / 2), "parts": 2} | columns
+
+
+NO_AUC = {"auc": fig(None, p=None, p_holm=None)}
+
+
+def proxies_of(method: str) -> str:
+    return "2" if method == "proxy" else ""
 
 
 def row(method: str, ndcg: float, *, auc: float | None = 0.7, sd: float | None = 0.004, **more: Any) -> dict[str, Any]:
@@ -47,7 +59,7 @@ def row(method: str, ndcg: float, *, auc: float | None = 0.7, sd: float | None =
     column = {"queries": 12, "queries_left_out": 3, "ndcg": measure, "acg": measure, "precision": measure}
     interval = (None, None) if auc is None else (auc - 0.1, auc + 0.1)
     facts: dict[str, Any] = {
-        "method": method, "size": 0, "proxies": "", "cells": 2, "finished": 2, "training_images": 1200,
+        "method": method, "size": 0, "proxies": proxies_of(method), "cells": 2, "finished": 2, "training_images": 1200,
         "seconds": 3723.0, "proxies_per_class": [2, 2], "negative_proxies": False,
         "auc": fig(auc, *interval, sd=None if auc is None else sd),
         "auc_by_label": {"Mass": fig(auc, *interval), HOSTILE: fig(None)}, "auc_without_both_values": [HOSTILE],
@@ -58,23 +70,24 @@ def row(method: str, ndcg: float, *, auc: float | None = 0.7, sd: float | None =
 
 
 def unfinished(method: str) -> dict[str, Any]:
-    return {"method": method, "size": 0, "proxies": "", "cells": 2, "finished": 0}
+    return {"method": method, "size": 0, "proxies": proxies_of(method), "cells": 2, "finished": 0}
 
 
 def make(**changes: Any) -> dict[str, Any]:
     plan = {"protocol": "nih", "manifest": "nih.csv", "manifest_fingerprint": "ab12", "seeds": 2, "folds": 0,
-            "sizes": [0], "proxies": [""], "training": {"encoder": "tiny"}}  # fmt: skip
+            "sizes": [0], "proxies": ["2"], "training": {"encoder": "tiny"}}  # fmt: skip
     paper = {"ssh": {"ndcg": 0.15}, "bce": {"ndcg": 0.31}, "proxy": {"ndcg": 0.38}}
     methods = ("ssh", "texture", "community", "bce", "ml-proxy-nca", "proxy", "proxy-auto")
+    chosen = {"texture": "Numbers chosen <here>."}
     chance = {"ndcg": 0.1, "acg": 0.2, "precision": 0.3}
     views = {"AP": {POSITIVE: {"queries": 1020, "ndcg": fig(0.3, 0.2, 0.4)}}}
     results: dict[str, Any] = {
         "schema": 1,
         "protocol": {"name": "nih", "title": "NIH", "k": 100, "labels": LABELS},
         "made": "2025-01-02T03:04:05+00:00",
-        "command": "cbmir benchmark nih 'a & b.csv' -o out",
+        "command": "\n".join(COMMANDS),
         "plan": plan,
-        "shown": {"size": 0, "proxies": ""},
+        "shown": {"size": 0, "proxies": "2"},
         "versions": {"cbmir": "0.1.0"},
         "hardware": {"processor": "a CPU", "cores": 2, "memory_gib": None, "gpus": []},
         "selections": [
@@ -82,11 +95,14 @@ def make(**changes: Any) -> dict[str, Any]:
              "images": {"train": 1200, "val": 9, "test": 15 + seed}, "patients": {"train": 800, "val": 8, "test": 7}}
             for seed in (0, 1)
         ],
-        "methods": {m: {"title": m.upper(), "source": f"Who & Co, {m}", "paper": paper.get(m, {})} for m in methods},
+        "methods": {
+            m: {"title": m.upper(), "source": f"Who & Co, {m}", "chosen": chosen.get(m, ""), "paper": paper.get(m, {})}
+            for m in methods
+        },
         "random": {"0": {POSITIVE: chance, EVERY: chance}},
         "rows": [
             row("bce", 0.25, auc=0.75),
-            row("texture", 0.125, auc=None, sd=None, minus_bce=gain(-0.125, -0.2, -0.05, 0.0002)),
+            row("texture", 0.125, auc=None, sd=None, minus_bce=gain(-0.125, -0.2, -0.05, 0.0002) | NO_AUC),
             row("proxy", 0.3, minus_bce=gain(0.05, 0.01, 0.09, 0.04), views=views),
             row("proxy-auto", 0.29, minus_bce=gain(0.04, 0.01, 0.07, 0.06)),
             row("ml-proxy-nca", 0.9, finished=1, minus_bce=gain(0.65, 0.6, 0.7, 0.01) | {"parts": 1}),
@@ -108,7 +124,7 @@ def make_sweep() -> dict[str, Any]:
     ]  # fmt: skip
     results = make(rows=[row("bce", 0.25), *rows], failed=[], unfinished=[])
     plan = results["plan"] | {"sizes": [600, 0], "proxies": ["2", "8"]}
-    return results | {"plan": plan, "shown": {"size": 0, "proxies": "2"}}
+    return results | {"plan": plan}
 
 
 def lines_of(results: dict[str, Any], pictures: Sequence[Picture] = ()) -> list[str]:
@@ -140,42 +156,57 @@ def test_main_table_of_positive_queries() -> None:
     start = lines.index("### Positive queries")
     dashes = {ord("\N{EN DASH}"): "-", ord("\N{MINUS SIGN}"): "-"}
     assert [line.translate(dashes) for line in lines[start + 2 : start + 12]] == [
-        "| method | AUC | nDCG@100 | ACG@100 | precision@100 | nDCG@100 - BCE | p (Holm) | paper's own nDCG@100 |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| SSH (0 of 2 parts) | failed | failed | failed | failed | - | - | 0.15 |",
+        "| method | AUC | nDCG@100 | ACG@100 | precision@100 | nDCG@100 - BCE | p (Holm) | AUC - BCE | p (Holm) "
+        "| paper's own nDCG@100 |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| SSH (0 of 2 parts) | failed | failed | failed | failed | - | - | - | - | 0.15 |",
         "| TEXTURE | n/a | 0.125 [0.115, 0.135] | 0.125 [0.115, 0.135] | 0.125 [0.115, 0.135] "
-        "| -0.125 [-0.200, -0.050] | \\< 0.001 | - |",
-        "| COMMUNITY (0 of 2 parts) | not finished | not finished | not finished | not finished | - | - | - |",
+        "| -0.125 [-0.200, -0.050] | \\< 0.001 | n/a | - | - |",
+        "| COMMUNITY (0 of 2 parts) | not finished | not finished | not finished | not finished | - | - | - | - | - |",
         "| BCE | **0.750** [0.650, 0.850] ± 0.004 | 0.250 [0.240, 0.260] ± 0.004 | 0.250 [0.240, 0.260] ± 0.004 "
-        "| 0.250 [0.240, 0.260] ± 0.004 | reference | - | 0.31 |",
+        "| 0.250 [0.240, 0.260] ± 0.004 | reference | - | reference | - | 0.31 |",
         "| ML-PROXY-NCA (1 of 2 parts) | 0.700 [0.600, 0.800] ± 0.004 | 0.900 [0.890, 0.910] ± 0.004 "
-        "| 0.900 [0.890, 0.910] ± 0.004 | 0.900 [0.890, 0.910] ± 0.004 | +0.650 [0.600, 0.700] | 0.010 | - |",
+        "| 0.900 [0.890, 0.910] ± 0.004 | 0.900 [0.890, 0.910] ± 0.004 | +0.650 [0.600, 0.700] | 0.010 "
+        "| +0.325 [0.300, 0.350] | 0.005 | - |",
         "| PROXY | 0.700 [0.600, 0.800] ± 0.004 | **0.300** [0.290, 0.310] ± 0.004 | **0.300** [0.290, 0.310] ± 0.004 "
-        "| **0.300** [0.290, 0.310] ± 0.004 | +0.050 [0.010, 0.090] | 0.040 | 0.38 |",
+        "| **0.300** [0.290, 0.310] ± 0.004 | +0.050 [0.010, 0.090] | 0.040 "
+        "| +0.025 [0.005, 0.045] | 0.020 | 0.38 |",
         "| PROXY-AUTO | 0.700 [0.600, 0.800] ± 0.004 | 0.290 [0.280, 0.300] ± 0.004 | 0.290 [0.280, 0.300] ± 0.004 "
-        "| 0.290 [0.280, 0.300] ± 0.004 | +0.040 [0.010, 0.070] | 0.060 | - |",
-        "| random ranking | n/a | 0.100 | 0.200 | 0.300 | - | - | - |",
+        "| 0.290 [0.280, 0.300] ± 0.004 | +0.040 [0.010, 0.070] | 0.060 "
+        "| +0.020 [0.005, 0.035] | 0.030 | - |",
+        "| random ranking | n/a | 0.100 | 0.200 | 0.300 | - | - | - | - | - |",
     ]
     notes = "\n".join(lines[start + 12 : lines.index("### All queries")])
-    assert "- 12 queries have an nDCG, 3 are left out" in notes
+    assert "- 12 queries, counted once for each of 2 seeds, have an nDCG, 3 are left out" in notes
     assert "paper's figures, on its data and by its code: they were not measured here" in notes
     assert "- SSH failed: 64 bits \\> 32 (cells/seed0/ssh/log.txt and 1 more)" in notes
-    assert "15 queries have an nDCG, 0 are left out" in "\n".join(lines)
+    assert "- 15 queries, counted once for each of 2 seeds, have an nDCG, 0 are left out" in "\n".join(lines)
+
+
+def test_queries_are_those_of_several_seeds_only_where_all_of_these_are_finished() -> None:
+    results = make()
+    one_seed = results | {"plan": results["plan"] | {"seeds": 1}}
+    half = make(rows=[row("bce", 0.25, finished=1)])
+    for other in (one_seed, half):
+        assert main_table(other, POSITIVE).notes[0].startswith("12 queries have an nDCG, 3 are left out (")
 
 
 def test_a_protocol_of_which_the_paper_says_nothing_has_no_column_of_it() -> None:
     results = make()
     results["methods"] = {name: method | {"paper": {}} for name, method in results["methods"].items()}
     table = main_table(results, POSITIVE)
-    assert [column.title for column in table.columns][-1] == "p (Holm)"
+    assert [column.title for column in table.columns][-2:] == ["AUC \N{MINUS SIGN} BCE", "p (Holm)"]
     assert not any("paper" in note for note in table.notes)
 
 
 def test_a_comparison_on_fewer_parts_says_so_and_without_bce_there_is_none() -> None:
     results = make(rows=[row("proxy", 0.3, minus_bce=gain(0.05, 0.01, 0.09, 0.04) | {"parts": 1}), row("texture", 0.1)])
-    proxy = main_table(results, POSITIVE).rows[1]
-    assert (proxy[5].text, proxy[5].detail) == ("+0.050", "[0.010, 0.090] on 1 of 2 parts")
-    assert main_table(results, POSITIVE).rows[0][5].text == "\N{EN DASH}"
+    texture, proxy, _ = main_table(results, POSITIVE).rows
+    assert [(cell.text, cell.detail) for cell in proxy[5:9]] == [
+        ("+0.050", "[0.010, 0.090] on 1 of 2 parts"), ("0.040", ""),
+        ("+0.025", "[0.005, 0.045] on 1 of 2 parts"), ("0.020", ""),
+    ]  # fmt: skip
+    assert [cell.text for cell in texture[5:9]] == [DASH] * 4
 
 
 def test_equal_figures_are_both_best_and_the_random_ranking_is_never() -> None:
@@ -202,8 +233,16 @@ def test_a_sweep_has_a_table_of_its_own() -> None:
     results = make_sweep()
     rows = [tuple(cell.text for cell in cells[:3]) for cells in sweep_table(results, POSITIVE).rows]
     assert rows == [
-        ("BCE", "1,200", "\N{EN DASH}"), ("PROXY", "600", "2"), ("PROXY", "600", "8"), ("PROXY", "1,200", "2"),
+        ("BCE", "1,200", DASH), ("PROXY", "600", "2"), ("PROXY", "600", "8"), ("PROXY", "1,200", "2"),
         ("PROXY", "1,200", "8"),
+    ]  # fmt: skip
+    results["rows"][2] |= {"minus_bce": gain(0.05, 0.01, 0.09, 0.04)}
+    table = sweep_table(results, EVERY)
+    assert [column.title for column in table.columns[7:]] == [
+        "nDCG@100 \N{MINUS SIGN} BCE", "p (Holm)", "AUC \N{MINUS SIGN} BCE", "p (Holm)",
+    ]  # fmt: skip
+    assert [[cell.text for cell in cells[7:]] for cells in table.rows[:3]] == [
+        ["reference", DASH, "reference", DASH], [DASH] * 4, ["+0.050", "0.040", "+0.025", "0.020"],
     ]  # fmt: skip
     assert [cells[0].text for cells in main_table(results, POSITIVE).rows] == ["BCE", "PROXY", "random ranking"]
     text = "\n".join(lines_of(results))
@@ -211,9 +250,16 @@ def test_a_sweep_has_a_table_of_its_own() -> None:
     assert "## Sweeps" not in "\n".join(lines_of(make()))
 
 
+def test_a_number_of_proxies_that_is_left_to_the_loss() -> None:
+    results = make(rows=[row("proxy", 0.3, proxies="2"), row("proxy", 0.3, proxies="auto")])
+    table = sweep_table(results, POSITIVE)
+    assert [cells[2].text for cells in table.rows] == ["2", "auto"]
+    assert [record[2] for record in table.records()] == ["proxies per class", "2", "auto"]
+
+
 def test_a_failure_is_told_of_in_the_rows_that_it_belongs_to() -> None:
     results = make_sweep()
-    failed = {"cell": "seed1-fold2-600/proxy-8", "method": "proxy", "error": "no memory", "log": "x/log.txt"}
+    failed = {"cell": "seed1-fold2-600/proxy-m8", "method": "proxy", "error": "no memory", "log": "x/log.txt"}
     rows = [r if (r["size"], r["proxies"]) != (600, "8") else unfinished("proxy") | {"size": 600, "proxies": "8"}
             for r in results["rows"]]  # fmt: skip
     results |= {"failed": [failed], "rows": rows}
@@ -249,8 +295,21 @@ def test_markdown_is_no_markup_of_a_users_words() -> None:
     assert "| \\<script\\>alert(1)\\</script\\>\\|\\*x\\*]\\(http://evil.example) |" in text
     assert "<script" not in text.replace("\\<", "")
     assert "![T\\*](figures/a.png)\n\nC \\<b\\> Files: [SVG](figures/a.svg), [CSV](figures/a.csv)." in text
-    assert "\n    cbmir benchmark nih 'a & b.csv' -o out\n" in text
-    assert "Research use only. Not a medical device, not for diagnosis." in text and "images of patients" in text
+    assert f"\n\n    {COMMANDS[0]}\n    {COMMANDS[1]}\n\n" in text
+    assert f"> Research use only. Not a medical device, not for diagnosis. {PATIENTS_NOTICE}\n" in text
+    assert "images of patients" in PATIENTS_NOTICE
+
+
+def test_how_it_was_made_has_rules_and_sources() -> None:
+    lines = lines_of(make())
+    (rule,) = [line for line in lines if line.startswith("- The epoch is that of the best validation nDCG@10;")]
+    assert "training ends early" in rule and "patience" in rule
+    start = lines.index("## Sources of the methods")
+    assert lines[start + 2 : start + 5] == [
+        "- SSH: Who \\& Co, ssh.",
+        "- TEXTURE: Who \\& Co, texture. Numbers chosen \\<here\\>.",
+        "- COMMUNITY: Who \\& Co, community.",
+    ]
 
 
 def test_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
@@ -267,6 +326,7 @@ def test_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
     addresses = [attributes["href"] or "" for tag, attributes in parsed.elements if tag == "a"]
     assert all(a[1:] in ids if a.startswith("#") else a.startswith(("tables/", "figures/")) for a in addresses)
     assert "@import" not in text and "url(" not in text
+    assert f"<code>{escape(COMMANDS[0])}\n{escape(COMMANDS[1])}</code>" in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text and "<strong>0.300</strong>" in text
     (image,) = [attributes for tag, attributes in parsed.elements if tag == "img"]
     assert image["alt"] == 'T"' and (image["src"] or "").startswith("data:image/svg+xml;base64,")
@@ -282,8 +342,10 @@ def test_a_large_drawing_is_shown_in_pixels(tmp_path: Path) -> None:
 
 def test_before_any_cell_is_finished() -> None:
     text = "\n".join(lines_of(make(rows=[unfinished("bce"), unfinished("proxy")], random={}, failed=[])))
+    nothing = f"{' | '.join([DASH] * 4)} |"
     assert "- No method is finished." in text and "## By finding" not in text
-    assert "| random ranking | n/a | n/a | n/a | n/a |" in text
+    assert f"| PROXY (0 of 2 parts) | {'not finished | ' * 4}{nothing}" in text
+    assert f"| random ranking | {'n/a | ' * 4}{nothing}" in text
     assert "Of the cells, 3 are not finished and 0 failed." in text
 
 
@@ -334,13 +396,51 @@ def test_csv_tables_hold_the_numbers(stubbed: dict[str, Any], tmp_path: Path) ->
         rows = {record["method"]: record for record in csv.DictReader(stream)}
     measure = [rows["PROXY"][f"nDCG@100{end}"] for end in ("", " low", " high", " sd")]
     assert measure == ["0.3", "0.29", "0.31", "0.004"]
-    assert (rows["PROXY"]["p (Holm)"], rows["PROXY"]["paper's own nDCG@100"]) == ("0.04", "0.38")
-    assert rows["TEXTURE"]["AUC"] == rows["TEXTURE"]["nDCG@100 sd"] == rows["BCE"]["p (Holm)"] == ""
-    assert rows["TEXTURE"]["p (Holm)"] == "0.0002"
+    ndcg, auc = "nDCG@100 \N{MINUS SIGN} BCE", "AUC \N{MINUS SIGN} BCE"
+    gained = [rows["PROXY"][f"{auc}{end}"] for end in ("", " low", " high")]
+    assert gained == ["0.025", "0.005", "0.045"]
+    assert [rows["PROXY"][f"p (Holm) of {one}"] for one in (ndcg, auc)] == ["0.04", "0.02"]
+    assert [rows["TEXTURE"][f"p (Holm) of {one}"] for one in (ndcg, auc)] == ["0.0002", ""]
+    assert [rows["BCE"][name] for name in (ndcg, f"p (Holm) of {ndcg}", auc, f"p (Holm) of {auc}")] == [
+        "reference", "", "reference", "",
+    ]  # fmt: skip
+    assert rows["PROXY"]["paper's own nDCG@100"] == "0.38"
+    assert rows["TEXTURE"]["AUC"] == rows["TEXTURE"]["nDCG@100 sd"] == ""
     assert rows["SSH (0 of 2 parts)"]["nDCG@100"] == "failed"
     with (tmp_path / "tables/run-times.csv").open(newline="", encoding="utf-8") as stream:
         seconds = [record["run time (s)"] for record in csv.DictReader(stream)]
     assert seconds == ["", "3723", "", "3723", "3723", "3723", "3723"]
+
+
+def test_images_that_are_gone_cost_the_examples_only(
+    stubbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def gone(*_: Any) -> list[Picture]:
+        raise NotAnImageError("a.png: no such file")
+
+    write_report(tmp_path, PLAN)
+    before = files(tmp_path)
+    monkeypatch.setattr(module, "draw_examples", gone)
+    with caplog.at_level(logging.WARNING, "cbmir"):
+        assert write_report(tmp_path, PLAN) == tmp_path / "index.html"
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("WARNING", "No page of examples: a.png: no such file")
+    ]
+    assert files(tmp_path) == before and "figures/a.png" in (tmp_path / "report.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", ["draw_figures", "draw_maps", "draw_examples"])
+def test_results_are_kept_whatever_the_pictures_meet(
+    name: str, stubbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> list[Picture]:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(module, name, broken)
+    with pytest.raises(OSError, match="disk full"):
+        write_report(tmp_path, PLAN)
+    assert json.loads(files(tmp_path)["results.json"]) == stubbed
+    assert not (tmp_path / "index.html").exists()
 
 
 def test_an_error_leaves_the_last_report(
@@ -356,4 +456,7 @@ def test_an_error_leaves_the_last_report(
     monkeypatch.setitem(stubbed, "made", "later")
     with pytest.raises(OSError, match="disk full"):
         write_report(tmp_path, replace(PLAN, seeds=2))
-    assert files(tmp_path) == before
+    after = files(tmp_path)
+    assert json.loads(after.pop("results.json")) == stubbed  # it is written first
+    del before["results.json"]
+    assert after == before
