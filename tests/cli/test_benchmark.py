@@ -73,18 +73,19 @@ def test_help_names_every_choice() -> None:
     assert re.search("some of (.*?)\\.", named)[1].split(", ") == list(METHODS)
 
 
-@pytest.mark.parametrize("how", [("--jobs", 2), ("--ray", "auto", "--jobs", 2)], ids=["processes", "ray"])
-def test_from_a_table_to_a_report(how: tuple[object, ...], tiny_manifest: Path, tmp_path: Path) -> None:
-    """Two cells run side by side, a third fails and is shown; a second call trains only what is missing."""
-    report, table = tmp_path / "report", read_manifest(tiny_manifest)
-    write_manifest(with_fold(table, "1/3"), tmp_path / "table.csv")
-    words = ["benchmark", "table", tmp_path / "table.csv", "-o", report, "--seeds", 1, *SMALL, *how]
+def call(report: Path, manifest: Path, *more: object) -> subprocess.CompletedProcess[str]:
+    """`cbmir benchmark table` on one fold of a tiny manifest, two cells at a time."""
+    table = report.parent / "table.csv"
+    write_manifest(with_fold(read_manifest(manifest), "1/3"), table)
+    words = ["benchmark", "table", table, "-o", report, "--seeds", 1, *SMALL, "--jobs", 2, *more]
+    command = [sys.executable, "-m", "cbmir", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    def call(*more: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "cbmir", *map(str, [*words, *more])]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    first = call("--methods", "bce,proxy,itq", "--code-bits", 5000)
+def test_from_a_table_to_a_report(tiny_manifest: Path, tmp_path: Path) -> None:
+    """One cell of three fails and is shown; a second call trains only what is missing; a third only reports."""
+    report = tmp_path / "report"
+    first = call(report, tiny_manifest, "--methods", "bce,proxy,itq", "--code-bits", 5000)
     assert first.returncode == 1, first.stderr
     assert first.stdout == f"{report / 'index.html'}\n"
     assert "1 cells failed" in first.stderr
@@ -94,7 +95,7 @@ def test_from_a_table_to_a_report(how: tuple[object, ...], tiny_manifest: Path, 
     assert "seed0/itq" in (report / "report.md").read_text()
     trained = (report / "cells/seed0/proxy-m2/run/card.json").stat().st_mtime_ns
 
-    second = call("--methods", "bce,proxy,texture", "--code-bits", 5000, "--resume")
+    second = call(report, tiny_manifest, "--methods", "bce,proxy,texture", "--code-bits", 5000, "--resume")
     assert second.returncode == 1, "ITQ is tried again, and fails again"
     assert (report / "cells/seed0/proxy-m2/run/card.json").stat().st_mtime_ns == trained
     results = json.loads((report / "results.json").read_text())
@@ -103,6 +104,15 @@ def test_from_a_table_to_a_report(how: tuple[object, ...], tiny_manifest: Path, 
     )
 
     before = (report / "benchmark.json").read_text()
-    third = call("--methods", "dsh", "--report-only")
+    third = call(report, tiny_manifest, "--methods", "dsh", "--report-only")
     assert (third.returncode, third.stdout) == (0, f"{report / 'index.html'}\n")
     assert (report / "benchmark.json").read_text() == before
+
+
+def test_cells_as_ray_tasks_of_two_local_workers(tiny_manifest: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    found = call(report, tiny_manifest, "--methods", "bce,proxy", "--ray", "auto")
+    assert found.returncode == 0, found.stderr
+    assert "each cell takes {'num_cpus'" in found.stderr
+    rows = json.loads((report / "results.json").read_text())["rows"]
+    assert [(row["method"], row["finished"]) for row in rows] == [("bce", 1), ("proxy", 1)]

@@ -21,6 +21,7 @@ def on_ray(address: str, jobs: int) -> Run:
     """Ray tasks, each of which starts the same process on its node."""
     ray = require("ray", "distributed")
     if not ray.is_initialized():
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the cluster
         if address == "auto":
             address = os.environ.get("RAY_ADDRESS", "local")
         ray.init(address=address, log_to_driver=False, include_dashboard=False)

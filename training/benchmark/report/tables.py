@@ -121,7 +121,7 @@ def _counts(rows: Sequence[Row], column: str, seeds: int) -> str:
         "all queries": "with no positive and an unknown label, or with none that the gallery shares; no finding at all "
         "counts as a label",
     }
-    each = f", counted once for each of {seeds} seeds," if seeds > 1 and most["finished"] == most["cells"] else ""
+    each = f", of {seeds} seeds together," if seeds > 1 and most["finished"] == most["cells"] else ""
     return f"{count:,} queries{each} have an nDCG, {left:,} are left out ({why[column]})."
 
 

@@ -177,10 +177,10 @@ def test_main_table_of_positive_queries() -> None:
         "| random ranking | n/a | 0.100 | 0.200 | 0.300 | - | - | - | - | - |",
     ]
     notes = "\n".join(lines[start + 12 : lines.index("### All queries")])
-    assert "- 12 queries, counted once for each of 2 seeds, have an nDCG, 3 are left out" in notes
+    assert "- 12 queries, of 2 seeds together, have an nDCG, 3 are left out" in notes
     assert "paper's figures, on its data and by its code: they were not measured here" in notes
     assert "- SSH failed: 64 bits \\> 32 (cells/seed0/ssh/log.txt and 1 more)" in notes
-    assert "- 15 queries, counted once for each of 2 seeds, have an nDCG, 0 are left out" in "\n".join(lines)
+    assert "- 15 queries, of 2 seeds together, have an nDCG, 0 are left out" in "\n".join(lines)
 
 
 def test_queries_are_those_of_several_seeds_only_where_all_of_these_are_finished() -> None:
