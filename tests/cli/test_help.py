@@ -11,7 +11,7 @@ import pytest
 from cbmir.cli import cli, main
 
 COMMANDS = [
-    "data nih", "data chexpert", "data table", "data phantom", "data check", "train", "evaluate", "export",
+    "data nih", "data chexpert", "data table", "data phantom", "data check", "train", "evaluate", "benchmark", "export",
     "index build", "index info", "query", "demo", "doctor",
 ]  # fmt: skip
 
@@ -34,7 +34,7 @@ def leaves(group: click.Group, prefix: str = "") -> list[str]:
         command = group.get_command(context, name)
         assert command is not None
         found += leaves(command, f"{prefix}{name} ") if isinstance(command, click.Group) else [f"{prefix}{name}"]
-    return found
+    return [name for name in found if name != "benchmark-cell"]  # hidden: the benchmark calls it
 
 
 def examples(command: click.Command) -> list[list[str]]:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @click.command(
     epilog="\b\nExamples:\n"
-    "  cbmir benchmark nih nih.csv -o report --weights imagenet           the paper's Table 1: 12,000 images, 3 seeds\n"
-    "  cbmir benchmark nih Data_Entry_2017_v2020.csv --dry-run            only which images that would be\n"
-    "  cbmir benchmark chexpert chexpert.csv -o report --sweep train-size 1,024 to 65,536 images\n"
-    "  cbmir benchmark table own.csv -o report --folds 5 --seeds 1        every image asks once\n"
+    "  cbmir benchmark nih nih.csv -o report --weights imagenet        the paper's Table 1: 12,000 images, 3 seeds\n"
+    "  cbmir benchmark nih Data_Entry_2017_v2020.csv --dry-run         only which images that would be\n"
+    "  cbmir benchmark chexpert cxp.csv -o report --sweep train-size   1,024 to 65,536 images\n"
+    "  cbmir benchmark table own.csv -o report --folds 5 --seeds 1     every image asks once\n"
     "  cbmir benchmark table own.csv -o report --methods proxy,bce --resume"
 )
 @click.argument("protocol", type=click.Choice(["nih", "chexpert", "table"]))
