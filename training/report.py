@@ -20,7 +20,7 @@ from cbmir.files import replacing, write_json, write_text
 from cbmir.manifest import Manifest, read_manifest
 from cbmir.runtime.engine import Engine, open_engine
 from cbmir.training.data import cache_folder, cached_images, evaluation_batches, label_array
-from cbmir.training.evaluation import Evaluation, Vectors, embed, evaluate
+from cbmir.training.evaluation import Evaluation, Vectors, embed, evaluate, on_fastest_device
 from cbmir.training.metrics import RETRIEVAL_METRICS
 from cbmir.training.run import load_model, split_rows, with_fold
 from cbmir.training.splits import check_splits
@@ -108,6 +108,7 @@ def figure(value: dict[str, float | None]) -> str:
 def _opened(model: Path) -> Iterator[tuple[ModelCard, Embedder]]:
     if model.is_dir():
         network, card, _ = load_model(model)
+        on_fastest_device(network)
         yield card, partial(embed, network)
     else:
         with open_engine(model) as engine:
