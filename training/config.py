@@ -29,8 +29,8 @@ class TrainConfig:
     """Options of `cbmir train`; the defaults are the paper's ("Implementation").
 
     `proxies_per_class` is a number or `auto`. `fold` is "1/5" to "5/5" for cross-validation by patient, or empty for
-    the manifest's own splits; folds are the same for every seed. `class_weights` None is the
-    paper's choice: with the proxy loss, without for its baseline BCE; most others have none.
+    the manifest's own splits; folds are the same for every seed. `class_weights` None is the paper's choice: with the
+    proxy loss, without for its baseline BCE; most others have none. `batch_size` is that of all devices together.
     `patience` counts epochs without a better nDCG. `code_bits` is the length of the codes of hashing losses.
     """
 

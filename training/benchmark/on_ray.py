@@ -45,7 +45,7 @@ def on_ray(address: str, jobs: int) -> Run:
     def run(report: Path, cells: Sequence[Cell]) -> Generator[tuple[Cell, int], None, None]:
         logs = [str(processes.log_file(report, cell).resolve()) for cell in cells]
         tasks = [
-            remote.remote(processes.command(report, cell), log, own) for cell, log in zip(cells, logs, strict=True)
+            remote.remote(processes.command(report, cell), path, own) for cell, path in zip(cells, logs, strict=True)
         ]
         waiting = dict(zip(tasks, cells, strict=True))
         try:

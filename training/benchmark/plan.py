@@ -167,8 +167,8 @@ class Plan:
 def make_plan(
     protocol: Protocol, manifest: Manifest, path: Path, *, methods: tuple[str, ...], sweeps: tuple[str, ...],
     seeds: int, folds: int, pairs: tuple[str, ...], training: dict[str, Any], command: str,
-) -> tuple[Plan, dict[Part, Manifest]]:  # fmt: skip
-    """The plan and the selection of each of its parts.
+) -> Plan:  # fmt: skip
+    """The plan of what was asked.
 
     Without `methods` all that the protocol has are compared, in a sweep those of the paper's figures; several sweeps
     are crossed. Raises SplitError, ManifestError or RunError where the manifest does not hold what is asked.
@@ -188,11 +188,21 @@ def make_plan(
         protocol.name, str(path.resolve()), manifest.fingerprint, methods, seeds, folds, (0,), proxies, pairs,
         training, command,
     )  # fmt: skip
-    most = max(protocol.sizes, default=0) if "train-size" in sweeps else protocol.size
-    whole = {part: select(protocol, manifest, part.seed, part.fold, folds, most) for part in plan.parts()}
-    sizes = sweep_sizes(protocol, list(whole.values())) if "train-size" in sweeps else (protocol.size,)
-    plan = replace(plan, sizes=sizes)
-    return plan, {part: _of_size(whole[replace(part, size=0)], part) for part in plan.parts()}
+    if "train-size" not in sweeps:
+        return replace(plan, sizes=(protocol.size,))
+    return replace(
+        plan, sizes=sweep_sizes(protocol, [] if protocol.sizes else list(select_parts(plan, manifest).values()))
+    )
+
+
+def select_parts(plan: Plan, manifest: Manifest) -> dict[Part, Manifest]:
+    """The selection of each part of the plan. Raises SplitError or ManifestError where it cannot be made."""
+    protocol, most = PROTOCOLS[plan.protocol], max(plan.sizes)
+    largest = {
+        (part.seed, part.fold): select(protocol, manifest, part.seed, part.fold, plan.folds, most)
+        for part in plan.parts()
+    }
+    return {part: _of_size(largest[part.seed, part.fold], part) for part in plan.parts()}
 
 
 def _both_of(pair: str) -> tuple[str, str]:
@@ -206,10 +216,11 @@ def _of_size(selection: Manifest, part: Part) -> Manifest:
     return keep_training(selection, part.size, seed=part.seed) if part.size else selection
 
 
-def prepare(report: Path, plan: Plan, selections: dict[Part, Manifest], *, resume: bool) -> Plan:
+def prepare(report: Path, plan: Plan, manifest: Manifest, *, resume: bool) -> Plan:
     """Write the selections and the plan; returns it with what was asked of this report before.
 
-    Raises RunError for a folder of something else, and for a selection that comes out otherwise than it did.
+    Raises RunError for a folder of something else, and for a selection that comes out otherwise than it did; SplitError
+    or ManifestError where one cannot be made.
     """
     if not (report / PLAN).exists():
         if not is_empty(report):
@@ -225,7 +236,7 @@ def prepare(report: Path, plan: Plan, selections: dict[Part, Manifest], *, resum
                 f"different: {'; '.join(changed)}"
             )
         plan = before.extended(plan)
-    for part, selection in selections.items():
+    for part, selection in select_parts(plan, manifest).items():
         path = selection_path(report, part)
         if path.exists() and read_manifest(path).fingerprint != selection.fingerprint:
             raise RunError(f"{path}: this selection was made by another version of cbmir; start another report")

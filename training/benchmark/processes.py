@@ -87,7 +87,8 @@ def on_this_machine(jobs: int) -> Run:
                 with starting:
                     stopped.set()
                     for process in running.values():
-                        with suppress(ProcessLookupError):  # with those that Lightning started for more devices
-                            os.killpg(process.pid, signal.SIGTERM)
+                        if process.poll() is None:
+                            with suppress(ProcessLookupError):  # with those that Lightning started for more devices
+                                os.killpg(process.pid, signal.SIGTERM)
 
     return run

@@ -96,10 +96,8 @@ def draw(manifest: Manifest, wanted: dict[str, int], *, seed: int, eligible: Cal
 
 
 def keep_training(manifest: Manifest, size: int, *, seed: int) -> Manifest:
-    """The same rows, of which only `size` still train, patient by patient; the other training images get no split.
-
-    Smaller sets are part of larger ones of the same seed, and are what `draw` would have drawn.
-    Raises SplitError when there are fewer.
+    """Without all training images but `size`, patient by patient: part of larger sets of the same seed, and what `draw`
+    would have drawn. Raises SplitError when there are fewer.
     """
     images_of: dict[str, list[int]] = {}
     for position, row in enumerate(manifest):
@@ -109,7 +107,7 @@ def keep_training(manifest: Manifest, size: int, *, seed: int) -> Manifest:
     if len(order) < size:
         raise SplitError(f"expected {size:,} training images, found {len(order):,}; take smaller sizes")
     dropped = set(order[size:])
-    return manifest.with_splits(["" if i in dropped else row.split for i, row in enumerate(manifest)])
+    return replace(manifest, rows=tuple(row for i, row in enumerate(manifest) if i not in dropped))
 
 
 def sweep_sizes(protocol: Protocol, selections: Sequence[Manifest]) -> tuple[int, ...]:

@@ -74,7 +74,7 @@ def benchmark(
     from cbmir.errors import require
 
     require("lightning", "train")
-    from cbmir.training.benchmark.plan import Plan, make_plan, prepare
+    from cbmir.training.benchmark.plan import Plan, make_plan, prepare, select_parts
     from cbmir.training.benchmark.preview import preview
     from cbmir.training.benchmark.protocols import PROTOCOLS
 
@@ -87,21 +87,22 @@ def benchmark(
         options["devices"] = "1"  # the batch, and so what is trained, is the same on every machine
     if options["weights"] not in ("none", "imagenet"):
         options["weights"] = str(Path(options["weights"]).resolve())
-    plan, selections = make_plan(
-        PROTOCOLS[protocol], _read(protocol, manifest, dry_run), manifest,
+    table = _read(protocol, manifest, dry_run)
+    plan = make_plan(
+        PROTOCOLS[protocol], table, manifest,
         methods=() if methods == "all" else tuple(name.strip() for name in methods.split(",")),
         sweeps=tuple(name for name in sweeps if name != "none"), seeds=seeds, folds=folds, pairs=pairs,
         training=options | {"code_bits": code_bits}, command=shlex.join(["cbmir", *sys.argv[1:]]),
     )  # fmt: skip
     if dry_run:
-        click.echo(preview(plan, selections))
+        click.echo(preview(plan, select_parts(plan, table)))
         return
     assert report is not None
     import torch
 
     from cbmir.training.benchmark.running import run_cells
 
-    plan = prepare(report, plan, selections, resume=resume)
+    plan = prepare(report, plan, table, resume=resume)
     try:
         failed = run_cells(report, plan, jobs=jobs or max(1, torch.cuda.device_count()), ray=ray)
     except KeyboardInterrupt:

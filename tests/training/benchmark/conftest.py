@@ -23,11 +23,12 @@ TINY: dict[str, Any] = {
 def tiny_report(squares: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A REPORT folder whose cells are all finished: every method, the squares' own splits, one seed."""
     report = tmp_path_factory.mktemp("benchmark")
-    plan, selections = make_plan(
-        TABLE, read_manifest(squares), squares,
+    table = read_manifest(squares)
+    plan = make_plan(
+        TABLE, table, squares,
         methods=(), sweeps=(), seeds=1, folds=0, pairs=(), training=TINY, command="cbmir benchmark table squares.csv",
     )  # fmt: skip
-    prepare(report, plan, selections, resume=False)
+    prepare(report, plan, table, resume=False)
     for cell in plan.cells():
         run_cell(report, plan, cell)
     return report

@@ -103,7 +103,7 @@ def test_what_a_method_cannot_work_on_is_a_clear_error(
     squares: Path, tiny_plan: Plan, tiny_report: Path, tmp_path: Path
 ) -> None:
     plan = replace(tiny_plan, methods=("itq",), training=tiny_plan.training | {"code_bits": 10_000})
-    prepare(tmp_path / "r", plan, {PART: read_manifest(selection_path(tiny_report, PART))}, resume=False)
+    prepare(tmp_path / "r", plan, read_manifest(selection_path(tiny_report, PART)), resume=False)
     bce = cell_folder(tmp_path / "r", Cell(PART, "bce"))
     bce.parent.mkdir(parents=True)
     with pytest.raises(RunError, match="seed0/bce is not finished"):

@@ -9,18 +9,22 @@ from typing import Any
 import pytest
 
 from cbmir.errors import ManifestError, RunError
-from cbmir.manifest import Manifest, read_manifest
+from cbmir.labels import CHEXPERT_9, LabelSet
+from cbmir.manifest import Manifest, Row, read_manifest
+from cbmir.training.benchmark import protocols
 from cbmir.training.benchmark.methods import METHODS
-from cbmir.training.benchmark.plan import Cell, Part, Plan, make_plan, prepare, selection_path
-from cbmir.training.benchmark.protocols import NIH, TABLE
+from cbmir.training.benchmark.plan import Cell, Part, Plan, make_plan, prepare, select_parts, selection_path
+from cbmir.training.benchmark.protocols import CHEXPERT, NIH, PROTOCOLS, TABLE
 
 TRAINING: dict[str, Any] = {"encoder": "resnet18", "proxies_per_class": "2", "class_weights": None, "code_bits": 16}
 
 
-def plan_of(manifest: Path, **options: Any) -> tuple[Plan, dict[Part, Manifest]]:
+def plan_of(manifest: Path, **options: Any) -> tuple[Plan, Manifest]:
+    """The plan, and the table that it is made for."""
     asked: dict[str, Any] = {"methods": (), "sweeps": (), "seeds": 1, "folds": 0, "pairs": (), "training": TRAINING}
     asked["command"] = "cbmir benchmark"
-    return make_plan(TABLE, read_manifest(manifest), manifest, **asked | options)
+    table = read_manifest(manifest)
+    return make_plan(TABLE, table, manifest, **asked | options), table
 
 
 def names(plan: Plan) -> list[str]:
@@ -28,11 +32,11 @@ def names(plan: Plan) -> list[str]:
 
 
 def test_all_methods_and_those_that_rest_on_bce_come_last(squares: Path) -> None:
-    plan, selections = plan_of(squares)
+    plan, table = plan_of(squares)
     methods = [cell.method for cell in plan.cells()]
     assert sorted(methods) == sorted(METHODS)
     assert methods[-3:] == ["ssh", "itq", "community"]
-    assert selections == {Part(0, 0, 0): read_manifest(squares)}
+    assert select_parts(plan, table) == {Part(0, 0, 0): table}
 
 
 def test_bce_is_added_where_a_method_rests_on_it(squares: Path) -> None:
@@ -41,7 +45,8 @@ def test_bce_is_added_where_a_method_rests_on_it(squares: Path) -> None:
 
 
 def test_seeds_and_folds(squares: Path) -> None:
-    plan, selections = plan_of(squares, methods=("proxy",), seeds=2, folds=3)
+    plan, table = plan_of(squares, methods=("proxy",), seeds=2, folds=3)
+    selections = select_parts(plan, table)
     assert names(plan) == [f"seed{seed}-fold{fold}/proxy-m2" for seed in (0, 1) for fold in (1, 2, 3)]
     tested = [row.image for fold in (1, 2, 3) for row in selections[Part(0, fold, 0)].split("test")]
     assert sorted(tested) == sorted(row.image for row in read_manifest(squares))
@@ -49,7 +54,8 @@ def test_seeds_and_folds(squares: Path) -> None:
 
 def test_sweeps_are_crossed(squares: Path) -> None:
     """48 images train; proxies are swept only where a method has several."""
-    plan, selections = plan_of(squares, sweeps=("proxies-per-class", "train-size"))
+    plan, table = plan_of(squares, sweeps=("proxies-per-class", "train-size"))
+    selections = select_parts(plan, table)
     assert plan.sizes == (6, 12, 24, 0)
     assert {cell.method for cell in plan.cells()} == {"bce", "proxy", "proxy-negative"}
     assert len(names(plan)) == 4 * (1 + 6 + 6)
@@ -63,11 +69,11 @@ def test_negative_proxies_sweep_adds_both(squares: Path) -> None:
 
 
 def test_how_a_cell_is_trained(squares: Path) -> None:
-    plan, selections = plan_of(squares, training=TRAINING | {"class_weights": False}, sweeps=("proxies-per-class",))
+    plan, table = plan_of(squares, training=TRAINING | {"class_weights": False}, sweeps=("proxies-per-class",))
     part = Part(0, 0, 0)
 
     def config(method: str, proxies: str = "") -> Any:
-        return plan.config(Cell(part, method, proxies), selections[part], squares)
+        return plan.config(Cell(part, method, proxies), table, squares)
 
     assert config("proxy", "8").proxies_per_class == "8" and not config("proxy", "8").negative_proxies
     assert config("proxy-negative").negative_proxies and config("proxy-negative").class_weights is False
@@ -100,7 +106,7 @@ def test_negative_proxies_are_not_swept_where_every_image_has_a_finding(squares:
     protocol = replace(TABLE, negatives=False)
     options: dict[str, Any] = {"seeds": 1, "folds": 0, "pairs": (), "training": TRAINING, "command": ""}
     for sweeps in ((), ("train-size",)):
-        plan, _ = make_plan(protocol, read_manifest(squares), squares, methods=(), sweeps=sweeps, **options)
+        plan = make_plan(protocol, read_manifest(squares), squares, methods=(), sweeps=sweeps, **options)
         assert "proxy-negative" not in plan.methods and "proxy" in plan.methods
 
 
@@ -114,52 +120,81 @@ def test_a_protocol_that_draws_its_images_has_no_folds(squares: Path) -> None:
 
 def test_resume_adds_methods_and_refuses_other_options(squares: Path, tmp_path: Path) -> None:
     report = tmp_path / "report"
-    plan, selections = plan_of(squares, methods=("proxy",))
-    prepare(report, plan, selections, resume=False)
+    plan, table = plan_of(squares, methods=("proxy",))
+    prepare(report, plan, table, resume=False)
     assert Plan.read(report) == plan
     selected = read_manifest(selection_path(report, Part(0, 0, 0)))
     assert selected.fingerprint == read_manifest(squares).fingerprint
     with pytest.raises(RunError, match="--resume"):
-        prepare(report, plan, selections, resume=False)
-    more, more_selections = plan_of(squares, methods=("bce",), seeds=2, command="cbmir benchmark --seeds 2")
-    merged = prepare(report, more, more_selections, resume=True)
+        prepare(report, plan, table, resume=False)
+    more, _ = plan_of(squares, methods=("bce",), seeds=2, command="cbmir benchmark --seeds 2")
+    merged = prepare(report, more, table, resume=True)
     assert (merged.methods, merged.seeds) == (("proxy", "bce"), 2), "what was asked before stays"
     assert merged.command == "cbmir benchmark\ncbmir benchmark --seeds 2"
     assert Plan.read(report) == merged
     assert selection_path(report, Part(1, 0, 0)).exists()
     for options in ({"encoder": "resnet34"}, {"code_bits": 32}):
         with pytest.raises(RunError, match=f"{next(iter(options))}: "):
-            prepare(report, replace(more, training=TRAINING | options), {}, resume=True)
-    prepare(report, replace(more, training=TRAINING | {"devices": "2"}), {}, resume=True)
+            prepare(report, replace(more, training=TRAINING | options), table, resume=True)
+    prepare(report, replace(more, training=TRAINING | {"devices": "2"}), table, resume=True)
 
 
 def test_sweeps_that_are_added_keep_what_is_finished(squares: Path, tmp_path: Path) -> None:
-    plan, selections = plan_of(squares, methods=("proxy",))
-    prepare(tmp_path / "report", plan, selections, resume=False)
-    more, more_selections = plan_of(squares, methods=("proxy",), sweeps=("proxies-per-class", "train-size"))
-    merged = prepare(tmp_path / "report", more, more_selections, resume=True)
+    plan, table = plan_of(squares, methods=("proxy",))
+    prepare(tmp_path / "report", plan, table, resume=False)
+    more, _ = plan_of(squares, methods=("proxy",), sweeps=("proxies-per-class", "train-size"))
+    merged = prepare(tmp_path / "report", more, table, resume=True)
     assert merged.sizes == (6, 12, 24, 0) and merged.proxies == ("2", "1", "4", "8", "16", "32")
     assert names(plan) == ["seed0/proxy-m2"] and "seed0/proxy-m2" in names(merged)
     assert (merged.shown_size, merged.shown_proxies) == (0, "2")
 
 
+def test_every_part_of_what_was_asked_over_time_has_its_selection(squares: Path, tmp_path: Path) -> None:
+    """Two seeds first, then sizes for one: both are crossed."""
+    report = tmp_path / "report"
+    prepare(report, *plan_of(squares, methods=("proxy",), seeds=2), resume=False)
+    more = prepare(report, *plan_of(squares, methods=("proxy",), sweeps=("train-size",)), resume=True)
+    assert len(more.parts()) == 8
+    assert all(selection_path(report, part).exists() for part in more.parts())
+
+
+def test_a_sweep_keeps_the_selection_that_a_drawn_protocol_had_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The images of the size without a sweep are the same within the larger ones of the sweep."""
+    protocol = replace(CHEXPERT, sizes=(4, 8, 16), size=8, queries=4)
+    monkeypatch.setitem(PROTOCOLS, "chexpert", protocol)
+    monkeypatch.setattr(protocols, "VALIDATION", 4)
+    rows = tuple(Row(Path(f"/{p}.png"), str(p), (p % 2,) * 9) for p in range(40))
+    table = Manifest(LabelSet(CHEXPERT_9), rows)
+    options: dict[str, Any] = {"seeds": 1, "folds": 0, "pairs": (), "training": TRAINING, "command": ""}
+    for sweeps, resume in (((), False), (("train-size",), True)):
+        plan = make_plan(protocol, table, tmp_path / "m.csv", methods=("bce",), sweeps=sweeps, **options)
+        merged = prepare(tmp_path / "report", plan, table, resume=resume)
+    assert merged.sizes == (4, 8, 16)
+    kept = read_manifest(selection_path(tmp_path / "report", Part(0, 0, 8)))
+    assert {split: len(kept.split(split)) for split in ("train", "val", "test", "")} == {
+        "train": 8, "val": 4, "test": 4, "": 0,
+    }  # fmt: skip
+
+
 def test_images_that_were_moved_are_found_and_a_changed_selection_is_refused(squares: Path, tmp_path: Path) -> None:
-    plan, selections = plan_of(squares, methods=("proxy",))
-    (part, selection), report = next(iter(selections.items())), tmp_path / "report"
-    prepare(report, plan, selections, resume=False)
-    moved = replace(selection, rows=tuple(replace(row, image=tmp_path / row.image.name) for row in selection))
-    prepare(report, plan, {part: moved}, resume=True)
+    plan, table = plan_of(squares, methods=("proxy",))
+    part, report = Part(0, 0, 0), tmp_path / "report"
+    prepare(report, plan, table, resume=False)
+    moved = replace(table, rows=tuple(replace(row, image=tmp_path / row.image.name) for row in table))
+    prepare(report, plan, moved, resume=True)
     assert read_manifest(selection_path(report, part)).rows[0].image.parent == tmp_path
     with pytest.raises(RunError, match="another version"):
-        prepare(report, plan, {part: selection.split("train")}, resume=True)
+        prepare(report, plan, replace(table, rows=table.rows[:-1]), resume=True)
 
 
 def test_a_folder_of_something_else_is_left_alone(squares: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
-    plan, selections = plan_of(squares)
+    plan, table = plan_of(squares)
     for resume in (False, True):
         with pytest.raises(RunError, match="new or empty folder"):
-            prepare(tmp_path, plan, selections, resume=resume)
+            prepare(tmp_path, plan, table, resume=resume)
     with pytest.raises(RunError, match="made by 'cbmir benchmark'"):
         Plan.read(tmp_path)
     with pytest.raises(RunError, match="a cell of this benchmark"):

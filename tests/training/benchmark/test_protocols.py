@@ -77,11 +77,9 @@ def test_smaller_training_sets_are_part_of_larger_ones_and_what_would_have_been_
     before: set[Path] = set()
     for size in (8, 16, 64):
         kept = keep_training(whole, size, seed=3)
-        assert [row.image for row in kept] == [row.image for row in whole]
         own = {row.image for row in kept.split("train")}
         assert len(own) == size and before <= own
-        assert own == {row.image for row in select(SMALL_NIH, _nih(100, 9), 3, 0, 0, size).split("train")}
-        assert kept.split("test") == whole.split("test")
+        assert kept.rows == select(SMALL_NIH, _nih(100, 9), 3, 0, 0, size).rows
         before = own
     with pytest.raises(SplitError, match="expected 65 training images, found 64"):
         keep_training(whole, 65, seed=3)

@@ -82,6 +82,16 @@ def test_stopping_stops_the_running_cells_and_starts_no_more(programs: dict[str,
     assert not (tmp_path / "cells/seed0/proxy-m2" / FACTS).exists()
 
 
+def test_no_signal_is_sent_to_what_has_ended(
+    programs: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be another process's by now."""
+    sent: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda group, number: sent.append(group))
+    assert run_cells(tmp_path, PLAN, jobs=2) == 0
+    assert sent == []
+
+
 def test_processes_side_by_side_share_cores_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "MALLOC_MMAP_MAX_"):
         monkeypatch.delenv(name, raising=False)
