@@ -35,5 +35,4 @@ case $status in
     124 | 130) cbmir "${command[@]}" --report-only ;;
     *) exit "$status" ;;
 esac
-nvidia-smi --query-gpu=name,memory.used --format=csv,noheader || true
 exit "$((status == 1))"
