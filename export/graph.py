@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import copy
 import logging
 from typing import Literal, cast
@@ -15,6 +14,7 @@ from torch.fx.experimental.optimization import fuse
 
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.errors import EncoderError, ModelError
+from cbmir.runtime.head import encode_head
 from cbmir.training.model import HashHead, RetrievalModel
 
 log = logging.getLogger("cbmir")
@@ -39,10 +39,8 @@ def to_onnx(model: RetrievalModel, card: ModelCard, precision: Precision = "floa
     _cast_input_first(graph)
     _strip_sources(graph)
     info = card.with_(precision=precision, versions=card.versions | {"onnx": onnx.__version__})
-    head = model.head.rows().cpu().numpy().astype("<f4")
-    onnx.helper.set_model_props(
-        graph, {CARD_KEY: info.dumps(), HEAD_KEY: base64.b64encode(head.tobytes()).decode("ascii")}
-    )
+    head = model.head.rows().cpu().numpy()
+    onnx.helper.set_model_props(graph, {CARD_KEY: info.dumps(), HEAD_KEY: encode_head(head)})
     _check(graph, card)
     return bytes(graph.SerializeToString())
 

@@ -12,11 +12,12 @@
 ...     analysis.evidence_for_finding("Effusion")                  # float32 [h, w]
 """
 
-from cbmir.runtime.engine import Engine, EngineHealth, Outputs, open_engine
+from cbmir.runtime.engine import Engine, EngineHealth, Outputs
 from cbmir.runtime.evidence import evidence_map
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery import Gallery, Hit
 from cbmir.runtime.indexing import IndexReport, build_gallery
+from cbmir.runtime.opening import open_engine
 from cbmir.runtime.preprocess import preprocess
 from cbmir.runtime.reading import Limits, Radiograph, read_image
 from cbmir.runtime.result import Analysis, Finding, Neighbour

@@ -1,21 +1,35 @@
-"""The engine protocol: a batch of preprocessed images in, embeddings and scores out, whatever does the arithmetic."""
+"""What an engine is: a batch of preprocessed images in, embeddings and scores out, whatever does the arithmetic.
+
+Threads: one engine serves any number of them. Processes: an engine belongs to the process that opened it. After a fork
+the libraries' own threads are gone, so `run` in the child raises EngineError rather than wait for ever, and an engine
+cannot be pickled; open the model again in each process, and start processes by `spawn` or `forkserver`.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Literal, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
-from cbmir.errors import EngineError, ModelError
+from cbmir.errors import EngineError
 
-#: What can be asked for; every one of them is checked after loading.
-PROVIDERS = ("cpu", "cuda", "tensorrt")
+#: What can be asked for. `auto` picks one that this machine really has, and says why.
+ENGINES = ("auto", "onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "openvino", "tensorrt")
+Mode = Literal["auto", "latency", "throughput"]
+MODES: tuple[Mode, ...] = ("auto", "latency", "throughput")
+OUTPUTS = ("embedding", "scores", "feature_map")
+
+#: Runs uint8 [n, 1, S, S] for the outputs of these names; may be called from several threads at once.
+Runner = Callable[[NDArray[np.uint8], Sequence[str]], Sequence[NDArray[np.float32]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,72 +47,166 @@ class Outputs:
 
 @dataclass(frozen=True)
 class EngineHealth:
-    """What really runs: `provider` is the one in use, `requested` the one asked for."""
+    """What really runs: `engine` is one of ENGINES, `requested` what was asked for, `reason` why it is this one.
+
+    `precision` is that of the arithmetic: float32, float16, bfloat16 or int8.
+    """
 
     engine: str
     requested: str
-    provider: str
+    reason: str
     device: str
     precision: str
     threads: int
+    mode: Mode
     version: str
     warnings: tuple[str, ...] = ()
 
 
-class Engine(Protocol):
-    """A loaded model. `run` may be called from many threads at once."""
+class Engine(ABC):
+    """A loaded model. A kind of engine says how to `_open` a runner, and what it is (`_describe`).
 
-    @property
-    def card(self) -> ModelCard: ...
+    On a CPU (`streams`), mode `latency` runs a batch with all threads at once; `throughput` runs its images one by one
+    on as many streams of one thread, which answers more images a second and a single one later; `auto` takes the first
+    for one image and the second for more. A GPU has only the first.
+    """
 
-    @property
-    def head(self) -> NDArray[np.float32]:
-        """float32 [P, D]: the unit proxies, class-major in label order with the negative class last; or the C weight
-        rows of a linear head."""
-        ...
+    streams = True
+    #: At most so many images go through at once in mode latency: bounds the memory of activations.
+    most = 32
+
+    def __init__(
+        self,
+        card: ModelCard,
+        head: NDArray[np.float32],
+        *,
+        requested: str,
+        reason: str,
+        threads: int | None,
+        mode: Mode,
+    ) -> None:
+        """`head` is float32 [P, D]: the unit proxies, class-major in label order with the negative class last; or the C
+        weight rows of a linear head. `threads` None means every processor that this process may use."""
+        if threads is not None and threads < 1:
+            raise EngineError(f"expected at least 1 thread, found {threads}")
+        if mode not in MODES:
+            raise EngineError(f"expected mode {', '.join(MODES)}; found {mode!r}")
+        self.card, self.head = card, head
+        self.threads = threads or available_threads()
+        self.warnings: tuple[str, ...] = ()
+        self._requested, self._reason, self._mode = requested, reason, mode
+        self._process = os.getpid()
+        self._closed = False
+        self._lock = threading.Lock()  # of what is opened when it is first needed
+        self._runners: dict[int, Runner] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    @abstractmethod
+    def _open(self, threads: int) -> Runner:
+        """A runner, each call of which takes so many threads. Raises ModelError or EngineError."""
+
+    @abstractmethod
+    def _describe(self) -> tuple[str, str, str]:
+        """Engine (one of ENGINES), device, and the library's version."""
 
     def run(self, batch: NDArray[np.uint8], *, feature_map: bool = False) -> Outputs:
-        """Run uint8 [N, 1, S, S]. Raises EngineError for another dtype or shape and for outputs not finite."""
-        ...
+        """Run uint8 [N, 1, S, S]; N may be 0. An image's answer does not depend on the others beyond rounding.
 
-    def health(self) -> EngineHealth: ...
+        Raises EngineError for another dtype or shape, for outputs not finite, once closed, and in a forked process.
+        """
+        self._check_usable()
+        size, dim, labels = self.card.preprocess.crop, self.card.embedding_dim, len(self.card.labels)
+        if batch.dtype != np.uint8 or batch.ndim != 4 or batch.shape[1:] != (1, size, size):
+            raise EngineError(
+                f"expected a batch uint8 [N, 1, {size}, {size}], found {batch.dtype} {list(batch.shape)}; "
+                f"cbmir.runtime.preprocess makes the images of one"
+            )
+        names = OUTPUTS if feature_map else OUTPUTS[:2]
+        if not len(batch):
+            empty = [np.empty(shape, np.float32) for shape in ((0, dim), (0, labels), (0, dim, 0, 0))]
+            return Outputs(*empty[: len(names)])
+        pieces = self._run(np.ascontiguousarray(batch), names)
+        outputs = [np.concatenate(arrays) for arrays in zip(*pieces, strict=True)]
+        for name, array in zip(names, outputs, strict=True):
+            if not np.isfinite(array).all():
+                raise EngineError(
+                    f"expected finite values of {name!r}, found NaN or infinity; this model file "
+                    f"({self.card.precision}) overflows: export it in float32"
+                )
+        return Outputs(*outputs)
 
-    def close(self) -> None: ...
+    def _run(self, batch: NDArray[np.uint8], names: Sequence[str]) -> list[Sequence[NDArray[np.float32]]]:
+        spread = self._mode == "throughput" or (self._mode == "auto" and len(batch) > 1)
+        if not (spread and self.streams and self.threads > 1):
+            runner = self._runner(self.threads)
+            return [runner(batch[start : start + self.most], names) for start in range(0, len(batch), self.most)]
+        runner, pool = self._runner(1), self._streams()
+        return list(pool.map(lambda start: runner(batch[start : start + 1], names), range(len(batch))))
 
-    def __enter__(self) -> Self: ...
+    def warm_up(self, *batch_sizes: int) -> None:
+        """Run black images, one by default, so that the first request does not wait for what is set up lazily."""
+        size = self.card.preprocess.crop
+        for count in batch_sizes or (1,):
+            self.run(np.zeros((count, 1, size, size), np.uint8))
+
+    def health(self) -> EngineHealth:
+        engine, device, version = self._describe()
+        return EngineHealth(
+            engine=engine,
+            requested=self._requested,
+            reason=self._reason,
+            device=device,
+            precision=self.card.precision,
+            threads=self.threads,
+            mode=self._mode,
+            version=version,
+            warnings=self.warnings,
+        )
+
+    def close(self) -> None:
+        """Give the memory back; calls under way in other threads end as ever. May be called again."""
+        with self._lock:
+            self._closed = True
+            self._runners.clear()
+            pool, self._pool = self._pool, None
+        if pool is not None and os.getpid() == self._process:
+            pool.shutdown(wait=True)
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise EngineError("an engine cannot be pickled or sent to another process; open the model there")
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._process:
+            raise EngineError(
+                f"this engine was opened in process {self._process} and cannot be used after a fork; open the model "
+                f"in this process ({os.getpid()}), or start it by 'spawn'"
+            )
+        if self._closed:
+            raise EngineError("the engine is closed; open the model again")
+
+    def _runner(self, threads: int) -> Runner:
+        with self._lock:
+            self._check_usable()
+            if threads not in self._runners:
+                self._runners[threads] = self._open(threads)
+            return self._runners[threads]
+
+    def _streams(self) -> ThreadPoolExecutor:
+        with self._lock:
+            self._check_usable()
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="stream")
+            return self._pool
 
 
 def available_threads() -> int:
     """Processors that this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def open_engine(
-    path: str | Path, *, provider: str = "cpu", threads: int | None = None, allow_fallback: bool = False
-) -> Engine:
-    """Load a model file by its suffix. `threads` None means every processor that this process may use.
-
-    Raises ModelError for a file that is not cbmir's, CardError for one without a usable card, EngineError for a
-    provider that is not there (unless `allow_fallback`, which then warns and says so in `health()`).
-    """
-    path = Path(path)
-    if provider not in PROVIDERS:
-        raise EngineError(f"expected provider {', '.join(PROVIDERS)}; found {provider!r}")
-    if threads is not None and threads < 1:
-        raise EngineError(f"expected at least 1 thread, found {threads}")
-    try:
-        exists = path.exists()
-    except OSError as error:
-        raise ModelError(f"{path}: cannot look for the model file ({error.strerror})") from error
-    if not exists:
-        raise ModelError(f"{path}: no such model file; make one with 'cbmir export RUN -o model.onnx'")
-    if path.suffix.lower() != ".onnx" or not path.is_file():
-        found = "a folder" if path.is_dir() else f"the suffix {path.suffix!r}"
-        raise ModelError(f"{path}: expected a model file (.onnx), found {found}; 'cbmir export' writes one")
-    from cbmir.runtime.onnx_engine import OnnxEngine
-
-    return OnnxEngine(path, provider=provider, threads=threads, allow_fallback=allow_fallback)

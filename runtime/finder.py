@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from cbmir.card import ModelCard
 from cbmir.errors import EngineError, UserError
 from cbmir.labels import canonical
-from cbmir.runtime.engine import Engine, EngineHealth, open_engine
+from cbmir.runtime.engine import Engine, EngineHealth, Mode
 from cbmir.runtime.evidence import finding_vectors
 from cbmir.runtime.gallery import Gallery, Hit
+from cbmir.runtime.opening import open_engine
 from cbmir.runtime.preprocess import preprocess
 from cbmir.runtime.radiograph import Radiograph
 from cbmir.runtime.reading import read_image
@@ -41,18 +42,22 @@ class Finder:
         model: str | Path,
         gallery: str | Path | None = None,
         *,
-        provider: str = "cpu",
+        engine: str = "auto",
         threads: int | None = None,
+        mode: Mode = "auto",
+        cache: str | Path | None = None,
         allow_fallback: bool = False,
     ) -> Self:
-        """Open a model file and a gallery's folder. Raises what `open_engine` raises, and GalleryError."""
-        engine = open_engine(model, provider=provider, threads=threads, allow_fallback=allow_fallback)
+        """Open a model by `open_engine`, and a gallery's folder. Raises what `open_engine` raises, and GalleryError."""
+        loaded = open_engine(
+            model, engine=engine, threads=threads, mode=mode, cache=cache, allow_fallback=allow_fallback
+        )
         opened = None
         try:
             opened = None if gallery is None else Gallery.open(gallery)
-            return cls(engine, opened)
+            return cls(loaded, opened)
         except BaseException:
-            engine.close()
+            loaded.close()
             if opened is not None:
                 opened.close()
             raise

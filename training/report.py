@@ -18,7 +18,8 @@ from cbmir.card import ModelCard
 from cbmir.errors import ManifestError, RunError, SplitError
 from cbmir.files import replacing, write_json, write_text
 from cbmir.manifest import Manifest, read_manifest
-from cbmir.runtime.engine import Engine, open_engine
+from cbmir.runtime.engine import Engine
+from cbmir.runtime.opening import open_engine
 from cbmir.training.data import cache_folder, cached_images, evaluation_batches, label_array
 from cbmir.training.evaluation import Evaluation, Vectors, embed, evaluate, on_fastest_device
 from cbmir.training.metrics import RETRIEVAL_METRICS

@@ -16,7 +16,7 @@
     │   ├── EncoderError          an unknown encoder, or weights that do not fit it
     │   ├── ModelError            a model file that is missing or not cbmir's
     │   │   └── CardError             no model card, a damaged one, or one of a newer schema
-    │   ├── EngineError           an engine, provider or device that was asked for and is not there
+    │   ├── EngineError           an engine or device that was asked for and is not there
     │   ├── GalleryError          a gallery that is missing, damaged or of another model
     │   └── MissingDependencyError    an optional package is not installed; says how to get it
     ├── ParityError               an exported file answers differently from its source    (exit 1)

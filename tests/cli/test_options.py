@@ -5,20 +5,19 @@ from __future__ import annotations
 import click
 import pytest
 
-from cbmir import doctor
 from cbmir.cli import cli
-from cbmir.runtime.engine import PROVIDERS
+from cbmir.runtime.engine import ENGINES
 
 
 @pytest.mark.parametrize("path", ["demo", "query", "index build"])
-def test_providers_are_the_engine_s(path: str) -> None:
+def test_engines_are_the_runtime_s(path: str) -> None:
     command: click.Command = cli
     for name in path.split():
         assert isinstance(command, click.Group)
         found = command.get_command(click.Context(command), name)
         assert found is not None
         command = found
-    (option,) = [option for option in command.params if option.name == "provider"]
+    (option,) = [option for option in command.params if option.name == "engine"]
     assert isinstance(option.type, click.Choice)
-    assert tuple(option.type.choices) == PROVIDERS == tuple(doctor.PROVIDERS)
-    assert option.default == "cpu"
+    assert tuple(option.type.choices) == ENGINES
+    assert option.default == "auto"

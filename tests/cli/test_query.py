@@ -139,7 +139,7 @@ def test_mistakes(tmp_path: Path, tiny_model: Path, tiny_gallery: Path, image: P
         (tiny_model, tmp_path / "no", image),
         (tiny_model, tiny_gallery),
         (tiny_model, tiny_gallery, image, "-k", -1),
-        (tiny_model, tiny_gallery, image, "--provider", "abacus"),
+        (tiny_model, tiny_gallery, image, "--engine", "abacus"),
     ):
         assert run("query", *args) == 2
         captured = capsys.readouterr()

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import provider_option
+from cbmir.cli.options import engine_option
 
 
 @click.command(
@@ -24,15 +24,15 @@ from cbmir.cli.options import provider_option
     type=click.Path(path_type=Path),
     help="A folder of X-rays to choose from.  [default: some of the gallery]",
 )
-@provider_option
-def demo(model: Path, gallery: Path, host: str, port: int, examples: Path | None, provider: str) -> None:
+@engine_option
+def demo(model: Path, gallery: Path, host: str, port: int, examples: Path | None, engine: str) -> None:
     """Serve MODEL and GALLERY as a page in the browser, until Ctrl-C. Nothing leaves this machine.
 
     Research use only. Not a medical device, not for diagnosis.
     """
     from cbmir.runtime.finder import Finder
 
-    with Finder.open(model, gallery, provider=provider) as finder:
+    with Finder.open(model, gallery, engine=engine) as finder:
         from cbmir.demo import serve  # takes seconds; after the files are known to be good
 
         serve(finder, host=host, port=port, examples=examples, ready=_announce)

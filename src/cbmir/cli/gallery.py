@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import provider_option
+from cbmir.cli.options import engine_option
 from cbmir.errors import ImageError
 
 if TYPE_CHECKING:
@@ -45,23 +45,21 @@ def index() -> None:
     show_default=True,
     help="Which of the manifest's images go in; may be repeated.",
 )
-@provider_option
+@engine_option
 @click.pass_context
-def build(
-    ctx: click.Context, model: Path, manifest: Path, output: Path, splits: tuple[str, ...], provider: str
-) -> None:
+def build(ctx: click.Context, model: Path, manifest: Path, output: Path, splits: tuple[str, ...], engine: str) -> None:
     """Embed the images of MANIFEST with MODEL into a gallery; one that is there already is replaced at the end.
 
     Images that cannot be read are left out and listed in the gallery's unreadable.csv; the exit code is then 2.
     A gallery is patient data: keep it as safe as the images.
     """
     from cbmir.manifest import read_manifest
-    from cbmir.runtime.engine import open_engine
     from cbmir.runtime.indexing import build_gallery
+    from cbmir.runtime.opening import open_engine
 
     table = read_manifest(manifest)
-    with open_engine(model, provider=provider) as engine:
-        report = build_gallery(engine, table, output, splits=splits)
+    with open_engine(model, engine=engine) as opened:
+        report = build_gallery(opened, table, output, splits=splits)
     click.echo(f"{output}: {report.images} images")
     if report.unreadable:
         log.error(
@@ -108,7 +106,7 @@ def info(gallery: Path, as_json: bool) -> None:
     show_default=True,
     help="Leave the same patient's images out of the neighbours.",
 )
-@provider_option
+@engine_option
 @click.pass_context
 def query(
     ctx: click.Context,
@@ -119,7 +117,7 @@ def query(
     as_json: bool,
     patient_id: str | None,
     exclude_same_patient: bool,
-    provider: str,
+    engine: str,
 ) -> None:
     """Show each IMAGE's findings by MODEL, and its nearest neighbours in GALLERY.
 
@@ -131,7 +129,7 @@ def query(
 
     answers: list[dict[str, Any]] = []
     failed = False
-    with Finder.open(model, gallery, provider=provider) as finder:
+    with Finder.open(model, gallery, engine=engine) as finder:
         for image in images:
             try:
                 analysis = finder.analyze(image, k, patient_id=patient_id, exclude_same_patient=exclude_same_patient)

@@ -7,13 +7,14 @@ from typing import Any
 
 import click
 
-#: The choices are `cbmir.runtime.engine.PROVIDERS`, which is not imported here: `--help` must be quick.
-provider_option = click.option(
-    "--provider",
-    type=click.Choice(["cpu", "cuda", "tensorrt"]),
-    default="cpu",
+#: The choices are `cbmir.runtime.engine.ENGINES`, which is not imported here: `--help` must be quick.
+engine_option = click.option(
+    "--engine",
+    type=click.Choice(["auto", "onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "openvino", "tensorrt"]),
+    default="auto",
     show_default=True,
-    help="What runs the model; an error if it is not there.",
+    help="What runs the model: auto takes the fastest for this file (or folder of files) that is really here; one that "
+    "is named and is not here is an error.",
 )
 
 

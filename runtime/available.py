@@ -1,0 +1,78 @@
+"""Which engines really work on this machine. What `cbmir doctor` says and what `auto` decides by."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+#: Names of ONNX Runtime's providers. Each engine's list ends in the CPU, which takes the operators that others lack.
+PROVIDERS = {
+    "onnxruntime": ["CPUExecutionProvider"],
+    "onnxruntime-cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"],
+    "onnxruntime-tensorrt": ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"],
+}
+#: An ONNX model, y = Identity(x) with float32 [1], opset 18: what a provider must be able to load and run.
+_IDENTITY = (
+    b'\x08\x08:;\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x05probeZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
+    b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x02\x10\x12"
+)
+_SILENT = 4  # log severity: what goes wrong is in the answer
+
+
+def why_not(engine: str) -> str:
+    """Why an engine cannot run here and what to install, in a sentence; "" where it can. For any of ENGINES but auto.
+
+    A provider of ONNX Runtime must run a model to count: one that is listed may lack its libraries or a driver.
+    """
+    if engine in PROVIDERS:
+        return _onnxruntime(engine)
+    return _openvino() if engine == "openvino" else _tensorrt()
+
+
+def _onnxruntime(engine: str) -> str:
+    extra = "cpu" if engine == "onnxruntime" else "gpu"
+    ort = _module("onnxruntime")
+    if isinstance(ort, str):
+        return f'{ort}; pip install "cbmir[{extra}]"'
+    provider = PROVIDERS[engine][0]
+    if provider not in ort.get_available_providers():
+        return f'the installed ONNX Runtime has no {provider}; pip install "cbmir[gpu]" in place of onnxruntime'
+    options = ort.SessionOptions()
+    options.log_severity_level = _SILENT
+    value = np.array([1.5], np.float32)
+    try:
+        session = ort.InferenceSession(_IDENTITY, options, providers=[provider], enable_fallback=False)
+        if session.get_providers()[0] != provider:
+            return "ONNX Runtime fell back to the CPU: the driver or the CUDA and cuDNN libraries are missing"
+        (answer,) = session.run(None, {"x": value})
+    except Exception as error:  # noqa: BLE001  ONNX Runtime's exceptions have no other base, and each is a finding here
+        return f"{type(error).__name__}: {error}"
+    return "" if np.array_equal(answer, value) else f"answers {answer} where {value} is right"
+
+
+def _openvino() -> str:
+    openvino = _module("openvino")
+    return f'{openvino}; pip install "cbmir[openvino]"' if isinstance(openvino, str) else ""
+
+
+def _tensorrt() -> str:
+    found = [_module(name) for name in ("tensorrt", "tensorrt_rtx_bindings")]
+    if all(isinstance(module, str) for module in found):
+        return 'neither tensorrt nor tensorrt_rtx is installed; pip install "cbmir[tensorrt]" or "cbmir[tensorrt-rtx]"'
+    runtime = _module("cuda.bindings.runtime")
+    if isinstance(runtime, str):
+        return f'{runtime}; pip install "cbmir[tensorrt]"'
+    status, count = runtime.cudaGetDeviceCount()
+    return "" if int(status) == 0 and count else "no NVIDIA GPU with a driver is here"
+
+
+def _module(name: str) -> Any:
+    """The module, or a sentence that says why it cannot be had."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        return f"{error.name or name} is not installed"
+    except Exception as error:  # noqa: BLE001  a broken package may raise anything, and each is a finding here
+        return f"{name} does not import: {error}"
