@@ -1,12 +1,16 @@
-"""cbmir.export: a finished run in, one ONNX file out, which answers as PyTorch does or is not written.
+"""cbmir.export: a finished run in; files out, each of which answers as PyTorch does or is not written.
 
 ::
 
-    RUN -> graph.to_onnx -> temporary file -> OnnxEngine -> parity.compare with PyTorch -> model.onnx + parity.json
+    RUN -> graph.to_onnx -> float32, float16 ──────────────────┐
+                 ├─> int8.to_int8 (ONNX Runtime)               ├─> engine -> parity.compare with PyTorch -> parity.json
+                 ├─> openvino.write_openvino (bf16, int8)      │
+                 └─> tensorrt.write_plan (a plan for a GPU) ───┘
 """
 
-from cbmir.export.exporting import export_run
+from cbmir.export.comparing import compare_models
+from cbmir.export.exporting import ExportOptions, export_run
 from cbmir.export.graph import to_onnx
 from cbmir.export.parity import Limits, Parity, compare
 
-__all__ = ["Limits", "Parity", "compare", "export_run", "to_onnx"]
+__all__ = ["ExportOptions", "Limits", "Parity", "compare", "compare_models", "export_run", "to_onnx"]

@@ -1,4 +1,4 @@
-"""`cbmir export`: the best model of a run as ONNX files, each let in only when it answers as PyTorch does."""
+"""`cbmir export`: the best model of a run as files, each let in only when it answers as PyTorch does."""
 
 from __future__ import annotations
 
@@ -6,78 +6,231 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from tqdm import tqdm
-
 from cbmir.card import ModelCard
-from cbmir.errors import EngineError, ManifestError, ModelError, ParityError, RunError, UserError
-from cbmir.export.graph import Precision, to_onnx
-from cbmir.export.parity import LIMITS, NEIGHBOURS, Parity, compare
-from cbmir.files import replacing, write_json
-from cbmir.manifest import Manifest, Row, read_manifest
-from cbmir.preprocessing import PreprocessSpec
+from cbmir.errors import EngineError, ModelError, ParityError, UserError
+from cbmir.export.graph import to_onnx
+from cbmir.export.parity import LIMITS, Parity, compare
+from cbmir.export.samples import Sample, calibration_pixels, run_sample
+from cbmir.files import write_json
 from cbmir.runtime.engine import Outputs
-from cbmir.runtime.onnx_engine import OnnxEngine
-from cbmir.training.config import TrainConfig
-from cbmir.training.data import cached_images, evaluation_batches
 from cbmir.training.evaluation import embed
-from cbmir.training.model import RetrievalModel
-from cbmir.training.run import load_model, training_manifest
+from cbmir.training.report import opened_model
+from cbmir.training.run import load_model
 
 log = logging.getLogger("cbmir")
 
-#: At most so many images are compared: queries from val and test, and training images for them to find.
-QUERIES, GALLERY = 256, 512
 REPORT = "parity.json"
-_BATCH = 32
+#: How many layers of an int8 file are left in float, tried in this order until it holds its limits.
+KEPT = (0, 2, 4, 8, 16, 24)
 _ADVICE = {
     "float32": "That is a fault of the exporter: please report it.",
     "float16": "This model needs float32: export it without --fp16.",
+    "bfloat16": "This model needs float32: export it without --openvino bf16.",
+    "int8": "Give more images by --calibrate and --calibration-images, or export it without int8.",
 }
+_PACKAGES = ("torch", "onnx", "onnxruntime", "openvino", "nncf")
 
 
-@dataclass(frozen=True, eq=False)
-class ParityImages:
-    """Real images, uint8 [M, 1, S, S], of which the first `queries` search the others, and PyTorch's answers."""
+@dataclass(frozen=True)
+class ExportOptions:
+    """What is wanted beside the float32 file. See `cbmir export --help`.
 
-    pixels: NDArray[np.uint8]
-    queries: int
-    reference: Outputs
+    `openvino` holds bf16 and int8, `targets` TensorRT targets (sm86 …, or current). `images` and `calibrate` are
+    manifests in place of the run's own; `percentile` cuts the activations' range in calibration. `tolerances` are
+    NAME=NUMBER for `Limits.changed`; with `accept_parity_loss` a file beyond its limits is written all the same.
+    """
+
+    fp16: bool = False
+    int8: bool = False
+    openvino: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    max_batch: int = 32
+    images: Path | None = None
+    calibrate: Path | None = None
+    calibration_images: int = 256
+    percentile: float | None = None
+    tolerances: tuple[str, ...] = ()
+    accept_parity_loss: bool = False
 
 
-def export_run(run: Path, output: str | Path, *, fp16: bool = False, images: Path | None = None) -> list[Path]:
+def export_run(run: Path, output: str | Path, options: ExportOptions | None = None) -> list[Path]:
     """Export the best model of a finished run; returns the files written.
 
-    `output` is a file that ends in .onnx, or a folder for `model.onnx`; `fp16` adds `NAME.fp16.onnx`. Figures go to
-    `parity.json` beside them. The files are compared with PyTorch on the run's own images, or on those of the
-    manifest `images`. Raises RunError (unfinished run, images no longer there), ManifestError, EncoderError, and
-    ParityError for a file beyond its limits, which is not left behind; an older file of that name stays, and the
-    message says so.
+    `output` is a file that ends in .onnx, or a folder for `model.onnx`; other files stand beside it, with endings of
+    their own, and the figures of all in `parity.json`. Raises RunError (unfinished run, images no longer there),
+    ManifestError, EncoderError, and ParityError for a file beyond its limits, which is not left behind; an older file
+    of that name stays, and the message says so.
     """
+    options = options or ExportOptions()
+    for limits in LIMITS.values():
+        limits.changed(*options.tolerances)
     target = output_file(output)
     report = read_report(target.parent / REPORT)
     model, card, config = load_model(run)
-    manifest, queries = parity_manifest(config, images)
-    pixels = _read_images(manifest, card.preprocess, own=images is None)
-    embedding, scores = embed(model, _batches(pixels, "PyTorch"))
-    sample = ParityImages(pixels, queries, Outputs(embedding, scores))
-    wanted: dict[Path, Precision] = {target: "float32"}
-    if fp16:
-        wanted[target.with_suffix(".fp16.onnx")] = "float16"
-    for path, precision in wanted.items():
-        parity = _export(model, card, precision, path, sample, older=_older(path, card, report))
-        report[path.name] = _facts(path, precision, card, parity)
-        write_json(target.parent / REPORT, report)
+    sample = run_sample(config, card, options.images)
+    job = _Job(target, card, options, sample, sample.answers(partial(embed, model), "PyTorch"), report)
+
+    exact = to_onnx(model, card)
+    job.add(".onnx", "float32", lambda path: path.write_bytes(exact))
+    half = to_onnx(model, card, "float16") if options.fp16 else None
+    if half is not None:
+        job.add(".fp16.onnx", "float16", lambda path: path.write_bytes(half))
+    if options.int8 or "int8" in options.openvino:
+        pixels = calibration_pixels(config, card, options.calibrate, options.calibration_images)
+    if options.int8:
+        from cbmir.export.int8 import sensitive_layers, to_int8
+
+        job.add_quantised(
+            ".int8.onnx",
+            lambda path, keep: path.write_bytes(to_int8(exact, pixels, keep=keep, percentile=options.percentile)),
+            lambda path: sensitive_layers(exact, path.read_bytes(), pixels),
+        )
+    if options.openvino:
+        from cbmir.export import openvino
+
+        if "bf16" in options.openvino:
+            job.add(".openvino-bf16.xml", "bfloat16", lambda path: openvino.write_openvino(exact, path, "bfloat16"))
+        if "int8" in options.openvino:
+            job.add_quantised(
+                ".openvino-int8.xml",
+                lambda path, keep: openvino.write_openvino(
+                    exact, path, "int8", pixels, keep=keep, percentile=options.percentile
+                ),
+                lambda path: openvino.sensitive_layers(exact, path, pixels),
+            )
+    if options.targets:
+        from cbmir.export.tensorrt import write_plan
+
+        precision, source = ("float32", exact) if half is None else ("float16", half)
+        for name in options.targets:
+            job.add_plan(
+                f".{name}.plan", precision, lambda path, name=name: write_plan(source, path, name, options.max_batch)
+            )
+    return job.written
+
+
+@dataclass(eq=False)
+class _Job:
+    """One export: where it goes, what it is compared with, and what has been written."""
+
+    target: Path
+    card: ModelCard
+    options: ExportOptions
+    sample: Sample
+    reference: Outputs
+    report: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self.written: list[Path] = []
+
+    def add(self, ending: str, precision: str, write: Callable[[Path], object]) -> None:
+        """Let in one file, and what belongs to it. Raises ParityError where it is beyond its limits."""
+        path = self._path(ending)
+        with self._staging() as folder:
+            staged = Path(folder) / path.name
+            write(staged)
+            parity = self._compare(staged, precision)
+            if parity.failures and not self.options.accept_parity_loss:
+                raise self._refusal(path, precision, parity)
+            self._let_in(staged, path, precision, parity, ())
+
+    def add_quantised(
+        self, ending: str, write: Callable[[Path, Sequence[str]], object], rank: Callable[[Path], Sequence[str]]
+    ) -> None:
+        """Let in an int8 file, with as few layers left in float as its limits allow, those that hurt most first."""
+        path = self._path(ending)
+        with self._staging() as folder:
+            staged = Path(folder) / path.name
+            ranked: Sequence[str] = ()
+            for count in KEPT:
+                if count and not ranked:
+                    ranked = rank(staged)
+                kept = tuple(ranked[:count])
+                write(staged, kept)
+                parity = self._compare(staged, "int8")
+                if not parity.failures:
+                    break
+                log.info("%s with %d layers in float: %s", path.name, len(kept), "; ".join(parity.failures))
+            if parity.failures and not self.options.accept_parity_loss:
+                raise self._refusal(path, "int8", parity)
+            self._let_in(staged, path, "int8", parity, kept)
+
+    def add_plan(self, ending: str, precision: str, write: Callable[[Path], object]) -> None:
+        """Let in a TensorRT plan. It is compared where its GPU is here; elsewhere the report says that it was not."""
+        path = self._path(ending)
+        with self._staging() as folder:
+            staged = Path(folder) / path.name
+            write(staged)
+            try:
+                parity = self._compare(staged, precision)
+            except EngineError as error:
+                self._let_in(staged, path, precision, f"not compared, since its GPU is not here: {error}", ())
+                return
+            if parity.failures and not self.options.accept_parity_loss:
+                raise self._refusal(path, precision, parity)
+            self._let_in(staged, path, precision, parity, ())
+
+    def _path(self, ending: str) -> Path:
+        return self.target.with_name(self.target.stem + ending)
+
+    def _staging(self) -> TemporaryDirectory[str]:
+        return TemporaryDirectory(dir=self.target.parent, prefix=".export-", suffix=".part")
+
+    def _compare(self, staged: Path, precision: str) -> Parity:
+        try:
+            with opened_model(staged) as (_, embedder):
+                found = self.sample.answers(embedder, staged.name)
+        except EngineError as error:
+            if staged.suffix == ".plan":
+                raise
+            raise ParityError(f"{staged.name} was not written: {error}.{self._older(staged.name)}") from error
+        limits = LIMITS[precision].changed(*self.options.tolerances)
+        return compare(self.reference, found, self.sample.cases, limits)
+
+    def _refusal(self, path: Path, precision: str, parity: Parity) -> ParityError:
+        return ParityError(
+            f"{path} was not written, since it answers differently from PyTorch: expected "
+            f"{'; '.join(parity.failures)}. {_ADVICE[precision]} --accept-parity-loss writes it all the same."
+            f"{self._older(path.name)}"
+        )
+
+    def _let_in(self, staged: Path, path: Path, precision: str, parity: Parity | str, kept: Sequence[str]) -> None:
+        facts = {
+            "precision": precision,
+            "sha256": hashlib.sha256(staged.read_bytes()).hexdigest(),
+            "fingerprint": self.card.fingerprint,
+            **({"not_compared": parity} if isinstance(parity, str) else parity.to_json()),
+            "versions": {name: version for name in _PACKAGES if (version := _version(name))},
+        }
+        if precision == "int8":
+            facts |= {"calibration_images": self.options.calibration_images, "kept_in_float": list(kept)}
+        if isinstance(parity, Parity) and parity.failures:
+            facts["accepted"] = list(parity.failures)
+            log.warning("%s answers differently from PyTorch, as was accepted: %s.", path, "; ".join(parity.failures))
+        # What belongs to the file first, so that the file is never there without it.
+        for file in sorted(staged.parent.iterdir(), key=lambda file: file == staged):
+            file.replace(path.with_name(file.name))
+        self.report[path.name] = facts
+        write_json(path.with_name(REPORT), self.report)
+        self.written.append(path)
         log.info("%s: %s, %.1f MB; %s.", path.name, precision, path.stat().st_size / 1e6, parity)
-    return list(wanted)
+
+    def _older(self, name: str) -> str:
+        """A sentence about the file that stays where the one to replace it is not let in; "" where there is none."""
+        if not self.target.with_name(name).exists():
+            return ""
+        fingerprint = self.report.get(name, {}).get("fingerprint")
+        another = f"another model (fingerprint {fingerprint})" if fingerprint else "an unknown model"
+        whose = "this model" if fingerprint == self.card.fingerprint else another
+        return f" An older {name}, of {whose}, was left as it was."
 
 
 def output_file(output: str | Path) -> Path:
@@ -114,94 +267,8 @@ def read_report(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def parity_manifest(config: TrainConfig, images: Path | None) -> tuple[Manifest, int]:
-    """The images to compare on, and how many of them, at the front, are queries.
-
-    Queries come from val and test (from every row where the table has neither), the rest from train; both evenly
-    spread. Raises RunError when the run's own table is gone or changed, ManifestError for too few images.
-    """
-    if images is not None:
-        manifest = read_manifest(images)
-    else:
-        try:
-            manifest = training_manifest(config)
-        except (ManifestError, RunError) as error:
-            raise _images_gone(error) from error
-    queries, gallery = manifest.split("val", "test").rows, manifest.split("train").rows
-    if not queries:
-        queries, gallery = manifest.rows, ()
-    queries, gallery = _evenly(queries, QUERIES), _evenly(gallery, GALLERY)
-    if len(queries) + len(gallery) <= NEIGHBOURS:
-        raise ManifestError(
-            f"expected more than {NEIGHBOURS} images to compare the exported file on, found "
-            f"{len(queries) + len(gallery)}; give a manifest with more by --images manifest.csv"
-        )
-    return Manifest(manifest.labels, queries + gallery), len(queries)
-
-
-def _evenly(rows: tuple[Row, ...], most: int) -> tuple[Row, ...]:
-    """At most so many rows, spread over all of them."""
-    return rows if len(rows) <= most else tuple(rows[i * len(rows) // most] for i in range(most))
-
-
-def _read_images(manifest: Manifest, spec: PreprocessSpec, *, own: bool) -> NDArray[np.uint8]:
-    with TemporaryDirectory() as folder:
-        try:
-            squares = cached_images(manifest, spec, Path(folder))
-        except ManifestError as error:
-            raise (_images_gone(error) if own else error) from error
-        return np.concatenate(list(evaluation_batches(squares, range(len(manifest)), spec)))
-
-
-def _images_gone(error: Exception) -> RunError:
-    return RunError(
-        f"{error}. An exported file is compared with PyTorch on real images, at first those of the run: "
-        f"bring them back, or give others by --images manifest.csv"
-    )
-
-
-def _older(path: Path, card: ModelCard, report: dict[str, Any]) -> str:
-    """A sentence about the file that stays where the one to replace it is not let in; "" where there is none."""
-    if not path.exists():
-        return ""
-    fingerprint = report.get(path.name, {}).get("fingerprint")
-    another = f"another model (fingerprint {fingerprint})" if fingerprint else "an unknown model"
-    whose = "this model" if fingerprint == card.fingerprint else another
-    return f" An older {path.name}, of {whose}, was left as it was."
-
-
-def _export(
-    model: RetrievalModel, card: ModelCard, precision: Precision, path: Path, sample: ParityImages, *, older: str
-) -> Parity:
-    """Write one file under a temporary name, compare, and rename it only when it is within its limits."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(to_onnx(model, card, precision))
-        try:
-            with OnnxEngine(temporary) as engine:
-                # The feature maps are asked for so that the engine refuses them where half precision overflows.
-                answers = [engine.run(batch, feature_map=True) for batch in _batches(sample.pixels, path.name)]
-        except EngineError as error:
-            raise ParityError(f"{path} was not written: {error}.{older}") from error
-        found = Outputs(np.concatenate([a.embedding for a in answers]), np.concatenate([a.scores for a in answers]))
-        parity = compare(sample.reference, found, queries=sample.queries, limits=LIMITS[precision])
-        if parity.failures:
-            raise ParityError(
-                f"{path} was not written, since it answers differently from PyTorch: expected "
-                f"{'; '.join(parity.failures)}. {_ADVICE[precision]}{older}"
-            )
-    return parity
-
-
-def _batches(pixels: NDArray[np.uint8], what: str) -> Iterator[NDArray[np.uint8]]:
-    for start in tqdm(range(0, len(pixels), _BATCH), desc=what, unit="batch", disable=None):
-        yield pixels[start : start + _BATCH]
-
-
-def _facts(path: Path, precision: Precision, card: ModelCard, parity: Parity) -> dict[str, Any]:
-    return {
-        "precision": precision,
-        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        "fingerprint": card.fingerprint,
-        **parity.to_json(),
-        "versions": {name: version(name) for name in ("torch", "onnx", "onnxruntime")},
-    }
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

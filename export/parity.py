@@ -1,101 +1,257 @@
-"""Does an exported file answer as PyTorch does? Pure comparison of two sets of answers to the same images."""
+"""Does a file answer as its source does? Pure comparison of two sets of answers to the same images.
+
+What counts is what a user sees: the neighbours that are found, how well they fit, and how well findings are told apart.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cbmir.errors import UserError
 from cbmir.runtime.engine import Outputs
+from cbmir.training.metrics import (
+    add_negative_class,
+    class_aucs,
+    inner_products,
+    interval,
+    mean_of_known,
+    nanmean,
+    patient_codes,
+    patient_weights,
+    positives,
+    resampled_class_aucs,
+    retrieval_values,
+    weighted_means,
+)
 
 NEIGHBOURS = 10
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The least cosine of an image's two embeddings, the largest difference of a score, the least neighbour overlap."""
+    """What a file must hold: the least cosine of an image's two embeddings, the largest difference of a score, the
+    least share of unchanged neighbours, the largest |difference| of nDCG and of AUC. None: any."""
 
-    cosine: float
-    score_difference: float
-    overlap: float = 0.0
+    cosine: float | None = None
+    score: float | None = None
+    overlap: float | None = None
+    ndcg: float | None = None
+    auc: float | None = None
+
+    def changed(self, *settings: str) -> Limits:
+        """These limits with some of them set, each by `NAME=NUMBER`. Raises UserError for anything else."""
+        limits = self
+        names = [field.name for field in fields(self)]
+        for setting in settings:
+            name, _, number = setting.partition("=")
+            try:
+                value = float(number)
+            except ValueError:
+                value = math.nan
+            if name not in names or not value >= 0:
+                raise UserError(f"expected a tolerance NAME=NUMBER, NAME one of {', '.join(names)}; found {setting!r}")
+            limits = replace(limits, **{name: value})
+        return limits
 
 
 #: By the precision of the file.
-LIMITS = {"float32": Limits(0.999999, 1e-5), "float16": Limits(0.9999, 5e-3, 0.98)}
+LIMITS = {
+    "float32": Limits(cosine=0.999999, score=1e-5),
+    "float16": Limits(overlap=0.97, ndcg=0.002, auc=0.002),
+    "bfloat16": Limits(overlap=0.97, ndcg=0.002, auc=0.002),
+    "int8": Limits(overlap=0.90, ndcg=0.005, auc=0.005),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Cases:
+    """What is known of M images, of which the first `queries` search all of them but their own patient's.
+
+    labels: float32 [M, C] in {1, 0, -1, NaN}; patients: M names; thresholds: C scores, NaN where there is none.
+    """
+
+    queries: int
+    labels: NDArray[np.float32]
+    patients: Sequence[str]
+    thresholds: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over queries with its 95% bootstrap interval over patients."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"
 
 
 @dataclass(frozen=True)
 class Parity:
-    """How far an exported file is from its source: `overlap` is the mean share of a query's ten nearest neighbours
-    that both find; the other figures are over all images. A figure that is not a number counts as beyond its limit."""
+    """How far a file is from its source.
+
+    `overlap` is the share of a query's ten nearest neighbours that both find, each searching its own embeddings of the
+    gallery; `cross_overlap` is that of the file's queries searching the source's gallery. `ndcg` (queries with a
+    positive label), `ndcg_all` (all queries, the negative class a label) and `auc` (mean over labels) are the file's
+    figure less the source's, on the queries. `decisions` is the share of findings called alike by the thresholds.
+    """
 
     images: int
     queries: int
     cosine_min: float
     cosine_mean: float
     score_difference: float
-    overlap: float
+    decisions: float
+    overlap: Estimate
+    cross_overlap: Estimate
+    ndcg: Estimate
+    ndcg_all: Estimate
+    auc: Estimate
     limits: Limits
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What is beyond its limit, in words; empty when the file may be used."""
-        checks = {
-            f"cosine of the embeddings at least {self.limits.cosine}, found {self.cosine_min:.7f}":
-                self.cosine_min >= self.limits.cosine,
-            f"score difference at most {self.limits.score_difference:g}, found {self.score_difference:.2g}":
-                self.score_difference <= self.limits.score_difference,
-            f"unchanged top-{NEIGHBOURS} neighbours at least {self.limits.overlap:.0%}, found {self.overlap:.1%}":
-                self.overlap >= self.limits.overlap,
-        }  # fmt: skip
-        return tuple(text for text, holds in checks.items() if not holds)
+        """What is beyond its limit, in words; empty when the file may be used. What is no number is beyond."""
+        limits, k = self.limits, NEIGHBOURS
+        least = [
+            ("cosine of the embeddings", limits.cosine, self.cosine_min, f"{self.cosine_min:.7f}"),
+            (f"unchanged top-{k} neighbours", limits.overlap, self.overlap.value, self.overlap),
+        ]
+        most = [
+            ("difference of scores", limits.score, self.score_difference, f"{self.score_difference:.2g}"),
+            (f"difference of nDCG@{k}", limits.ndcg, abs(self.ndcg.value), self.ndcg),
+            (f"difference of nDCG@{k} of all queries", limits.ndcg, abs(self.ndcg_all.value), self.ndcg_all),
+            ("difference of AUC", limits.auc, abs(self.auc.value), self.auc),
+        ]
+        return (
+            *(f"{what} at least {limit}, found {found}" for what, limit, value, found in least
+              if limit is not None and not value >= limit),
+            *(f"{what} at most {limit}, found {found}" for what, limit, value, found in most
+              if limit is not None and not value <= limit),
+        )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """JSON types; None for what is no number."""
+        return {name: _json(value) for name, value in asdict(self).items()}
+
+    def table(self) -> str:
+        """Every figure on a line of its own, and what is beyond its limit."""
+        k = NEIGHBOURS
+        rows = {
+            "images": f"{self.images}, of which {self.queries} are queries",
+            "cosine of the embeddings": f"{self.cosine_min:.7f} at least, {self.cosine_mean:.7f} on average",
+            "difference of scores": f"{self.score_difference:.2g} at most",
+            "findings called alike": f"{self.decisions:.2%}",
+            f"unchanged top-{k} neighbours": f"{self.overlap.value:.4f} [{self.overlap.low:.4f}, "
+                                             f"{self.overlap.high:.4f}]; across: {self.cross_overlap.value:.4f}",
+            f"difference of nDCG@{k}": str(self.ndcg),
+            f"difference of nDCG@{k}, all queries": str(self.ndcg_all),
+            "difference of AUC": str(self.auc),
+        }  # fmt: skip
+        lines = [f"{name + ':':<38} {text}" for name, text in rows.items()]
+        return "\n".join([*lines, *(f"Beyond its limit: {text}." for text in self.failures)])
 
     def __str__(self) -> str:
         return (
-            f"on {self.images} images cosine min {self.cosine_min:.8f}, mean {self.cosine_mean:.8f}; score difference "
-            f"max {self.score_difference:.1e}; top-{NEIGHBOURS} neighbours unchanged {self.overlap:.1%}"
+            f"on {self.images} images, {self.queries} of them queries: cosine min {self.cosine_min:.7f}, mean "
+            f"{self.cosine_mean:.7f}; score difference max {self.score_difference:.1e}, {self.decisions:.2%} of "
+            f"findings called alike; top-{NEIGHBOURS} neighbours unchanged {self.overlap.value:.1%}, across "
+            f"{self.cross_overlap.value:.1%}; difference of nDCG {self.ndcg}, of all queries {self.ndcg_all}, of AUC "
+            f"{self.auc}"
         )
 
 
-def compare(reference: Outputs, found: Outputs, *, queries: int, limits: Limits) -> Parity:
+def compare(reference: Outputs, found: Outputs, cases: Cases, limits: Limits) -> Parity:
     """Compare answers to the same M images: embedding float32 [M, D], scores float32 [M, C].
 
-    The first `queries` images search all the others, each side by its own embeddings. Computed in float64, since the
-    limits are finer than a cosine in float32.
+    Cosines are computed in float64, since the limits are finer than a cosine in float32. Raises UserError for answers
+    that do not fit each other.
     """
-    cosines = _cosines(reference.embedding, found.embedding)
-    difference = np.abs(reference.scores.astype(np.float64) - found.scores)
-    own, theirs = (_nearest(side.embedding, queries) for side in (reference, found))
+    own, theirs = _unit(reference.embedding), _unit(found.embedding)
+    if own.shape != theirs.shape or reference.scores.shape != found.scores.shape:
+        raise UserError(
+            f"expected two models of one embedding dimension and one set of labels, found {own.shape[1]} and "
+            f"{theirs.shape[1]} dimensions, {reference.scores.shape[1]} and {found.scores.shape[1]} labels"
+        )
+    cosines = (own * theirs).sum(axis=1)
+    queries, thresholds = cases.queries, np.asarray(cases.thresholds, np.float64)
+    weights = patient_weights(cases.patients[:queries])
+    nearest = _nearest(own[:queries], own, cases)
+    alike = (reference.scores > thresholds) == (found.scores > thresholds)
+    ndcgs = [
+        _ndcg(theirs, cases, labels) - _ndcg(own, cases, labels)
+        for labels in (positives(cases.labels), add_negative_class(cases.labels))
+    ]
     return Parity(
-        images=len(cosines),
+        images=len(own),
         queries=queries,
         cosine_min=float(cosines.min()),
         cosine_mean=float(cosines.mean()),
-        score_difference=float(difference.max()),
-        overlap=float((own[:, :, None] == theirs[:, None, :]).any(axis=2).mean()),
+        score_difference=float(np.abs(reference.scores.astype(np.float64) - found.scores).max()),
+        decisions=float(alike[:, ~np.isnan(thresholds)].mean()) if not np.isnan(thresholds).all() else math.nan,
+        overlap=_estimate(_shared(nearest, _nearest(theirs[:queries], theirs, cases)), weights),
+        cross_overlap=_estimate(_shared(nearest, _nearest(theirs[:queries], own, cases)), weights),
+        ndcg=_estimate(ndcgs[0], weights),
+        ndcg_all=_estimate(ndcgs[1], weights),
+        auc=_auc_difference(reference.scores[:queries], found.scores[:queries], cases.labels[:queries], weights),
         limits=limits,
     )
 
 
-def _cosines(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float64]:
-    a64, b64 = _unit(a), _unit(b)
-    return np.asarray((a64 * b64).sum(axis=1))
-
-
-def _nearest(embedding: NDArray[np.float32], queries: int) -> NDArray[np.intp]:
-    """Positions of the ten nearest images of each query, itself left out: [Q, min(10, M - 1)]."""
-    unit = _unit(embedding)
-    cosine = unit[:queries] @ unit.T
-    np.fill_diagonal(cosine, -np.inf)
-    return np.argsort(-cosine, axis=1, kind="stable")[:, : min(NEIGHBOURS, len(unit) - 1)]
-
-
-def _unit(embedding: NDArray[np.float32]) -> NDArray[np.float64]:
+def _unit(embedding: NDArray[np.float32]) -> Floats:
     wide = embedding.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):  # a zero vector becomes NaN, and so a failure
         return np.asarray(wide / np.linalg.norm(wide, axis=1, keepdims=True))
+
+
+def _nearest(queries: Floats, gallery: Floats, cases: Cases) -> list[set[int]]:
+    """Positions of the ten nearest images of each query, its own patient's left out."""
+    own, others = patient_codes(cases.patients[: cases.queries], cases.patients)
+    cosine = queries @ gallery.T
+    found = []
+    for row in range(len(queries)):
+        allowed = np.flatnonzero(others != own[row])
+        order = np.argsort(-cosine[row, allowed], kind="stable")[:NEIGHBOURS]
+        found.append(set(allowed[order].tolist()))
+    return found
+
+
+def _shared(one: list[set[int]], other: list[set[int]]) -> Floats:
+    return np.array([len(a & b) / len(a) if a else math.nan for a, b in zip(one, other, strict=True)])
+
+
+def _ndcg(embedding: Floats, cases: Cases, positive: NDArray[np.float32]) -> Floats:
+    """nDCG@10 of each query [Q]; NaN where it is not defined, or the embeddings are no numbers."""
+    queries = cases.queries
+    if not np.isfinite(embedding).all():
+        return np.full(queries, math.nan)
+    similarity = inner_products(embedding[:queries], embedding)
+    sides = positive[:queries], positive, cases.patients[:queries], cases.patients
+    return retrieval_values(similarity, *sides, k=NEIGHBOURS).ndcg
+
+
+def _auc_difference(
+    reference: NDArray[np.float32], found: NDArray[np.float32], labels: NDArray[np.float32], weights: Floats
+) -> Estimate:
+    values = class_aucs(found, labels) - class_aucs(reference, labels)
+    samples = resampled_class_aucs(found, labels, weights) - resampled_class_aucs(reference, labels, weights)
+    return Estimate(mean_of_known(values), *interval(nanmean(samples[:, ~np.isnan(values)], axis=1)))
+
+
+def _estimate(values: Floats, weights: Floats) -> Estimate:
+    return Estimate(mean_of_known(values), *interval(weighted_means(values, weights)))
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _json(item) for name, item in value.items()}
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -54,14 +54,14 @@ def open_engine(
     if engine not in ENGINES:
         raise EngineError(f"expected an engine of {', '.join(ENGINES)}; found {engine!r}")
     _check_exists(path)
-    choices = list(_of_folder(path) if path.is_dir() else _of_file(path))
-    if engine != "auto":
-        choices = [(file, name) for file, name in choices if name == engine]
-        if not choices and path.is_dir():
+    every = list(_of_folder(path) if path.is_dir() else _of_file(path))
+    choices = [(file, name) for file, name in every if engine in ("auto", name)]
+    if not choices:
+        if path.is_dir():
             raise ModelError(f"{path}: no file in this folder is for engine {engine}; 'cbmir export --help' says how "
                              f"to make one")  # fmt: skip
-        if not choices:
-            raise EngineError(f"{path.name} is run by {' or '.join(_OF_SUFFIX[path.suffix])}, not by {engine}")
+        others = " or ".join(name for _, name in every)
+        raise EngineError(f"{path.name} is run by {others}, not by {engine}")
     not_here: list[str] = []
     for file, name in choices:
         why = why_not(name)

@@ -173,6 +173,12 @@ def make_xray() -> Callable[..., NDArray[np.uint8]]:
 
 
 @pytest.fixture(scope="session")
+def tiny_card() -> ModelCard:
+    """The card of `tiny_model`."""
+    return TINY_CARD
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An ONNX model of 3 labels, 32x32 input and 8 dimensions, which answers in a millisecond."""
     return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.onnx")
@@ -262,10 +268,10 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, tiny_manifest: Path) -> P
 @pytest.fixture(scope="session")
 def tiny_export(tmp_path_factory: pytest.TempPathFactory, tiny_run: Path) -> Path:
     """The folder with `tiny_run` exported: model.onnx, model.fp16.onnx and parity.json. Read only."""
-    from cbmir.export import export_run
+    from cbmir.export import ExportOptions, export_run
 
     folder = tmp_path_factory.mktemp("exports")
-    export_run(tiny_run, folder, fp16=True)
+    export_run(tiny_run, folder, ExportOptions(fp16=True))
     return folder
 
 
@@ -276,7 +282,7 @@ def quick_graph(tiny_export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     files = {"float32": "model.onnx", "float16": "model.fp16.onnx"}
 
-    def take(model: object, card: object, precision: str) -> bytes:
+    def take(model: object, card: object, precision: str = "float32") -> bytes:
         return (tiny_export / files[precision]).read_bytes()
 
     monkeypatch.setattr(exporting, "to_onnx", take)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from cbmir.card import ModelCard
-from cbmir.errors import ManifestError, RunError, SplitError
+from cbmir.errors import ManifestError, ModelError, RunError, SplitError
 from cbmir.files import replacing, write_json, write_text
 from cbmir.manifest import Manifest, read_manifest
 from cbmir.runtime.engine import Engine
@@ -32,20 +32,32 @@ log = logging.getLogger("cbmir")
 Embedder = Callable[[Iterable[NDArray[np.uint8]]], tuple[NDArray[np.float32], NDArray[np.float32]]]
 
 
-def evaluate_model(model: Path, manifest_path: Path, *, k: int = 10, queries: str = "test") -> Evaluation:
+def evaluate_model(
+    model: Path, manifest_path: Path, *, k: int = 10, queries: str = "test", gallery_model: Path | None = None
+) -> Evaluation:
     """Evaluate a RUN folder or an exported model: `queries` split against the train split as the gallery.
 
-    A model of a cross-validation fold is judged on that fold's queries when the manifest is the one that it was
-    trained on. Raises SplitError (a split is empty, or a patient is in two), ManifestError (a label is missing).
+    `gallery_model`, such as the teacher of a distilled model, embeds the gallery where one is given. A model of a
+    cross-validation fold is judged on that fold's queries when the manifest is the one that it was trained on. Raises
+    SplitError (a split is empty, or a patient is in two), ManifestError (a label is missing), ModelError (the two
+    models have not one embedding space).
     """
     if k < 1:
         raise RunError(f"expected k of 1 or more, found {k}")
-    with _opened(model) as (card, embedder):
+    with (
+        opened_model(model) as (card, embedder),
+        opened_model(gallery_model) if gallery_model else nullcontext((card, embedder)) as (other, gallery_embedder),
+    ):
+        if other.fingerprint != card.fingerprint:
+            raise ModelError(
+                f"{gallery_model}: expected a model of the embedding space of {model} ({card.fingerprint}), found "
+                f"{other.fingerprint}; their distances mean nothing"
+            )
         manifest = _splits_of(card, read_manifest(manifest_path))
-        labels = _labels_of(card, manifest)
+        labels = labels_of(card, manifest)
         images = cached_images(manifest, card.preprocess, cache_folder(manifest_path))
 
-        def vectors(split: str) -> Vectors:
+        def vectors(split: str, embedder: Embedder) -> Vectors:
             rows = split_rows(manifest, split)
             if not rows:
                 raise SplitError(f"{manifest_path}: expected images in split {split!r}, found none")
@@ -53,7 +65,7 @@ def evaluate_model(model: Path, manifest_path: Path, *, k: int = 10, queries: st
             embedding, scores = embedder(batches)
             return Vectors(embedding, scores, labels[rows], [manifest.rows[row].patient_id for row in rows])
 
-        return evaluate(vectors(queries), vectors("train"), card.labels.names, k=k)
+        return evaluate(vectors(queries, embedder), vectors("train", gallery_embedder), card.labels.names, k=k)
 
 
 def text_report(summary: dict[str, Any], title: str) -> str:
@@ -106,7 +118,8 @@ def figure(value: dict[str, float | None]) -> str:
 
 
 @contextmanager
-def _opened(model: Path) -> Iterator[tuple[ModelCard, Embedder]]:
+def opened_model(model: Path) -> Iterator[tuple[ModelCard, Embedder]]:
+    """A RUN folder or an exported model: its card, and what embeds batches by it."""
     if model.is_dir():
         network, card, _ = load_model(model)
         on_fastest_device(network)
@@ -127,7 +140,7 @@ def _splits_of(card: ModelCard, manifest: Manifest) -> Manifest:
     return manifest
 
 
-def _labels_of(card: ModelCard, manifest: Manifest) -> NDArray[np.float32]:
+def labels_of(card: ModelCard, manifest: Manifest) -> NDArray[np.float32]:
     """The manifest's labels in the model's order, float32 [N, C]."""
     try:
         order = [manifest.labels.index(name) for name in card.labels.names]

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from cbmir.errors import ManifestError, ModelError, ParityError, RunError, UserError
-from cbmir.export import Limits, export_run, exporting
-from cbmir.export.exporting import output_file, parity_manifest
-from cbmir.manifest import Manifest, read_manifest, write_manifest
+from cbmir.export import ExportOptions, Limits, export_run, exporting, samples
+from cbmir.export.exporting import output_file
+from cbmir.export.samples import choose
+from cbmir.manifest import Manifest, Row, read_manifest, write_manifest
 from cbmir.runtime import open_engine
-from cbmir.training.run import RunFolder
+from cbmir.training.run import RunFolder, with_fold
 
 
 def test_files_and_report(tiny_export: Path, tiny_run: Path) -> None:
@@ -26,10 +27,12 @@ def test_files_and_report(tiny_export: Path, tiny_run: Path) -> None:
     for name, facts in report.items():
         assert facts["sha256"] == hashlib.sha256((tiny_export / name).read_bytes()).hexdigest()
         assert facts["images"] == 24 and 0 < facts["queries"] < 24
-        assert facts["score_difference"] <= facts["limits"]["score_difference"]
-    assert report["model.onnx"]["limits"]["cosine"] == 0.999999 <= report["model.onnx"]["cosine_min"]
-    assert report["model.fp16.onnx"]["limits"]["cosine"] == 0.9999 <= report["model.fp16.onnx"]["cosine_min"] < 1
-    assert report["model.fp16.onnx"]["overlap"] >= 0.98
+    exact, half = report["model.onnx"], report["model.fp16.onnx"]
+    assert exact["limits"]["cosine"] == 0.999999 <= exact["cosine_min"]
+    assert exact["score_difference"] <= exact["limits"]["score"] == 1e-5
+    assert half["limits"]["overlap"] == 0.97 <= half["overlap"]["value"] <= 1
+    assert abs(half["ndcg"]["value"]) <= half["limits"]["ndcg"] == 0.002
+    assert 0.999 < half["cosine_min"] < 1
 
 
 def test_the_card_carries_on(tiny_export: Path, tiny_run: Path) -> None:
@@ -52,15 +55,15 @@ def test_another_file_joins_the_report(tiny_run: Path, tmp_path: Path) -> None:
 def test_beyond_tolerance_nothing_is_left(
     older: bytes | None, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(exporting.LIMITS, "float32", Limits(cosine=1.1, score_difference=1e-5))
+    monkeypatch.setitem(exporting.LIMITS, "float32", Limits(cosine=1.1))
     if older:
         (tmp_path / "model.onnx").write_bytes(older)
     with pytest.raises(
         ParityError, match=r"model\.onnx was not written.*cosine of the embeddings at least 1\.1"
     ) as caught:
-        export_run(tiny_run, tmp_path, fp16=True)
+        export_run(tiny_run, tmp_path, ExportOptions(fp16=True))
     stayed = " An older model.onnx, of an unknown model, was left as it was."
-    assert str(caught.value).endswith(stayed if older else "please report it.")
+    assert str(caught.value).endswith(stayed if older else "writes it all the same.")
     assert [path.name for path in tmp_path.iterdir()] == (["model.onnx"] if older else [])
     assert not older or (tmp_path / "model.onnx").read_bytes() == older
 
@@ -77,9 +80,9 @@ def test_a_wrong_graph_is_caught(tiny_run: Path, make_tiny_model: Callable[..., 
 
 @pytest.mark.usefixtures("quick_graph")
 def test_a_failed_fp16_leaves_the_good_file(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(exporting.LIMITS, "float16", Limits(cosine=0.9999, score_difference=1e-12))
+    monkeypatch.setitem(exporting.LIMITS, "float16", Limits(score=1e-12))
     with pytest.raises(ParityError, match=r"model\.fp16\.onnx was not written.*export it without --fp16"):
-        export_run(tiny_run, tmp_path, fp16=True)
+        export_run(tiny_run, tmp_path, ExportOptions(fp16=True))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "parity.json"]
     assert list(json.loads((tmp_path / "parity.json").read_text())) == ["model.onnx"]
 
@@ -89,13 +92,13 @@ def test_a_failed_fp16_leaves_the_good_file(tiny_run: Path, tmp_path: Path, monk
 def test_a_failed_fp16_says_whose_older_file_stays_beside_the_new_one(
     another: bool, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(exporting.LIMITS, "float16", Limits(cosine=0.9999, score_difference=1e-12))
+    monkeypatch.setitem(exporting.LIMITS, "float16", Limits(score=1e-12))
     fingerprint = "older-1" if another else RunFolder(tiny_run).read_card().fingerprint
     (tmp_path / "model.fp16.onnx").write_bytes(b"older")
     (tmp_path / "parity.json").write_text(json.dumps({"model.fp16.onnx": {"fingerprint": fingerprint}}))
     whose = r"another model \(fingerprint older-1\)" if another else "this model"
     with pytest.raises(ParityError, match=rf"An older model\.fp16\.onnx, of {whose}, was left as it was\.$"):
-        export_run(tiny_run, tmp_path, fp16=True)
+        export_run(tiny_run, tmp_path, ExportOptions(fp16=True))
     assert (tmp_path / "model.fp16.onnx").read_bytes() == b"older"
     assert (tmp_path / "model.onnx").exists()
 
@@ -130,35 +133,32 @@ def test_images_that_are_gone(moved: Path, tiny_run: Path, tiny_manifest: Path, 
     with pytest.raises(RunError, match=r"no such manifest.*--images manifest\.csv"):
         export_run(run, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
-    assert export_run(run, tmp_path / "out", images=tiny_manifest) == [tmp_path / "out" / "model.onnx"]
+    assert export_run(run, tmp_path / "out", ExportOptions(images=tiny_manifest)) == [tmp_path / "out" / "model.onnx"]
     (moved.parent / "image_07.png").write_text("no image")
     write_manifest(Manifest(read_manifest(tiny_manifest).labels, _rows_in(tiny_manifest, moved.parent)), moved)
     with pytest.raises(ManifestError, match=r"1 of 24 images cannot be read"):
-        export_run(run, tmp_path / "out", images=moved)
+        export_run(run, tmp_path / "out", ExportOptions(images=moved))
 
 
-def _rows_in(manifest: Path, folder: Path) -> tuple[exporting.Row, ...]:
+def _rows_in(manifest: Path, folder: Path) -> tuple[Row, ...]:
     return tuple(replace(row, image=folder / row.image.name) for row in read_manifest(manifest))
 
 
-def test_which_images(tiny_run: Path, tiny_manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = RunFolder(tiny_run).read_config()
-    chosen, queries = parity_manifest(config, None)
+def test_which_images(tiny_run: Path, tiny_manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, queries = choose(with_fold(read_manifest(tiny_manifest), "1/2"))
     assert len(chosen) == 24 and {row.split for row in chosen.rows[:queries]} == {"val", "test"}
     assert {row.split for row in chosen.rows[queries:]} == {"train"}
-    # The manifest's own splits count where it is given by hand: four test images, every second of them taken.
-    monkeypatch.setattr(exporting, "QUERIES", 2)
-    monkeypatch.setattr(exporting, "GALLERY", 10)
-    chosen, queries = parity_manifest(config, tiny_manifest)
+    # The manifest's own splits: four test images, every second of them taken.
+    table = read_manifest(tiny_manifest)
+    monkeypatch.setattr(samples, "QUERIES", 2)
+    monkeypatch.setattr(samples, "GALLERY", 10)
+    chosen, queries = choose(table)
     assert queries == 2 and [row.image.name for row in chosen][:4] == [f"image_{n:02}.png" for n in (20, 22, 0, 2)]
     assert len(chosen) == 12
-    table = read_manifest(tiny_manifest)
-    write_manifest(replace(table, rows=table.rows[:20]), tmp_path / "train_only.csv")
-    monkeypatch.setattr(exporting, "QUERIES", 256)
-    assert parity_manifest(config, tmp_path / "train_only.csv")[1] == 20
-    write_manifest(replace(table, rows=table.rows[:10]), tmp_path / "few.csv")
+    monkeypatch.setattr(samples, "QUERIES", 256)
+    assert choose(replace(table, rows=table.rows[:20]))[1] == 20
     with pytest.raises(ManifestError, match=r"more than 10 images.*found 10"):
-        parity_manifest(config, tmp_path / "few.csv")
+        choose(replace(table, rows=table.rows[:10]))
 
 
 def test_output_names(tmp_path: Path) -> None:
@@ -181,3 +181,19 @@ def test_a_damaged_report_is_said_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "parity.json").write_text("{")
     with pytest.raises(ModelError, match=r"parity\.json.*delete it to go on"):
         export_run(tmp_path / "no run", tmp_path)
+
+
+@pytest.mark.usefixtures("quick_graph")
+def test_a_loss_that_is_accepted_is_written_and_told(
+    tiny_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ExportOptions(fp16=True, tolerances=("score=1e-12",), accept_parity_loss=True)
+    assert [path.name for path in export_run(tiny_run, tmp_path, options)] == ["model.onnx", "model.fp16.onnx"]
+    report = json.loads((tmp_path / "parity.json").read_text())
+    assert report["model.fp16.onnx"]["accepted"][0].startswith("difference of scores at most 1e-12")
+    assert "as was accepted" in caplog.text
+
+
+def test_a_wrong_tolerance_is_said_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="expected a tolerance NAME=NUMBER, NAME one of cosine, score, overlap"):
+        export_run(tmp_path / "no run", tmp_path, ExportOptions(tolerances=("recall=1",)))

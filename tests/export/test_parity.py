@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cbmir.export.parity import LIMITS, Limits, compare
+from cbmir.errors import UserError
+from cbmir.export.parity import LIMITS, Cases, Limits, compare
 from cbmir.runtime import Outputs
 
-STRICT = Limits(0.999999, 1e-5, 0.98)
+STRICT = Limits(cosine=0.999999, score=1e-5, overlap=0.98)
 
 
 def unit(angles: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -23,18 +26,25 @@ def reference() -> Outputs:
     return Outputs(unit(angles), np.linspace(0, 1, 80, dtype=np.float32).reshape(40, 2))
 
 
+def cases(queries: int, images: int = 40, patients: list[str] | None = None) -> Cases:
+    """Labels in turn 10, 01, 00, 11; each image a patient."""
+    labels = np.array([(1, 0), (0, 1), (0, 0), (1, 1)] * images, np.float32)[:images]
+    return Cases(queries, labels, patients or [f"p{n}" for n in range(images)], (0.5, float("nan")))
+
+
 def test_the_same_answers(reference: Outputs) -> None:
-    parity = compare(reference, reference, queries=8, limits=STRICT)
+    parity = compare(reference, reference, cases(8), STRICT)
     assert parity.failures == ()
-    assert (parity.images, parity.queries, parity.overlap, parity.score_difference) == (40, 8, 1.0, 0.0)
+    assert (parity.images, parity.queries, parity.overlap.value, parity.score_difference) == (40, 8, 1.0, 0.0)
     assert parity.cosine_min == pytest.approx(1, abs=1e-15)
-    assert parity.to_json()["limits"] == {"cosine": 0.999999, "score_difference": 1e-5, "overlap": 0.98}
+    assert (parity.ndcg.value, parity.ndcg_all.value, parity.auc.value, parity.decisions) == (0, 0, 0, 1)
+    assert parity.to_json()["limits"] == {"cosine": 0.999999, "score": 1e-5, "overlap": 0.98, "ndcg": None, "auc": None}
 
 
 def test_a_turned_embedding(reference: Outputs) -> None:
     angles = np.arange(40) * 0.1
     angles[3] += 0.01
-    parity = compare(reference, Outputs(unit(angles), reference.scores), queries=8, limits=STRICT)
+    parity = compare(reference, Outputs(unit(angles), reference.scores), cases(8), STRICT)
     assert parity.cosine_min == pytest.approx(np.cos(0.01), abs=1e-7)
     assert parity.cosine_mean == pytest.approx((39 + np.cos(0.01)) / 40, abs=1e-7)
     assert len(parity.failures) == 1 and parity.failures[0].startswith("cosine of the embeddings at least 0.999999")
@@ -43,36 +53,108 @@ def test_a_turned_embedding(reference: Outputs) -> None:
 def test_finer_than_a_cosine_in_float32(reference: Outputs) -> None:
     """1 - cos = 2e-8 is lost in float32, where 1 - 6e-8 is the number next to 1."""
     angles = np.arange(40) * 0.1 + 2e-4
-    parity = compare(reference, Outputs(unit(angles), reference.scores), queries=8, limits=STRICT)
+    parity = compare(reference, Outputs(unit(angles), reference.scores), cases(8), STRICT)
     assert 1 - parity.cosine_min == pytest.approx(2e-8, rel=0.01)
 
 
 def test_scores(reference: Outputs) -> None:
+    """Image 39 has the scores 78/79 and 1: the first falls below its threshold 0.5, the second has none."""
     scores = reference.scores.copy()
-    scores[39, 1] -= 0.25
-    parity = compare(reference, Outputs(reference.embedding, scores), queries=8, limits=LIMITS["float16"])
-    assert parity.score_difference == pytest.approx(0.25)
-    assert parity.failures == ("score difference at most 0.005, found 0.25",)
+    scores[39] -= 0.75
+    parity = compare(reference, Outputs(reference.embedding, scores), cases(8), STRICT)
+    assert parity.score_difference == pytest.approx(0.75)
+    assert parity.decisions == pytest.approx(39 / 40)
+    assert parity.failures == ("difference of scores at most 1e-05, found 0.75",)
 
 
 def test_overlap(reference: Outputs) -> None:
-    """Query 0 has 1..10 as its neighbours. When image 10 goes far away it has 1..9 and 11; no other query is asked."""
+    """Query 0 has 1..10 as its neighbours. When image 10 goes far away it has 1..9 and 11; no other query is asked.
+
+    It finds what it found in the gallery as it was, since only a gallery image has moved.
+    """
     embedding = reference.embedding.copy()
     embedding[10] = -embedding[0]
-    parity = compare(reference, Outputs(embedding, reference.scores), queries=1, limits=STRICT)
-    assert parity.overlap == pytest.approx(0.9)
-    assert any("neighbours at least 98%, found 90.0%" in text for text in parity.failures)
+    parity = compare(reference, Outputs(embedding, reference.scores), cases(1), STRICT)
+    assert parity.overlap.value == pytest.approx(0.9)
+    assert parity.cross_overlap.value == 1
+    assert any("neighbours at least 0.98, found +0.9000" in text for text in parity.failures)
+
+
+def test_the_own_patient_is_no_neighbour(reference: Outputs) -> None:
+    """Images 0 and 10 are of one patient: query 0 has 1..9 and 11 whether 10 is near or not."""
+    embedding = reference.embedding.copy()
+    embedding[10] = -embedding[0]
+    patients = [f"p{n % 10 if n == 10 else n}" for n in range(40)]
+    parity = compare(reference, Outputs(embedding, reference.scores), cases(1, patients=patients), STRICT)
+    assert parity.overlap.value == 1
+
+
+def test_ndcg_by_hand() -> None:
+    """One query with one label and two others: the image that shares it comes second in place of first.
+
+    DCG is 1 / log2(3) of the ideal 1 / log2(2): the difference is 1 / log2(3) - 1.
+    """
+    before, after = unit(np.array([0, 0.1, 0.2])), unit(np.array([0, 0.2, 0.1]))
+    scores = np.zeros((3, 1), np.float32)
+    known = Cases(1, np.array([[1], [1], [0]], np.float32), ["a", "b", "c"], (0.5,))
+    parity = compare(Outputs(before, scores), Outputs(after, scores), known, LIMITS["int8"])
+    assert parity.ndcg.value == pytest.approx(1 / np.log2(3) - 1)
+    assert parity.ndcg.low == parity.ndcg.high == pytest.approx(parity.ndcg.value)
+    assert any(text.startswith("difference of nDCG@10 at most 0.005, found -0.3691") for text in parity.failures)
+
+
+def test_auc_by_hand() -> None:
+    """Two positives over two negatives: AUC 1. One positive falls below one negative: 3 of 4 pairs stay right."""
+    embedding = unit(np.arange(4) * 0.1)
+    known = Cases(4, np.array([[1], [1], [0], [0]], np.float32), list("abcd"), (0.5,))
+    right, wrong = (np.array([column], np.float32).T for column in ([0.9, 0.8, 0.2, 0.1], [0.9, 0.15, 0.2, 0.1]))
+    parity = compare(Outputs(embedding, right), Outputs(embedding, wrong), known, LIMITS["float16"])
+    assert parity.auc.value == pytest.approx(-0.25)
+    assert next(text for text in parity.failures if "AUC" in text).startswith("difference of AUC at most 0.002")
+
+
+def test_without_labels_the_gate_is_not_held(reference: Outputs) -> None:
+    unknown = replace(cases(8), labels=np.full((40, 2), np.nan, np.float32))
+    parity = compare(reference, reference, unknown, LIMITS["int8"])
+    assert [text.split(" at most")[0] for text in parity.failures] == [
+        "difference of nDCG@10", "difference of nDCG@10 of all queries", "difference of AUC",
+    ]  # fmt: skip
+    assert parity.to_json()["auc"] == {"value": None, "low": None, "high": None}
 
 
 def test_few_images() -> None:
     """Fewer than ten others: all of them are neighbours, the query itself never."""
-    outputs = Outputs(unit(np.arange(4) * 0.1), np.zeros((4, 1), np.float32))
-    assert compare(outputs, outputs, queries=4, limits=STRICT).overlap == 1.0
+    outputs = Outputs(unit(np.arange(4) * 0.1), np.zeros((4, 2), np.float32))
+    assert compare(outputs, outputs, cases(4, 4), STRICT).overlap.value == 1.0
 
 
 @pytest.mark.parametrize("value", [0.0, np.nan])
 def test_what_is_no_number_fails(reference: Outputs, value: float) -> None:
     embedding, scores = reference.embedding.copy(), reference.scores.copy()
     embedding[0], scores[1, 1] = value, np.nan
-    failures = compare(reference, Outputs(embedding, scores), queries=8, limits=STRICT).failures
-    assert [text.split()[0] for text in failures[:2]] == ["cosine", "score"]
+    limits = replace(STRICT, ndcg=0.1)
+    failures = compare(reference, Outputs(embedding, scores), cases(8), limits).failures
+    assert {text.split(" at ")[0] for text in failures} >= {
+        "cosine of the embeddings", "difference of scores", "difference of nDCG@10",
+    }  # fmt: skip
+
+
+def test_models_that_do_not_fit(reference: Outputs) -> None:
+    with pytest.raises(UserError, match="found 2 and 1 dimensions, 2 and 2 labels"):
+        compare(reference, Outputs(reference.embedding[:, :1], reference.scores), cases(8), STRICT)
+
+
+def test_tolerances() -> None:
+    changed = LIMITS["int8"].changed("overlap=0.8", "cosine=0.9", "overlap=0.7")
+    assert asdict(changed) == {"cosine": 0.9, "score": None, "overlap": 0.7, "ndcg": 0.005, "auc": 0.005}
+    for wrong in ("overlap", "overlap=", "overlap=nan", "overlap=-1", "recall=0.5", "=1"):
+        with pytest.raises(UserError, match="NAME one of cosine, score, overlap, ndcg, auc"):
+            LIMITS["int8"].changed(wrong)
+
+
+def test_the_table_says_what_is_beyond(reference: Outputs) -> None:
+    embedding = reference.embedding.copy()
+    embedding[10] = -embedding[0]
+    text = compare(reference, Outputs(embedding, reference.scores), cases(1), STRICT).table()
+    assert "unchanged top-10 neighbours:           0.9000 [0.9000, 0.9000]; across: 1.0000" in text
+    assert text.splitlines()[-1].startswith("Beyond its limit: unchanged top-10 neighbours at least 0.98")

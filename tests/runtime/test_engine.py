@@ -1,9 +1,11 @@
-"""The engine: what it computes, what it refuses, and that a provider is never swapped in silence."""
+"""The engine: what it computes, how it uses threads and processes, and what it refuses."""
 
 from __future__ import annotations
 
 import base64
-import logging
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cbmir.card import ModelCard
 from cbmir.errors import CardError, EngineError, ModelError
 from cbmir.runtime import open_engine
-from cbmir.runtime.engine import available_threads
+from cbmir.runtime.engine import MODES, Engine, Mode, Runner, available_threads
+from cbmir.runtime.onnx_engine import OnnxEngine
 
 Make = Callable[..., Path]
 
@@ -92,80 +96,156 @@ def test_eight_threads_share_one_session(tiny_model: Path, batch: np.ndarray) ->
 def test_health_tells_what_runs(tiny_model: Path) -> None:
     with open_engine(tiny_model) as engine:
         health = engine.health()
-    assert (health.engine, health.requested, health.provider, health.device) == ("onnxruntime", "cpu", "cpu", "cpu")
+    assert (health.engine, health.requested, health.device) == ("onnxruntime", "auto", "cpu")
+    assert health.reason.startswith("onnxruntime runs tiny.onnx; not onnxruntime-cuda (tiny.onnx): ")
     assert health.threads == available_threads() >= 1
-    assert (health.precision, health.warnings) == ("float32", ())
+    assert (health.precision, health.mode, health.warnings) == ("float32", "auto", ())
 
 
-@pytest.fixture
-def cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    import onnxruntime
+class Recorder(Engine):
+    """An engine that notes the size of each piece and the threads that its runner was opened for."""
 
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    def __init__(self, threads: int, mode: Mode, card: ModelCard) -> None:
+        super().__init__(card, np.zeros((8, 8), np.float32), requested="auto", reason="", threads=threads, mode=mode)
+        self.calls: list[tuple[int, int]] = []
 
+    def _open(self, threads: int) -> Runner:
+        def run(batch: np.ndarray, names: object) -> list[np.ndarray]:
+            self.calls.append((threads, len(batch)))
+            mean = batch.mean(axis=(1, 2, 3), dtype=np.float32)[:, None]
+            return [mean.repeat(8, axis=1), mean.repeat(3, axis=1)]
 
-@pytest.mark.usefixtures("cpu_only")
-@pytest.mark.parametrize("provider", ["cuda", "tensorrt"])
-def test_a_provider_that_is_not_there_is_an_error(tiny_model: Path, provider: str) -> None:
-    with pytest.raises(EngineError, match=rf"'{provider}' was asked for.*installed: cpu.*cbmir\[gpu\]"):
-        open_engine(tiny_model, provider=provider)
+        return run
 
-
-@pytest.mark.usefixtures("cpu_only")
-def test_a_fall_back_that_is_allowed_is_told(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "cbmir"):
-        engine = open_engine(tiny_model, provider="cuda", allow_fallback=True)
-    health = engine.health()
-    engine.close()
-    assert (health.requested, health.provider, health.device) == ("cuda", "cpu", "cpu")
-    assert "Running on cpu instead" in health.warnings[0]
-    assert caplog.messages == list(health.warnings)
+    def _describe(self) -> tuple[str, str, str]:
+        return "onnxruntime", "cpu", "0"
 
 
-def test_a_provider_that_is_installed_but_does_not_load_is_an_error(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("mode", "count", "calls"),
+    [
+        ("auto", 1, [(3, 1)]),
+        ("auto", 4, [(1, 1)] * 4),
+        ("latency", 40, [(3, 32), (3, 8)]),
+        ("throughput", 1, [(1, 1)]),
+    ],
+)
+def test_the_mode_decides_on_streams(
+    mode: Mode, count: int, calls: list[tuple[int, int]], batch: np.ndarray, tiny_card: ModelCard
 ) -> None:
-    """ONNX Runtime with CUDA, on a machine without a driver, either raises or goes on without CUDA: never silently."""
-    import onnxruntime
+    with Recorder(3, mode, tiny_card) as engine:
+        outputs = engine.run(batch[:count])
+        assert sorted(engine.calls, reverse=True) == calls
+    np.testing.assert_allclose(outputs.scores[:, 0], batch[:count].mean(axis=(1, 2, 3)), rtol=1e-5)
 
-    real = onnxruntime.InferenceSession
 
-    def without_driver(path: str, options: object, providers: tuple[str, ...], **rest: object) -> object:
-        if providers[0] == "CUDAExecutionProvider":
-            raise RuntimeError("CUDA failure 35: driver version is insufficient")
-        return real(path, options, providers=providers, **rest)
+def test_one_thread_needs_no_streams(batch: np.ndarray, tiny_card: ModelCard) -> None:
+    with Recorder(1, "auto", tiny_card) as engine:
+        engine.run(batch[:4])
+        assert engine.calls == [(1, 4)]
 
-    monkeypatch.setattr(
-        onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+def test_streams_and_latency_answer_alike(tiny_model: Path, batch: np.ndarray) -> None:
+    answers = []
+    for mode in MODES:
+        with open_engine(tiny_model, threads=2, mode=mode) as engine:
+            answers.append(engine.run(batch[:9], feature_map=True))
+    for other in answers[1:]:
+        np.testing.assert_allclose(other.embedding, answers[0].embedding, atol=1e-6)
+        np.testing.assert_allclose(other.feature_map, answers[0].feature_map, atol=1e-4)
+
+
+def test_warm_up(batch: np.ndarray, tiny_card: ModelCard) -> None:
+    with Recorder(2, "auto", tiny_card) as engine:
+        engine.warm_up()
+        engine.warm_up(1, 3)
+        assert sorted(engine.calls) == [(1, 1), (1, 1), (1, 1), (2, 1), (2, 1)]
+
+
+def test_a_closed_engine_may_be_closed_again(tiny_model: Path, batch: np.ndarray) -> None:
+    with open_engine(tiny_model, threads=2) as engine:
+        engine.run(batch[:4])
+        engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        engine.run(batch[:4])
+
+
+IN_A_PROCESS = """
+import multiprocessing, sys
+import numpy as np
+from cbmir.errors import EngineError
+from cbmir.runtime import open_engine
+
+IMAGES = np.arange(4 * 32 * 32, dtype=np.uint8).reshape(4, 1, 32, 32)
+
+def forked(engine, answers):
+    try:
+        engine.run(IMAGES)
+    except EngineError as error:
+        answers.put(str(error))
+
+def opened(path, answers):
+    with open_engine(path, threads=2) as engine:
+        answers.put(engine.run(IMAGES).scores.tolist())
+
+if __name__ == "__main__":
+    method, path = sys.argv[1:]
+    context = multiprocessing.get_context(method)
+    answers = context.SimpleQueue()
+    engine = open_engine(path, threads=2)
+    expected = engine.run(IMAGES).scores.tolist()
+    if method == "fork":
+        process = context.Process(target=forked, args=(engine, answers))
+    else:
+        process = context.Process(target=opened, args=(path, answers))
+    process.start()
+    answer = answers.get()
+    process.join()
+    print(answer if method == "fork" else answer == expected)
+"""
+
+
+def in_a_process(method: str, model: Path, tmp_path: Path) -> str:
+    script = tmp_path / "processes.py"
+    script.write_text(IN_A_PROCESS)
+    done = subprocess.run(
+        [sys.executable, script, method, model], capture_output=True, text=True, timeout=60, check=True
     )
-    monkeypatch.setattr(onnxruntime, "InferenceSession", without_driver)
-    with pytest.raises(EngineError, match="CUDA failure 35"):
-        open_engine(tiny_model, provider="cuda")
-    monkeypatch.setattr(
-        onnxruntime,
-        "InferenceSession",
-        lambda path, options, **_: real(path, options, providers=["CPUExecutionProvider"]),
-    )
-    with pytest.raises(EngineError, match="'cuda' was asked for"):
-        open_engine(tiny_model, provider="cuda")
+    return done.stdout
 
 
-@pytest.mark.parametrize("options", [{"provider": "gpu"}, {"threads": 0}])
+def test_after_a_fork_the_child_is_told_to_open_its_own(tiny_model: Path, tmp_path: Path) -> None:
+    told = in_a_process("fork", tiny_model, tmp_path)
+    assert "cannot be used after a fork; open the model in this process" in told
+
+
+def test_a_spawned_process_opens_its_own(tiny_model: Path, tmp_path: Path) -> None:
+    assert in_a_process("spawn", tiny_model, tmp_path) == "True\n"
+
+
+def test_an_engine_is_not_pickled(tiny_model: Path) -> None:
+    with open_engine(tiny_model, threads=1) as engine, pytest.raises(EngineError, match="open the model there"):
+        pickle.dumps(engine)
+
+
+@pytest.mark.parametrize("options", [{"threads": 0}, {"mode": "fast"}])
 def test_wrong_options_are_refused(tiny_model: Path, options: dict[str, Any]) -> None:
     with pytest.raises(EngineError, match="expected"):
         open_engine(tiny_model, **options)
 
 
-def test_what_is_no_model_file_is_refused(tmp_path: Path, tiny_model: Path) -> None:
-    data = tiny_model.read_bytes()
-    (tmp_path / "cut.onnx").write_bytes(data[: len(data) // 2])
-    (tmp_path / "empty.onnx").touch()
-    (tmp_path / "text.onnx").write_text("this is not a model")
-    (tmp_path / "model.pt").write_bytes(data)
-    (tmp_path / "folder.onnx").mkdir()
-    for name in ("cut.onnx", "empty.onnx", "text.onnx", "model.pt", "folder.onnx", "missing.onnx"):
-        with pytest.raises(ModelError, match=name):
-            open_engine(tmp_path / name)
+def test_a_provider_that_does_not_load_is_no_cpu_in_disguise(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime with CUDA, on a machine without a driver, either raises or goes on without CUDA: never silently."""
+    import onnxruntime
+
+    real = onnxruntime.InferenceSession
+    monkeypatch.setattr(
+        onnxruntime,
+        "InferenceSession",
+        lambda path, options, **_: real(path, options, providers=["CPUExecutionProvider"]),
+    )
+    with pytest.raises(EngineError, match="'onnxruntime-cuda' was asked for, and ONNX Runtime fell back to CPU"):
+        OnnxEngine(tiny_model, engine="onnxruntime-cuda")
 
 
 def test_onnx_runtime_prints_nothing(tmp_path: Path, tiny_model: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,53 @@
+"""`cbmir parity`: do two models answer alike? Any two of a run and exported files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from cbmir.card import ModelCard
+from cbmir.errors import UserError
+from cbmir.export.parity import LIMITS, Limits, Parity, compare
+from cbmir.export.samples import sample_of
+from cbmir.manifest import read_manifest
+from cbmir.training.report import opened_model
+
+log = logging.getLogger("cbmir")
+
+#: From the finest to the coarsest: two files are held to the limits of the coarser.
+_PRECISIONS = ("float32", "float16", "bfloat16", "int8")
+
+
+def compare_models(a: Path, b: Path, manifest: Path, tolerances: Sequence[str] = ()) -> Parity:
+    """How far the answers of model `b` are from those of `a`, on images of a manifest.
+
+    Queries are its val and test images (all, where it has neither), which search those and the training images. The
+    limits are those of the coarser precision, for files of one model; for two models there are none but `tolerances`.
+    Raises ManifestError, ModelError, and UserError for models that cannot be compared.
+    """
+    table = read_manifest(manifest)
+    with opened_model(a) as (card, embedder):
+        sample = sample_of(table, card)
+        reference = sample.answers(embedder, a.name)
+    with opened_model(b) as (other, embedder):
+        _check_comparable(card, other)
+        found = sample.answers(embedder, b.name)
+    return compare(reference, found, sample.cases, limits_of(card, other).changed(*tolerances))
+
+
+def limits_of(a: ModelCard, b: ModelCard) -> Limits:
+    """The limits for two files of one model; none for two models."""
+    # An int8 file has an embedding space of its own, named after that of its model.
+    if a.fingerprint.split("-int8-")[0] != b.fingerprint.split("-int8-")[0]:
+        log.warning("These are two models, of the embedding spaces %s and %s.", a.fingerprint, b.fingerprint)
+        return Limits()
+    return LIMITS[max(a.precision, b.precision, key=_PRECISIONS.index)]
+
+
+def _check_comparable(a: ModelCard, b: ModelCard) -> None:
+    if a.labels.names != b.labels.names:
+        raise UserError(f"expected two models of the same labels, found {', '.join(a.labels.names)} and "
+                        f"{', '.join(b.labels.names)}")  # fmt: skip
+    if a.preprocess != b.preprocess:
+        raise UserError(f"expected two models that take images alike, found {a.preprocess} and {b.preprocess}")
