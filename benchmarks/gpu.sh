@@ -1,38 +1,15 @@
 #!/usr/bin/env bash
-# The comparison of methods on a machine with a GPU, in one call of less than eight minutes.
+# What an NVIDIA card does with a model of cbmir, in one call of less than eight minutes.
 #
-#   NIH=DIR benchmarks/gpu.sh     DIR holds images/, Data_Entry_2017_v2020.csv and splits.csv: NIH ChestX-ray14 or a part
+#   benchmarks/gpu.sh [--wheels DIR] [--out DIR] [--model FILE.onnx] [--minutes 7] [--dry-run]
 #
-#   OUT=gpu-report    the report; a second call goes on where the first stopped
-#   WEIGHTS=none      or a state dict for the encoder (benchmarks/imagenet_weights.py writes one), or imagenet
-#   FOLDS=5           folds by patient
-#   JOBS=6            cells that share the GPU
-#   MINUTES=6.5       then what is finished is reported
-#   PYTHON=python3    with torch, torchvision, lightning, timm, scikit-learn, matplotlib, networkx; cbmir need not be
-#                     installed
-#   EXTRA=            more options of `cbmir benchmark`
+# Installs from the folder of wheels what is missing; checks that the CUDA and TensorRT providers and a TensorRT plan
+# answer as the CPU does; times batches of 1, 8, 32 and 128 against PyTorch; measures training; prints a table, and
+# writes gpu.md and gpu.json with the card's name and versions. Without a card it checks what a CPU can, and times
+# nothing. Exit code: 1 where an engine answers otherwise than the CPU or a step failed, 2 for wrong arguments.
+#
+#   PYTHON=python3    the interpreter; cbmir itself need not be installed
 set -euo pipefail
 cd "$(dirname "$0")/.."
-
-: "${NIH:?NIH=DIR, a folder with images/, Data_Entry_2017_v2020.csv and splits.csv}"
-OUT=${OUT:-gpu-report} WEIGHTS=${WEIGHTS:-none} FOLDS=${FOLDS:-5} JOBS=${JOBS:-6} MINUTES=${MINUTES:-6.5}
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
-cbmir() { "${PYTHON:-python3}" -m cbmir "$@"; }
-
-mkdir -p "$OUT"
-TABLE="$OUT.csv"
-test -e "$TABLE" || cbmir data nih --images "$NIH" --entries "$NIH/Data_Entry_2017_v2020.csv" \
-    --splits "$NIH/splits.csv" --missing skip -o "$TABLE"
-
-command=(benchmark table "$TABLE" -o "$OUT" --folds "$FOLDS" --seeds 1 --encoder timm:tf_efficientnet_lite0
-    --weights "$WEIGHTS" --image-size 112 --epochs 10 --lr 3e-4 --jobs "$JOBS" --resume ${EXTRA:-})
-
-seconds=$("${PYTHON:-python3}" -c "print(int(60 * $MINUTES))")
-status=0
-timeout --signal=INT --kill-after=20 "$seconds" "${PYTHON:-python3}" -m cbmir "${command[@]}" || status=$?
-case $status in
-    0 | 1) ;; # finished; 1: a cell failed, as the report says
-    124 | 130) cbmir "${command[@]}" --report-only ;;
-    *) exit "$status" ;;
-esac
-exit "$((status == 1))"
+exec "${PYTHON:-python3}" benchmarks/gpu.py "$@"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -13,7 +13,7 @@ from cbmir.demo.evidence_overlay import overlay
 from cbmir.demo.rendering import readable
 from cbmir.errors import UserError
 from cbmir.preprocessing import PreprocessSpec
-from cbmir.runtime.preprocess import resize_square
+from cbmir.runtime.preprocess import centre_crop, preprocess, resize_square
 from cbmir.runtime.radiograph import Radiograph
 from cbmir.runtime.result import Analysis
 
@@ -28,9 +28,9 @@ NO_CHOICE = ("None", PLAIN)
 class Upload:
     """What is kept of an image that may have a hundred million pixels.
 
-    `radiograph` has the square that preprocessing makes first as its pixels, uint8 [resize, resize]: resizing that
-    again changes nothing, so its analysis is that of the whole image. `picture` is uint8 [H, W], at most PICTURE_SIDE
-    long.
+    `radiograph` has the square that preprocessing makes as its pixels, uint8 [resize, resize], with the model's input
+    in its middle: resizing that again changes nothing, so its analysis is that of the whole image. `picture` is
+    uint8 [H, W], at most PICTURE_SIDE long.
     """
 
     radiograph: Radiograph
@@ -38,8 +38,9 @@ class Upload:
 
     @classmethod
     def of(cls, radiograph: Radiograph, spec: PreprocessSpec) -> Self:
-        square = replace(radiograph, pixels=resize_square(radiograph.pixels, spec))
-        return cls(square, picture_of(radiograph.pixels))
+        square = resize_square(radiograph.pixels, spec)
+        centre_crop(square, spec)[:] = preprocess(radiograph, spec)  # within one grey level of what is there
+        return cls(radiograph.with_pixels(square), picture_of(radiograph.pixels))
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,6 @@
 from cbmir.export.comparing import compare_models
 from cbmir.export.exporting import ExportOptions, export_run
 from cbmir.export.graph import to_onnx
-from cbmir.export.parity import Limits, Parity, compare
+from cbmir.export.parity import LIMITS, Limits, Parity, compare
 
-__all__ = ["ExportOptions", "Limits", "Parity", "compare", "compare_models", "export_run", "to_onnx"]
+__all__ = ["LIMITS", "ExportOptions", "Limits", "Parity", "compare", "compare_models", "export_run", "to_onnx"]

@@ -21,7 +21,7 @@ from cbmir.export.parity import LIMITS, Parity, compare
 from cbmir.export.samples import Sample, calibration_pixels, run_sample
 from cbmir.files import write_json
 from cbmir.runtime.engine import Outputs
-from cbmir.training.evaluation import embed
+from cbmir.runtime.openvino_module import import_openvino
 from cbmir.training.report import opened_model
 from cbmir.training.run import load_model
 
@@ -70,13 +70,13 @@ def export_run(run: Path, output: str | Path, options: ExportOptions | None = No
     of that name stays, and the message says so.
     """
     options = options or ExportOptions()
-    for limits in LIMITS.values():
-        limits.changed(*options.tolerances)
+    _check_possible(options)
     target = output_file(output)
     report = read_report(target.parent / REPORT)
     model, card, config = load_model(run)
     sample = run_sample(config, card, options.images)
-    job = _Job(target, card, options, sample, sample.answers(partial(embed, model), "PyTorch"), report)
+    with opened_model(run) as (_, embedder):
+        job = _Job(target, card, options, sample, sample.answers(embedder, "PyTorch"), report)
 
     exact = to_onnx(model, card)
     job.add(".onnx", "float32", lambda path: path.write_bytes(exact))
@@ -91,7 +91,7 @@ def export_run(run: Path, output: str | Path, options: ExportOptions | None = No
         job.add_quantised(
             ".int8.onnx",
             lambda path, keep: path.write_bytes(to_int8(exact, pixels, keep=keep, percentile=options.percentile)),
-            lambda path: sensitive_layers(exact, path.read_bytes(), pixels),
+            lambda: sensitive_layers(exact, pixels, percentile=options.percentile),
         )
     if options.openvino:
         from cbmir.export import openvino
@@ -104,17 +104,33 @@ def export_run(run: Path, output: str | Path, options: ExportOptions | None = No
                 lambda path, keep: openvino.write_openvino(
                     exact, path, "int8", pixels, keep=keep, percentile=options.percentile
                 ),
-                lambda path: openvino.sensitive_layers(exact, path, pixels),
+                lambda: list(openvino.sensitive_layers(exact, pixels, percentile=options.percentile)),
             )
     if options.targets:
-        from cbmir.export.tensorrt import write_plan
+        from cbmir.export.tensorrt import resolve_target, write_plan
 
         precision, source = ("float32", exact) if half is None else ("float16", half)
-        for name in options.targets:
+        for name in map(resolve_target, options.targets):
             job.add_plan(
-                f".{name}.plan", precision, lambda path, name=name: write_plan(source, path, name, options.max_batch)
+                f".{name}.plan", precision, partial(write_plan, source, target=name, max_batch=options.max_batch)
             )
     return job.written
+
+
+def _check_possible(options: ExportOptions) -> None:
+    """Refuse what cannot be had before the long work: tolerances, packages that are missing, unknown GPUs."""
+    LIMITS["float32"].changed(*options.tolerances)
+    if options.openvino:
+        import_openvino()
+    if "int8" in options.openvino:
+        from cbmir.export.openvino import import_nncf
+
+        import_nncf()
+    if options.targets:
+        from cbmir.export.tensorrt import resolve_target
+
+        for target in options.targets:
+            resolve_target(target)
 
 
 @dataclass(eq=False)
@@ -143,7 +159,7 @@ class _Job:
             self._let_in(staged, path, precision, parity, ())
 
     def add_quantised(
-        self, ending: str, write: Callable[[Path, Sequence[str]], object], rank: Callable[[Path], Sequence[str]]
+        self, ending: str, write: Callable[[Path, Sequence[str]], object], rank: Callable[[], Sequence[str]]
     ) -> None:
         """Let in an int8 file, with as few layers left in float as its limits allow, those that hurt most first."""
         path = self._path(ending)
@@ -152,7 +168,7 @@ class _Job:
             ranked: Sequence[str] = ()
             for count in KEPT:
                 if count and not ranked:
-                    ranked = rank(staged)
+                    ranked = rank()
                 kept = tuple(ranked[:count])
                 write(staged, kept)
                 parity = self._compare(staged, "int8")

@@ -15,6 +15,7 @@ from torch.fx.experimental.optimization import fuse
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.errors import EncoderError, ModelError
 from cbmir.runtime.head import encode_head
+from cbmir.training.encoder import for_inference
 from cbmir.training.model import HashHead, RetrievalModel
 
 log = logging.getLogger("cbmir")
@@ -47,6 +48,7 @@ def to_onnx(model: RetrievalModel, card: ModelCard, precision: Precision = "floa
 
 def _translate(model: RetrievalModel, card: ModelCard, precision: Precision) -> ModelProto:
     model = copy.deepcopy(model).eval()
+    model.encoder = for_inference(card.encoder, model.encoder)
     if precision == "float16":
         model.encoder = _fold_batch_norm(model.encoder).half()
     size = card.preprocess.crop

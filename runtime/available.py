@@ -7,13 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from cbmir.errors import CbmirError, require
+from cbmir.runtime.nvidia import current_gpu, find_tensorrt
+from cbmir.runtime.openvino_module import hidden, import_openvino
+
 #: Names of ONNX Runtime's providers. Each engine's list ends in the CPU, which takes the operators that others lack.
 PROVIDERS = {
     "onnxruntime": ["CPUExecutionProvider"],
     "onnxruntime-cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"],
     "onnxruntime-tensorrt": ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"],
 }
-#: An ONNX model, y = Identity(x) with float32 [1], opset 18: what a provider must be able to load and run.
+#: An ONNX model, y = Identity(x) with float32 [1], opset 18: what an engine must be able to load and run.
 _IDENTITY = (
     b'\x08\x08:;\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x05probeZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
     b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x02\x10\x12"
@@ -24,11 +28,28 @@ _SILENT = 4  # log severity: what goes wrong is in the answer
 def why_not(engine: str) -> str:
     """Why an engine cannot run here and what to install, in a sentence; "" where it can. For any of ENGINES but auto.
 
-    A provider of ONNX Runtime must run a model to count: one that is listed may lack its libraries or a driver.
+    A provider of ONNX Runtime must run a model to count: one that is listed may lack its libraries or a driver. Never
+    raises, whatever is broken here.
     """
-    if engine in PROVIDERS:
-        return _onnxruntime(engine)
-    return _openvino() if engine == "openvino" else _tensorrt()
+    try:
+        if engine in PROVIDERS:
+            return _onnxruntime(engine)
+        return _openvino() if engine == "openvino" else _tensorrt()
+    except Exception as error:  # noqa: BLE001  a package that broke off half installed may raise anything
+        return f"{engine} does not work: {type(error).__name__}: {error}"
+
+
+def library(engine: str) -> str:
+    """The library that runs an engine and its version, as "OpenVINO 2026.4.0"; "" where it cannot be had."""
+    try:
+        if engine in PROVIDERS:
+            return f"ONNX Runtime {importlib.import_module('onnxruntime').__version__}"
+        if engine == "openvino":
+            return f"OpenVINO {import_openvino().__version__}"
+        trt, flavour = find_tensorrt()
+        return f"{'TensorRT' if flavour == 'tensorrt' else 'TensorRT for RTX'} {trt.__version__}"
+    except Exception:  # noqa: BLE001  `why_not` says what is wrong
+        return ""
 
 
 def _onnxruntime(engine: str) -> str:
@@ -53,19 +74,19 @@ def _onnxruntime(engine: str) -> str:
 
 
 def _openvino() -> str:
-    openvino = _module("openvino")
+    with hidden("openvino.tools.ovc"):  # see `import_openvino`
+        openvino = _module("openvino")  # its wheel holds the plugin for the CPU
     return f'{openvino}; pip install "cbmir[openvino]"' if isinstance(openvino, str) else ""
 
 
 def _tensorrt() -> str:
-    found = [_module(name) for name in ("tensorrt", "tensorrt_rtx_bindings")]
-    if all(isinstance(module, str) for module in found):
-        return 'neither tensorrt nor tensorrt_rtx is installed; pip install "cbmir[tensorrt]" or "cbmir[tensorrt-rtx]"'
-    runtime = _module("cuda.bindings.runtime")
-    if isinstance(runtime, str):
-        return f'{runtime}; pip install "cbmir[tensorrt]"'
-    status, count = runtime.cudaGetDeviceCount()
-    return "" if int(status) == 0 and count else "no NVIDIA GPU with a driver is here"
+    try:
+        current_gpu()  # first, since the others take seconds to import
+        find_tensorrt()
+        require("cuda.bindings.runtime", "tensorrt")
+    except CbmirError as error:
+        return str(error)
+    return ""
 
 
 def _module(name: str) -> Any:

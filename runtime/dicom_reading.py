@@ -22,12 +22,13 @@ from cbmir.errors import (
     DamagedImageError,
     DicomImageError,
     ImageSizeError,
-    MissingDependencyError,
     NotAnImageError,
     require,
 )
+from cbmir.runtime.dicom_frame import find_frame
 from cbmir.runtime.dicom_tags import Tags, pydicom_unlogged, read_errors, tag_name
 from cbmir.runtime.radiograph import Limits, Radiograph, check_contrast, collected_warnings
+from cbmir.runtime.together import beside
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -38,6 +39,8 @@ BODY_PARTS = ("CHEST", "THORAX", "TORAX", "LUNG", "LUNGS")
 OTHER_VIEWS = (
     "LL", "RL", "LLD", "RLD", "LLO", "RLO", "LAO", "RAO", "LPO", "RPO", "LAT", "LATERAL", "LLAT", "RLAT", "OBLIQUE",
 )  # fmt: skip
+
+_LARGE = 2**20  # bytes: nothing that is read here but pixels has so many
 
 
 def is_dicom(data: bytes) -> bool:
@@ -54,7 +57,7 @@ def is_dicom(data: bytes) -> bool:
     return group in (0x0002, 0x0008) and element < 0x0100 and (explicit or (length <= 1024 and length % 2 == 0))
 
 
-def read_dicom(data: bytes, name: str, limits: Limits) -> Radiograph:
+def read_dicom(data: bytes, name: str, limits: Limits, threads: int = 1) -> Radiograph:
     """Read a DICOM file's bytes. `name` is for messages.
 
     Raises DicomImageError for what is not one frontal chest radiograph or contradicts itself, DamagedImageError for
@@ -62,33 +65,36 @@ def read_dicom(data: bytes, name: str, limits: Limits) -> Radiograph:
     """
     require("pydicom", "dicom")
     with collected_warnings() as collected, pydicom_unlogged():
-        tags = Tags(_parse(data, name, limits), name)
+        dataset, buffer = _parse(data, name, limits)
+        tags = Tags(dataset, name)
         view = _check_object(tags)
         _check_pixels(tags, limits)
-        frame = _frame(tags)
-        greys = _greys(tags, frame.dtype)
+        frame = find_frame(tags, buffer)
+        chain = _chain(tags, frame.values())
         patient_id, study_id = tags.text("PatientID"), tags.text("StudyInstanceUID")
-    with pydicom_unlogged():  # beyond the lock on warnings, so that threads decode at the same time
-        stored = frame.decode()
-    pixels = greys.look_up(stored, tags)
-    tags.warnings += check_contrast(pixels, name)
+    # Beyond the lock on warnings, so that threads decode at the same time.
+    with beside(threads, lambda: hashlib.sha256(data).hexdigest()) as digest:
+        stored = frame.decode(threads)
+        greys = chain.greys(stored, tags)
+        tags.warnings += check_contrast(stored, greys, name)
     if collected:
         tags.warnings.append(f"DICOM: {len(collected)} deviation(s) from the standard, read as well as they allow")
-    digest = hashlib.sha256(data).hexdigest()
-    return Radiograph(pixels, name, digest, patient_id, study_id, view, tuple(tags.warnings))
+    return Radiograph(stored, name, digest(), patient_id, study_id, view, tuple(tags.warnings), greys)
 
 
-def _parse(data: bytes, name: str, limits: Limits) -> Dataset:
+def _parse(data: bytes, name: str, limits: Limits) -> tuple[Dataset, bytes]:
+    """The data set, and the bytes in which its large elements lie: those are left where they are."""
     from pydicom import dcmread
 
     try:
-        dataset = dcmread(io.BytesIO(_inflated(data, name, limits)), force=True)
+        buffer = _inflated(data, name, limits)
+        dataset = dcmread(io.BytesIO(buffer), force=True, defer_size=_LARGE)
         tags = len(dataset)
     except read_errors() as error:
         raise DamagedImageError(f"{name}: the DICOM file is damaged or cut off ({type(error).__name__})") from None
     if tags == 0:
         raise NotAnImageError(f"{name}: expected a DICOM object, found no element after its header")
-    return dataset
+    return dataset, buffer
 
 
 def _inflated(data: bytes, name: str, limits: Limits) -> bytes:
@@ -162,142 +168,26 @@ def _check_pixels(tags: Tags, limits: Limits) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Frame:
-    """The encoded pixels, and what is needed to decode them without a look at the data set."""
-
-    data: bytes
-    syntax: Any  # pydicom.uid.UID
-    shape: tuple[int, int]
-    allocated: int
-    stored: int
-    high_bit: int
-    signed: bool
-    photometric: str
-    damaged: DamagedImageError  # what to raise
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.dtype(f"{'i' if self.signed else 'u'}{self.allocated // 8}")
-
-    def decode(self) -> NDArray[Any]:
-        """Stored values [H,W] of `dtype`."""
-        pixels = self._decompressed() if self.syntax.is_encapsulated else self._native()
-        if pixels.shape != self.shape or pixels.dtype.itemsize > self.dtype.itemsize:
-            raise self.damaged
-        # Bits above and below the stored ones mean nothing (PS3.5 section 8.1.1); the sign is that of the high bit.
-        raised = pixels.astype(self.dtype, copy=False) << (self.allocated - 1 - self.high_bit)
-        return raised >> (self.allocated - self.stored)
-
-    def _native(self) -> NDArray[Any]:
-        dtype = self.dtype.newbyteorder("<" if self.syntax.is_little_endian else ">")
-        return np.frombuffer(self.data, dtype).reshape(self.shape)
-
-    def _decompressed(self) -> NDArray[Any]:
-        from pydicom.encaps import encapsulate
-        from pydicom.pixels.decoders.base import get_decoder
-        from pydicom.uid import RLELossless
-
-        about: dict[str, Any] = {
-            "rows": self.shape[0],
-            "columns": self.shape[1],
-            "number_of_frames": 1,
-            "samples_per_pixel": 1,
-            "bits_allocated": self.allocated,
-            "bits_stored": self.stored,
-            "pixel_representation": int(self.signed),
-            "photometric_interpretation": self.photometric,
-        }
-        rle = self.syntax == RLELossless  # pylibjpeg-rle panics on damage, beyond every `except Exception`
-        try:
-            pixels, _ = get_decoder(self.syntax).as_array(
-                encapsulate([self.data], has_bot=False), decoding_plugin="pydicom" if rle else "", **about
-            )
-        except read_errors():
-            raise self.damaged from None
-        return np.asarray(pixels)
-
-
-def _frame(tags: Tags) -> _Frame:
-    """The one frame, checked as far as it goes without decoding."""
-    from pydicom.encaps import generate_frames
-    from pydicom.pixels.decoders.base import get_decoder
-    from pydicom.uid import RLELossless
-
-    syntax = _transfer_syntax(tags)
-    try:
-        available = get_decoder(syntax).is_available
-    except NotImplementedError:
-        raise DicomImageError(
-            f"{tags.name}: no decoder for the transfer syntax {syntax.name} ({syntax}); "
-            f"convert it to Explicit VR Little Endian"
-        ) from None
-    if not available:
-        raise MissingDependencyError(
-            f"{tags.name}: the transfer syntax {syntax.name} ({syntax}) needs a codec that is not installed. "
-            f'Install it with: pip install "cbmir[dicom]"'
-        )
-    damaged = DamagedImageError(f"{tags.name}: {tag_name('PixelData')} ({syntax.name}) is damaged or cut off")
-    shape = tags.integer("Rows"), tags.integer("Columns")
-    allocated, stored, high_bit = (tags.integer(k) for k in ("BitsAllocated", "BitsStored", "HighBit"))
-    signed, photometric = tags.integer("PixelRepresentation") == 1, tags.text("PhotometricInterpretation").upper()
-    try:
-        data = bytes(tags.dataset.PixelData)
-        frames = list(generate_frames(data, number_of_frames=1)) if syntax.is_encapsulated else [data]
-    except read_errors():
-        raise damaged from None
-    if len(frames) != 1:
-        raise damaged
-    (data,) = frames
-    if syntax.is_encapsulated:
-        if high_bit != stored - 1:
-            raise tags.refusal("HighBit", f"expected {stored - 1} (BitsStored - 1)")
-        # Decoders fill in what is missing. JPEG, JPEG-LS and JPEG 2000 end alike; a frame is padded to even length.
-        if syntax != RLELossless and not data.rstrip(b"\0\xff").endswith(b"\xff\xd9"):
-            raise damaged
-    else:
-        expected = shape[0] * shape[1] * allocated // 8
-        if len(data) < expected:
-            raise damaged
-        if len(data) > expected + expected % 2:
-            tags.warnings.append(f"{tag_name('PixelData')} is longer than the image: the rest is left out")
-        if allocated == 8 and not syntax.is_little_endian and tags.dataset["PixelData"].VR == "OW":
-            data = np.frombuffer(data, "u2").byteswap().tobytes()  # two pixels a word, the first in its low byte
-        data = data[:expected]
-    return _Frame(data, syntax, shape, allocated, stored, high_bit, signed, photometric, damaged)
-
-
-def _transfer_syntax(tags: Tags) -> Any:
-    from pydicom.uid import UID, ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian
-
-    meta = tags.dataset.file_meta
-    if not meta.get("TransferSyntaxUID"):  # no file meta: what pydicom found out while parsing
-        implicit, little = tags.dataset.original_encoding
-        native = ExplicitVRLittleEndian if little else ExplicitVRBigEndian
-        meta.TransferSyntaxUID = ImplicitVRLittleEndian if implicit else native
-    return UID(str(meta.TransferSyntaxUID))
-
-
-@dataclass(frozen=True, eq=False)
-class _Greys:
-    """What each value that the pixels' type can hold becomes; entry i is for the bit pattern i."""
+class _Chain:
+    """What each bit pattern that the pixels' type can hold becomes; entry i is for the pattern i."""
 
     modality: NDArray[np.float64]
     voi: NDArray[np.float64] | None  # 0..1; None: from the lowest to the highest value present
     padding: NDArray[np.bool_]
     inverted: bool
 
-    def look_up(self, stored: NDArray[Any], tags: Tags) -> NDArray[np.uint8]:
-        """Stored values [H,W] -> uint8 [H,W], bone bright."""
-        index = stored.view(f"u{stored.dtype.itemsize}")
-        grey = self._by_range(index, tags) if self.voi is None else self.voi
+    def greys(self, stored: NDArray[Any], tags: Tags) -> NDArray[np.uint8]:
+        """uint8, bone bright, for patterns as in `stored` [H,W]."""
+        grey = self._by_range(stored, tags) if self.voi is None else self.voi
         if self.inverted:
             grey = 1 - grey
         grey = np.where(self.padding, 0, grey)  # outside of the image: as dark as air
-        return np.ascontiguousarray(np.rint(grey * 255).astype(np.uint8)[index])
+        return np.rint(grey * 255).astype(np.uint8)
 
-    def _by_range(self, index: NDArray[Any], tags: Tags) -> NDArray[np.float64]:
+    def _by_range(self, stored: NDArray[Any], tags: Tags) -> NDArray[np.float64]:
         present = np.zeros(len(self.modality), dtype=bool)
-        present[index] = True
+        for row in stored:  # NumPy makes its indices 8 bytes long: a row of them stays in the cache
+            present[row] = True
         used = self.modality[present & ~self.padding]
         if used.size == 0:
             raise tags.refusal("PixelPaddingValue", "expected pixels beside the padding")
@@ -308,12 +198,10 @@ class _Greys:
         return grey
 
 
-def _greys(tags: Tags, dtype: np.dtype[Any]) -> _Greys:
-    patterns = np.arange(2 ** (8 * dtype.itemsize), dtype=f"u{dtype.itemsize}")
-    values = patterns.view(dtype).astype(np.float64)
+def _chain(tags: Tags, values: NDArray[np.float64]) -> _Chain:
     modality = _modality(tags, values)
     inverted = tags.text("PhotometricInterpretation").upper() == "MONOCHROME1"
-    return _Greys(modality, _voi(tags, modality), _padding(tags, values), inverted)
+    return _Chain(modality, _voi(tags, modality), _padding(tags, values), inverted)
 
 
 def _padding(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.bool_]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
-from cbmir.errors import EngineError, UserError
+from cbmir.errors import EngineError, ImageError, UserError
 from cbmir.labels import canonical
+from cbmir.preprocessing import PreprocessSpec
+from cbmir.runtime.bulk import work_through
 from cbmir.runtime.engine import Engine, EngineHealth, Mode
 from cbmir.runtime.evidence import finding_vectors
 from cbmir.runtime.gallery import Gallery, Hit
@@ -24,6 +29,8 @@ from cbmir.runtime.result import Analysis, Finding, Neighbour
 from cbmir.runtime.store import Entry
 
 Image = str | Path | bytes | NDArray[np.uint8] | NDArray[np.uint16]
+
+_BATCH = 32  # images that `embed_many` gives to the engine at once
 
 
 class Finder:
@@ -81,8 +88,9 @@ class Finder:
         gallery's entries made from the same file, and of the DICOM file's patient. A warning says where none of these
         is known, or none is in the gallery. Raises ImageError for an image that cannot be analysed.
         """
-        radiograph = image if isinstance(image, Radiograph) else read_image(image)
-        batch = preprocess(radiograph.pixels, self.card.preprocess)[None, None]
+        threads = self.engine.threads
+        radiograph = image if isinstance(image, Radiograph) else read_image(image, threads=threads)
+        batch = preprocess(radiograph, self.card.preprocess, threads=threads)[None, None]
         outputs = self.engine.run(batch, feature_map=True)
         embedding, feature_map = outputs.embedding[0], outputs.feature_map
         if feature_map is None:
@@ -130,9 +138,31 @@ class Finder:
             raise UserError("expected a list of images, found a single one; put it into a list")
         if not isinstance(batch, np.ndarray):
             size = self.card.preprocess.crop
-            images = [preprocess(read_image(image).pixels, self.card.preprocess) for image in batch]
+            images = [_read(self.card.preprocess, image) for image in batch]
             batch = np.array(images, np.uint8).reshape(-1, 1, size, size)
         return self.engine.run(batch).embedding
+
+    def embed_many(
+        self, images: Iterable[Image], *, workers: int | None = None
+    ) -> Iterator[NDArray[np.float32] | ImageError]:
+        """For each image, in order: its embedding float32 [D], unit norm, or the ImageError that reading it raised.
+
+        For any number of images: they are taken from the iterable a bounded number ahead, and read by `workers`
+        processes (see `cbmir.runtime.bulk.work_through`) while the engine runs. Raises UserError for a single image
+        and for a negative number of workers, WorkerError where a worker dies.
+        """
+        if isinstance(images, str | bytes | Path):
+            raise UserError("expected images to iterate over, found a single one; put it into a list")
+        return self._embedded(work_through(partial(_read, self.card.preprocess), images, workers=workers))
+
+    def _embedded(
+        self, results: Generator[NDArray[np.uint8] | ImageError, None, None]
+    ) -> Iterator[NDArray[np.float32] | ImageError]:
+        with closing(results):
+            while batch := list(islice(results, _BATCH)):
+                crops = [crop for crop in batch if not isinstance(crop, ImageError)]
+                embeddings = iter(self.engine.run(np.stack(crops)[:, None]).embedding if crops else ())
+                yield from (result if isinstance(result, ImageError) else next(embeddings) for result in batch)
 
     def health(self) -> EngineHealth:
         return self.engine.health()
@@ -160,6 +190,10 @@ class Finder:
             predicted = None if threshold is None else score > threshold
             findings.append(Finding(label, score, probability, predicted, threshold))
         return tuple(findings)
+
+
+def _read(spec: PreprocessSpec, image: Image) -> NDArray[np.uint8]:
+    return preprocess(read_image(image), spec)
 
 
 def _patient_warnings(gallery: Gallery, excluded: set[str]) -> list[str]:

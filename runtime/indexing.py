@@ -1,4 +1,4 @@
-"""Build a gallery from a manifest: read and preprocess in threads, embed, store; then take the old one's place."""
+"""Build a gallery from a manifest: read and preprocess in worker processes, embed, store; then replace the old one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import re
 import shutil
 import sys
 import tempfile
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,8 @@ from cbmir.errors import GalleryError, ImageError, SplitError
 from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, Row
 from cbmir.preprocessing import PreprocessSpec
-from cbmir.runtime.engine import Engine, available_threads
+from cbmir.runtime.bulk import work_through
+from cbmir.runtime.engine import Engine
 from cbmir.runtime.gallery import EXACT_LIMIT, FILES, UNREADABLE, Gallery
 from cbmir.runtime.preprocess import preprocess
 from cbmir.runtime.reading import read_image
@@ -33,7 +34,6 @@ from cbmir.runtime.thumbnail import thumbnail_jpeg
 log = logging.getLogger("cbmir")
 
 _BATCH = 32
-_AHEAD = 2 * _BATCH  # images read while the engine is busy; bounds the memory
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,21 @@ class _Item:
 
 
 def build_gallery(
-    engine: Engine, manifest: Manifest, path: str | Path, *, splits: Sequence[str] = ("train",)
+    engine: Engine,
+    manifest: Manifest,
+    path: str | Path,
+    *,
+    splits: Sequence[str] = ("train",),
+    workers: int | None = None,
 ) -> IndexReport:
     """Build the gallery at `path` from the manifest's rows of `splits` ("all": every row).
+
+    `workers` is as `work_through` has it; what is built does not depend on it.
 
     Images that cannot be read are left out, logged as warnings and listed in the gallery's `unreadable.csv`. The
     gallery is built beside `path` and renamed at the end, so a build that stops halfway leaves what was there; what
     one that was killed left, the next clears away. Raises SplitError if no row is of these splits, GalleryError if
-    `path` holds anything but a gallery or no image can be read.
+    `path` holds anything but a gallery or no image can be read, WorkerError if a worker dies.
     """
     path = Path(path).resolve()
     rows = (manifest if "all" in splits else manifest.split(*splits)).rows
@@ -75,7 +82,7 @@ def build_gallery(
         part = _hidden_folder(path, "part")
         try:
             with _locked(part):
-                report = _write(part, engine, manifest.labels, rows, ids)
+                report = _write(part, engine, manifest.labels, rows, ids, workers)
                 _take_place(part, path)
         finally:
             shutil.rmtree(part, ignore_errors=True)
@@ -109,10 +116,12 @@ def entry_ids(rows: Sequence[Row]) -> list[str]:
     return ids
 
 
-def _write(folder: Path, engine: Engine, labels: LabelSet, rows: Sequence[Row], ids: Sequence[str]) -> IndexReport:
+def _write(
+    folder: Path, engine: Engine, labels: LabelSet, rows: Sequence[Row], ids: Sequence[str], workers: int | None
+) -> IndexReport:
     """A whole gallery in an empty folder."""
     with Gallery.create(folder, engine.card, labels) as gallery:
-        report = _fill(gallery, engine, rows, ids)
+        report = _fill(gallery, engine, rows, ids, workers)
         if not report.images:
             raise GalleryError(f"expected at least one readable image, found none among {len(rows)}; "
                                f"'cbmir data check' says what is wrong with them")  # fmt: skip
@@ -124,23 +133,23 @@ def _write(folder: Path, engine: Engine, labels: LabelSet, rows: Sequence[Row], 
     return report
 
 
-def _fill(gallery: Gallery, engine: Engine, rows: Sequence[Row], ids: Sequence[str]) -> IndexReport:
+def _fill(
+    gallery: Gallery, engine: Engine, rows: Sequence[Row], ids: Sequence[str], workers: int | None
+) -> IndexReport:
     from tqdm import tqdm
 
-    spec = engine.card.preprocess
+    read = partial(_read, gallery.labels.names, engine.card.preprocess)
+    results = work_through(read, zip(rows, ids, strict=True), workers=workers)
     unreadable: list[tuple[str, str]] = []
     batch: list[_Item] = []
     images = 0
-    with (
-        ThreadPoolExecutor(available_threads(), thread_name_prefix="read") as pool,
-        tqdm(total=len(rows), desc="Indexing", unit="image", disable=None) as progress,
-    ):
-        for row, future in _read_ahead(pool, rows, ids, gallery.labels.names, spec):
-            try:
-                batch.append(future.result())
-            except ImageError as error:
-                log.warning("Left out: %s", error)
-                unreadable.append((str(row.image), str(error)))
+    with closing(results), tqdm(total=len(rows), desc="Indexing", unit="image", disable=None) as progress:
+        for row, result in zip(rows, results, strict=True):
+            if isinstance(result, ImageError):
+                log.warning("Left out: %s", result)
+                unreadable.append((str(row.image), str(result)))
+            else:
+                batch.append(result)
             if len(batch) == _BATCH:
                 _add(gallery, engine, batch)
                 images += len(batch)
@@ -151,19 +160,8 @@ def _fill(gallery: Gallery, engine: Engine, rows: Sequence[Row], ids: Sequence[s
     return IndexReport(images + len(batch), tuple(unreadable))
 
 
-def _read_ahead(
-    pool: ThreadPoolExecutor, rows: Sequence[Row], ids: Sequence[str], labels: tuple[str, ...], spec: PreprocessSpec
-) -> Iterator[tuple[Row, Future[_Item]]]:
-    """Each row with its reading, in order, never more than `_AHEAD` of them under way."""
-    waiting: deque[tuple[Row, Future[_Item]]] = deque()
-    for row, name in zip(rows, ids, strict=True):
-        waiting.append((row, pool.submit(_read, row, name, labels, spec)))
-        if len(waiting) == _AHEAD:
-            yield waiting.popleft()
-    yield from waiting
-
-
-def _read(row: Row, name: str, labels: tuple[str, ...], spec: PreprocessSpec) -> _Item:
+def _read(labels: tuple[str, ...], spec: PreprocessSpec, image: tuple[Row, str]) -> _Item:
+    row, name = image
     radiograph = read_image(row.image)
     entry = Entry(
         id=name,
@@ -176,7 +174,7 @@ def _read(row: Row, name: str, labels: tuple[str, ...], spec: PreprocessSpec) ->
         labels=dict(zip(labels, row.labels, strict=True)),
         sha256=radiograph.sha256,
     )
-    return _Item(entry, preprocess(radiograph.pixels, spec), thumbnail_jpeg(radiograph.pixels))
+    return _Item(entry, preprocess(radiograph, spec), thumbnail_jpeg(radiograph.pixels))
 
 
 def _add(gallery: Gallery, engine: Engine, batch: Sequence[_Item]) -> None:

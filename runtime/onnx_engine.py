@@ -6,15 +6,20 @@ File contract: input `image` uint8 [N,1,S,S] with dynamic N; outputs `embedding`
 
 from __future__ import annotations
 
+import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.errors import CardError, EngineError, ModelError, require
-from cbmir.runtime.available import PROVIDERS
 from cbmir.runtime.engine import OUTPUTS, Engine, Mode, Runner, available_threads
 from cbmir.runtime.head import decode_head
+from cbmir.runtime.nvidia import cache_key, current_gpu, loaded_tensorrt
+from cbmir.runtime.providers import Options, provider_options
 
+#: It rounds the layers that an int8 file leaves in float, with one scale a tensor (onnxruntime pull request 25673).
+NOT_WANTED = ("WeightBiasQuantization",)
 _FATAL = 4  # what goes wrong is raised, so ONNX Runtime need not print it as well
 
 
@@ -36,7 +41,8 @@ class OnnxEngine(Engine):
         self._errors = _ort_errors()
         self._path, self._engine, self._cache = path, engine, cache
         self.streams = engine == "onnxruntime"
-        session = self._session(1 if mode == "throughput" else threads or available_threads())
+        first = 1 if self.streams and mode == "throughput" else threads or available_threads()
+        session = self._session(first, provider_options("onnxruntime"))  # a GPU's options need the card that is inside
         metadata = session.get_modelmeta().custom_metadata_map
         if CARD_KEY not in metadata:
             raise CardError(f"{path}: expected a model card inside the ONNX file ({CARD_KEY}), found none; "
@@ -45,29 +51,46 @@ class OnnxEngine(Engine):
         head = decode_head(metadata.get(HEAD_KEY, ""), card, path)
         _check_graph(session, card, path)
         super().__init__(card, head, requested=requested, reason=reason, threads=threads, mode=mode)
-        self._runners[1 if mode == "throughput" else self.threads] = self._runner_of(session)
+        if not self.streams:
+            session = self._session(first, self._options_of_gpu())
+        self._runners[first] = self._runner_of(session)
 
     def _open(self, threads: int) -> Runner:
-        return self._runner_of(self._session(threads))
+        return self._runner_of(self._session(threads, provider_options("onnxruntime")))
 
     def _describe(self) -> tuple[str, str, str]:
         return self._engine, "cpu" if self._engine == "onnxruntime" else "cuda:0", self._ort.__version__
 
-    def _session(self, threads: int) -> Any:
+    def _options_of_gpu(self) -> list[tuple[str, Options]]:
+        gpu, precision, cache = current_gpu(), self.card.precision, None
+        if self._engine == "onnxruntime-tensorrt":
+            if precision == "float32" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0":
+                self.warnings += ("TensorRT may round float32 to TF32, which ONNX Runtime has no option against; "
+                                  "set NVIDIA_TF32_OVERRIDE=0",)  # fmt: skip
+            if self._cache is not None:
+                sha256 = hashlib.sha256(Path(self._path).read_bytes()).hexdigest()
+                versions = f"{self._ort.__version__}-{loaded_tensorrt()}"
+                cache = self._cache / self._engine / cache_key(sha256, gpu.name, versions, precision)
+                cache.mkdir(parents=True, exist_ok=True)
+        size = self.card.preprocess.crop
+        return provider_options(self._engine, precision=precision, size=size, memory=gpu.memory, cache=cache)
+
+    def _session(self, threads: int, providers: list[tuple[str, Options]]) -> Any:
         ort = self._ort
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.enable_cpu_mem_arena = False
         options.intra_op_num_threads = threads
         options.log_severity_level = _FATAL
-        providers = PROVIDERS[self._engine]
         try:
-            session = ort.InferenceSession(str(self._path), options, providers=providers, enable_fallback=False)
+            session = ort.InferenceSession(
+                str(self._path), options, providers=providers, enable_fallback=False, disabled_optimizers=NOT_WANTED
+            )
         except self._errors as error:
             raise ModelError(f"{self._path}: expected an ONNX model written by 'cbmir export', ONNX Runtime cannot "
                              f"load it by {self._engine}: {error}") from error  # fmt: skip
         # ONNX Runtime goes on without a provider that it cannot load: what counts is what the session has.
-        if session.get_providers()[0] != providers[0]:
+        if session.get_providers()[0] != providers[0][0]:
             raise EngineError(
                 f"engine {self._engine!r} was asked for, and ONNX Runtime fell back to {session.get_providers()[0]}; "
                 f"'cbmir doctor' says what is missing"

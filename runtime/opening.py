@@ -9,6 +9,7 @@ from pathlib import Path
 from cbmir.errors import EngineError, ModelError
 from cbmir.runtime.available import PROVIDERS, why_not
 from cbmir.runtime.engine import ENGINES, Engine, Mode
+from cbmir.runtime.plan import read_plan_info
 
 log = logging.getLogger("cbmir")
 
@@ -43,8 +44,8 @@ def open_engine(
 
     A file is run as it is, in its own precision: `auto` takes CUDA for an .onnx file where it works, else ONNX Runtime
     on the CPU; OpenVINO for an .xml, TensorRT for a .plan. Of a folder, `auto` takes the fastest file that this machine
-    runs, among those that share an embedding space (so never int8). What was picked, and why, is in `health()` and
-    logged. `cache` is a folder where engines may keep what they compile. `allow_fallback`: where the engine that was
+    runs, among those that share an embedding space (so never int8). What was picked, and why, is in `health()`, and of
+    a folder in the log. `cache` is a folder where engines may keep what they compile. `allow_fallback`: where the engine that was
     asked for is not there, run on the CPU by ONNX Runtime, with a warning.
 
     Raises ModelError for a file that is not cbmir's, CardError for one without a usable card, EngineError for an engine
@@ -64,7 +65,7 @@ def open_engine(
         raise EngineError(f"{path.name} is run by {others}, not by {engine}")
     not_here: list[str] = []
     for file, name in choices:
-        why = why_not(name)
+        why = why_not(name) or (read_plan_info(file).why_not() if name == "tensorrt" else "")
         if not why or (file, name) == choices[-1]:
             break
         not_here.append(f"not {name} ({file.name}): {why}")
@@ -78,7 +79,7 @@ def open_engine(
     if why:
         raise EngineError(f"engine {name} was asked for, but cannot be used here: {why}")
     opened = _open(file, name, engine, picked, threads, mode, cache)
-    log.info("Engine: %s.", picked)
+    log.log(logging.INFO if path.is_dir() else logging.DEBUG, "Engine: %s.", picked)
     return opened
 
 

@@ -5,12 +5,21 @@ The aspect ratio is squashed to a square, as the paper does and as NIH's own 102
 
 from __future__ import annotations
 
+import math
+from functools import partial
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from cbmir.errors import NotAnImageError
 from cbmir.preprocessing import PreprocessSpec
+from cbmir.runtime.radiograph import Radiograph, look_up
+from cbmir.runtime.together import together
+
+#: Large images are resized in bands of so many pixels: what is looked up is still in the cache when it is resized.
+_BAND, _MOST_BANDS = 2**20, 8
 
 
 def resize_square(pixels: NDArray[np.uint8], spec: PreprocessSpec) -> NDArray[np.uint8]:
@@ -18,9 +27,7 @@ def resize_square(pixels: NDArray[np.uint8], spec: PreprocessSpec) -> NDArray[np
 
     Raises NotAnImageError for another dtype or number of axes.
     """
-    if pixels.dtype != np.uint8 or pixels.ndim != 2:
-        raise NotAnImageError(f"preprocessing: expected uint8 [H,W], found {pixels.dtype} {list(pixels.shape)}")
-    square = Image.fromarray(pixels).resize((spec.resize, spec.resize), Image.Resampling.BILINEAR)
+    square = Image.fromarray(_checked(pixels)).resize((spec.resize, spec.resize), Image.Resampling.BILINEAR)
     return np.array(square)
 
 
@@ -38,6 +45,39 @@ def centre_crop(square: NDArray[np.uint8], spec: PreprocessSpec) -> NDArray[np.u
     return square[..., inner, inner]
 
 
-def preprocess(pixels: NDArray[np.uint8], spec: PreprocessSpec) -> NDArray[np.uint8]:
-    """uint8 [H,W] -> the model's input, uint8 [crop,crop]."""
-    return centre_crop(resize_square(pixels, spec), spec)
+def preprocess(image: Radiograph | NDArray[np.uint8], spec: PreprocessSpec, *, threads: int = 1) -> NDArray[np.uint8]:
+    """A radiograph, or uint8 [H,W] -> the model's input, uint8 [crop,crop].
+
+    What `centre_crop(resize_square(...))` gives, within one grey level, made from the part of the image that the crop
+    shows: it alone is looked up and resized. The answer does not depend on `threads`. Raises NotAnImageError for
+    another dtype or number of axes.
+    """
+    radiograph = image if isinstance(image, Radiograph) else Radiograph(_checked(image), "array", "")
+    bands = min(_MOST_BANDS, 1 + radiograph.stored.size // _BAND)
+    edges = [round(band * spec.crop / bands) for band in range(bands + 1)]
+    return np.concatenate(together(threads, *(partial(_rows, radiograph, spec, *ends) for ends in pairwise(edges))))
+
+
+def _rows(radiograph: Radiograph, spec: PreprocessSpec, first: int, last: int) -> NDArray[np.uint8]:
+    """Rows `first` to `last` of the crop, uint8 [last - first, crop]."""
+    height, width = radiograph.stored.shape
+    margin = (spec.resize - spec.crop) // 2
+    rows, top, bottom = _source(margin + first, margin + last, height / spec.resize, height)
+    columns, left, right = _source(margin, margin + spec.crop, width / spec.resize, width)
+    part = Image.fromarray(look_up(radiograph.greys, radiograph.stored[rows, columns]))
+    box = (left, top, right, bottom)
+    return np.asarray(part.resize((spec.crop, last - first), Image.Resampling.BILINEAR, box))
+
+
+def _source(first: int, last: int, scale: float, length: int) -> tuple[slice, float, float]:
+    """Of pixels `first` to `last` of an axis once resized: the source pixels that the filter takes, and within these
+    where the first begins and the last ends. A pixel takes up `scale` source pixels."""
+    start, end, reach = first * scale, last * scale, max(1.0, scale) + 1  # the triangle's half width, and rounding
+    low, high = max(0, math.floor(start - reach)), min(length, math.ceil(end + reach))
+    return slice(low, high), start - low, min(end, length) - low
+
+
+def _checked(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    if pixels.dtype != np.uint8 or pixels.ndim != 2:
+        raise NotAnImageError(f"preprocessing: expected uint8 [H,W], found {pixels.dtype} {list(pixels.shape)}")
+    return pixels

@@ -1,4 +1,4 @@
-"""What every reader gives back, and the checks that all of them share."""
+"""What every reader gives back, and what all of them share."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from cbmir.errors import BlankImageError, ImageSizeError
 
 # `warnings.catch_warnings` swaps state of the whole process: two threads inside it would undo each other's.
 _ONE_AT_A_TIME = threading.Lock()
+_AT_ONCE = 2**15  # values looked up at a time: NumPy takes indices of 8 bytes, and these stay in the cache
 _LITTLE_CONTRAST = 32  # grey levels between the 1st and the 99th percentile: a 12-bit image saved as 16 bits has 16
 
 
@@ -52,28 +54,60 @@ class Limits:
 class Radiograph:
     """One grey image, however it was stored.
 
-    `pixels` is uint8 [H,W], 0..255, air dark and bone bright (DICOM's MONOCHROME2 sense). `name` is for messages.
-    `sha256` is the hex digest of the file's bytes, or of the array's. `view` is PA, AP or empty (unknown). `warnings`
-    are sentences for the user; like every error message they never hold a patient's name or ID.
+    `stored` is uint8 or uint16 [H,W], and `greys` (uint8 [256] or [65536]) what each of its values looks like; None:
+    just as it is. `preprocess` looks up the part that it needs, `pixels` is all of it. `name` is for messages. `sha256`
+    is the hex digest of the file's bytes, or of the array's. `view` is PA, AP or empty (unknown). `warnings` are
+    sentences for the user; like every error message they never hold a patient's name or ID.
     """
 
-    pixels: NDArray[np.uint8]
+    stored: NDArray[np.uint8] | NDArray[np.uint16]
     name: str
     sha256: str
     patient_id: str = ""
     study_id: str = ""
     view: str = ""
     warnings: tuple[str, ...] = ()
+    greys: NDArray[np.uint8] | None = None
+
+    @property
+    def pixels(self) -> NDArray[np.uint8]:
+        """uint8 [H,W], 0..255, air dark and bone bright (DICOM's MONOCHROME2 sense); made when first asked for."""
+        pixels: NDArray[np.uint8] | None = self.__dict__.get("_pixels")
+        if pixels is None:  # no cached_property: until Python 3.12 all its instances share one lock
+            pixels = self.__dict__["_pixels"] = look_up(self.greys, self.stored)
+        return pixels
+
+    def with_pixels(self, pixels: NDArray[np.uint8]) -> Radiograph:
+        """The same radiograph with other pixels uint8 [H,W], as after resizing."""
+        return replace(self, stored=pixels, greys=None)
 
 
-def check_contrast(pixels: NDArray[np.uint8], name: str) -> tuple[str, ...]:
-    """Raise BlankImageError where all of `pixels` (uint8 [H,W]) are one grey value; warn where most nearly are."""
-    counts = np.bincount(pixels.ravel(), minlength=256)
-    if counts.max() == pixels.size:
-        raise BlankImageError(f"{name}: expected an X-ray, found the grey value {counts.argmax()} (of 255) everywhere")
-    low, high = np.searchsorted(np.cumsum(counts), [0.01 * pixels.size, 0.99 * pixels.size])
-    if high - low >= _LITTLE_CONTRAST:
-        return ()
+def look_up(greys: NDArray[np.uint8] | None, stored: NDArray[Any]) -> NDArray[np.uint8]:
+    """What stored values [H,W] look like, uint8 [H,W]; where `greys` is None, `stored` itself."""
+    if greys is None:
+        return stored
+    pixels = np.empty(stored.shape, np.uint8)
+    rows = max(1, _AT_ONCE // stored.shape[1])
+    for start in range(0, len(stored), rows):
+        # mode "raise" would make a copy of `out` first; no index is out of range
+        np.take(greys, stored[start : start + rows], out=pixels[start : start + rows], mode="clip")
+    return pixels
+
+
+def check_contrast(stored: NDArray[Any], greys: NDArray[np.uint8] | None, name: str) -> tuple[str, ...]:
+    """Raise BlankImageError where a radiograph is one grey value everywhere; warn where most of it nearly is.
+
+    Takes `stored` and `greys` as Radiograph has them.
+    """
+    beyond = 0.01 * stored.size
+    for rows in (stored[::8], stored):
+        counts = Image.fromarray(look_up(greys, np.ascontiguousarray(rows))).histogram()
+        # Of some rows: if so many of them are darker than `low`, and brighter than `high`, no others can change that.
+        low, high = np.searchsorted(np.cumsum(counts), [beyond, rows.size - beyond])
+        if high - low >= _LITTLE_CONTRAST:
+            return ()
+    if max(counts) == stored.size:
+        raise BlankImageError(f"{name}: expected an X-ray, found the grey value {low} (of 255) everywhere")
     return (
         f"little contrast: nearly all grey values lie within {low}..{high} of 0..255; save the image with a window "
         f"that fits it",

@@ -21,7 +21,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from cbmir.errors import BlankImageError, DamagedImageError, ImageSizeError, NotAnImageError
 from cbmir.runtime.dicom_reading import is_dicom, read_dicom
-from cbmir.runtime.radiograph import Limits, Radiograph, check_contrast, collected_warnings
+from cbmir.runtime.radiograph import Limits, Radiograph, check_contrast, collected_warnings, look_up
 
 __all__ = ["Limits", "Radiograph", "read_image"]
 
@@ -65,9 +65,12 @@ _COLOUR_WARNING = "colour image: looks like a photo or screenshot, not an X-ray"
 
 
 def read_image(
-    source: str | Path | bytes | bytearray | memoryview | NDArray[np.generic], *, limits: Limits | None = None
+    source: str | Path | bytes | bytearray | memoryview | NDArray[np.generic],
+    *,
+    limits: Limits | None = None,
+    threads: int = 1,
 ) -> Radiograph:
-    """Read one image.
+    """Read one image; a DICOM file by as many as `threads` at a time, where it has parts to share out.
 
     `source` is a path, a file's bytes, or an array: uint8 [H,W] or [H,W,3] (RGB), uint16 [H,W] (0..65535), bone bright.
     16-bit values are scaled by 255/65535, colour becomes luma (ITU-R 601), transparency lies on black, EXIF orientation
@@ -87,7 +90,7 @@ def read_image(
     if len(data) > limits.max_bytes:
         raise _too_many_bytes(name, len(data), limits)
     if is_dicom(data):
-        return read_dicom(data, name, limits)
+        return read_dicom(data, name, limits, threads)
     return _read_picture(data, name, limits)
 
 
@@ -126,7 +129,7 @@ def _read_array(array: NDArray[np.generic], limits: Limits) -> Radiograph:
     limits.check_size(array.shape[1], array.shape[0], name)
     array = np.array(array, order="C")  # a copy: the caller may go on writing to its own
     pixels, warnings = (_to_8_bit(array), ()) if grey else _to_grey(Image.fromarray(array), name)
-    warnings = (*warnings, *check_contrast(pixels, name))
+    warnings = (*warnings, *check_contrast(pixels, None, name))
     return Radiograph(pixels, name, hashlib.sha256(array.data).hexdigest(), warnings=warnings)
 
 
@@ -155,7 +158,7 @@ def _read_picture(data: bytes, name: str, limits: Limits) -> Radiograph:
     if orientation in _TRANSPOSES:
         pixels = np.asarray(Image.fromarray(pixels).transpose(_TRANSPOSES[orientation]))
     notes = dict.fromkeys(f"{plugin.format}: {warning}" for warning in collected)
-    warnings = (*warnings, *check_contrast(pixels, name), *notes)
+    warnings = (*warnings, *check_contrast(pixels, None, name), *notes)
     return Radiograph(pixels, name, hashlib.sha256(data).hexdigest(), warnings=warnings)
 
 
@@ -201,8 +204,7 @@ def _to_8_bit(values: NDArray[np.generic], bits: int = 16) -> NDArray[np.uint8]:
         return values.astype(np.uint8, copy=False)
     full = 2**bits - 1
     scale = np.rint(np.arange(full + 1) * (255 / full)).astype(np.uint8)
-    pixels: NDArray[np.uint8] = scale[values]
-    return pixels
+    return look_up(scale, values)
 
 
 def _to_grey(image: Image.Image, name: str) -> tuple[NDArray[np.uint8], tuple[str, ...]]:

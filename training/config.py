@@ -16,9 +16,9 @@ from cbmir.training.losses import WEIGHTED_LOSSES
 
 Precision = Literal["auto", "32", "bf16-mixed", "16-mixed"]
 
-#: What may change when a run is resumed; everything else would make it another run. The manifest may have been moved:
-#: its fingerprint stays.
-RESUMABLE_CHANGES = ("devices", "manifest")
+#: What may change when a run is resumed; everything else would make it another run. The manifest and the teacher may
+#: have been moved: their fingerprints stay.
+RESUMABLE_CHANGES = ("devices", "manifest", "distill")
 
 #: Losses that have class weights, or may be given them.
 BALANCEABLE = (*WEIGHTED_LOSSES, "bce")
@@ -32,6 +32,7 @@ class TrainConfig:
     the manifest's own splits; folds are the same for every seed. `class_weights` None is the paper's choice: with the
     proxy loss, without for its baseline BCE; most others have none. `batch_size` is that of all devices together.
     `patience` counts epochs without a better nDCG. `code_bits` is the length of the codes of hashing losses.
+    `distill` is the folder of the teacher, `teacher_fingerprint` its embedding space; both empty for an ordinary run.
     """
 
     manifest: str
@@ -55,6 +56,8 @@ class TrainConfig:
     seed: int = 0
     fold: str = ""
     patience: int = 10
+    distill: str = ""
+    teacher_fingerprint: str = ""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "lr", "sigma", "patience", "code_bits"):

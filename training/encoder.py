@@ -37,6 +37,26 @@ def build_encoder(name: str, weights: str = "none") -> tuple[nn.Module, int]:
     return encoder.train(), dimension
 
 
+def with_projection(encoder: nn.Module, dim: int, to: int) -> nn.Sequential:
+    """The encoder and a 1x1 convolution that takes its feature map from `dim` to `to` channels.
+
+    It is linear and stands before the mean, so that an embedding is still the mean of a feature map, and the evidence
+    maps are still exact.
+    """
+    return nn.Sequential(OrderedDict(encoder=encoder, projection=nn.Conv2d(dim, to, 1)))
+
+
+def for_inference(name: str, encoder: nn.Module) -> nn.Module:
+    """An encoder that answers as this one does, a block's parallel branches (RepVGG, MobileOne) made one convolution.
+
+    `name` is that of `build_encoder`. The encoder itself is not changed.
+    """
+    if not name.startswith("timm:"):
+        return encoder
+    fused: nn.Module = require("timm.utils", "train").reparameterize_model(encoder)
+    return fused
+
+
 @torch.inference_mode()
 def _dimension(name: str, encoder: nn.Module) -> int:
     """D of a feature map [N, D, h, w]. Two sizes tell: h and w follow the image, D does not."""

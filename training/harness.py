@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 import warnings
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from cbmir.training.checkpoints import ReplacingCheckpointIO, callbacks, stopped
 from cbmir.training.config import TrainConfig, resolve_precision
 from cbmir.training.curves import append_epoch, draw_curves, read_epochs
 from cbmir.training.data import TrainingImages, cache_folder, cached_images, evaluation_batches, label_array
+from cbmir.training.distillation import Teacher, build_student, load_teacher
 from cbmir.training.evaluation import Vectors, embed, evaluate, on_fastest_device
 from cbmir.training.metrics import class_aucs, inner_products, mean_of_known, positives, retrieval_values
 from cbmir.training.model import ProxyHead, RetrievalModel
@@ -66,13 +68,19 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
     L.seed_everything(config.seed, verbose=False)
     images = cached_images(manifest, config.preprocess, cache_folder(config.manifest))
     weights = "none" if folder.last.exists() else config.weights
-    model, loss = build_model(config, split_targets(manifest, "train"), weights=weights)
+    teacher = load_teacher(config, manifest) if config.distill else None
+    if teacher is None:
+        model, loss = build_model(config, split_targets(manifest, "train"), weights=weights)
+    else:
+        model, loss = build_student(config, teacher, weights=weights)
     model.to(memory_format=torch.channels_last)  # 1.6 times the speed on a CPU, and tensor cores on a GPU
     data = TrainingImages(
         images, np.array(split_rows(manifest, "train")), label_array(manifest), config.preprocess, config.seed
     )
-    task = RetrievalTask(config, model, loss, _selection(manifest, images, config), folder)
+    task = RetrievalTask(config, model, loss, _selection(manifest, images, config, teacher), folder, teacher)
     trainer = _trainer(config, folder)
+    if teacher is not None:  # which Lightning does not know of
+        teacher.model.to(trainer.strategy.root_device).to(memory_format=torch.channels_last)
     log.info(
         "Training %s (weights: %s) with loss %s on %d images of %d patients; %s, %s.",
         config.encoder, config.weights, config.loss, len(data), len({r.patient_id for r in manifest.split("train")}),
@@ -96,7 +104,7 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
     if trainer.is_global_zero:
         model.load_state_dict(best_state(folder))
         on_fastest_device(model)  # Lightning has put it back on the CPU
-        _finish(config, folder, manifest, images, model)
+        _finish(config, folder, manifest, images, model, teacher)
     return folder
 
 
@@ -106,13 +114,23 @@ def first_process() -> bool:
 
 
 class RetrievalTask(L.LightningModule):
-    """One training step of the paper (Algorithm 1); after each epoch nDCG and AUC on the validation split."""
+    """One training step of the paper (Algorithm 1); after each epoch nDCG and AUC on the validation split.
+
+    With a teacher the loss is against its pooled features instead of the labels.
+    """
 
     def __init__(
-        self, config: TrainConfig, model: RetrievalModel, loss: torch.nn.Module, selection: Selection, folder: RunFolder
+        self,
+        config: TrainConfig,
+        model: RetrievalModel,
+        loss: torch.nn.Module,
+        selection: Selection,
+        folder: RunFolder,
+        teacher: Teacher | None = None,
     ) -> None:
         super().__init__()
         self.config, self.model, self.loss, self.selection, self.folder = config, model, loss, selection, folder
+        self.teacher = teacher
         self.started = 0.0
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -122,6 +140,8 @@ class RetrievalTask(L.LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
         image, targets = batch
+        if self.teacher is not None:
+            targets = self.teacher.pooled(image)
         embedding, pooled, _ = self.model.features(image)
         # The loss is float32 in every precision (METHOD, "Loss").
         with torch.autocast(image.device.type, enabled=False):
@@ -151,19 +171,28 @@ class RetrievalTask(L.LightningModule):
 
 
 class Selection:
-    """The validation queries and the training images that they search, fixed for the whole run."""
+    """The validation queries and the training images that they search, fixed for the whole run.
+
+    With a teacher the training images are embedded by it: that gallery is what the student is for.
+    """
 
     def __init__(
-        self, manifest: Manifest, images: NDArray[np.uint8], config: TrainConfig, query: list[int], gallery: list[int]
+        self,
+        manifest: Manifest,
+        images: NDArray[np.uint8],
+        config: TrainConfig,
+        query: list[int],
+        gallery: list[int],
+        teacher: Teacher | None = None,
     ) -> None:
-        self.images, self.config, self.query, self.gallery = images, config, query, gallery
+        self.images, self.config, self.query, self.gallery, self.teacher = images, config, query, gallery, teacher
         self.labels = label_array(manifest)
         self.patients = [row.patient_id for row in manifest]
 
     def measure(self, model: RetrievalModel) -> dict[str, float]:
         """Mean nDCG@10 over queries with a positive label, and the mean AUC over classes that have one."""
         query, scores = embed(model, evaluation_batches(self.images, self.query, self.config.preprocess))
-        gallery, _ = embed(model, evaluation_batches(self.images, self.gallery, self.config.preprocess))
+        gallery = self._gallery_of(model) if self.teacher is None else self._teachers_gallery
         values = retrieval_values(
             inner_products(query, gallery),
             positives(self.labels[self.query]), positives(self.labels[self.gallery]),
@@ -173,6 +202,15 @@ class Selection:
         aucs = class_aucs(scores, self.labels[self.query])
         # Without a value there is nothing to prefer: 0, so that every epoch with one is better.
         return {"val_ndcg": mean_of_known(values.ndcg, 0.0), "val_auc": mean_of_known(aucs, 0.0)}
+
+    @cached_property
+    def _teachers_gallery(self) -> NDArray[np.float32]:
+        assert self.teacher is not None
+        return self._gallery_of(self.teacher.model)
+
+    def _gallery_of(self, model: RetrievalModel) -> NDArray[np.float32]:
+        embedding, _ = embed(model, evaluation_batches(self.images, self.gallery, self.config.preprocess))
+        return embedding
 
 
 class EpochSampler(DistributedSampler[Any]):
@@ -212,7 +250,9 @@ def _check_learnable(manifest: Manifest) -> None:
         raise SplitError("expected positive labels in split 'val', found none; the best epoch is chosen by them")
 
 
-def _selection(manifest: Manifest, images: NDArray[np.uint8], config: TrainConfig) -> Selection:
+def _selection(
+    manifest: Manifest, images: NDArray[np.uint8], config: TrainConfig, teacher: Teacher | None
+) -> Selection:
     draw = np.random.default_rng(config.seed)
     sides = []
     for split, most in (("val", SELECTION_QUERIES), ("train", SELECTION_GALLERY)):
@@ -220,7 +260,7 @@ def _selection(manifest: Manifest, images: NDArray[np.uint8], config: TrainConfi
         if len(rows) > most:
             rows = np.sort(draw.choice(rows, most, replace=False))
         sides.append(rows.tolist())
-    return Selection(manifest, images, config, sides[0], sides[1])
+    return Selection(manifest, images, config, sides[0], sides[1], teacher)
 
 
 def _trainer(config: TrainConfig, folder: RunFolder) -> L.Trainer:
@@ -256,15 +296,16 @@ def _finish(
     manifest: Manifest,
     images: NDArray[np.uint8],
     model: RetrievalModel,
+    teacher: Teacher | None,
 ) -> None:
     """Thresholds and calibration from the validation split, its metrics, and the card, whose presence ends the run."""
 
-    def vectors(split: str) -> Vectors:
+    def vectors(side: RetrievalModel, split: str) -> Vectors:
         rows = split_rows(manifest, split)
-        embedding, scores = embed(model, evaluation_batches(images, rows, config.preprocess))
+        embedding, scores = embed(side, evaluation_batches(images, rows, config.preprocess))
         return Vectors(embedding, scores, label_array(manifest)[rows], [manifest.rows[i].patient_id for i in rows])
 
-    val, gallery = vectors("val"), vectors("train")
+    val, gallery = vectors(model, "val"), vectors(model if teacher is None else teacher.model, "train")
     summary = evaluate(val, gallery, config.labels, k=SELECTION_K).summary()
     pairs = [(val.scores[:, j], val.labels[:, j]) for j in range(len(config.labels))]
     thresholds = tuple(youden_threshold(*pair) for pair in pairs)
@@ -272,6 +313,10 @@ def _finish(
     if lost and not np.isnan(val.scores).all():  # hashing methods have no scores, and need no warning
         log.warning("No threshold or probability for %s: the validation split lacks both values.", ", ".join(lost))
     head = model.head
+    fingerprint = embedding_fingerprint(model, config.preprocess)
+    facts = _training_facts(config, folder, manifest)
+    if teacher is not None:
+        facts |= {"distilled_from": teacher.facts(), "weights_fingerprint": fingerprint}
     card = ModelCard(
         labels=manifest.labels,
         preprocess=config.preprocess,
@@ -283,8 +328,8 @@ def _finish(
         negative_proxies=config.negative_proxies and isinstance(head, ProxyHead),
         thresholds=thresholds,
         calibration=tuple(platt_calibration(*pair) for pair in pairs),
-        fingerprint=embedding_fingerprint(model, config.preprocess),
-        training=_training_facts(config, folder, manifest),
+        fingerprint=fingerprint if teacher is None else teacher.card.fingerprint,
+        training=facts,
         metrics={f"val {name}": summary[name] for name in ("auc", "positive queries", "all queries")},
         versions={"cbmir": cbmir.__version__} | {name: version(name) for name in ("torch", "torchvision", "lightning")},
     )

@@ -9,39 +9,43 @@ import platform
 import re
 from collections.abc import Callable, Iterator
 from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 from cbmir import __version__
-from cbmir.errors import MissingDependencyError
+from cbmir.errors import EngineError, MissingDependencyError
 
 _Answer = TypeVar("_Answer")
 
-EXTRAS = ("cpu", "gpu", "dicom", "train", "export", "demo")
-#: `--provider` names and what ONNX Runtime calls them.
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
+EXTRAS = (
+    "cpu", "gpu", "openvino", "tensorrt", "tensorrt-rtx", "dicom", "fast-dicom", "train", "export", "quantise", "demo",
+)  # fmt: skip
 #: The same package built otherwise: either serves.
 _STANDS_IN = {"onnxruntime": "onnxruntime-gpu"}
-#: An ONNX model, y = Identity(x) with float32 [1], opset 18: what a provider must be able to load and run.
-_IDENTITY = (
-    b'\x08\x08:;\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x05probeZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
-    b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x02\x10\x12"
-)
+#: Matrix instructions of a processor by their names in /proc/cpuinfo, and what they make fast.
+_MATRIX = {
+    "amx_bf16": "bfloat16 in tiles: OpenVINO bf16 at its best",
+    "amx_int8": "int8 in tiles: int8 files at their best",
+    "avx512_bf16": "bfloat16 in vectors: OpenVINO bf16",
+    "avx512_vnni": "int8 in vectors: int8 files",
+}
 #: pydicom's names of the compressed transfer syntaxes that it can decode with the right plugin (DICOM PS3.5, 10).
 _SYNTAXES = (
     "RLELossless", "JPEGBaseline8Bit", "JPEGExtended12Bit", "JPEGLossless", "JPEGLosslessSV1", "JPEGLSLossless",
     "JPEGLSNearLossless", "JPEG2000Lossless", "JPEG2000", "HTJ2KLossless", "HTJ2KLosslessRPCL", "HTJ2K",
 )  # fmt: skip
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?:\[(?P<extras>[^]]*)\])?\s*(?:>=(?P<least>[\d.]+))?")
-_SILENT = 4  # log severity: what goes wrong is in the report
 
 
 def examine() -> dict[str, Any]:
     """Everything that `cbmir doctor` says, in JSON types.
 
     `extras` name -> missing (list of requirements), install (command); `packages` name -> version;
-    `providers` name -> available (listed by ONNX Runtime), loads (ran a model), why; `devices` those of PyTorch;
-    `codecs` DICOM transfer syntax -> plugins that decode it; `problems` what is installed and does not import or work.
+    `engines` name -> loads, why not (by `why_not`, which `auto` goes by), library (and its version);
+    `processor` its name, and matrix: instruction -> what it makes fast; `gpu` the NVIDIA GPU in words; `devices` those
+    of PyTorch; `codecs` DICOM transfer syntax -> plugins that decode it; `problems` what is installed beside the
+    engines and does not import or work.
     Raises MissingDependencyError where cbmir itself is not installed, only found on the path.
     """
     problems: list[str] = []
@@ -54,7 +58,9 @@ def examine() -> dict[str, Any]:
             for extra in EXTRAS
         },
         "packages": _packages(),
-        "providers": _ask("onnxruntime", _providers, problems),
+        "engines": _ask("cbmir.runtime.available", _engines, problems),
+        "processor": _processor(),
+        "gpu": _ask("cbmir.runtime.nvidia", _gpu, problems),
         "devices": _ask("torch", _devices, problems),
         "codecs": _ask("pydicom", _codecs, problems),
         "problems": problems,
@@ -67,10 +73,14 @@ def text(report: dict[str, Any]) -> str:
     for name, extra in report["extras"].items():
         wanted = f"missing {', '.join(extra['missing'])}: {extra['install']}"
         lines.append(f"  {name:<12} {wanted if extra['missing'] else 'complete'}")
-    lines += ["", "ONNX Runtime providers"]
-    for name, provider in report["providers"].items():
-        state = "loads" if provider["loads"] else f"does not load: {provider['why']}"
-        lines.append(f"  {name:<12} {state}")
+    lines += ["", "Engines"]
+    for name, engine in report["engines"].items():
+        lines.append(f"  {name:<20} {'loads, ' + engine['library'] if engine['loads'] else engine['why']}")
+    processor = report["processor"]
+    lines += ["", "Processor and GPU", f"  {processor['name']}"]
+    matrix = [f"  {name:<12} {gain}" for name, gain in processor["matrix"].items()]
+    lines += matrix or ["  no matrix instructions known"]
+    lines.append(f"  {report['gpu'] or 'no NVIDIA GPU with a driver'}")
     lines += ["", "PyTorch devices", *(f"  {device}" for device in report["devices"] or ["none"])]
     lines += ["", "DICOM compression, and the plugins that decode it"]
     for name, plugins in report["codecs"].items():
@@ -155,36 +165,38 @@ def _ask(module: str, question: Callable[[Any], _Answer], problems: list[str]) -
     return question(None)
 
 
-def _providers(ort: Any) -> dict[str, dict[str, Any]]:
-    found = ort.get_available_providers() if ort else []
-    report = {}
-    for name, provider in PROVIDERS.items():
-        if provider in found:
-            why = _why_not(ort, provider)
-        else:
-            package = "cpu" if name == "cpu" else "gpu"
-            why = f'not part of the installed ONNX Runtime; pip install "cbmir[{package}]"'
-            if ort and package == "gpu":
-                why += " in place of onnxruntime"
-        report[name] = {"available": provider in found, "loads": not why, "why": why}
-    return report
+def _engines(available: Any) -> dict[str, dict[str, Any]]:
+    if available is None:
+        return {}
+    from cbmir.runtime.engine import ENGINES
+
+    return {
+        name: {"loads": not (why := available.why_not(name)), "why": why, "library": available.library(name)}
+        for name in ENGINES
+        if name != "auto"
+    }
 
 
-def _why_not(ort: Any, provider: str) -> str:
-    """Run the identity on a provider: "" when it does, else the reason. A listed provider may lack its libraries."""
-    import numpy as np
+def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
+    text = cpuinfo.read_text("utf-8", "replace") if cpuinfo.exists() else ""
+    name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    flags = re.search(r"^flags\s*:\s*(.+)$", text, re.MULTILINE)
+    has = set(flags[1].split()) if flags else set()
+    return {
+        "name": name[1].strip() if name else platform.processor() or platform.machine(),
+        "matrix": {feature: gain for feature, gain in _MATRIX.items() if feature in has},
+    }
 
-    options = ort.SessionOptions()
-    options.log_severity_level = _SILENT
-    value = np.array([1.5], np.float32)
+
+def _gpu(nvidia: Any) -> str:
+    """The first NVIDIA GPU; "" where there is none."""
+    if nvidia is None:
+        return ""
     try:
-        session = ort.InferenceSession(_IDENTITY, options, providers=[provider], enable_fallback=False)
-        if session.get_providers()[0] != provider:
-            return "ONNX Runtime fell back to the CPU: the driver or the CUDA and cuDNN libraries are missing"
-        (answer,) = session.run(None, {"x": value})
-    except Exception as error:  # noqa: BLE001  ONNX Runtime's exceptions have no other base, and each is a finding here
-        return f"{type(error).__name__}: {error}"
-    return "" if np.array_equal(answer, value) else f"answers {answer} where {value} is right"
+        gpu = nvidia.current_gpu()
+    except EngineError:
+        return ""
+    return f"{gpu.name}, {gpu.target}, {gpu.memory / 2**30:.0f} GiB"
 
 
 def _devices(torch: Any) -> list[str]:

@@ -19,6 +19,7 @@
     │   ├── EngineError           an engine or device that was asked for and is not there
     │   ├── GalleryError          a gallery that is missing, damaged or of another model
     │   └── MissingDependencyError    an optional package is not installed; says how to get it
+    ├── WorkerError           a worker process died, most often for want of memory        (exit 1)
     ├── ParityError               an exported file answers differently from its source    (exit 1)
     └── TrainingError             training ran into NaN or another state it cannot leave   (exit 1)
 
@@ -101,6 +102,10 @@ class GalleryError(UserError):
 
 class MissingDependencyError(UserError):
     """An optional package is not installed."""
+
+
+class WorkerError(CbmirError):
+    """A worker process died before it had answered."""
 
 
 class ParityError(CbmirError):

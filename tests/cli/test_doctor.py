@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,11 @@ import pytest
 import cbmir
 from cbmir import doctor
 from cbmir.cli import main
+from cbmir.errors import EngineError
+from cbmir.runtime import open_engine
+from cbmir.runtime.available import why_not
+from cbmir.runtime.engine import ENGINES
+from cbmir.runtime.nvidia import Gpu
 
 Captured = pytest.CaptureFixture[str]
 
@@ -50,12 +56,22 @@ def test_here(capsys: Captured) -> None:
     assert run("doctor", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert list(report) == [
-        "cbmir", "python", "platform", "extras", "packages", "providers", "devices", "codecs", "problems",
+        "cbmir", "python", "platform", "extras", "packages", "engines", "processor", "gpu", "devices", "codecs",
+        "problems",
     ]  # fmt: skip
     assert report["cbmir"] == cbmir.__version__
-    assert list(report["extras"]) == ["cpu", "gpu", "dicom", "train", "export", "demo"]
-    assert not any(extra["missing"] for name, extra in report["extras"].items() if name != "gpu")
-    assert report["providers"]["cpu"] == {"available": True, "loads": True, "why": ""}
+    assert list(report["extras"]) == [
+        "cpu", "gpu", "openvino", "tensorrt", "tensorrt-rtx", "dicom", "fast-dicom", "train", "export", "quantise",
+        "demo",
+    ]  # fmt: skip
+    assert not any(report["extras"][name]["missing"] for name in ("cpu", "dicom", "train", "export", "demo"))
+    import onnxruntime
+
+    assert list(report["engines"]) == list(ENGINES[1:])
+    assert report["engines"]["onnxruntime"] == {
+        "loads": True, "why": "", "library": f"ONNX Runtime {onnxruntime.__version__}",
+    }  # fmt: skip
+    assert report["processor"]["name"]
     assert report["devices"][0] == "cpu"
     assert report["codecs"]["JPEG-LS Lossless Image Compression"] == ["pylibjpeg"]
     assert all(report["codecs"].values())
@@ -68,7 +84,7 @@ def test_text(capsys: Captured) -> None:
     text = capsys.readouterr().out
     assert text.startswith(f"cbmir {cbmir.__version__}, Python 3.")
     assert "  cpu          complete\n" in text
-    assert "  cpu          loads\n" in text
+    assert "  onnxruntime          loads, ONNX Runtime 1." in text
     assert "Problems" not in text
 
 
@@ -81,7 +97,6 @@ def test_missing_and_too_old(installed: Callable[..., None]) -> None:
     text = doctor.text(report)
     assert '  demo         missing gradio: pip install "cbmir[demo]"\n' in text
     assert "  none: no pydicom that works" in text
-    assert '  cpu          does not load: not part of the installed ONNX Runtime; pip install "cbmir[cpu]"\n' in text
 
 
 def test_extras_of_extras_count(installed: Callable[..., None]) -> None:
@@ -104,44 +119,47 @@ def test_not_installed_at_all(monkeypatch: pytest.MonkeyPatch, capsys: Captured)
     assert "Error: cbmir is on Python's path but not installed" in capsys.readouterr().err
 
 
-def fake_ort(session: Callable[..., Any]) -> SimpleNamespace:
-    """An ONNX Runtime that lists CUDA, and makes sessions by a function of the provider."""
-    return SimpleNamespace(
-        get_available_providers=lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"],
-        SessionOptions=SimpleNamespace,
-        InferenceSession=lambda model, options, providers, enable_fallback: session(providers[0]),
-    )
+def test_engines_are_what_auto_goes_by(tiny_model: Path) -> None:
+    """Doctor, `why_not`, and what an engine says of itself agree."""
+    engines = doctor.examine()["engines"]
+    for name, engine in engines.items():
+        assert engine["why"] == why_not(name)
+        assert engine["loads"] == (engine["why"] == "")
+        if not name.startswith("onnxruntime"):
+            continue
+        if engine["loads"]:
+            with open_engine(tiny_model, engine=name) as opened:
+                assert opened.health().engine == name
+        else:
+            with pytest.raises(EngineError, match=re.escape(engine["why"])):
+                open_engine(tiny_model, engine=name)
 
 
-def session(provider: str, answer: float = 1.5) -> SimpleNamespace:
-    return SimpleNamespace(get_providers=lambda: [provider], run=lambda names, feed: [np.array([answer], np.float32)])
-
-
-def broken(provider: str) -> SimpleNamespace:
-    raise RuntimeError("libcudnn.so.9: cannot open shared object file")
-
-
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (session, ""),
-        (lambda provider: session("CPUExecutionProvider"), "fell back to the CPU"),
-        (broken, "RuntimeError: libcudnn"),
-        (lambda provider: session(provider, answer=0.0), "answers"),
-    ],
-    ids=["works", "silent fall back", "raises", "wrong"],
-)
-def test_a_listed_provider_must_run_a_model(
-    make: Callable[..., Any], why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    modules = {"onnxruntime": fake_ort(make)}
+def test_the_text_says_why_an_engine_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    whys = {"openvino": 'openvino is not installed; pip install "cbmir[openvino]"'}
+    available = SimpleNamespace(why_not=lambda name: whys.get(name, ""), library=lambda name: f"Library of {name}")
+    modules = {"cbmir.runtime.available": available}
     monkeypatch.setattr(doctor, "_load", lambda module, problems: modules.get(module))
-    providers = doctor.examine()["providers"]
-    assert providers["cuda"]["available"] is True
-    assert providers["cuda"]["loads"] is (why == "")
-    assert why in providers["cuda"]["why"]
-    assert providers["tensorrt"]["available"] is providers["tensorrt"]["loads"] is False
-    assert "in place of onnxruntime" in providers["tensorrt"]["why"]
+    text = doctor.text(doctor.examine())
+    assert '  openvino             openvino is not installed; pip install "cbmir[openvino]"\n' in text
+    assert "  tensorrt             loads, Library of tensorrt\n" in text
+
+
+def test_matrix_instructions_are_told_in_words(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("model name\t: Some Processor\nflags\t\t: fpu avx2 avx512_vnni amx_bf16\n\nmodel name\t: B\n")
+    found = doctor._processor(cpuinfo)
+    assert found["name"] == "Some Processor"
+    assert list(found["matrix"]) == ["amx_bf16", "avx512_vnni"]
+    assert doctor._processor(tmp_path / "missing")["matrix"] == {}
+
+
+def test_the_nvidia_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = {"cbmir.runtime.nvidia": SimpleNamespace(current_gpu=lambda: Gpu("Card", "sm90", 80 << 30))}
+    monkeypatch.setattr(doctor, "_load", lambda module, problems: modules.get(module))
+    report = doctor.examine()
+    assert report["gpu"] == "Card, sm90, 80 GiB"
+    assert "  Card, sm90, 80 GiB\n" in doctor.text(report)
 
 
 def test_gpus_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +173,8 @@ def test_gpus_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_does_not_import_is_a_problem(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     raised = {
-        "onnxruntime": ImportError("libonnxruntime.so: cannot open shared object file"),
+        "cbmir.runtime.available": ImportError("libjpeg.so: cannot open shared object file"),
+        "cbmir.runtime.nvidia": ImportError("libjpeg.so: cannot open shared object file"),
         "torch": OSError("libgomp.so.1: cannot open shared object file"),
         "pydicom": ModuleNotFoundError("No module named 'fractions'", name="fractions"),
     }
@@ -166,12 +185,13 @@ def test_what_does_not_import_is_a_problem(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(doctor, "importlib", SimpleNamespace(import_module=import_module))
     report = doctor.examine()
     assert report["problems"] == [
-        "onnxruntime does not import: libonnxruntime.so: cannot open shared object file",
+        "cbmir.runtime.available does not import: libjpeg.so: cannot open shared object file",
+        "cbmir.runtime.nvidia does not import: libjpeg.so: cannot open shared object file",
         "torch does not import: libgomp.so.1: cannot open shared object file",
         "pydicom does not import: No module named 'fractions'",
     ]
-    assert (report["devices"], report["codecs"]) == ([], {})
-    assert "Problems\n  onnxruntime does not import" in doctor.text(report)
+    assert (report["engines"], report["gpu"], report["devices"], report["codecs"]) == ({}, "", [], {})
+    assert "Problems\n  cbmir.runtime.available does not import" in doctor.text(report)
 
 
 def test_absent_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +201,7 @@ def test_absent_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "importlib", SimpleNamespace(import_module=import_module))
     report = doctor.examine()
     assert report["problems"] == []
-    assert not any(provider["loads"] for provider in report["providers"].values())
+    assert report["engines"] == {}
 
 
 def test_whatever_an_import_raises_is_a_problem(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
@@ -191,7 +211,8 @@ def test_whatever_an_import_raises_is_a_problem(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(doctor, "importlib", SimpleNamespace(import_module=import_module))
     assert run("doctor", "--json") == 0
     assert json.loads(capsys.readouterr().out)["problems"] == [
-        f"{name} does not import: built for another version of NumPy" for name in ("onnxruntime", "torch", "pydicom")
+        f"{name} does not import: built for another version of NumPy"
+        for name in ("cbmir.runtime.available", "cbmir.runtime.nvidia", "torch", "pydicom")
     ]
 
 
@@ -201,10 +222,11 @@ def test_what_imports_and_does_not_work_is_a_problem(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "pydicom.pixels.decoders.base", None)
     report = doctor.examine()
     assert [problem.split(":")[:2] for problem in report["problems"]] == [
-        ["onnxruntime does not work", " AttributeError"],
+        ["cbmir.runtime.available does not work", " AttributeError"],
+        ["cbmir.runtime.nvidia does not work", " AttributeError"],
         ["torch does not work", " AttributeError"],
         ["pydicom does not work", " ModuleNotFoundError"],
     ]
     assert (report["devices"], report["codecs"]) == ([], {})
-    assert not any(provider["loads"] for provider in report["providers"].values())
+    assert report["engines"] == {}
     assert "  none: no pydicom that works" in doctor.text(report)

@@ -1,7 +1,8 @@
-"""`cbmir export`: what is typed, what is printed, and the exit codes."""
+"""`cbmir export` and `cbmir parity`: what is typed, what is printed, and the exit codes."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,25 @@ def test_errors(tiny_run: Path, tmp_path: Path, capsys: Captured, monkeypatch: p
     assert "expected a folder made by 'cbmir train'" in capsys.readouterr().err
     assert run("export", tiny_run, "-o", tmp_path, "--images", tmp_path / "none.csv") == 2
     assert "no such manifest" in capsys.readouterr().err
-    monkeypatch.setitem(exporting.LIMITS, "float32", Limits(1.1, 0))
+    monkeypatch.setitem(exporting.LIMITS, "float32", Limits(cosine=1.1))
     assert run("export", tiny_run, "-o", tmp_path / "model.onnx") == 1
     assert "Error: " in capsys.readouterr().err and not (tmp_path / "model.onnx").exists()
+
+
+def test_what_belongs_together_is_asked_together(tiny_run: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert run("export", tiny_run, "-o", tmp_path, "--target", "sm86") == 2
+    assert "--target is for --tensorrt" in capsys.readouterr().err
+
+
+def test_parity(tiny_export: Path, tiny_manifest: Path, capfd: Captured) -> None:
+    exact, half = tiny_export / "model.onnx", tiny_export / "model.fp16.onnx"
+    assert run("parity", exact, half, tiny_manifest) == 0
+    printed = capfd.readouterr().out
+    assert "24, of which 4 are queries" in printed and "unchanged top-10 neighbours:" in printed
+    assert run("parity", exact, half, tiny_manifest, "--json", "--tolerance", "cosine=1") == 1
+    found = json.loads(capfd.readouterr().out)
+    assert found["limits"]["cosine"] == 1 and found["failures"][0].startswith("cosine of the embeddings at least 1")
+    assert run("parity", exact, exact.with_name("none.onnx"), tiny_manifest) == 2
 
 
 def test_help_shows_an_example(capsys: Captured) -> None:

@@ -12,7 +12,7 @@ from cbmir.cli import cli, main
 
 COMMANDS = [
     "data nih", "data chexpert", "data table", "data phantom", "data check", "train", "evaluate", "benchmark", "export",
-    "index build", "index info", "query", "demo", "doctor",
+    "parity", "bench", "index build", "index info", "query", "demo", "doctor",
 ]  # fmt: skip
 
 

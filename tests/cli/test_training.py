@@ -36,6 +36,22 @@ def test_train_then_evaluate(tiny_manifest: Path, tmp_path: Path, capsys: pytest
     assert capsys.readouterr().out.startswith("# run on manifest.csv\n")
 
 
+def test_distil_then_query_the_teachers_gallery(
+    tiny_manifest: Path, tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    light = tmp_path / "light"
+    options = ("--encoder", "timm:test_efficientnet", "--epochs", 1, "--batch-size", 8, "--devices", 1)
+    assert run("train", tiny_manifest, "-o", light, "--distill", tiny_run, *options) == 0
+    written = json.loads((light / "config.json").read_text())
+    assert (written["image_size"], written["fold"], written["loss"]) == (32, "1/2", "distill"), "as the teacher"
+    assert Path(written["distill"]) == tiny_run
+    assert run("train", tiny_manifest, "-o", light, "--distill", tiny_run, *options, "--resume") == 0
+
+    capsys.readouterr()
+    assert run("evaluate", light, tiny_manifest, "--gallery-model", tiny_run, "-k", 3) == 0
+    assert capsys.readouterr().out.startswith("# light on manifest.csv, gallery by run\n")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -50,6 +66,9 @@ def test_train_then_evaluate(tiny_manifest: Path, tmp_path: Path, capsys: pytest
         (("--loss", "bce", "--sigma", 1), "--sigma means nothing with --loss bce"),
         (("--loss", "ml-proxy-nca", "--proxies-per-class", 2), "--proxies-per-class means nothing"),
         (("--loss", "bce", "--no-negative-proxies"), "--negative-proxies means nothing"),
+        (("--distill", "run", "--loss", "bce"), "--loss means nothing with --distill"),
+        (("--distill", "run", "--class-weights"), "--class-weights means nothing with --distill"),
+        (("--distill", "nowhere"), "nowhere: expected a folder made by 'cbmir train'"),
     ],
 )
 def test_mistakes_exit_2_with_a_reason(

@@ -589,22 +589,6 @@ def test_deflated_data_set_is_not_inflated_without_end(monkeypatch: pytest.Monke
 # -- threads
 
 
-def test_pixels_are_decoded_at_the_same_time(monkeypatch: pytest.MonkeyPatch, shared: Path) -> None:
-    """Four threads meet inside of the decoder: behind one lock they could not."""
-    path = shared / "dicom" / "derived_chest_mono1_10bit_jpegls_lossless.dcm"
-    expected = read_image(path).pixels
-    met, decode = threading.Barrier(4), Decoder.as_array
-
-    def meet(*args: Any, **options: Any) -> Any:
-        met.wait(timeout=60)
-        return decode(*args, **options)
-
-    monkeypatch.setattr(Decoder, "as_array", meet)
-    with ThreadPoolExecutor(4) as pool:
-        for radiograph in pool.map(read_image, [path] * 4):
-            assert np.array_equal(radiograph.pixels, expected)
-
-
 def test_eight_threads_read_files_as_one_does(shared: Path) -> None:
     files = [shared / "dicom" / file for file, outcome in OUTCOMES.items() if isinstance(outcome, tuple)]
     files = [file for file in files if file.stat().st_size < 400_000]

@@ -152,10 +152,10 @@ def test_the_patient_of_a_dicom_file_is_left_out(finder: Finder, monkeypatch: py
 
     real = module.read_image
 
-    def from_dicom(source: object) -> object:
+    def from_dicom(source: object, **options: object) -> object:
         from dataclasses import replace
 
-        return replace(real(source), patient_id="patient_01 ", warnings=("Odd header.",))  # type: ignore[arg-type]
+        return replace(real(source, **options), patient_id="patient_01 ", warnings=("Odd header.",))  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "read_image", from_dicom)
     pixels = np.add.outer(np.arange(64), np.arange(64)).astype(np.uint8)

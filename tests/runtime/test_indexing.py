@@ -62,16 +62,24 @@ def test_a_split_that_is_not_there(tmp_path: Path, engine: Engine, manifest: Man
         build_gallery(engine, manifest, tmp_path / "g", splits=["val"])
 
 
-def test_more_images_than_are_read_ahead(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
+def test_the_number_of_workers_changes_nothing(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
+    """More images than are read ahead, and some that cannot be read: the same entries, vectors and thumbnails."""
     rows = []
-    for n in range(150):
+    for n in range(100):
         image = tmp_path / f"copy_{n:03}.png"
         image.hardlink_to(manifest.rows[n % 24].image)
         rows.append(replace(manifest.rows[n % 24], image=image, split="train"))
-    assert build_gallery(engine, replace(manifest, rows=tuple(rows)), tmp_path / "g").images == 150
-    with Gallery.open(tmp_path / "g") as gallery:
-        assert gallery.ids() == [row.image.stem for row in rows]
-        np.testing.assert_allclose(gallery.vector("copy_000"), gallery.vector("copy_144"), atol=1e-6)
+    rows[40] = replace(rows[40], image=tmp_path / "missing.png")
+    table = replace(manifest, rows=tuple(rows))
+    alone = build_gallery(engine, table, tmp_path / "alone", workers=0)
+    assert build_gallery(engine, table, tmp_path / "g", workers=2) == alone
+    assert (alone.images, len(alone.unreadable)) == (99, 1)
+    with Gallery.open(tmp_path / "alone") as one, Gallery.open(tmp_path / "g") as other:
+        assert one.ids() == other.ids() == [row.image.stem for n, row in enumerate(rows) if n != 40]
+        for name in one.ids():
+            assert one.entry(name) == other.entry(name)
+            assert one.thumbnail(name) == other.thumbnail(name)
+            assert np.array_equal(one.vector(name), other.vector(name))
 
 
 def test_unreadable_images_are_listed(

@@ -13,11 +13,15 @@ from numpy.typing import NDArray
 from cbmir.errors import NotAnImageError
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.preprocess import centre_crop, preprocess, resize_square
+from cbmir.runtime.radiograph import Radiograph
 from cbmir.runtime.reading import read_image
 
 SPEC = PreprocessSpec()
 GOLDEN_VALUES = [200, 109, 95, 241, 226]
 GOLDEN_HASH = "b4934c875d7fbad645fc74609f7630693ba888ef8c523901072c755f7e0a9981"
+GOLDEN_INPUT_HASH = "063ac84169d4deed9a32ec8dbd277ceba64eb0e1a00f27f4da34168e494fc33c"  # of `preprocess`
+BANDS_VALUES = [46, 172, 60, 69, 45]
+BANDS_HASH = "f955d8ec8d5e354939c280c28ca12ce571a8d3e5bab855bcb0f5d506e1e81f05"
 
 
 def test_halving_is_a_triangle_filter_over_four_pixels() -> None:
@@ -63,11 +67,39 @@ def test_golden_values() -> None:
     """A change of a single grey level, by whichever library, must be seen here: models would see it too."""
     y, x = np.mgrid[:600, :500]
     pixels = ((x * 7 + y * 3 + (x // 50 + y // 60) % 2 * 90) % 256).astype(np.uint8)
-    result = preprocess(pixels, SPEC)
-    assert result.shape == (224, 224)
-    assert result.dtype == np.uint8
-    assert result[[0, 0, 111, 223, 223], [0, 223, 111, 0, 223]].tolist() == GOLDEN_VALUES
-    assert hashlib.sha256(result.tobytes()).hexdigest() == GOLDEN_HASH
+    reference, result = centre_crop(resize_square(pixels, SPEC), SPEC), preprocess(pixels, SPEC)
+    for made, digest in ((reference, GOLDEN_HASH), (result, GOLDEN_INPUT_HASH)):
+        assert made.shape == (224, 224)
+        assert made.dtype == np.uint8
+        assert made[[0, 0, 111, 223, 223], [0, 223, 111, 0, 223]].tolist() == GOLDEN_VALUES
+        assert hashlib.sha256(made.tobytes()).hexdigest() == digest
+    assert np.abs(result.astype(int) - reference).max() <= 1
+
+
+def test_golden_values_of_looked_up_greys() -> None:
+    """Large enough for several bands: the same by any number of threads, and within one grey level of the whole."""
+    y, x = np.mgrid[:2100, :1900]
+    stored = ((x * 3 + y * 2 + (x // 190 + y // 210) % 2 * 900) % 4096).astype(np.uint16)
+    greys = np.clip((np.arange(65536) - 300) / 12, 0, 255).astype(np.uint8)
+    radiograph = Radiograph(stored, "golden", "", greys=greys)
+    result = preprocess(radiograph, SPEC)
+    assert result[[0, 0, 111, 223, 223], [0, 223, 111, 0, 223]].tolist() == BANDS_VALUES
+    assert hashlib.sha256(result.tobytes()).hexdigest() == BANDS_HASH
+    assert np.array_equal(preprocess(radiograph, SPEC, threads=3), result)
+    assert np.array_equal(radiograph.pixels, greys[stored])
+    assert np.abs(result.astype(int) - centre_crop(resize_square(greys[stored], SPEC), SPEC)).max() <= 1
+
+
+@pytest.mark.parametrize("shape", [(32, 128), (45, 33), (270, 270), (271, 1000), (1024, 1024), (3001, 999)])
+@pytest.mark.parametrize("sizes", [(270, 224), (39, 32), (64, 64), (33, 32)])
+def test_the_input_is_the_centre_of_the_resized_square(shape: tuple[int, int], sizes: tuple[int, int]) -> None:
+    """Within one grey level, for sides that are made smaller, larger, or both; noise shows every wrong offset."""
+    spec = PreprocessSpec(*sizes)
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    reference = centre_crop(resize_square(pixels, spec), spec)
+    difference = np.abs(preprocess(pixels, spec).astype(int) - reference)
+    assert difference.max() <= 1
+    assert (difference > 0).mean() < 0.1
 
 
 def test_real_x_ray(shared: Path) -> None:

@@ -22,6 +22,8 @@ _COMMANDS = {
     "benchmark": "benchmark",
     "benchmark-cell": "benchmark",
     "export": "exporting",
+    "bench": "bench",
+    "parity": "exporting",
     "index": "gallery",
     "query": "gallery",
     "demo": "demo",

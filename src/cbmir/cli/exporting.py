@@ -71,8 +71,6 @@ def export(ctx: click.Context, /, run: Path, output: str, tensorrt: bool, target
     require("torch", "train")
     for module in ("onnx", "onnxscript", "onnxruntime"):
         require(module, "export")
-    if options["openvino"]:
-        require("openvino", "openvino")
     from cbmir.export import ExportOptions, export_run
 
     targets = tuple(dict.fromkeys(target.split(","))) if tensorrt else ()

@@ -1,0 +1,167 @@
+"""One step of benchmarks/gpu.py: `python benchmarks/gpu_steps.py STEP OUT [MODEL.onnx]` writes rows to OUT/STEP.jsonl.
+
+With a card the model is a DenseNet121 of random weights at 224 px, else a ResNet18 at 64 px; or what MODEL holds.
+Engines are timed host to host by the clock, since they answer only then; PyTorch by CUDA events (gpu_torch.py).
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gpu_torch import BATCHES, SECONDS, Row, peak, random_model, timed, torch_compiled, torch_eager, training
+from numpy.typing import NDArray
+
+from cbmir.errors import CbmirError
+from cbmir.runtime.available import library, why_not
+from cbmir.runtime.engine import ENGINES, Engine
+from cbmir.runtime.opening import open_engine
+
+Images = NDArray[np.uint8]
+#: The largest error of an embedding, as a share of the mean distance of two images, and the largest of a score.
+LIMITS = {"float32": (1e-3, 1e-4), "float16": (5e-2, 5e-3)}
+
+
+def machine(out: Path, model: Path | None) -> Iterator[Row]:
+    import torch
+
+    gpu = torch.cuda.get_device_properties(0)
+    facts = {
+        "card": f"{gpu.name}, compute capability {gpu.major}.{gpu.minor}, {gpu.total_memory / 2**30:.0f} GiB",
+        "versions": f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, "
+                    f"Python {platform.python_version()}",
+        "engines": ", ".join(filter(None, (library(name) for name in ("onnxruntime", "tensorrt")))),
+        "attained bf16 peak": f"{peak() / 1e12:.0f} TFLOP/s",
+    }  # fmt: skip
+    for name, value in facts.items():
+        yield {"name": name, "value": value}
+
+
+def export(out: Path, model: Path | None) -> Iterator[Row]:
+    folder = out / "models"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    files = {"float32": folder / "model.onnx", "float16": folder / "model.fp16.onnx"}
+    if model:
+        files["float32"].write_bytes(model.read_bytes())
+        del files["float16"]
+    else:
+        import torch
+
+        from cbmir.export.graph import to_onnx
+
+        retrieval, card = random_model(torch.cuda.is_available())
+        for precision, file in files.items():
+            file.write_bytes(to_onnx(retrieval, card, precision))  # type: ignore[arg-type]
+    if not why_not("tensorrt"):
+        from cbmir.export.tensorrt import resolve_target, write_plan
+
+        target = resolve_target("current")
+        for file in files.values():
+            write_plan(file.read_bytes(), file.with_suffix(f".{target}.plan"), "current", BATCHES[-1])
+    yield {"name": "files", "value": ", ".join(file.name for file in models(out))}
+
+
+def parity(out: Path, model: Path | None) -> Iterator[Row]:
+    reference, images = None, None
+    for file, name in choices(out):
+        if why := why_not(name):
+            yield {"name": name, "problem": why}
+            continue
+        row = {"engine": name, "file": file.name}
+        try:
+            with open_engine(file, engine=name, cache=out / "cache") as engine:
+                images = some_images(engine, 48) if images is None else images
+                found = engine.run(images)
+                limits = LIMITS.get(engine.card.precision, LIMITS["float16"])
+        except (CbmirError, RuntimeError) as error:
+            yield row | {"problem": str(error), "within": False}
+            continue
+        reference = reference or found  # model.onnx by ONNX Runtime on the CPU comes first
+        error, score = differences(reference, found)
+        within = error <= limits[0] and score <= limits[1]
+        overlap = float((nearest(reference.embedding)[:, :, None] == nearest(found.embedding)[:, None]).any(2).mean())
+        yield row | {"error": error, "score_difference": score, "overlap": overlap, "within": within}
+
+
+def differences(reference: Any, found: Any) -> tuple[float, float]:
+    a, b = (side.embedding.astype(np.float64) for side in (reference, found))
+    apart = np.linalg.norm(a[:, None] - a[None], axis=2).sum() / (len(a) * (len(a) - 1))
+    error = np.linalg.norm(a - b, axis=1).max() / apart
+    return float(error), float(np.abs(reference.scores - found.scores).max())
+
+
+def nearest(embedding: NDArray[np.float32]) -> NDArray[np.intp]:
+    cosine = embedding @ embedding.T
+    np.fill_diagonal(cosine, -2)
+    return np.argsort(-cosine, axis=1)[:, :10]
+
+
+def engines(out: Path, model: Path | None) -> Iterator[Row]:
+    for file, name in choices(out):
+        if name in ("onnxruntime", "openvino") or why_not(name):
+            continue
+        try:
+            with open_engine(file, engine=name, cache=out / "cache") as engine:
+                for batch in BATCHES:
+                    images = some_images(engine, batch)
+                    row = timed(f"{name} {engine.card.precision}", batch, lambda images=images: clock(engine, images))
+                    yield row | {"warnings": engine.health().warnings}
+        except CbmirError as error:
+            yield {"name": f"{name} {file.name}", "problem": str(error)}
+
+
+def clock(engine: Engine, images: Images) -> list[float]:
+    for _ in range(3):
+        engine.run(images)
+    times: list[float] = []
+    while sum(times) < 1e3 * SECONDS:
+        start = time.perf_counter()
+        engine.run(images)
+        times.append(1e3 * (time.perf_counter() - start))
+    return times
+
+
+def models(out: Path) -> list[Path]:
+    """The files to run, model.onnx first."""
+    files = [*out.glob("models/*.onnx"), *out.glob("models/*.plan")]
+    return sorted(files, key=lambda file: (file.name != "model.onnx", file.name))
+
+
+def choices(out: Path) -> Iterator[tuple[Path, str]]:
+    for file in models(out):
+        for name in ENGINES[1:]:
+            if (file.suffix == ".plan") == (name == "tensorrt") and (name != "openvino" or file.name == "model.onnx"):
+                yield file, name
+
+
+def some_images(engine: Engine, count: int) -> Images:
+    """Smooth random images, uint8 [N, 1, S, S]."""
+    size = engine.card.preprocess.crop
+    blobs = np.random.default_rng(0).integers(0, 256, (count, 1, 8, 8), dtype=np.uint8)
+    rows = np.linspace(0, 7, size).round().astype(int)
+    return np.ascontiguousarray(blobs[:, :, rows][:, :, :, rows])
+
+
+STEPS = {
+    "machine": machine, "export": export, "parity": parity, "engines": engines, "torch": torch_eager,
+    "training": training, "compile": torch_compiled,
+}  # fmt: skip
+
+
+def main(step: str, out: str, model: str | None = None) -> None:
+    with (Path(out) / f"{step}.jsonl").open("w", encoding="utf-8") as file:
+        for row in STEPS[step](Path(out), Path(model) if model else None):
+            file.write(json.dumps({"step": step} | row) + "\n")
+            file.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

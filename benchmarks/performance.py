@@ -1,0 +1,227 @@
+"""Everything that docs/performance.md states as measured, in one command.
+
+    python benchmarks/performance.py EXPORT -o FOLDER --write-docs docs/performance.md
+
+EXPORT is a folder that `cbmir export` wrote: model.onnx and those of model.fp16.onnx, model.int8.onnx,
+model.openvino-bf16.xml and model.openvino-int8.xml that are there. All of them, PyTorch, ONNX Runtime and OpenVINO as
+one would use them by hand, and bare matrix products take turns in one run. FOLDER gets bench.json and modes.json
+(`cbmir bench --json`), speed.png, .svg and .csv, and performance.md with the sections. `--write-docs` puts each section
+between its marks, <!-- performance:NAME --> and <!-- /performance:NAME -->. Nothing else should run meanwhile.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cbmir.files import write_json, write_text
+from cbmir.runtime import open_engine
+from cbmir.runtime.bench import BenchReport, Ratio, Speed, bench, ratio
+from cbmir.runtime.contenders import Contender, OnnxRuntimePeer, OpenVinoPeer, float32_file, model_contenders
+from cbmir.runtime.flops import count_flops
+from cbmir.runtime.machine import in_words
+from cbmir.training.peers import MatrixPeak, torch_peers
+
+# The processes that are timed import this file too: what is heavy is imported where it is used, so that they do not.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BATCHES = (1, 8)
+TORCH = "peer torch"
+PEAK = "peak bfloat16"
+FILE_TO_ANSWER = Path(__file__).with_name("file_to_answer.py")
+
+
+@dataclass(frozen=True)
+class Aim:
+    """`own` is to be `least` times as fast as `against`; "" means the fastest model file."""
+
+    words: str
+    own: str
+    against: str
+    batch: int
+    least: float
+
+
+AIMS = (
+    Aim("fastest file / PyTorch eager", "", TORCH, 1, 9.0),
+    Aim("fastest file / PyTorch eager", "", TORCH, 8, 10.0),
+    Aim("model.onnx / PyTorch eager", "model.onnx", TORCH, 1, 2.2),
+    Aim("model.onnx / PyTorch eager", "model.onnx", TORCH, 8, 2.2),
+    Aim("model.int8.onnx / model.onnx", "model.int8.onnx", "model.onnx", 1, 2.2),
+    Aim("model.int8.onnx / model.onnx", "model.int8.onnx", "model.onnx", 8, 2.2),
+    Aim("model.openvino-bf16.xml, share of the bfloat16 peak", "model.openvino-bf16.xml", PEAK, 1, 0.6),
+    Aim("model.openvino-bf16.xml, share of the bfloat16 peak", "model.openvino-bf16.xml", PEAK, 8, 0.6),
+)
+
+
+@click.command()
+@click.argument("export", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path, file_okay=False))
+@click.option("--seconds", default=6.0, show_default=True, help="For each contender at each batch size.")
+@click.option("--threads", type=click.IntRange(min=1), help="Of each contender.  [default: every processor]")
+@click.option("--write-docs", "docs", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE.md")
+def main(export: Path, output: Path, seconds: float, threads: int | None, docs: Path | None) -> None:
+    """Measure the files of EXPORT and their peers, and write tables and a chart for docs/performance.md."""
+    output.mkdir(parents=True, exist_ok=True)
+    with open_engine(float32_file([export])) as engine:
+        card = engine.card
+    flops = count_flops(float32_file([export]))
+    size = card.preprocess.crop
+    models = model_contenders([export], threads=threads)
+    peers = _peers(export, flops, threads)
+    contenders = [*models, *torch_peers(card, threads), *peers]
+    report = bench(contenders, size, batches=BATCHES, baseline=TORCH, seconds=seconds)
+    _check_finished(report, output / "bench.json")
+    in_modes = model_contenders([export], modes=("latency", "throughput"), threads=threads)
+    modes = bench(in_modes, size, batches=BATCHES, seconds=seconds)
+    _check_finished(modes, output / "modes.json")
+    draw(report, output)
+    about = (
+        f"{card.encoder}, {size}x{size} pixels, {flops / 1e9:.2f} GFLOP an image. {seconds:g} s for each contender and "
+        f"batch size, in rounds."
+    )
+    sections = {
+        "machine": f"{about}\n```\n{in_words(report.machine)}\n```",
+        "speed": speed_table(report),
+        "aims": aims_table(report),
+        "contenders": entrants_table(report),
+        "modes": speed_table(modes),
+        "file-to-answer": _file_to_answer(export, output, threads),
+    }
+    write_text(output / "performance.md", "\n\n".join(f"## {name}\n{text}" for name, text in sections.items()) + "\n")
+    if docs is not None:
+        write_text(docs, filled(docs.read_text("utf-8"), sections))
+    click.echo(output / "performance.md")
+
+
+def _peers(export: Path, flops: int, threads: int | None) -> list[Contender]:
+    file = float32_file([export])
+    return [
+        OnnxRuntimePeer("peer onnxruntime", file, threads),
+        OpenVinoPeer("peer openvino", file, threads),
+        MatrixPeak("peak float32", flops, "float32", threads),
+        MatrixPeak(PEAK, flops, "bfloat16", threads),
+    ]
+
+
+def _check_finished(report: BenchReport, path: Path) -> None:
+    write_json(path, report.to_json())
+    if not report.finished:
+        raise click.Abort
+
+
+def _file_to_answer(export: Path, output: Path, threads: int | None) -> str:
+    """What `file_to_answer.py` prints of time and of memory."""
+    texts = []
+    for name, options in (("file_to_answer", []), ("memory", ["--memory"])):
+        options += ["-o", str(output / f"{name}.json"), *([] if threads is None else ["--threads", str(threads)])]
+        command = [sys.executable, str(FILE_TO_ANSWER), str(float32_file([export])), *options]
+        texts.append(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
+    return "\n\n".join(f"```\n{text}\n```" for text in texts)
+
+
+def speed_table(report: BenchReport) -> str:
+    """Markdown: by batch size, the fastest first."""
+    rows = [
+        (
+            str(one.batch), f"`{one.contender}`", f"{one.milliseconds:.1f}",
+            "-" if one.p99 is None else f"{one.p99:.1f}", f"{one.images_per_second:.1f}", _ratio(one.ratio),
+        )
+        for one in report.speeds
+    ]  # fmt: skip
+    header = ("batch", "contender", "ms a batch", "p99", "images/s", f"times as fast as `{report.baseline}` [10-90%]")
+    return _table(header, rows)
+
+
+def aims_table(report: BenchReport) -> str:
+    """Markdown: what was aimed at, as far as this run has both sides of it."""
+    rows = []
+    for aim in AIMS:
+        at_batch = {one.contender: one for one in report.speeds if one.batch == aim.batch}  # the fastest first
+        files = (name for name in at_batch if not name.startswith(("peer", "peak")))
+        own, against = at_batch.get(aim.own or next(files, "")), at_batch.get(aim.against)
+        if own is None or against is None:
+            continue
+        found = ratio(own.rounds, against.rounds)
+        words = aim.words if aim.own else f"{aim.words} (`{own.contender}`)"
+        reached = "reached" if found.median >= aim.least else "not reached"
+        rows.append((words, str(aim.batch), _ratio(found), f"{aim.least:g}", reached))
+    return _table(("comparison", "batch", "ratio [10-90%]", "aim", ""), rows)
+
+
+def entrants_table(report: BenchReport) -> str:
+    """Markdown: what ran, from opening to the first answer, and the most memory of its process."""
+    rows = [
+        (
+            f"`{one.name}`", f"{one.health.engine} {one.health.version}", one.health.precision,
+            f"{one.load_seconds:.2f}", "-" if one.peak_memory_mb is None else f"{one.peak_memory_mb:.0f}",
+            "-" if one.cosine_distance is None else f"{one.cosine_distance:.0e}",
+        )
+        for one in report.entrants
+    ]  # fmt: skip
+    return _table(("contender", "runs in", "precision", "load s", "peak MB", "1 - cosine"), rows)
+
+
+def draw(report: BenchReport, folder: Path) -> None:
+    """Ratios to the baseline as dots with their spread, a panel for each batch size; hollow: by hand."""
+    from cbmir.training.benchmark.pictures.drawing import BLACK, BLUE, Picture, save, sheet
+
+    def dot(axis: Axes, one: Speed) -> None:
+        by_hand = one.contender.startswith("peer")
+        reach = [[one.ratio.median - one.ratio.low], [one.ratio.high - one.ratio.median]]
+        axis.errorbar(
+            one.ratio.median, names.index(one.contender), xerr=reach, fmt="s" if by_hand else "o",
+            color=BLACK if by_hand else BLUE, markerfacecolor="white" if by_hand else None, markersize=5, capsize=2,
+            elinewidth=0.8,
+        )  # fmt: skip
+
+    batches = sorted({one.batch for one in report.speeds})
+    names = [one.contender for one in report.speeds if one.batch == batches[0] and not one.contender.startswith("peak")]
+    names.reverse()  # the fastest at the top
+    with sheet(7.0, 0.9 + 0.26 * len(names)) as figure:
+        axes = figure.subplots(1, len(batches), sharey=True, squeeze=False)[0]
+        for axis, batch in zip(axes, batches, strict=True):
+            for one in report.speeds:
+                if one.batch == batch and one.contender in names:
+                    dot(axis, one)
+            axis.set_yticks(range(len(names)), names)
+            axis.set_title(f"batch {batch}")
+            axis.set_xlabel(f"times as fast as {report.baseline}")
+            axis.set_xlim(left=0)
+            axis.grid(axis="x")
+        rows = [(one.batch, one.contender, one.ratio.median, one.ratio.low, one.ratio.high) for one in report.speeds]
+        caption = "Median over rounds, 10th to 90th percentile; filled: cbmir's files, hollow: by hand."
+        picture = Picture("speed", f"Times as fast as {report.baseline}", caption)
+        save(figure, picture, folder, ("batch", "contender", "ratio", "low", "high"), rows)
+
+
+def filled(page: str, sections: dict[str, str]) -> str:
+    """The page with each section between its marks. Raises UsageError for a section whose marks it lacks."""
+    for name, text in sections.items():
+        first, last = f"<!-- performance:{name} -->", f"<!-- /performance:{name} -->"
+        pattern = re.compile(f"{re.escape(first)}.*?{re.escape(last)}", re.DOTALL)
+        if not pattern.search(page):
+            raise click.UsageError(f"expected the marks {first} and {last} in the page, found none")
+        page = pattern.sub(lambda _, new=f"{first}\n{text}\n{last}": new, page)
+    return page
+
+
+def _ratio(found: Ratio) -> str:
+    return f"{found.median:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    main()

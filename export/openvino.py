@@ -1,0 +1,193 @@
+"""A float32 ONNX file of cbmir as OpenVINO's .xml and .bin: for bfloat16, or quantised to int8 by NNCF.
+
+The head (all that follows the feature map: mean, norm, distances, exp) computes in float32 in both. In bfloat16 the CPU
+plugin keeps float32 only after the last convolution or matrix product, so the head's product is written as a
+multiplication and a sum. NNCF is told to leave the head out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from cbmir.card import CARD_KEY, ModelCard
+from cbmir.errors import ModelError, require
+from cbmir.export.graph_passes import bound_channels
+from cbmir.files import replacing
+from cbmir.runtime.openvino_engine import WEIGHTS_KEY
+from cbmir.runtime.openvino_module import hidden, import_openvino
+
+OpenVinoPrecision = Literal["bfloat16", "int8"]
+_METADATA = "framework"  # where OpenVINO puts the metadata of an ONNX file
+_EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
+_CONVOLUTIONS = ("Convolution", "GroupConvolution")
+
+
+def write_openvino(
+    model: bytes,
+    path: Path,
+    precision: OpenVinoPrecision,
+    calibration: NDArray[np.uint8] | None = None,
+    *,
+    keep: Sequence[str] = (),
+    percentile: float | None = None,
+) -> None:
+    """Write `path` (.xml) and the .bin beside it from the bytes of a float32 ONNX file, its card and head inside.
+
+    int8 needs `calibration`, real images uint8 [M, 1, S, S], which tell the ranges of activations: by the least and the
+    largest value, or by what `percentile` of an image's values (say 99.99) lies within on either side. `keep` names
+    layers that stay in float, the first of `sensitive_layers`. An int8 file has an embedding space of its own, and its
+    card says so. Raises ModelError for int8 without images, and for a layer to keep that is not there.
+    """
+    if precision == "bfloat16":  # int8 steps fit a channel better after its norm than before
+        model = bound_channels(onnx.load_from_string(model)).SerializeToString()
+    graph = _read(model)
+    card = ModelCard.loads(graph.get_rt_info([_METADATA, CARD_KEY]).astype(str))
+    info = card.with_(precision=precision)
+    if precision == "int8":
+        if calibration is None or not len(calibration):
+            raise ModelError(f"{path}: expected images to calibrate int8 on, found none; give real ones")
+        graph = _quantise(graph, calibration, keep, percentile)
+        info = info.with_(fingerprint=f"{card.fingerprint}-int8-openvino")
+    graph.set_rt_info(info.dumps(), [_METADATA, CARD_KEY])
+    _save(graph, path)
+
+
+def sensitive_layers(
+    model: bytes, calibration: NDArray[np.uint8], *, images: int = 32, percentile: float | None = None
+) -> dict[str, float]:
+    """The convolutions of a float32 ONNX file, the one that int8 hurts most first, for `write_openvino(keep=…)`.
+
+    The figure is the ratio of signal to quantisation noise in dB of a layer's output when that layer alone is int8,
+    over at most so many of the images: each layer is there in float and in int8, and both read what the float layers
+    before it give. So one pass over the images tells it of all layers.
+    """
+    ov = import_openvino()
+    source = _read(model)
+    layers = {node.get_friendly_name(): node for node in _encoder(source) if node.get_type_name() in _CONVOLUTIONS}
+    graph = _quantise(_read(model), calibration, (), percentile, correct_bias=False)
+    nodes = {node.get_friendly_name(): node for node in graph.get_ordered_ops()}
+    outputs = []
+    for name, layer in layers.items():
+        quantised = nodes[name]
+        readers = quantised.output(0).get_target_inputs()
+        inputs = _before_quantising(quantised.input_value(0)), layer.input_value(1)
+        exact = _make(layer)(*inputs, **layer.get_attributes())
+        for reader in readers:
+            reader.replace_source_output(exact.output(0))
+        outputs += [_mean_square(exact), _mean_square(ov.opset13.subtract(quantised, exact))]
+    for node in nodes.values():  # all but the int8 convolutions read float maps
+        if node.get_type_name() == "FakeQuantize":
+            for reader in node.output(0).get_target_inputs():
+                if reader.get_node().get_friendly_name() not in layers:
+                    reader.replace_source_output(node.input_value(0))
+    both = ov.Core().compile_model(ov.Model(outputs, graph.get_parameters(), "noise"), "CPU", _EXACT)
+    sums = sum(np.array(list(both([image[None]]).values())) for image in calibration[:images])
+    signal, noise = np.reshape(sums, (len(layers), 2)).T
+    ratios = dict(zip(layers, (10 * np.log10(signal / noise)).tolist(), strict=True))
+    return dict(sorted(ratios.items(), key=lambda item: item[1]))
+
+
+def _read(model: bytes) -> Any:
+    """The graph for one image at a time, its head in operators that OpenVINO keeps in float32."""
+    graph = import_openvino().Core().read_model(model)
+    size = graph.input(0).partial_shape[2].get_length()
+    graph.reshape([1, 1, size, size])
+    ops, encoder = import_openvino().opset13, {node.get_friendly_name() for node in _encoder(graph)}
+    for node in graph.get_ordered_ops():
+        if node.get_type_name() == "MatMul" and node.get_friendly_name() not in encoder:
+            rows, weights = node.input_value(0), node.input_value(1)
+            if not node.get_attributes()["transpose_b"]:
+                weights = ops.transpose(weights, [1, 0]).output(0)
+            product = ops.reduce_sum(ops.multiply(ops.unsqueeze(rows, [1]), weights), [2])  # [1, 1, D] x [P, D]
+            for reader in node.output(0).get_target_inputs():
+                reader.replace_source_output(product.output(0))
+    return graph
+
+
+def _encoder(graph: Any) -> list[Any]:
+    """The nodes that the feature map comes from. All others are the head, which stays float32."""
+    wanted, found = [graph.output("feature_map").get_node()], set()
+    while wanted:
+        node = wanted.pop()
+        if node.get_friendly_name() not in found:
+            found.add(node.get_friendly_name())
+            wanted.extend(value.get_node() for value in node.input_values())
+    return [node for node in graph.get_ordered_ops() if node.get_friendly_name() in found]
+
+
+def _quantise(
+    graph: Any, images: NDArray[np.uint8], keep: Sequence[str], percentile: float | None, *, correct_bias: bool = True
+) -> Any:
+    nncf = import_nncf()
+    encoder = {node.get_friendly_name() for node in _encoder(graph)}
+    names = {node.get_friendly_name() for node in graph.get_ordered_ops()}
+    unknown = sorted(set(keep) - encoder)
+    if unknown:
+        raise ModelError(f"expected layers of the encoder to keep in float, found {', '.join(unknown)}; "
+                         f"sensitive_layers names them")  # fmt: skip
+    ranges = nncf.quantization.range_estimator
+    options = nncf.AdvancedQuantizationParameters(disable_bias_correction=not correct_bias)
+    if percentile is not None:
+        bound = ranges.StatisticsCollectorParameters(
+            ranges.StatisticsType.QUANTILE, ranges.AggregatorType.MEAN, quantile_outlier_prob=1 - percentile / 100
+        )
+        options.activations_range_estimator_params = ranges.RangeEstimatorParameters(bound, bound)
+    with redirect_stdout(StringIO()):  # its progress bars
+        return nncf.quantize(
+            graph,
+            nncf.Dataset([image[None] for image in images]),
+            subset_size=len(images),
+            ignored_scope=nncf.IgnoredScope(names=sorted(names - encoder | set(keep)), validate=False),
+            advanced_parameters=options,
+        )
+
+
+def import_nncf() -> Any:
+    """NNCF without its telemetry, and with no word but its errors. It imports PyTorch where that is installed, which
+    may warn that CUDA's compiler is there without a GPU."""
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    with hidden("openvino_telemetry", "openvino.tools.ovc"):
+        nncf = require("nncf", "quantise")
+        require("nncf.quantization.range_estimator", "quantise")
+    nncf.set_log_level(logging.ERROR)
+    return nncf
+
+
+def _before_quantising(value: Any) -> Any:
+    node = value.get_node()
+    return node.input_value(0) if node.get_type_name() == "FakeQuantize" else value
+
+
+def _make(layer: Any) -> Any:
+    ops = import_openvino().opset13
+    return ops.convolution if layer.get_type_name() == "Convolution" else ops.group_convolution
+
+
+def _mean_square(node: Any) -> Any:
+    ops = import_openvino().opset13
+    return ops.reduce_mean(ops.multiply(node, node), [0, 1, 2, 3])
+
+
+def _save(graph: Any, path: Path) -> None:
+    """Write .bin and .xml, which holds the SHA-256 of the .bin, so that two that do not belong together are told."""
+    ov = import_openvino()
+    with TemporaryDirectory() as folder:
+        xml, weights = Path(folder, "model.xml"), Path(folder, "model.bin")
+        ov.serialize(graph, xml, weights)
+        graph.set_rt_info(hashlib.sha256(weights.read_bytes()).hexdigest(), [_METADATA, WEIGHTS_KEY])
+        ov.serialize(graph, xml, weights)
+        for file in (weights, xml):
+            with replacing(path.with_suffix(file.suffix)) as temporary:
+                shutil.copyfile(file, temporary)

@@ -1,0 +1,193 @@
+"""TensorRT plans from exported ONNX files. No GPU is needed where TensorRT for RTX builds for a named one.
+
+Networks are strongly typed: a plan computes in the precision of the file that it is built from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto, load_model_from_string
+
+from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
+from cbmir.errors import CardError, EngineError, ModelError, UserError
+from cbmir.files import replacing, write_json
+from cbmir.runtime.head import decode_head
+from cbmir.runtime.nvidia import cache_key, current_gpu, find_tensorrt, tensorrt_logger
+from cbmir.runtime.plan import PlanInfo, sidecar_of
+
+log = logging.getLogger("cbmir")
+
+#: The batch that a plan is tuned for; it takes any from 1 to its largest.
+OPTIMUM = 8
+PRECISIONS = ("float32", "float16")
+#: Scratch memory of the GPU that a plan may ask for.
+_WORKSPACE = 1 << 30
+
+
+def resolve_target(target: str) -> str:
+    """The target by its name (sm86 …), also of `current`. Raises as `build_plan` where it cannot be built for here."""
+    return _builder_for(target)[2]
+
+
+def build_plan(model: bytes, target: str, *, max_batch: int = 32, cache: Path | None = None) -> bytes:
+    """A plan from the bytes of a float32 or float16 file of `cbmir export`.
+
+    `target` is a GPU's compute capability (sm75, sm86 …), or `current` for the GPU that is here. TensorRT for RTX
+    builds for any that it knows; TensorRT, where it alone is installed, only for the GPU that is here. Batches go from
+    1 to `max_batch`. `cache` is a folder for TensorRT's timings of kernels, kept by model, GPU, version and
+    precision; TensorRT for RTX has none.
+
+    Raises ModelError with TensorRT's own words for a file that its parser or builder does not take, CardError for one
+    without a card, EngineError for a target that cannot be built for here, MissingDependencyError without TensorRT.
+    """
+    if max_batch < 1:
+        raise UserError(f"expected a largest batch of at least 1, found {max_batch}")
+    card = _card(_proto(model))
+    trt, flavour, target = _builder_for(target)
+    logger = tensorrt_logger(trt)
+    builder = trt.Builder(logger)
+    network = _parse(trt, builder, logger, model)
+    _check_tensors(trt, network, card)
+    config = _configure(trt, flavour, target, builder, network.get_input(0), max_batch)
+    key = cache_key(hashlib.sha256(model).hexdigest(), target, trt.__version__, card.precision)
+    # TensorRT for RTX measures nothing: it chooses kernels on the GPU that runs the plan.
+    with _timings(config, cache / f"{key}.timing" if cache and flavour == "tensorrt" else None):
+        plan = builder.build_serialized_network(network, config)
+    if logger.warnings:
+        log.info("TensorRT's warnings: %s", "; ".join(logger.warnings))
+    if plan is None:
+        raise ModelError(f"{flavour} cannot build a plan for {target}: {'; '.join(logger.errors) or 'it gave no word'}")
+    return bytes(plan)
+
+
+def write_plan(
+    model: bytes, path: Path, target: str, max_batch: int = 32, *, cache: Path | None = None
+) -> PlanInfo:
+    """Build a plan and write it to `path`, with its sidecar beside; see `build_plan` for the rest.
+
+    The sidecar comes first, so that a plan is never there without it: a plan of an older export that it then
+    contradicts for a moment is refused by its SHA-256.
+    """
+    plan = build_plan(model, target, max_batch=max_batch, cache=cache)
+    trt, flavour, target = _builder_for(target)
+    proto = _proto(model)
+    card = _card(proto)
+    info = PlanInfo(
+        card=card.with_(versions=card.versions | {flavour: trt.__version__}),
+        head=decode_head(_metadata(proto).get(HEAD_KEY, ""), card, path),
+        target=target,
+        max_batch=max_batch,
+        flavour=flavour,
+        version=trt.__version__,
+        sha256=hashlib.sha256(plan).hexdigest(),
+        source_sha256=hashlib.sha256(model).hexdigest(),
+    )
+    with replacing(path) as temporary:
+        temporary.write_bytes(plan)
+        write_json(sidecar_of(path), info.to_json())
+    return info
+
+
+def _proto(model: bytes) -> ModelProto:
+    try:
+        return load_model_from_string(model)
+    except Exception as error:  # protobuf's DecodeError is not part of onnx's interface
+        raise ModelError(f"expected the bytes of an ONNX file of 'cbmir export', found others: {error}") from error
+
+
+def _metadata(proto: ModelProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in proto.metadata_props}
+
+
+def _card(proto: ModelProto) -> ModelCard:
+    text = _metadata(proto).get(CARD_KEY)
+    if text is None:
+        raise CardError(f"expected a model card inside the ONNX file ({CARD_KEY}), found none; only files written by "
+                        f"'cbmir export' can become a plan")  # fmt: skip
+    card = ModelCard.loads(text)
+    if card.precision not in PRECISIONS:
+        raise ModelError(f"expected a file in {' or '.join(PRECISIONS)} for a TensorRT plan, found {card.precision}")
+    return card
+
+
+def _builder_for(target: str) -> tuple[Any, str, str]:
+    """TensorRT's module, its flavour, and the target by its name. Raises EngineError, MissingDependencyError."""
+    current = target == "current"
+    trt, flavour = find_tensorrt() if current else find_tensorrt("tensorrt-rtx", "tensorrt")
+    here = current_gpu().target if current or flavour == "tensorrt" else ""
+    target = here if current else target
+    if flavour == "tensorrt":
+        if target != here:
+            raise EngineError(f"TensorRT builds only for the GPU that is here ({here}), and {target} was asked for; "
+                              f'to build for others: pip install "cbmir[tensorrt-rtx]"')  # fmt: skip
+        return trt, flavour, target
+    known = [name.lower() for name in trt.ComputeCapability.__members__ if name.startswith("SM")]
+    if target not in known:
+        raise EngineError(f"expected a target of {', '.join(known)}, or current, found {target!r} ({flavour} "
+                          f"{trt.__version__} builds for no other)")  # fmt: skip
+    return trt, flavour, target
+
+
+def _parse(trt: Any, builder: Any, logger: Any, model: bytes) -> Any:
+    flags = trt.NetworkDefinitionCreationFlag.__members__
+    typed = 1 << int(flags["STRONGLY_TYPED"]) if "STRONGLY_TYPED" in flags else 0  # later versions know no other
+    network = builder.create_network(typed)
+    parser = trt.OnnxParser(network, logger)
+    if parser.parse(model):
+        return network
+    errors = [parser.get_error(number) for number in range(parser.num_errors)]
+    words = [f"node {e.node()} {e.node_name()!r} ({e.node_operator()}): {e.desc()}" if e.node() >= 0 else e.desc()
+             for e in errors]  # fmt: skip
+    raise ModelError(f"TensorRT's parser does not take this file: {'; '.join(words or logger.errors)}")
+
+
+def _check_tensors(trt: Any, network: Any, card: ModelCard) -> None:
+    """The contract of an exported file, as TensorRT has read it; -1 is an open dimension, which only the batch has."""
+    size, dim = card.preprocess.crop, card.embedding_dim
+    expected = {
+        "image": (trt.uint8, (-1, 1, size, size)),
+        "embedding": (trt.float32, (-1, dim)),
+        "scores": (trt.float32, (-1, len(card.labels))),
+        "feature_map": (trt.float32, (-1, dim, ...)),
+    }
+    tensors = [network.get_input(i) for i in range(network.num_inputs)]
+    tensors += [network.get_output(i) for i in range(network.num_outputs)]
+    found = {tensor.name: (tensor.dtype, tuple(tensor.shape)) for tensor in tensors}
+    seen = {name: (kind, (*shape[:2], ...) if len(shape) == 4 and name != "image" else shape)
+            for name, (kind, shape) in found.items()}  # fmt: skip
+    if seen != expected or -1 in found["feature_map"][1][1:]:
+        raise ModelError(f"expected the tensors {expected}, TensorRT reads {found}; export the model again")
+
+
+def _configure(trt: Any, flavour: str, target: str, builder: Any, image: Any, max_batch: int) -> Any:
+    config = builder.create_builder_config()
+    config.clear_flag(trt.BuilderFlag.TF32)  # float32 means float32
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, _WORKSPACE)
+    profile = builder.create_optimization_profile()
+    profile.set_shape(image.name, *((n, *image.shape[1:]) for n in (1, min(OPTIMUM, max_batch), max_batch)))
+    config.add_optimization_profile(profile)
+    if flavour == "tensorrt-rtx":
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # or its work cannot be captured in a CUDA graph
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(trt.ComputeCapability.__members__[target.upper()], 0)
+    return config
+
+
+@contextmanager
+def _timings(config: Any, path: Path | None) -> Iterator[None]:
+    """Let the builder take its measurements of kernels from a file, where there is one, and leave them there."""
+    if path is None:
+        yield
+        return
+    if not config.set_timing_cache(config.create_timing_cache(path.read_bytes() if path.exists() else b""), False):
+        raise ModelError(f"{path}: TensorRT does not take this timing cache; delete it")
+    yield
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_bytes(config.get_timing_cache().serialize())

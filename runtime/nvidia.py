@@ -1,0 +1,136 @@
+"""NVIDIA's parts as they are found here: the GPU, TensorRT in either of its two builds, and CUDA with every status
+checked. The GPU is the first one; CUDA_VISIBLE_DEVICES says which that is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import re
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from cbmir.errors import EngineError, MissingDependencyError, require
+
+log = logging.getLogger("cbmir")
+
+#: TensorRT's two builds, which have one Python interface, and the modules by which each may be had. `tensorrt` tunes a
+#: plan on the GPU that is to run it; `tensorrt-rtx` builds for others too, and finishes the work on the GPU.
+FLAVOURS = {"tensorrt": ("tensorrt",), "tensorrt-rtx": ("tensorrt_rtx", "tensorrt_rtx_bindings")}
+#: Attributes of a device in CUDA's driver interface.
+_MAJOR, _MINOR = 75, 76
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU. `target` is its compute capability as plans are named, sm86 for 8.6; `memory` in bytes."""
+
+    name: str
+    target: str
+    memory: int
+
+
+def current_gpu() -> Gpu:
+    """The first GPU, by its driver alone: no package is needed. Raises EngineError where there is none."""
+    library = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        driver = ctypes.CDLL(library)
+    except OSError as error:
+        raise EngineError(f"no NVIDIA GPU with a driver is here ({library} cannot be loaded); install its driver, and "
+                          f'what runs on it: pip install "cbmir[tensorrt]" or "cbmir[gpu]"') from error  # fmt: skip
+
+    def ask(function: str, *arguments: Any) -> None:
+        if status := getattr(driver, function)(*arguments):
+            raise EngineError(f"no NVIDIA GPU that works is here ({function}: CUDA error {status}); 'nvidia-smi' says "
+                              f"more")  # fmt: skip
+
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    name, memory = ctypes.create_string_buffer(256), ctypes.c_size_t()
+    ask("cuInit", 0)
+    ask("cuDeviceGet", ctypes.byref(device), 0)
+    ask("cuDeviceGetName", name, len(name), device)
+    ask("cuDeviceGetAttribute", ctypes.byref(major), _MAJOR, device)
+    ask("cuDeviceGetAttribute", ctypes.byref(minor), _MINOR, device)
+    ask("cuDeviceTotalMem_v2", ctypes.byref(memory), device)
+    return Gpu(name.value.decode(errors="replace"), f"sm{major.value}{minor.value}", memory.value)
+
+
+def find_tensorrt(*flavours: str) -> tuple[ModuleType, str]:
+    """TensorRT's module, and which of FLAVOURS it is: the first that is installed, of all or of those named.
+
+    Raises MissingDependencyError where none is, EngineError for one that does not import.
+    """
+    flavours = flavours or tuple(FLAVOURS)
+    for flavour in flavours:
+        for name in FLAVOURS[flavour]:
+            try:
+                return importlib.import_module(name), flavour
+            except ModuleNotFoundError as error:
+                if error.name != name:
+                    raise EngineError(f"{name} does not import: {error}; {_install(flavour)}") from error
+            except (ImportError, OSError, RuntimeError) as error:
+                raise EngineError(f"{name} does not import: {error}; {_install(flavour)}") from error
+    raise MissingDependencyError(
+        f"{' or '.join(flavours)} is needed here and is not installed. Install it with: "
+        f"{' or '.join(_install(flavour) for flavour in flavours)}"
+    )
+
+
+def loaded_tensorrt() -> str:
+    """The version of TensorRT's library that ONNX Runtime finds, as a number (101300 is 10.13); "unknown" if none."""
+    for library in ("libnvinfer.so.11", "libnvinfer.so.10", "nvinfer_11.dll", "nvinfer_10.dll"):
+        try:
+            return str(ctypes.CDLL(library).getInferLibVersion())
+        except (OSError, AttributeError):
+            continue
+    return "unknown"
+
+
+def _install(flavour: str) -> str:
+    return f'pip install "cbmir[{flavour}]"'
+
+
+def tensorrt_logger(trt: Any) -> Any:
+    """A logger for TensorRT: everything to the log `cbmir` at debug, and errors and warnings kept in its lists too."""
+
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.errors: list[str] = []
+            self.warnings: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            log.debug("TensorRT: %s", message)
+            if int(severity) <= int(trt.ILogger.ERROR):
+                self.errors.append(message)
+            elif int(severity) == int(trt.ILogger.WARNING):
+                self.warnings.append(message)
+
+    return Logger()
+
+
+class Cuda:
+    """CUDA's runtime by cuda-python: `cuda("cudaMalloc", 64)` returns the value, or raises EngineError by its name."""
+
+    def __init__(self) -> None:
+        self.api: Any = require("cuda.bindings.runtime", "tensorrt")
+
+    def __call__(self, function: str, *arguments: Any) -> Any:
+        try:
+            status, *values = getattr(self.api, function)(*arguments)
+        except RuntimeError as error:  # where CUDA's library itself cannot be loaded
+            raise EngineError(f"CUDA: {function} failed: {error}") from error
+        if int(status):
+            raise EngineError(f"CUDA: {function} failed with {getattr(status, 'name', status)}")
+        return values[0] if values else None
+
+
+def cache_key(sha256: str, gpu: str, version: str, precision: str) -> str:
+    """The name of what is compiled for one model, GPU, version and precision, and for no other.
+
+    A cache that two models shared gave wrong answers in the field (microsoft/onnxruntime#6455).
+    """
+    return "-".join(re.sub(r"[^\w.]+", "_", part) for part in (sha256[:16], gpu, version, precision))

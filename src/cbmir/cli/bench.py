@@ -1,0 +1,170 @@
+"""`cbmir bench`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from cbmir.card import ModelCard
+    from cbmir.runtime.bench import BenchReport
+    from cbmir.runtime.contenders import Contender
+
+WIDTH = 100
+_ENGINES = ("auto", "onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "openvino", "tensorrt")
+
+
+def _list_of(kind: Any) -> Callable[[click.Context, click.Parameter, str | None], tuple[Any, ...]]:
+    """What turns an option's text into values of a click type, with commas between them and without repeats."""
+
+    def split(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[Any, ...]:
+        words = [] if text is None else text.split(",")
+        return tuple(dict.fromkeys(kind.convert(word.strip(), parameter, context) for word in words))
+
+    return split
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  cbmir bench models/                                      every file of the export that this machine runs\n"
+    "  cbmir bench models/ --against torch,onnxruntime          beside what one would write by hand\n"
+    "  cbmir bench model.onnx --engine onnxruntime,openvino --batch 1,8,32\n"
+    "  cbmir bench models/ --mode latency,throughput --json > bench.json"
+)
+@click.argument("models", nargs=-1, required=True, metavar="MODEL…", type=click.Path(path_type=Path))
+@click.option(
+    "--engine", "engines", callback=_list_of(click.Choice(_ENGINES)), default="auto", show_default=True,
+    metavar="A,B,…", help=f"Run every file in each of these: {', '.join(_ENGINES)}.",
+)  # fmt: skip
+@click.option(
+    "--batch", "batches", callback=_list_of(click.IntRange(min=1)), default="1,8", show_default=True, metavar="N,…",
+    help="Batch sizes.",
+)  # fmt: skip
+@click.option("--threads", type=click.IntRange(min=1), help="Of each contender.  [default: every processor]")
+@click.option(
+    "--mode", "modes", callback=_list_of(click.Choice(["auto", "latency", "throughput"])), default="auto",
+    show_default=True, metavar="A,B,…", help="auto, latency (a batch with all threads at once), throughput (its images "
+    "on streams of one thread).",
+)  # fmt: skip
+@click.option(
+    "--against", "peers", callback=_list_of(click.Choice(["torch", "onnxruntime", "openvino"])), metavar="A,B,…",
+    help="Also time what one would write by hand on the CPU: torch (eager, random weights), onnxruntime, openvino "
+    "(default options). The first of these is the baseline.",
+)  # fmt: skip
+@click.option("--peak", is_flag=True, help="Also time as much arithmetic as bare matrix products: the floor.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0, min_open=True), default=5.0, show_default=True,
+    help="Measure each contender for so long at each batch size.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.pass_context
+def bench(
+    context: click.Context, /, models: tuple[Path, ...], engines: tuple[str, ...], batches: tuple[int, ...],
+    threads: int | None, modes: tuple[Any, ...], peers: tuple[str, ...], peak: bool, seconds: float, as_json: bool,
+) -> None:  # fmt: skip
+    """Time exported MODEL files, or those of a folder, against each other and against what one would write by hand.
+
+    Each contender has a process of its own, and they take turns in short rounds, since the load of a machine moves
+    times: trust the ratios, which are taken round by round (median, and 10th to 90th percentile). "1 - cos" is how far
+    the embeddings are from the first model's. Ctrl-C prints what was measured so far.
+    """
+    from cbmir.runtime.bench import bench as measure
+    from cbmir.runtime.contenders import model_contenders
+
+    own = model_contenders(models, engines=engines, modes=modes, threads=threads)
+    card = _card(own[0].path, own[0].engine)
+    others = list(_others(models, card, peers, threads, peak=peak))
+    baseline = others[0].name if peers else None
+    report = measure([*own, *others], card.preprocess.crop, batches=batches, baseline=baseline, seconds=seconds)
+    click.echo(json.dumps(report.to_json(), indent=2) if as_json else text(report))
+    if not report.finished:
+        context.exit(130)
+
+
+def _card(model: Path, engine: str) -> ModelCard:
+    from cbmir.runtime import open_engine
+
+    with open_engine(model, engine=engine) as opened:
+        return opened.card
+
+
+def _others(
+    models: Sequence[Path], card: ModelCard, peers: Sequence[str], threads: int | None, *, peak: bool
+) -> Iterator[Contender]:
+    from cbmir.runtime.contenders import OnnxRuntimePeer, OpenVinoPeer, float32_file
+
+    for peer in peers:
+        if peer == "torch":
+            from cbmir.training.peers import torch_peers
+
+            yield from torch_peers(card, threads)
+        else:
+            kind = OnnxRuntimePeer if peer == "onnxruntime" else OpenVinoPeer
+            yield kind(f"peer {peer}", float32_file(models), threads)
+    if peak:
+        from cbmir.runtime.flops import count_flops
+        from cbmir.training.peers import MatrixPeak
+
+        flops = count_flops(float32_file(models))
+        yield MatrixPeak("peak float32", flops, "float32", threads)
+        yield MatrixPeak("peak bfloat16", flops, "bfloat16", threads)
+
+
+def text(report: BenchReport) -> str:
+    """The report for people to read, in tables of at most 100 columns."""
+    from cbmir.runtime.machine import in_words
+
+    entrants = [
+        (
+            one.name, one.health.engine, one.health.precision, f"{one.health.threads} {one.health.mode}",
+            f"{one.load_seconds:.2f}", _number(one.peak_memory_mb, ".0f"), _number(one.cosine_distance, ".0e"),
+        )
+        for one in report.entrants
+    ]  # fmt: skip
+    speeds = [
+        (
+            one.contender, str(one.batch), f"{one.milliseconds:.2f}", _number(one.p99, ".2f"),
+            f"{one.images_per_second:.1f}", f"{one.ratio.median:.2f}", f"{one.ratio.low:.2f}-{one.ratio.high:.2f}",
+        )
+        for one in report.speeds
+    ]  # fmt: skip
+    return "\n".join(
+        [
+            in_words(report.machine),
+            "",
+            *table(("contender", "engine", "precision", "threads", "load s", "peak MB", "1 - cos"), entrants, words=4),
+            "",
+            *table(("contender", "batch", "ms a batch", "p99", "images/s", "ratio", "10-90%"), speeds, words=1),
+            "",
+            f"ratio: times as fast as {report.baseline}, by round" + ("" if report.finished else "; stopped early"),
+        ]
+    )
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int) -> Iterator[str]:
+    """Lines of a table, the first `words` columns to the left. The first column gives way where it is too wide."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    widths[0] = max(len(header[0]), min(widths[0], WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1)))
+    for row in (header, *rows):
+        cells = [_shorten(row[0], widths[0]), *row[1:]]
+        aligned = [
+            cell.ljust(width) if number < words else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        yield "  ".join(aligned).rstrip()
+
+
+def _shorten(word: str, width: int) -> str:
+    """Its two ends, with a sign of what is left out between them."""
+    if len(word) <= width:
+        return word
+    front = width // 2
+    return f"{word[:front]}…{word[len(word) - (width - front - 1) :]}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

@@ -1,0 +1,55 @@
+"""Two models of any kind on one manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cbmir.card import ModelCard
+from cbmir.errors import UserError
+from cbmir.export import LIMITS, Limits, compare_models
+from cbmir.export.comparing import limits_of
+from cbmir.labels import LabelSet
+from cbmir.preprocessing import PreprocessSpec
+
+
+def test_a_run_and_its_file(tiny_run: Path, tiny_export: Path, tiny_manifest: Path) -> None:
+    parity = compare_models(tiny_run, tiny_export / "model.onnx", tiny_manifest)
+    assert parity.failures == () and parity.limits == LIMITS["float32"]
+    assert (parity.images, parity.queries) == (24, 4)
+    assert 0.999999 < parity.cosine_min and parity.overlap.value == 1
+
+
+def test_two_models_have_no_limits_but_those_given(
+    tmp_path: Path, tiny_model: Path, make_tiny_model: Callable[..., Path], tiny_manifest: Path
+) -> None:
+    other = make_tiny_model(tmp_path / "other.onnx", seed=1, fingerprint="tiny-1")
+    parity = compare_models(tiny_model, other, tiny_manifest)
+    assert parity.limits == Limits() and parity.failures == () and parity.overlap.value < 1
+    assert compare_models(tiny_model, other, tiny_manifest, ["overlap=1"]).failures
+
+
+def test_the_coarser_precision_sets_the_limits(tiny_card: ModelCard) -> None:
+    half = tiny_card.with_(precision="float16")
+    quantised = tiny_card.with_(precision="int8", fingerprint=f"{tiny_card.fingerprint}-int8-openvino")
+    assert limits_of(tiny_card, tiny_card) == LIMITS["float32"]
+    assert limits_of(tiny_card, half) == limits_of(half, tiny_card) == LIMITS["float16"]
+    assert limits_of(quantised, half) == LIMITS["int8"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": LabelSet(("Effusion", "Mass", "Hernia"))}, "the same labels, found Effusion, Mass, Nodule and"),
+        ({"preprocess": PreprocessSpec(resize=40, crop=32)}, "take images alike"),
+    ],
+)
+def test_models_that_cannot_be_compared(
+    change: dict[str, object], message: str, tmp_path: Path, tiny_model: Path,
+    make_tiny_model: Callable[..., Path], tiny_manifest: Path,
+) -> None:  # fmt: skip
+    other = make_tiny_model(tmp_path / "other.onnx", **change)
+    with pytest.raises(UserError, match=message):
+        compare_models(tiny_model, other, tiny_manifest)

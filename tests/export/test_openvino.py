@@ -1,0 +1,189 @@
+"""OpenVINO files: what computes in which precision, int8 that names its own space, and the layers that int8 hurts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from cbmir.errors import ModelError
+from cbmir.export.openvino import sensitive_layers, write_openvino
+from cbmir.runtime.onnx_engine import OnnxEngine
+from cbmir.runtime.openvino_engine import OpenVinoEngine
+from cbmir.runtime.openvino_module import import_openvino
+
+Make = Callable[..., Path]
+ov = import_openvino()
+needs_bf16 = pytest.mark.skipif(
+    "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"),
+    reason="this processor has no bfloat16 arithmetic",
+)
+
+
+@pytest.fixture(scope="module")
+def images(make_xray: Callable[..., NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """uint8 [16, 1, 32, 32]."""
+    return np.stack([make_xray(seed, 32)[None] for seed in range(16)])
+
+
+@pytest.fixture(scope="module")
+def resnet(tiny_export: Path) -> bytes:
+    """The float32 file of an untrained ResNet18 at 32x32 with proxies."""
+    return (tiny_export / "model.onnx").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def int8_file(tmp_path_factory: pytest.TempPathFactory, resnet: bytes, images: NDArray[np.uint8]) -> Path:
+    path = tmp_path_factory.mktemp("int8") / "model.openvino-int8.xml"
+    write_openvino(resnet, path, "int8", images)
+    return path
+
+
+def precisions(path: Path, hint: str) -> tuple[dict[str, str], dict[str, str]]:
+    """What each layer really computes in, by OpenVINO's account: the encoder's convolutions, and all of the head."""
+    graph = ov.Core().read_model(path)
+    compiled = ov.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": hint}).get_runtime_model()
+    facts = {
+        node.get_friendly_name(): (node.rt_info["layerType"].astype(str), node.rt_info["runtimePrecision"].astype(str))
+        for node in compiled.get_ordered_ops()
+    }
+    names = list(facts)
+    after = max(i for i, name in enumerate(names) if facts[name][0] == "Convolution")
+    head = {
+        name: f"{kind} {precision}"
+        for name, (kind, precision) in list(facts.items())[after + 1 :]
+        if kind not in ("Const", "Output", "Input")
+    }
+    return {name: precision for name, (kind, precision) in facts.items() if kind == "Convolution"}, head
+
+
+def scores_by_hand(embedding: NDArray[np.float32], head: NDArray[np.float32], sigma: float) -> NDArray[np.float64]:
+    """score_j = max_i exp(-|v - p_ij|^2 / 2 sigma^2) of three classes of two proxies (method, "Scores")."""
+    proxies = head[:6].astype(np.float64).reshape(3, 2, -1)
+    squares = ((embedding[:, None, None].astype(np.float64) - proxies) ** 2).sum(axis=3)
+    return np.asarray(np.exp(-squares / (2 * sigma**2)).max(axis=2))
+
+
+@needs_bf16
+def test_bfloat16_is_for_the_encoder_and_float32_for_the_head(
+    tmp_path: Path, resnet: bytes, images: NDArray[np.uint8]
+) -> None:
+    path = tmp_path / "model.openvino-bf16.xml"
+    write_openvino(resnet, path, "bfloat16")
+    convolutions, head = precisions(path, "bf16")
+    assert set(convolutions.values()) == {"bf16"} and len(convolutions) == 20
+    assert head and all(kind.endswith(" f32") for kind in head.values()), head
+    assert not any(kind.startswith(("FullyConnected", "MatMul")) for kind in head.values())
+    with OpenVinoEngine(path) as engine:
+        outputs, card = engine.run(images, feature_map=True), engine.card
+        np.testing.assert_allclose(
+            outputs.scores, scores_by_hand(outputs.embedding, engine.head, card.sigma), atol=1e-5
+        )
+    np.testing.assert_allclose(np.linalg.norm(outputs.embedding, axis=1), 1, atol=1e-6)
+
+
+@needs_bf16
+def test_without_the_rewriting_the_head_would_be_bfloat16(tmp_path: Path, resnet: bytes) -> None:
+    """What the file is for: if OpenVINO changes its rule, the rewriting can go."""
+    (tmp_path / "model.onnx").write_bytes(resnet)
+    _, head = precisions(tmp_path / "model.onnx", "bf16")
+    assert "FullyConnected bf16" in head.values()
+
+
+def test_the_card_and_the_head_travel(tmp_path: Path, resnet: bytes, int8_file: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(resnet)
+    write_openvino(resnet, tmp_path / "model.xml", "bfloat16")
+    with OnnxEngine(tmp_path / "model.onnx") as source, OpenVinoEngine(int8_file) as engine:
+        card = source.card
+        assert engine.card == card.with_(precision="int8", fingerprint=f"{card.fingerprint}-int8-openvino")
+        np.testing.assert_array_equal(engine.head, source.head)
+    written = ov.Core().read_model(tmp_path / "model.xml").get_rt_info(["framework", "cbmir.card"]).astype(str)
+    assert written == card.with_(precision="bfloat16").dumps()
+
+
+def test_int8_is_for_the_encoder_and_float32_for_the_head(
+    tmp_path: Path, resnet: bytes, int8_file: Path, images: NDArray[np.uint8]
+) -> None:
+    convolutions, head = precisions(int8_file, "f32")
+    assert set(convolutions.values()) <= {"i8", "u8"}
+    assert head and all(kind.endswith(" f32") for kind in head.values()), head
+    (tmp_path / "model.onnx").write_bytes(resnet)
+    with OnnxEngine(tmp_path / "model.onnx") as exact, OpenVinoEngine(int8_file) as engine:
+        expected, found = exact.run(images), engine.run(images)
+        np.testing.assert_allclose(found.scores, scores_by_hand(found.embedding, engine.head, 0.7), atol=1e-5)
+    assert 0.99 < (expected.embedding * found.embedding).sum(axis=1).min() < 0.999999
+
+
+def test_layers_to_keep_stay_in_float(tmp_path: Path, resnet: bytes, images: NDArray[np.uint8]) -> None:
+    layers = list(sensitive_layers(resnet, images, images=4))
+    assert len(layers) == len(set(layers)) == 20
+    write_openvino(resnet, tmp_path / "model.xml", "int8", images, keep=layers[:3])
+    nodes = ov.Core().read_model(tmp_path / "model.xml").get_ops()
+    weights = {
+        node.get_friendly_name(): node.input_value(1).get_node().get_type_name()
+        for node in nodes
+        if node.get_type_name() == "Convolution"
+    }
+    quantised = {name for name, kind in weights.items() if kind != "Constant"}
+    assert quantised == set(layers[3:])
+    with pytest.raises(ModelError, match="expected layers of the encoder to keep in float, found nonsense"):
+        write_openvino(resnet, tmp_path / "other.xml", "int8", images, keep=["nonsense"])
+
+
+def test_the_layer_that_int8_hurts_most_is_named_first(
+    tmp_path: Path, make_tiny_model: Make, images: NDArray[np.uint8]
+) -> None:
+    """A second convolution whose first input is a hundred times as large as the others, and does not count: their steps
+    of int8 become a hundred times as coarse."""
+    model = onnx.load(make_tiny_model(tmp_path / "model.onnx"))
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    kernel = numpy_helper.to_array(tensors["kernel"]).copy()
+    kernel[0] *= 100
+    tensors["kernel"].CopyFrom(numpy_helper.from_array(kernel, "kernel"))
+    second = np.random.default_rng(0).normal(size=(8, 8, 1, 1)).astype(np.float32)
+    second[:, 0] = 0
+    model.graph.initializer.append(numpy_helper.from_array(second, "second"))
+    relu = next(node for node in model.graph.node if node.op_type == "Relu")
+    relu.output[0] = "hidden"
+    position = list(model.graph.node).index(relu) + 1
+    model.graph.node.insert(position, helper.make_node("Conv", ["hidden", "second"], ["feature_map"]))
+    ratios = sensitive_layers(model.SerializeToString(), images)
+    (worst, low), (_, high) = ratios.items()
+    assert worst == "feature_map"  # OpenVINO names it after the output
+    assert low < 20 < 30 < high  # dB
+
+
+def test_a_percentile_narrows_the_ranges(tmp_path: Path, make_tiny_model: Make, images: NDArray[np.uint8]) -> None:
+    model = make_tiny_model(tmp_path / "model.onnx").read_bytes()
+
+    def widest(percentile: float | None) -> float:
+        write_openvino(model, tmp_path / "model.xml", "int8", images, percentile=percentile)
+        nodes = ov.Core().read_model(tmp_path / "model.xml").get_ops()
+        tops: list[Any] = [node.input_value(2).get_node() for node in nodes if node.get_type_name() == "FakeQuantize"]
+        return max(float(top.get_data().max()) for top in tops)
+
+    assert widest(80) < widest(99.9) <= widest(None)
+
+
+def test_int8_needs_images_and_leaves_nothing_half_written(tmp_path: Path, make_tiny_model: Make) -> None:
+    model = make_tiny_model(tmp_path / "model.onnx").read_bytes()
+    for none in (None, np.empty((0, 1, 32, 32), np.uint8)):
+        with pytest.raises(ModelError, match="expected images to calibrate int8 on"):
+            write_openvino(model, tmp_path / "model.xml", "int8", none)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+    write_openvino(model, tmp_path / "model.xml", "bfloat16")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.bin", "model.onnx", "model.xml"]
+
+
+def test_nothing_is_printed(
+    tmp_path: Path, make_tiny_model: Make, images: NDArray[np.uint8], capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = make_tiny_model(tmp_path / "model.onnx").read_bytes()
+    write_openvino(model, tmp_path / "model.xml", "int8", images)
+    assert capfd.readouterr() == ("", "")
