@@ -168,6 +168,10 @@ def _write(
     overrides = {
         name: [{"scale": np.array(scale), "zero_point": np.array(zero)}] for name, (scale, zero) in grids.items()
     }
+    # What a folded or replaced constant leaves behind: ONNX Runtime prints a warning for each.
+    left = [tensor for tensor in graph.model.graph.initializer if not graph.is_read(tensor.name)]
+    for tensor in left:
+        graph.model.graph.initializer.remove(tensor)
     with TemporaryDirectory() as folder:
         source, target = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
         onnx.save(graph.model, source)

@@ -35,6 +35,9 @@ class Graph:
             for name in node.input:
                 self.readers[name].append(node)
 
+    def is_read(self, name: str) -> bool:
+        return any(name in node.input for node in self.nodes)
+
     def constant(self, name: str) -> Floats:
         return np.asarray(numpy_helper.to_array(self.constants[name]), np.float64)
 

@@ -45,8 +45,8 @@ def open_engine(
     A file is run as it is, in its own precision: `auto` takes CUDA for an .onnx file where it works, else ONNX Runtime
     on the CPU; OpenVINO for an .xml, TensorRT for a .plan. Of a folder, `auto` takes the fastest file that this machine
     runs, among those that share an embedding space (so never int8). What was picked, and why, is in `health()`, and of
-    a folder in the log. `cache` is a folder where engines may keep what they compile. `allow_fallback`: where the engine that was
-    asked for is not there, run on the CPU by ONNX Runtime, with a warning.
+    a folder in the log. `cache` is a folder where engines may keep what they compile. `allow_fallback`: where the
+    engine that was asked for is not there, run on the CPU by ONNX Runtime, with a warning.
 
     Raises ModelError for a file that is not cbmir's, CardError for one without a usable card, EngineError for an engine
     that is not there or cannot run this file, MissingDependencyError for one that is not installed.

@@ -9,12 +9,17 @@ Research use only: cbmir is not a medical device.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cbmir.runtime.finder import Finder
+
+# Since 1.29 ONNX Runtime reports sessions and models to its maker unless this is set before its import
+# (microsoft/onnxruntime#27379): nothing of a hospital's machine is to leave it unasked.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "load"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +43,14 @@ def test_the_package_itself_imports_nothing() -> None:
 def test_public_names() -> None:
     assert all(hasattr(cbmir.runtime, name) for name in cbmir.runtime.__all__)
     assert cbmir.runtime.__all__ == sorted(cbmir.runtime.__all__)
+
+
+def test_no_library_leaves_a_trace_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
+    """ONNX Runtime and OpenVINO report to their makers where they are let: both begin with files in the home folder."""
+    code = (
+        "import numpy as np; from cbmir.runtime import open_engine; image = np.zeros((1, 1, 32, 32), np.uint8); "
+        f"[open_engine({str(tiny_model)!r}, engine=name, threads=1).run(image) for name in ('onnxruntime', 'openvino')]"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"} | {"HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    assert not list(tmp_path.iterdir())
