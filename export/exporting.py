@@ -55,7 +55,7 @@ class ExportOptions:
     max_batch: int = 32
     images: Path | None = None
     calibrate: Path | None = None
-    calibration_images: int = 256
+    calibration_images: int = 96
     percentile: float | None = None
     tolerances: tuple[str, ...] = ()
     accept_parity_loss: bool = False
@@ -231,13 +231,14 @@ class _Job:
         if isinstance(parity, Parity) and parity.failures:
             facts["accepted"] = list(parity.failures)
             log.warning("%s answers differently from PyTorch, as was accepted: %s.", path, "; ".join(parity.failures))
-        # What belongs to the file first, so that the file is never there without it.
-        for file in sorted(staged.parent.iterdir(), key=lambda file: file == staged):
+        files = sorted(staged.parent.iterdir(), key=lambda file: file == staged)
+        size = sum(file.stat().st_size for file in files)
+        for file in files:  # what belongs to the file first, so that the file is never there without it
             file.replace(path.with_name(file.name))
         self.report[path.name] = facts
         write_json(path.with_name(REPORT), self.report)
         self.written.append(path)
-        log.info("%s: %s, %.1f MB; %s.", path.name, precision, path.stat().st_size / 1e6, parity)
+        log.info("%s: %s, %.1f MB; %s.", path.name, precision, size / 1e6, parity)
 
     def _older(self, name: str) -> str:
         """A sentence about the file that stays where the one to replace it is not let in; "" where there is none."""

@@ -44,7 +44,7 @@ def to_int8(
     card, head = _card_and_head(model)
     _check_images(calibration, card)
     if percentile is not None and not 50 < percentile <= 100:
-        raise UserError(f"expected a percentile above 50, at most 100, found {percentile}; 99.99 cuts rare values off")
+        raise UserError(f"expected a percentile above 50, at most 100, found {percentile}")
     graph, grids, apart = _calibrated(model, calibration, percentile)
     unknown = sorted(set(keep) - {node.name for node in graph.encoder() if node.op_type == "Conv"})
     if unknown:

@@ -65,7 +65,7 @@ def open_engine(
         raise EngineError(f"{path.name} is run by {others}, not by {engine}")
     not_here: list[str] = []
     for file, name in choices:
-        why = why_not(name) or (read_plan_info(file).why_not() if name == "tensorrt" else "")
+        why = _why_not(file, name)
         if not why or (file, name) == choices[-1]:
             break
         not_here.append(f"not {name} ({file.name}): {why}")
@@ -81,6 +81,10 @@ def open_engine(
     opened = _open(file, name, engine, picked, threads, mode, cache)
     log.log(logging.INFO if path.is_dir() else logging.DEBUG, "Engine: %s.", picked)
     return opened
+
+
+def _why_not(file: Path, name: str) -> str:
+    return why_not(name) or (read_plan_info(file).why_not() if name == "tensorrt" else "")
 
 
 def _open(

@@ -98,7 +98,8 @@ def test_a_worker_that_dies_is_a_typed_error() -> None:
 
 
 SCRIPT = """
-import operator, sys
+import operator, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which whoever started the tests may have ignored
 from cbmir.runtime.bulk import work_through
 for answer in work_through(operator.neg, range(1000), workers=1):
     if answer == 0:

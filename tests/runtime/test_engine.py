@@ -16,8 +16,9 @@ import pytest
 
 from cbmir.card import ModelCard
 from cbmir.errors import CardError, EngineError, ModelError
-from cbmir.runtime import open_engine
+from cbmir.runtime import onnx_engine, open_engine
 from cbmir.runtime.engine import MODES, Engine, Mode, Runner, available_threads
+from cbmir.runtime.nvidia import Gpu
 from cbmir.runtime.onnx_engine import OnnxEngine
 
 Make = Callable[..., Path]
@@ -239,6 +240,7 @@ def test_a_provider_that_does_not_load_is_no_cpu_in_disguise(tiny_model: Path, m
     import onnxruntime
 
     real = onnxruntime.InferenceSession
+    monkeypatch.setattr(onnx_engine, "current_gpu", lambda: Gpu("a card", "sm86", 2**33))
     monkeypatch.setattr(
         onnxruntime,
         "InferenceSession",

@@ -27,7 +27,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Opened]:
             opened.append((file.name, name))
             return real(tiny, "onnxruntime", *rest)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(opening, "why_not", lambda name: "" if name in engines else f"there is no {name}")
+        monkeypatch.setattr(opening, "_why_not", lambda file, name: "" if name in engines else f"there is no {name}")
         monkeypatch.setattr(opening, "_open", note)
         return opened
 

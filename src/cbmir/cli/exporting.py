@@ -44,7 +44,7 @@ _tolerance = click.option(
     help="Images that set the ranges of int8.  [default: the run's training images]",
 )  # fmt: skip
 @click.option(
-    "--calibration-images", default=256, show_default=True, type=click.IntRange(1), help="At most so many of them."
+    "--calibration-images", default=96, show_default=True, type=click.IntRange(1), help="At most so many of them."
 )
 @click.option(
     "--calibration-percentile", "percentile", type=click.FloatRange(50, 100, min_open=True),
