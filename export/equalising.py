@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
 from cbmir.export.calibrating import channel_ranges
-from cbmir.export.quantisable import Floats, Graph, attribute
+from cbmir.export.quantisable import Floats, Graph, attribute, quantisable
 
 #: A channel is not stretched beyond this share of the widest: below it there is nothing but noise.
 _LEAST = 1e-3
@@ -30,6 +31,16 @@ class _Reader(NamedTuple):
     node: NodeProto
     first: int
     rectified: bool
+
+
+def equalised(model: bytes, images: NDArray[np.uint8]) -> bytes:
+    """A float32 file of cbmir with its BatchNorms as depthwise convolutions and `equalise`d; card and head inside."""
+    graph = quantisable(model)
+    equalise(graph, images)
+    facts = {entry.key: entry.value for entry in onnx.load_from_string(model).metadata_props}
+    del graph.metadata_props[:]
+    onnx.helper.set_model_props(graph, facts)
+    return bytes(graph.SerializeToString())
 
 
 def equalise(model: ModelProto, images: NDArray[np.uint8]) -> None:

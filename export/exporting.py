@@ -85,6 +85,7 @@ def export_run(run: Path, output: str | Path, options: ExportOptions | None = No
         job.add(".fp16.onnx", "float16", lambda path: path.write_bytes(half))
     if options.int8 or "int8" in options.openvino:
         pixels = calibration_pixels(config, card, options.calibrate, options.calibration_images)
+        job.calibration_images = len(pixels)
     if options.int8:
         from cbmir.export.int8 import sensitive_layers, to_int8
 
@@ -146,6 +147,7 @@ class _Job:
 
     def __post_init__(self) -> None:
         self.written: list[Path] = []
+        self.calibration_images = 0
 
     def add(self, ending: str, precision: str, write: Callable[[Path], object]) -> None:
         """Let in one file, and what belongs to it. Raises ParityError where it is beyond its limits."""
@@ -227,7 +229,7 @@ class _Job:
             "versions": {name: version for name in _PACKAGES if (version := _version(name))},
         }
         if precision == "int8":
-            facts |= {"calibration_images": self.options.calibration_images, "kept_in_float": list(kept)}
+            facts |= {"calibration_images": self.calibration_images, "kept_in_float": list(kept)}
         if isinstance(parity, Parity) and parity.failures:
             facts["accepted"] = list(parity.failures)
             log.warning("%s answers differently from PyTorch, as was accepted: %s.", path, "; ".join(parity.failures))

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from cbmir.card import CARD_KEY, ModelCard
 from cbmir.errors import ModelError, require
+from cbmir.export.equalising import equalised
 from cbmir.export.graph_passes import bound_channels
 from cbmir.files import replacing
 from cbmir.runtime.openvino_engine import WEIGHTS_KEY
@@ -58,7 +59,7 @@ def write_openvino(
     if precision == "int8":
         if calibration is None or not len(calibration):
             raise ModelError(f"{path}: expected images to calibrate int8 on, found none; give real ones")
-        graph = _quantise(graph, calibration, keep, percentile)
+        graph = _quantise(_read(equalised(model, calibration)), calibration, keep, percentile)
         info = info.with_(fingerprint=f"{card.fingerprint}-int8-openvino")
     graph.set_rt_info(info.dumps(), [_METADATA, CARD_KEY])
     _save(graph, path)
@@ -74,6 +75,7 @@ def sensitive_layers(
     before it give. So one pass over the images tells it of all layers.
     """
     ov = import_openvino()
+    model = equalised(model, calibration)
     source = _read(model)
     layers = {node.get_friendly_name(): node for node in _encoder(source) if node.get_type_name() in _CONVOLUTIONS}
     graph = _quantise(_read(model), calibration, (), percentile, correct_bias=False)
@@ -95,7 +97,9 @@ def sensitive_layers(
     both = ov.Core().compile_model(ov.Model(outputs, graph.get_parameters(), "noise"), "CPU", _EXACT)
     sums = sum(np.array(list(both([image[None]]).values())) for image in calibration[:images])
     signal, noise = np.reshape(sums, (len(layers), 2)).T
-    ratios = dict(zip(layers, (10 * np.log10(signal / noise)).tolist(), strict=True))
+    least = np.finfo(np.float32).tiny  # a layer that is exact in int8, or always 0, is last
+    decibels = 10 * np.log10(np.maximum(signal, least) / np.maximum(noise, least))
+    ratios = dict(zip(layers, decibels.tolist(), strict=True))
     return dict(sorted(ratios.items(), key=lambda item: item[1]))
 
 
@@ -139,6 +143,8 @@ def _quantise(
                          f"sensitive_layers names them")  # fmt: skip
     ranges = nncf.quantization.range_estimator
     options = nncf.AdvancedQuantizationParameters(disable_bias_correction=not correct_bias)
+    # NNCF's own choice is the mean of the images' extremes, which cuts off what is rare: a few images then turn far.
+    options.activations_range_estimator_params = ranges.RangeEstimatorParametersSet.MINMAX
     if percentile is not None:
         bound = ranges.StatisticsCollectorParameters(
             ranges.StatisticsType.QUANTILE, ranges.AggregatorType.MEAN, quantile_outlier_prob=1 - percentile / 100

@@ -66,9 +66,7 @@ def build_plan(model: bytes, target: str, *, max_batch: int = 32, cache: Path | 
     return bytes(plan)
 
 
-def write_plan(
-    model: bytes, path: Path, target: str, max_batch: int = 32, *, cache: Path | None = None
-) -> PlanInfo:
+def write_plan(model: bytes, path: Path, target: str, max_batch: int = 32, *, cache: Path | None = None) -> PlanInfo:
     """Build a plan and write it to `path`, with its sidecar beside; see `build_plan` for the rest.
 
     The sidecar comes first, so that a plan is never there without it: a plan of an older export that it then

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from cbmir.errors import DamagedImageError, DicomImageError, MissingDependencyError
 from cbmir.runtime.dicom_tags import Tags, pydicom_unlogged, read_errors, tag_name
+from cbmir.runtime.jpeg2000 import decode_halved
 from cbmir.runtime.together import together
 
 _PIXEL_DATA = 0x7FE00010
@@ -31,6 +32,7 @@ _CODECS = {
     "1.2.840.10008.1.2.4.90": "jpeg2k_decode",
     "1.2.840.10008.1.2.4.91": "jpeg2k_decode",
 }
+_JPEG_2000 = ("1.2.840.10008.1.2.4.90", "1.2.840.10008.1.2.4.91")
 _AT_ONCE = 2**16  # values put together at a time, so that they stay in the cache
 
 
@@ -64,6 +66,16 @@ class Frame:
         if pixels.shape != self.shape or pixels.dtype.itemsize > self.allocated // 8:
             raise self.damaged
         return pixels.astype(f"{pixels.dtype.kind}{self.allocated // 8}", copy=False).view(f"u{self.allocated // 8}")
+
+    def decode_halved(self, times: int) -> NDArray[Any] | None:
+        """As `decode`, of JPEG 2000 alone, an image halved so many times; None where only `decode` can."""
+        if times == 0 or self.signed or self.syntax not in _JPEG_2000:
+            return None
+        pixels = decode_halved(bytes(self.data), self.shape, times)
+        if pixels is None or pixels.dtype.itemsize > self.allocated // 8:
+            return None
+        stored: NDArray[Any] = np.minimum(pixels, 2**self.stored - 1)  # the wavelet may overshoot
+        return stored.astype(f"u{self.allocated // 8}", copy=False)
 
     def _native(self) -> NDArray[Any]:
         order = "<" if self.syntax.is_little_endian else ">"

@@ -25,9 +25,11 @@ from cbmir.errors import (
     NotAnImageError,
     require,
 )
+from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.dicom_frame import find_frame
 from cbmir.runtime.dicom_tags import Tags, pydicom_unlogged, read_errors, tag_name
-from cbmir.runtime.radiograph import Limits, Radiograph, check_contrast, collected_warnings
+from cbmir.runtime.jpeg2000 import halvings
+from cbmir.runtime.radiograph import Limits, Radiograph, Reduction, check_contrast, collected_warnings
 from cbmir.runtime.together import beside
 
 if TYPE_CHECKING:
@@ -57,8 +59,10 @@ def is_dicom(data: bytes) -> bool:
     return group in (0x0002, 0x0008) and element < 0x0100 and (explicit or (length <= 1024 and length % 2 == 0))
 
 
-def read_dicom(data: bytes, name: str, limits: Limits, threads: int = 1) -> Radiograph:
-    """Read a DICOM file's bytes. `name` is for messages.
+def read_dicom(
+    data: bytes, name: str, limits: Limits, threads: int = 1, reduced_for: PreprocessSpec | None = None
+) -> Radiograph:
+    """Read a DICOM file's bytes. `name` is for messages; `reduced_for` as `read_image` has it.
 
     Raises DicomImageError for what is not one frontal chest radiograph or contradicts itself, DamagedImageError for
     broken content, ImageSizeError, BlankImageError, MissingDependencyError.
@@ -74,12 +78,15 @@ def read_dicom(data: bytes, name: str, limits: Limits, threads: int = 1) -> Radi
         patient_id, study_id = tags.text("PatientID"), tags.text("StudyInstanceUID")
     # Beyond the lock on warnings, so that threads decode at the same time.
     with beside(threads, lambda: hashlib.sha256(data).hexdigest()) as digest:
-        stored = frame.decode(threads)
+        times = halvings(frame.shape, reduced_for) if reduced_for and chain.averages else 0
+        halved = frame.decode_halved(times)
+        stored = frame.decode(threads) if halved is None else halved
         greys = chain.greys(stored, tags)
         tags.warnings += check_contrast(stored, greys, name)
     if collected:
         tags.warnings.append(f"DICOM: {len(collected)} deviation(s) from the standard, read as well as they allow")
-    return Radiograph(stored, name, digest(), patient_id, study_id, view, tuple(tags.warnings), greys)
+    reduction = None if halved is None else Reduction(2**times, frame.shape)
+    return Radiograph(stored, name, digest(), patient_id, study_id, view, tuple(tags.warnings), greys, reduction)
 
 
 def _parse(data: bytes, name: str, limits: Limits) -> tuple[Dataset, bytes]:
@@ -175,6 +182,11 @@ class _Chain:
     voi: NDArray[np.float64] | None  # 0..1; None: from the lowest to the highest value present
     padding: NDArray[np.bool_]
     inverted: bool
+
+    @property
+    def averages(self) -> bool:
+        """Whether a mean of stored values may stand for them: not beside padding, nor where extremes set the range."""
+        return self.voi is not None and not self.padding.any()
 
     def greys(self, stored: NDArray[Any], tags: Tags) -> NDArray[np.uint8]:
         """uint8, bone bright, for patterns as in `stored` [H,W]."""

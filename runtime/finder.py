@@ -36,12 +36,17 @@ _BATCH = 32  # images that `embed_many` gives to the engine at once
 class Finder:
     """A model, and a gallery where neighbours are wanted. One finder serves any number of threads."""
 
-    def __init__(self, engine: Engine, gallery: Gallery | None = None) -> None:
-        """Takes both over: `close` closes them. Raises GalleryError for a gallery of another model."""
+    def __init__(self, engine: Engine, gallery: Gallery | None = None, *, reduced_jpeg2000: bool = False) -> None:
+        """Takes both over: `close` closes them. Raises GalleryError for a gallery of another model.
+
+        `reduced_jpeg2000` lets large JPEG 2000 images be decoded at a lower resolution: faster, and within one grey
+        level of the model's input but for a few pixels (see `read_image`, `reduced_for`).
+        """
         if gallery is not None:
             gallery.check_model(engine.card)
         self.engine = engine
         self.gallery = gallery
+        self._reduced_for = engine.card.preprocess if reduced_jpeg2000 else None
 
     @classmethod
     def open(
@@ -54,15 +59,19 @@ class Finder:
         mode: Mode = "auto",
         cache: str | Path | None = None,
         allow_fallback: bool = False,
+        reduced_jpeg2000: bool = False,
     ) -> Self:
-        """Open a model by `open_engine`, and a gallery's folder. Raises what `open_engine` raises, and GalleryError."""
+        """Open a model by `open_engine`, and a gallery's folder. Raises what `open_engine` raises, and GalleryError.
+
+        `reduced_jpeg2000` is as `Finder` has it.
+        """
         loaded = open_engine(
             model, engine=engine, threads=threads, mode=mode, cache=cache, allow_fallback=allow_fallback
         )
         opened = None
         try:
             opened = None if gallery is None else Gallery.open(gallery)
-            return cls(loaded, opened)
+            return cls(loaded, opened, reduced_jpeg2000=reduced_jpeg2000)
         except BaseException:
             loaded.close()
             if opened is not None:
@@ -89,7 +98,9 @@ class Finder:
         is known, or none is in the gallery. Raises ImageError for an image that cannot be analysed.
         """
         threads = self.engine.threads
-        radiograph = image if isinstance(image, Radiograph) else read_image(image, threads=threads)
+        radiograph = image
+        if not isinstance(radiograph, Radiograph):
+            radiograph = read_image(radiograph, threads=threads, reduced_for=self._reduced_for)
         batch = preprocess(radiograph, self.card.preprocess, threads=threads)[None, None]
         outputs = self.engine.run(batch, feature_map=True)
         embedding, feature_map = outputs.embedding[0], outputs.feature_map
@@ -138,7 +149,7 @@ class Finder:
             raise UserError("expected a list of images, found a single one; put it into a list")
         if not isinstance(batch, np.ndarray):
             size = self.card.preprocess.crop
-            images = [_read(self.card.preprocess, image) for image in batch]
+            images = [_read(self.card.preprocess, self._reduced_for, image) for image in batch]
             batch = np.array(images, np.uint8).reshape(-1, 1, size, size)
         return self.engine.run(batch).embedding
 
@@ -153,7 +164,8 @@ class Finder:
         """
         if isinstance(images, str | bytes | Path):
             raise UserError("expected images to iterate over, found a single one; put it into a list")
-        return self._embedded(work_through(partial(_read, self.card.preprocess), images, workers=workers))
+        read = partial(_read, self.card.preprocess, self._reduced_for)
+        return self._embedded(work_through(read, images, workers=workers))
 
     def _embedded(
         self, results: Generator[NDArray[np.uint8] | ImageError, None, None]
@@ -192,8 +204,8 @@ class Finder:
         return tuple(findings)
 
 
-def _read(spec: PreprocessSpec, image: Image) -> NDArray[np.uint8]:
-    return preprocess(read_image(image), spec)
+def _read(spec: PreprocessSpec, reduced_for: PreprocessSpec | None, image: Image) -> NDArray[np.uint8]:
+    return preprocess(read_image(image, reduced_for=reduced_for), spec)
 
 
 def _patient_warnings(gallery: Gallery, excluded: set[str]) -> list[str]:

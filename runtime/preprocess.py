@@ -15,7 +15,7 @@ from PIL import Image
 
 from cbmir.errors import NotAnImageError
 from cbmir.preprocessing import PreprocessSpec
-from cbmir.runtime.radiograph import Radiograph, look_up
+from cbmir.runtime.radiograph import Radiograph, Reduction, look_up
 from cbmir.runtime.together import together
 
 #: Large images are resized in bands of so many pixels: what is looked up is still in the cache when it is resized.
@@ -61,18 +61,22 @@ def preprocess(image: Radiograph | NDArray[np.uint8], spec: PreprocessSpec, *, t
 def _rows(radiograph: Radiograph, spec: PreprocessSpec, first: int, last: int) -> NDArray[np.uint8]:
     """Rows `first` to `last` of the crop, uint8 [last - first, crop]."""
     height, width = radiograph.stored.shape
+    reduction = radiograph.reduction or Reduction(1, (height, width))
+    tall, wide = (side / spec.resize for side in reduction.shape)
     margin = (spec.resize - spec.crop) // 2
-    rows, top, bottom = _source(margin + first, margin + last, height / spec.resize, height)
-    columns, left, right = _source(margin, margin + spec.crop, width / spec.resize, width)
+    rows, top, bottom = _source(margin + first, margin + last, tall, height, reduction.step)
+    columns, left, right = _source(margin, margin + spec.crop, wide, width, reduction.step)
     part = Image.fromarray(look_up(radiograph.greys, radiograph.stored[rows, columns]))
     box = (left, top, right, bottom)
     return np.asarray(part.resize((spec.crop, last - first), Image.Resampling.BILINEAR, box))
 
 
-def _source(first: int, last: int, scale: float, length: int) -> tuple[slice, float, float]:
+def _source(first: int, last: int, scale: float, length: int, step: int) -> tuple[slice, float, float]:
     """Of pixels `first` to `last` of an axis once resized: the source pixels that the filter takes, and within these
-    where the first begins and the last ends. A pixel takes up `scale` source pixels."""
-    start, end, reach = first * scale, last * scale, max(1.0, scale) + 1  # the triangle's half width, and rounding
+    where the first begins and the last ends. A pixel takes up `scale` pixels of the full image, of which every
+    `step`-th is a source pixel, the first of `step`: its middle is (step - 1) / 2 before the middle of those."""
+    start, end = ((edge * scale + (step - 1) / 2) / step for edge in (first, last))
+    reach = max(1.0, scale / step) + 1  # the triangle's half width, and rounding
     low, high = max(0, math.floor(start - reach)), min(length, math.ceil(end + reach))
     return slice(low, high), start - low, min(end, length) - low
 

@@ -50,6 +50,15 @@ class Limits:
             )
 
 
+@dataclass(frozen=True)
+class Reduction:
+    """Of an image decoded at a lower resolution: its pixel [i,j] lies where [step * i, step * j] lies in the full
+    image, which has `shape` [H,W]."""
+
+    step: int
+    shape: tuple[int, int]
+
+
 @dataclass(frozen=True, eq=False)
 class Radiograph:
     """One grey image, however it was stored.
@@ -57,7 +66,8 @@ class Radiograph:
     `stored` is uint8 or uint16 [H,W], and `greys` (uint8 [256] or [65536]) what each of its values looks like; None:
     just as it is. `preprocess` looks up the part that it needs, `pixels` is all of it. `name` is for messages. `sha256`
     is the hex digest of the file's bytes, or of the array's. `view` is PA, AP or empty (unknown). `warnings` are
-    sentences for the user; like every error message they never hold a patient's name or ID.
+    sentences for the user; like every error message they never hold a patient's name or ID. `reduction` is there where
+    `stored`, and so `pixels`, is smaller than the image in the file.
     """
 
     stored: NDArray[np.uint8] | NDArray[np.uint16]
@@ -68,6 +78,7 @@ class Radiograph:
     view: str = ""
     warnings: tuple[str, ...] = ()
     greys: NDArray[np.uint8] | None = None
+    reduction: Reduction | None = None
 
     @property
     def pixels(self) -> NDArray[np.uint8]:
@@ -79,7 +90,7 @@ class Radiograph:
 
     def with_pixels(self, pixels: NDArray[np.uint8]) -> Radiograph:
         """The same radiograph with other pixels uint8 [H,W], as after resizing."""
-        return replace(self, stored=pixels, greys=None)
+        return replace(self, stored=pixels, greys=None, reduction=None)
 
 
 def look_up(greys: NDArray[np.uint8] | None, stored: NDArray[Any]) -> NDArray[np.uint8]:

@@ -20,6 +20,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from cbmir.errors import BlankImageError, DamagedImageError, ImageSizeError, NotAnImageError
+from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.dicom_reading import is_dicom, read_dicom
 from cbmir.runtime.radiograph import Limits, Radiograph, check_contrast, collected_warnings, look_up
 
@@ -69,12 +70,19 @@ def read_image(
     *,
     limits: Limits | None = None,
     threads: int = 1,
+    reduced_for: PreprocessSpec | None = None,
 ) -> Radiograph:
     """Read one image; a DICOM file by as many as `threads` at a time, where it has parts to share out.
 
     `source` is a path, a file's bytes, or an array: uint8 [H,W] or [H,W,3] (RGB), uint16 [H,W] (0..65535), bone bright.
     16-bit values are scaled by 255/65535, colour becomes luma (ITU-R 601), transparency lies on black, EXIF orientation
     is applied. Raises a subclass of ImageError, or MissingDependencyError where DICOM support is not installed.
+
+    `reduced_for` lets a large JPEG 2000 image in a DICOM file be decoded at half or a quarter of its resolution, with
+    three pixels of a side or more left for one of the resized square: `preprocess` for that spec then gives what it
+    gives of the full image, within one grey level but for a few pixels at sharp edges, in a fraction of the time. Such
+    a radiograph has a `reduction`. Full decoding stays for signed values, for files with padding or without a window,
+    and for a crop that reaches the border. Pillow decodes, and holds Python's lock meanwhile: threads take turns.
     """
     limits = limits or Limits()
     if isinstance(source, np.ndarray):
@@ -90,7 +98,7 @@ def read_image(
     if len(data) > limits.max_bytes:
         raise _too_many_bytes(name, len(data), limits)
     if is_dicom(data):
-        return read_dicom(data, name, limits, threads)
+        return read_dicom(data, name, limits, threads, reduced_for)
     return _read_picture(data, name, limits)
 
 

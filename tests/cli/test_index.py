@@ -23,7 +23,7 @@ Captured = pytest.CaptureFixture[str]
 
 def test_build_and_info(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured) -> None:
     path = tmp_path / "gallery"
-    assert run("index", "build", tiny_model, tiny_manifest, "-o", path) == 0
+    assert run("index", "build", tiny_model, tiny_manifest, "-o", path, "--workers", 1) == 0
     assert capsys.readouterr().out == f"{path}: 20 images\n"
     assert run("index", "info", path, "--json") == 0
     info = json.loads(capsys.readouterr().out)

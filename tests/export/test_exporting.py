@@ -197,3 +197,42 @@ def test_a_loss_that_is_accepted_is_written_and_told(
 def test_a_wrong_tolerance_is_said_before_the_work(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="expected a tolerance NAME=NUMBER, NAME one of cosine, score, overlap"):
         export_run(tmp_path / "no run", tmp_path, ExportOptions(tolerances=("recall=1",)))
+
+
+@pytest.mark.usefixtures("quick_graph")
+def test_every_kind_of_file(tiny_run: Path, tmp_path: Path) -> None:
+    options = ExportOptions(
+        fp16=True, int8=True, openvino=("int8",), targets=("sm86", "sm89"), max_batch=4, accept_parity_loss=True
+    )
+    written = [path.name for path in export_run(tiny_run, tmp_path, options)]
+    assert written == [
+        "model.onnx", "model.fp16.onnx", "model.int8.onnx", "model.openvino-int8.xml", "model.sm86.plan",
+        "model.sm89.plan",
+    ]  # fmt: skip
+    beside = {"model.openvino-int8.bin", "model.sm86.plan.json", "model.sm89.plan.json", "parity.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {*written, *beside}
+    report = json.loads((tmp_path / "parity.json").read_text())
+    assert list(report) == written
+    assert [report[name]["precision"] for name in written] == ["float32", "float16", "int8", "int8"] + ["float16"] * 2
+    assert "its GPU is not here" in report["model.sm86.plan"]["not_compared"]
+    source = RunFolder(tiny_run).read_card().fingerprint
+    for name, engine in (("model.int8.onnx", "onnxruntime"), ("model.openvino-int8.xml", "openvino")):
+        assert report[name]["calibration_images"] == 10 and "kept_in_float" in report[name]
+        with open_engine(tmp_path / name, threads=1) as opened:
+            assert opened.health().engine == engine
+            assert opened.card.fingerprint == f"{source}-int8-{engine}"
+
+
+@pytest.mark.usefixtures("quick_graph")
+def test_int8_is_tried_with_more_and_more_layers_in_float(
+    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A limit that nothing can hold: every step is tried, and no int8 file is left of them."""
+    monkeypatch.setattr(exporting, "KEPT", (0, 3))
+    monkeypatch.setitem(exporting.LIMITS, "int8", Limits(overlap=2))
+    with caplog.at_level("INFO", "cbmir"), pytest.raises(ParityError, match=r"neighbours at least 2, .*without int8"):
+        export_run(tiny_run, tmp_path, ExportOptions(int8=True))
+    assert [text.split(":")[0] for text in caplog.messages if "layers in float" in text] == [
+        "model.int8.onnx with 0 layers in float", "model.int8.onnx with 3 layers in float",
+    ]  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "parity.json"]

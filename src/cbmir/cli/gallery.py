@@ -45,9 +45,18 @@ def index() -> None:
     show_default=True,
     help="Which of the manifest's images go in; may be repeated.",
 )
+@click.option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one a processor]")
 @engine_option
 @click.pass_context
-def build(ctx: click.Context, model: Path, manifest: Path, output: Path, splits: tuple[str, ...], engine: str) -> None:
+def build(
+    ctx: click.Context,
+    model: Path,
+    manifest: Path,
+    output: Path,
+    splits: tuple[str, ...],
+    workers: int | None,
+    engine: str,
+) -> None:
     """Embed the images of MANIFEST with MODEL into a gallery; one that is there already is replaced at the end.
 
     Images that cannot be read are left out and listed in the gallery's unreadable.csv; the exit code is then 2.
@@ -59,7 +68,7 @@ def build(ctx: click.Context, model: Path, manifest: Path, output: Path, splits:
 
     table = read_manifest(manifest)
     with open_engine(model, engine=engine) as opened:
-        report = build_gallery(opened, table, output, splits=splits)
+        report = build_gallery(opened, table, output, splits=splits, workers=workers)
     click.echo(f"{output}: {report.images} images")
     if report.unreadable:
         log.error(
