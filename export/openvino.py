@@ -142,7 +142,11 @@ def _quantise(
         raise ModelError(f"expected layers of the encoder to keep in float, found {', '.join(unknown)}; "
                          f"sensitive_layers names them")  # fmt: skip
     ranges = nncf.quantization.range_estimator
-    options = nncf.AdvancedQuantizationParameters(disable_bias_correction=not correct_bias)
+    options = nncf.AdvancedQuantizationParameters(
+        disable_bias_correction=not correct_bias,
+        # All 8 bits of the weights: processors without VNNI, where sums may overflow, gain nothing from int8.
+        overflow_fix=nncf.quantization.advanced_parameters.OverflowFix.DISABLE,
+    )
     # NNCF's own choice is the mean of the images' extremes, which cuts off what is rare: a few images then turn far.
     options.activations_range_estimator_params = ranges.RangeEstimatorParametersSet.MINMAX
     if percentile is not None:
