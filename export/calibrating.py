@@ -10,10 +10,21 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 from tqdm import tqdm
 
-from cbmir.errors import require
+from cbmir.errors import UserError, require
 from cbmir.export.quantisable import Floats
 from cbmir.runtime.engine import available_threads
-from cbmir.runtime.onnx_engine import NOT_WANTED
+from cbmir.runtime.onnx_engine import DISABLED_OPTIMIZERS
+
+
+def check_percentile(percentile: float | None) -> None:
+    """Raises UserError unless it is None or in (50, 100]."""
+    if percentile is not None and not 50 < percentile <= 100:
+        raise UserError(f"expected a percentile above 50, at most 100, found {percentile}")
+
+
+def evenly_spread(images: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
+    """At most so many of the images, spread over all of them."""
+    return images[:: -(-len(images) // most)]
 
 
 def channel_ranges(
@@ -71,5 +82,8 @@ def open_session(model: ModelProto, names: Sequence[str]) -> Any:
     options.intra_op_num_threads = available_threads()
     options.log_severity_level = 3  # a constant that nothing reads any more is no news
     return ort.InferenceSession(
-        watched.SerializeToString(), options, providers=["CPUExecutionProvider"], disabled_optimizers=NOT_WANTED
+        watched.SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=DISABLED_OPTIMIZERS,
     )

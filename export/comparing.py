@@ -11,7 +11,7 @@ from cbmir.errors import UserError
 from cbmir.export.parity import LIMITS, Limits, Parity, compare
 from cbmir.export.samples import sample_of
 from cbmir.manifest import read_manifest
-from cbmir.training.report import opened_model
+from cbmir.training.report import opened_model, splits_of
 
 log = logging.getLogger("cbmir")
 
@@ -22,13 +22,14 @@ _PRECISIONS = ("float32", "float16", "bfloat16", "int8")
 def compare_models(a: Path, b: Path, manifest: Path, tolerances: Sequence[str] = ()) -> Parity:
     """How far the answers of model `b` are from those of `a`, on images of a manifest.
 
-    Queries are its val and test images (all, where it has neither), which search those and the training images. The
-    limits are those of the coarser precision, for files of one model; for two models there are none but `tolerances`.
-    Raises ManifestError, ModelError, and UserError for models that cannot be compared.
+    Queries are its val and test images (all, where it has neither), those of `a`'s fold where it was trained on this
+    manifest; they search those and the training images. The limits are those of the coarser precision, for files of one
+    model; for two models there are none but `tolerances`. Raises ManifestError, SplitError, ModelError, and UserError
+    for models that cannot be compared.
     """
     table = read_manifest(manifest)
     with opened_model(a) as (card, embedder):
-        sample = sample_of(table, card)
+        sample = sample_of(splits_of(card, table), card)
         reference = sample.answers(embedder, a.name)
     with opened_model(b) as (other, embedder):
         _check_comparable(card, other)
@@ -37,9 +38,8 @@ def compare_models(a: Path, b: Path, manifest: Path, tolerances: Sequence[str] =
 
 
 def limits_of(a: ModelCard, b: ModelCard) -> Limits:
-    """The limits for two files of one model; none for two models."""
-    # An int8 file has an embedding space of its own, named after that of its model.
-    if a.fingerprint.split("-int8-")[0] != b.fingerprint.split("-int8-")[0]:
+    """The limits for two files of one model; none for two models, also where they share an embedding space."""
+    if a.weights != b.weights:
         log.warning("These are two models, of the embedding spaces %s and %s.", a.fingerprint, b.fingerprint)
         return Limits()
     return LIMITS[max(a.precision, b.precision, key=_PRECISIONS.index)]

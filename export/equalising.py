@@ -58,7 +58,7 @@ def equalise(model: ModelProto, images: NDArray[np.uint8]) -> None:
         # A scale passes a ReLU, a shift does not.
         shift = np.zeros_like(low) if any(reader.rectified for reader in readers) else low
         scale = np.maximum(high - shift, _LEAST * (high - shift).max())
-        if scale.all():
+        if (scale > 0).all():  # all channels may be dead: constant, or below zero before a ReLU
             _rescale(graph, graph.writer[name], readers, shift, scale)
 
 

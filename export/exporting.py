@@ -6,22 +6,30 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cbmir.card import ModelCard
 from cbmir.errors import EngineError, ModelError, ParityError, UserError
+from cbmir.export.calibrating import check_percentile
 from cbmir.export.graph import to_onnx
 from cbmir.export.parity import LIMITS, Parity, compare
 from cbmir.export.samples import Sample, calibration_pixels, run_sample
 from cbmir.files import write_json
+from cbmir.runtime.available import why_not
 from cbmir.runtime.engine import Outputs
+from cbmir.runtime.machine import describe_machine
 from cbmir.runtime.openvino_module import import_openvino
+from cbmir.runtime.plan import read_plan_info
 from cbmir.training.report import opened_model
 from cbmir.training.run import load_model
 
@@ -46,6 +54,7 @@ class ExportOptions:
     `openvino` holds bf16 and int8, `targets` TensorRT targets (sm86 …, or current). `images` and `calibrate` are
     manifests in place of the run's own; `percentile` cuts the activations' range in calibration. `tolerances` are
     NAME=NUMBER for `Limits.changed`; with `accept_parity_loss` a file beyond its limits is written all the same.
+    Raises UserError for other names of OpenVINO files, and other percentiles.
     """
 
     fp16: bool = False
@@ -60,62 +69,87 @@ class ExportOptions:
     tolerances: tuple[str, ...] = ()
     accept_parity_loss: bool = False
 
+    def __post_init__(self) -> None:
+        check_percentile(self.percentile)
+        unknown = sorted(set(self.openvino) - {"bf16", "int8"})
+        if unknown:
+            raise UserError(f"expected bf16 or int8 for OpenVINO, found {', '.join(unknown)}")
+
 
 def export_run(run: Path, output: str | Path, options: ExportOptions | None = None) -> list[Path]:
     """Export the best model of a finished run; returns the files written.
 
     `output` is a file that ends in .onnx, or a folder for `model.onnx`; other files stand beside it, with endings of
     their own, and the figures of all in `parity.json`. Raises RunError (unfinished run, images no longer there),
-    ManifestError, EncoderError, and ParityError for a file beyond its limits, which is not left behind; an older file
-    of that name stays, and the message says so.
+    ManifestError, EncoderError, and ParityError for files beyond their limits, once the others are written. Such a file
+    is not left behind; an older one of that name stays, and the message says so.
     """
     options = options or ExportOptions()
     _check_possible(options)
     target = output_file(output)
-    report = read_report(target.parent / REPORT)
+    read_report(target.parent / REPORT)  # a damaged one would stop the first file
     model, card, config = load_model(run)
     sample = run_sample(config, card, options.images)
+    pixels = None
+    if options.int8 or "int8" in options.openvino:
+        queries = set(sample.cases.patients[: sample.cases.queries])
+        pixels = calibration_pixels(config, card, options.calibrate, options.calibration_images, queries)
     with opened_model(run) as (_, embedder):
-        job = _Job(target, card, options, sample, sample.answers(embedder, "PyTorch"), report)
+        job = _Job(target, card, options, sample, sample.answers(embedder, "PyTorch"))
 
     exact = to_onnx(model, card)
-    job.add(".onnx", "float32", lambda path: path.write_bytes(exact))
+    job.add(".onnx", lambda path: path.write_bytes(exact))  # all others are made of it
     half = to_onnx(model, card, "float16") if options.fp16 else None
+    refused = []
+    for add in _others(job, exact, half, pixels):
+        try:
+            add()
+        except ParityError as error:
+            refused.append(str(error))
+    job.warn_of_older()
+    if refused:
+        raise ParityError("\n".join(refused))
+    return job.written
+
+
+def _others(
+    job: _Job, exact: bytes, half: bytes | None, pixels: NDArray[np.uint8] | None
+) -> Iterator[Callable[[], None]]:
+    """What lets in each file but the first, those that take longest last."""
+    options = job.options
     if half is not None:
-        job.add(".fp16.onnx", "float16", lambda path: path.write_bytes(half))
-    if options.int8 or "int8" in options.openvino:
-        pixels = calibration_pixels(config, card, options.calibrate, options.calibration_images)
-        job.calibration_images = len(pixels)
-    if options.int8:
-        from cbmir.export.int8 import sensitive_layers, to_int8
+        yield lambda: job.add(".fp16.onnx", lambda path: path.write_bytes(half))
+    if "bf16" in options.openvino:
+        from cbmir.export.openvino import write_openvino
 
-        job.add_quantised(
-            ".int8.onnx",
-            lambda path, keep: path.write_bytes(to_int8(exact, pixels, keep=keep, percentile=options.percentile)),
-            lambda: sensitive_layers(exact, pixels, percentile=options.percentile),
-        )
-    if options.openvino:
-        from cbmir.export import openvino
-
-        if "bf16" in options.openvino:
-            job.add(".openvino-bf16.xml", "bfloat16", lambda path: openvino.write_openvino(exact, path, "bfloat16"))
-        if "int8" in options.openvino:
-            job.add_quantised(
-                ".openvino-int8.xml",
-                lambda path, keep: openvino.write_openvino(
-                    exact, path, "int8", pixels, keep=keep, percentile=options.percentile
-                ),
-                lambda: list(openvino.sensitive_layers(exact, pixels, percentile=options.percentile)),
-            )
+        yield lambda: job.add(".openvino-bf16.xml", lambda path: write_openvino(exact, path, "bfloat16"))
     if options.targets:
         from cbmir.export.tensorrt import resolve_target, write_plan
 
-        precision, source = ("float32", exact) if half is None else ("float16", half)
         for name in map(resolve_target, options.targets):
-            job.add_plan(
-                f".{name}.plan", precision, partial(write_plan, source, target=name, max_batch=options.max_batch)
-            )
-    return job.written
+            write = partial(write_plan, half or exact, target=name, max_batch=options.max_batch)
+            yield partial(job.add, f".{name}.plan", write)
+    if pixels is None:
+        return
+    percentile = options.percentile
+    if options.int8:
+        from cbmir.export import int8
+
+        yield lambda: job.add_quantised(
+            ".int8.onnx",
+            lambda path, keep: path.write_bytes(int8.to_int8(exact, pixels, keep=keep, percentile=percentile)),
+            lambda: int8.sensitive_layers(exact, pixels, percentile=percentile),
+            len(pixels),
+        )
+    if "int8" in options.openvino:
+        from cbmir.export import openvino
+
+        yield lambda: job.add_quantised(
+            ".openvino-int8.xml",
+            lambda path, keep: openvino.write_openvino(exact, path, "int8", pixels, keep=keep, percentile=percentile),
+            lambda: openvino.sensitive_layers(exact, pixels, percentile=percentile),
+            len(pixels),
+        )
 
 
 def _check_possible(options: ExportOptions) -> None:
@@ -143,58 +177,66 @@ class _Job:
     options: ExportOptions
     sample: Sample
     reference: Outputs
-    report: dict[str, Any]
 
     def __post_init__(self) -> None:
         self.written: list[Path] = []
-        self.calibration_images = 0
 
-    def add(self, ending: str, precision: str, write: Callable[[Path], object]) -> None:
-        """Let in one file, and what belongs to it. Raises ParityError where it is beyond its limits."""
+    def add(self, ending: str, write: Callable[[Path], object]) -> None:
+        """Let in one file, and what belongs to it. Raises ParityError where it is beyond its limits.
+
+        A TensorRT plan that cannot run here is let in as it is, and the report says why it was not compared.
+        """
         path = self._path(ending)
         with self._staging() as folder:
             staged = Path(folder) / path.name
             write(staged)
-            parity = self._compare(staged, precision)
-            if parity.failures and not self.options.accept_parity_loss:
-                raise self._refusal(path, precision, parity)
-            self._let_in(staged, path, precision, parity, ())
+            if why := _why_not_here(staged):
+                self._let_in(staged, read_plan_info(staged).card, why)
+            else:
+                card, parity = self._compare(staged)
+                self._check(card, parity, path)
+                self._let_in(staged, card, parity)
 
     def add_quantised(
-        self, ending: str, write: Callable[[Path, Sequence[str]], object], rank: Callable[[], Sequence[str]]
+        self,
+        ending: str,
+        write: Callable[[Path, Sequence[str]], object],
+        rank: Callable[[], Sequence[str]],
+        images: int,
     ) -> None:
-        """Let in an int8 file, with as few layers left in float as its limits allow, those that hurt most first."""
+        """Let in an int8 file, with as few layers left in float as its limits allow, those that hurt most first.
+
+        `images` is the number that it was calibrated on. Where none holds its limits and that is accepted, it is the
+        one that is int8 throughout. Raises ParityError.
+        """
         path = self._path(ending)
         with self._staging() as folder:
-            staged = Path(folder) / path.name
-            ranked: Sequence[str] = ()
-            for count in KEPT:
-                if count and not ranked:
-                    ranked = rank()
-                kept = tuple(ranked[:count])
+            tries = []
+            for kept in _more_and_more(rank):
+                staged = Path(folder, str(len(kept)), path.name)
+                staged.parent.mkdir()
                 write(staged, kept)
-                parity = self._compare(staged, "int8")
+                card, parity = self._compare(staged)
+                tries.append((staged, card, parity, kept))
                 if not parity.failures:
                     break
                 log.info("%s with %d layers in float: %s", path.name, len(kept), "; ".join(parity.failures))
-            if parity.failures and not self.options.accept_parity_loss:
-                raise self._refusal(path, "int8", parity)
-            self._let_in(staged, path, "int8", parity, kept)
+            self._check(card, parity, path)
+            staged, card, parity, kept = tries[0 if parity.failures else -1]
+            facts = {"calibration_images": images, "percentile": self.options.percentile, "kept_in_float": list(kept)}
+            self._let_in(staged, card, parity, facts)
 
-    def add_plan(self, ending: str, precision: str, write: Callable[[Path], object]) -> None:
-        """Let in a TensorRT plan. It is compared where its GPU is here; elsewhere the report says that it was not."""
-        path = self._path(ending)
-        with self._staging() as folder:
-            staged = Path(folder) / path.name
-            write(staged)
-            try:
-                parity = self._compare(staged, precision)
-            except EngineError as error:
-                self._let_in(staged, path, precision, f"not compared, since its GPU is not here: {error}", ())
-                return
-            if parity.failures and not self.options.accept_parity_loss:
-                raise self._refusal(path, precision, parity)
-            self._let_in(staged, path, precision, parity, ())
+    def warn_of_older(self) -> None:
+        """Say which files of another model stay beside this one's."""
+        report = read_report(self.target.with_name(REPORT))
+        older = [
+            name
+            for name, facts in report.items()
+            if name.startswith(f"{self.target.stem}.") and _weights(facts) != self.card.weights
+            if self.target.with_name(name).exists()
+        ]
+        if older:
+            log.warning("Files of another model stay beside %s: %s.", self.target, ", ".join(older))
 
     def _path(self, ending: str) -> Path:
         return self.target.with_name(self.target.stem + ending)
@@ -202,54 +244,81 @@ class _Job:
     def _staging(self) -> TemporaryDirectory[str]:
         return TemporaryDirectory(dir=self.target.parent, prefix=".export-", suffix=".part")
 
-    def _compare(self, staged: Path, precision: str) -> Parity:
+    def _compare(self, staged: Path) -> tuple[ModelCard, Parity]:
         try:
-            with opened_model(staged) as (_, embedder):
+            with opened_model(staged) as (card, embedder):
                 found = self.sample.answers(embedder, staged.name)
         except EngineError as error:
-            if staged.suffix == ".plan":
-                raise
             raise ParityError(f"{staged.name} was not written: {error}.{self._older(staged.name)}") from error
-        limits = LIMITS[precision].changed(*self.options.tolerances)
-        return compare(self.reference, found, self.sample.cases, limits)
+        limits = LIMITS[card.precision].changed(*self.options.tolerances)
+        return card, compare(self.reference, found, self.sample.cases, limits)
 
-    def _refusal(self, path: Path, precision: str, parity: Parity) -> ParityError:
-        return ParityError(
-            f"{path} was not written, since it answers differently from PyTorch: expected "
-            f"{'; '.join(parity.failures)}. {_ADVICE[precision]} --accept-parity-loss writes it all the same."
-            f"{self._older(path.name)}"
-        )
+    def _check(self, card: ModelCard, parity: Parity, path: Path) -> None:
+        """Raises ParityError for a file beyond its limits, unless that is accepted."""
+        if parity.failures and not self.options.accept_parity_loss:
+            raise ParityError(
+                f"{path} was not written, since it answers differently from PyTorch: expected "
+                f"{'; '.join(parity.failures)}. {_ADVICE[card.precision]} --accept-parity-loss writes it all the same."
+                f"{self._older(path.name)}"
+            )
 
-    def _let_in(self, staged: Path, path: Path, precision: str, parity: Parity | str, kept: Sequence[str]) -> None:
+    def _let_in(self, staged: Path, card: ModelCard, found: Parity | str, more: dict[str, Any] | None = None) -> None:
+        """`found` is the comparison, or why there is none; `more` goes into the report."""
+        path = self.target.with_name(staged.name)
+        machine = describe_machine()
         facts = {
-            "precision": precision,
+            "precision": card.precision,
             "sha256": hashlib.sha256(staged.read_bytes()).hexdigest(),
-            "fingerprint": self.card.fingerprint,
-            **({"not_compared": parity} if isinstance(parity, str) else parity.to_json()),
+            "fingerprint": card.fingerprint,
+            "weights": card.weights,
+            **({"not_compared": found} if isinstance(found, str) else found.to_json()),
+            **(more or {}),
+            "processor": " ".join([machine["processor"], *machine["features"]]),
             "versions": {name: version for name in _PACKAGES if (version := _version(name))},
         }
-        if precision == "int8":
-            facts |= {"calibration_images": self.calibration_images, "kept_in_float": list(kept)}
-        if isinstance(parity, Parity) and parity.failures:
-            facts["accepted"] = list(parity.failures)
-            log.warning("%s answers differently from PyTorch, as was accepted: %s.", path, "; ".join(parity.failures))
+        if isinstance(found, Parity) and found.failures:
+            facts["accepted"] = list(found.failures)
+            log.warning("%s answers differently from PyTorch, as was accepted: %s.", path, "; ".join(found.failures))
         files = sorted(staged.parent.iterdir(), key=lambda file: file == staged)
         size = sum(file.stat().st_size for file in files)
         for file in files:  # what belongs to the file first, so that the file is never there without it
             file.replace(path.with_name(file.name))
-        self.report[path.name] = facts
-        write_json(path.with_name(REPORT), self.report)
+        report = path.with_name(REPORT)
+        write_json(report, read_report(report) | {path.name: facts})  # another export may have added to it
         self.written.append(path)
-        log.info("%s: %s, %.1f MB; %s.", path.name, precision, size / 1e6, parity)
+        words = f"not compared here: {found}" if isinstance(found, str) else str(found)
+        log.info("%s: %s, %.1f MB; %s.", path.name, card.precision, size / 1e6, words)
 
     def _older(self, name: str) -> str:
         """A sentence about the file that stays where the one to replace it is not let in; "" where there is none."""
         if not self.target.with_name(name).exists():
             return ""
-        fingerprint = self.report.get(name, {}).get("fingerprint")
-        another = f"another model (fingerprint {fingerprint})" if fingerprint else "an unknown model"
-        whose = "this model" if fingerprint == self.card.fingerprint else another
+        weights = _weights(read_report(self.target.with_name(REPORT)).get(name, {}))
+        another = f"another model (fingerprint {weights})" if weights else "an unknown model"
+        whose = "this model" if weights == self.card.weights else another
         return f" An older {name}, of {whose}, was left as it was."
+
+
+def _why_not_here(staged: Path) -> str:
+    """Why a TensorRT plan cannot run here; "" for one that can, and for any other file."""
+    if staged.suffix != ".plan":
+        return ""
+    return why_not("tensorrt") or read_plan_info(staged).why_not()
+
+
+def _more_and_more(rank: Callable[[], Sequence[str]]) -> Iterator[tuple[str, ...]]:
+    """No layer, then more and more of the ranking, as long as it has any."""
+    yield ()
+    ranked = tuple(rank())
+    for before, count in pairwise(KEPT):
+        if before < len(ranked):
+            yield ranked[:count]
+
+
+def _weights(facts: dict[str, Any]) -> str | None:
+    """What names the weights of a file in a report; reports of earlier versions have the fingerprint alone."""
+    weights: str | None = facts.get("weights", facts.get("fingerprint"))
+    return weights
 
 
 def output_file(output: str | Path) -> Path:

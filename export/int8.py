@@ -8,6 +8,7 @@ float32 between two int8 layers.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +21,7 @@ from onnx import ModelProto, NodeProto, helper
 
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.errors import CardError, UserError, require
-from cbmir.export.calibrating import tensor_ranges
+from cbmir.export.calibrating import check_percentile, evenly_spread, tensor_ranges
 from cbmir.export.equalising import equalise
 from cbmir.export.quantisable import Graph, quantisable
 from cbmir.export.rounding import Grid, turned_by_rounding
@@ -38,13 +39,13 @@ def to_int8(
 
     `calibration` holds real images, uint8 [M, 1, S, S], on which the ranges of activations are taken: the least and the
     greatest value, or with `percentile` in (50, 100] the mean over the images of that percentile of each. `keep` names
-    convolutions that stay in float, the first of `sensitive_layers`. The file has an embedding space of its own: its
-    card says so. Raises UserError for other images, layers or percentiles, CardError for a file without a card.
+    convolutions that stay in float, the first of `sensitive_layers`. The file has an embedding space of its own, whose
+    name in its card ends with the first digits of the graph's SHA-256. Raises UserError for other images, layers or
+    percentiles, CardError for a file without a card.
     """
     card, head = _card_and_head(model)
     _check_images(calibration, card)
-    if percentile is not None and not 50 < percentile <= 100:
-        raise UserError(f"expected a percentile above 50, at most 100, found {percentile}")
+    check_percentile(percentile)
     graph, grids, apart = _calibrated(model, calibration, percentile)
     unknown = sorted(set(keep) - {node.name for node in graph.encoder() if node.op_type == "Conv"})
     if unknown:
@@ -53,7 +54,8 @@ def to_int8(
     quantised = _write(graph, grids, calibration[:1], keep, apart)
     nodes = quantised.graph.node
     nodes.insert(0, nodes.pop(next(i for i, node in enumerate(nodes) if "image" in node.input)))  # for TensorRT
-    info = card.with_(precision="int8", fingerprint=f"{card.fingerprint}-int8-onnxruntime")
+    digits = hashlib.sha256(quantised.graph.SerializeToString(deterministic=True)).hexdigest()[:8]
+    info = card.with_(precision="int8", fingerprint=f"{card.fingerprint}-int8-onnxruntime-{digits}")
     del quantised.metadata_props[:]
     helper.set_model_props(quantised, {CARD_KEY: info.dumps(), HEAD_KEY: head})
     onnx.checker.check_model(quantised, full_check=True)
@@ -66,8 +68,8 @@ def sensitive_layers(
     """The convolutions, those that int8 hurts most first: for `to_int8(keep=…)`.
 
     A layer's harm is that of the worst tensor which it reads or writes: how far the embedding turns, in the mean over
-    so many of the images, when that tensor alone is rounded to int8. So the two ends of the worst tensor come first,
-    and it is float once both are kept.
+    so many of the images, when that tensor alone is rounded to int8. So the two ends of the worst tensor come first;
+    once both are kept it is float, unless a Concat or a pooling between them keeps it in int8.
     """
     card, _ = _card_and_head(model)
     _check_images(calibration, card)
@@ -77,7 +79,7 @@ def sensitive_layers(
         for name in grids
         if any(node.op_type in ("Conv", "Add") for node in graph.readers[name])
     }
-    some = calibration[:: -(-len(calibration) // images)]
+    some = evenly_spread(calibration, images)
     turned = turned_by_rounding(graph, {name: grids[name] for name in readers}, some)
     ranked: dict[str, None] = {}
     for name in sorted(readers, key=turned.__getitem__, reverse=True):

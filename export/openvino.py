@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from cbmir.card import CARD_KEY, ModelCard
 from cbmir.errors import ModelError, require
+from cbmir.export.calibrating import check_percentile, evenly_spread
 from cbmir.export.equalising import equalised
 from cbmir.export.graph_passes import bound_channels
 from cbmir.files import replacing
@@ -48,31 +49,30 @@ def write_openvino(
 
     int8 needs `calibration`, real images uint8 [M, 1, S, S], which tell the ranges of activations: by the least and the
     largest value, or by what `percentile` of an image's values (say 99.99) lies within on either side. `keep` names
-    layers that stay in float, the first of `sensitive_layers`. An int8 file has an embedding space of its own, and its
-    card says so. Raises ModelError for int8 without images, and for a layer to keep that is not there.
+    layers that stay in float, the first of `sensitive_layers`. An int8 file has an embedding space of its own, whose
+    name in its card ends with the first digits of the SHA-256 of the .bin. Raises ModelError for int8 without images,
+    and for a layer to keep that is not there, UserError for a percentile that is not above 50.
     """
+    check_percentile(percentile)
     if precision == "bfloat16":  # int8 steps fit a channel better after its norm than before
         model = bound_channels(onnx.load_from_string(model)).SerializeToString()
     graph = _read(model)
-    card = ModelCard.loads(graph.get_rt_info([_METADATA, CARD_KEY]).astype(str))
-    info = card.with_(precision=precision)
+    card = ModelCard.loads(graph.get_rt_info([_METADATA, CARD_KEY]).astype(str)).with_(precision=precision)
     if precision == "int8":
         if calibration is None or not len(calibration):
             raise ModelError(f"{path}: expected images to calibrate int8 on, found none; give real ones")
         graph = _quantise(_read(equalised(model, calibration)), calibration, keep, percentile)
-        info = info.with_(fingerprint=f"{card.fingerprint}-int8-openvino")
-    graph.set_rt_info(info.dumps(), [_METADATA, CARD_KEY])
-    _save(graph, path)
+    _save(graph, card, path)
 
 
 def sensitive_layers(
     model: bytes, calibration: NDArray[np.uint8], *, images: int = 32, percentile: float | None = None
-) -> dict[str, float]:
+) -> list[str]:
     """The convolutions of a float32 ONNX file, the one that int8 hurts most first, for `write_openvino(keep=…)`.
 
-    The figure is the ratio of signal to quantisation noise in dB of a layer's output when that layer alone is int8,
-    over at most so many of the images: each layer is there in float and in int8, and both read what the float layers
-    before it give. So one pass over the images tells it of all layers.
+    They are ranked by the ratio of signal to quantisation noise of a layer's output when that layer alone is int8, over
+    at most so many of the images: each layer is there in float and in int8, and both read what the float layers before
+    it give. So one pass over the images tells it of all layers.
     """
     ov = import_openvino()
     model = equalised(model, calibration)
@@ -95,12 +95,12 @@ def sensitive_layers(
                 if reader.get_node().get_friendly_name() not in layers:
                     reader.replace_source_output(node.input_value(0))
     both = ov.Core().compile_model(ov.Model(outputs, graph.get_parameters(), "noise"), "CPU", _EXACT)
-    sums = sum(np.array(list(both([image[None]]).values())) for image in calibration[:images])
+    sums = sum(np.array(list(both([image[None]]).values())) for image in evenly_spread(calibration, images))
     signal, noise = np.reshape(sums, (len(layers), 2)).T
     least = np.finfo(np.float32).tiny  # a layer that is exact in int8, or always 0, is last
-    decibels = 10 * np.log10(np.maximum(signal, least) / np.maximum(noise, least))
-    ratios = dict(zip(layers, decibels.tolist(), strict=True))
-    return dict(sorted(ratios.items(), key=lambda item: item[1]))
+    ratios = np.maximum(signal, least) / np.maximum(noise, least)
+    names = list(layers)
+    return [names[number] for number in np.argsort(ratios, kind="stable")]
 
 
 def _read(model: bytes) -> Any:
@@ -190,13 +190,18 @@ def _mean_square(node: Any) -> Any:
     return ops.reduce_mean(ops.multiply(node, node), [0, 1, 2, 3])
 
 
-def _save(graph: Any, path: Path) -> None:
-    """Write .bin and .xml, which holds the SHA-256 of the .bin, so that two that do not belong together are told."""
+def _save(graph: Any, card: ModelCard, path: Path) -> None:
+    """Write .bin and .xml, which holds the card and the SHA-256 of the .bin, so that two files that do not belong
+    together are told apart, and an int8 file's embedding space from that of any other."""
     ov = import_openvino()
     with TemporaryDirectory() as folder:
         xml, weights = Path(folder, "model.xml"), Path(folder, "model.bin")
         ov.serialize(graph, xml, weights)
-        graph.set_rt_info(hashlib.sha256(weights.read_bytes()).hexdigest(), [_METADATA, WEIGHTS_KEY])
+        sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
+        if card.precision == "int8":
+            card = card.with_(fingerprint=f"{card.fingerprint}-int8-openvino-{sha256[:8]}")
+        graph.set_rt_info(sha256, [_METADATA, WEIGHTS_KEY])
+        graph.set_rt_info(card.dumps(), [_METADATA, CARD_KEY])
         ov.serialize(graph, xml, weights)
         for file in (weights, xml):
             with replacing(path.with_suffix(file.suffix)) as temporary:

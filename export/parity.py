@@ -37,11 +37,13 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class Limits:
     """What a file must hold: the least cosine of an image's two embeddings, the largest difference of a score, the
-    least share of unchanged neighbours, the largest |difference| of nDCG and of AUC. None: any."""
+    least share of unchanged neighbours in its own gallery (`overlap`) and in the source's (`cross`), the largest
+    |difference| of nDCG and of AUC. None: any."""
 
     cosine: float | None = None
     score: float | None = None
     overlap: float | None = None
+    cross: float | None = None
     ndcg: float | None = None
     auc: float | None = None
 
@@ -61,11 +63,12 @@ class Limits:
         return limits
 
 
-#: By the precision of the file.
+#: By the precision of the file. Files in half precision share a gallery with the float32 file, so they have a limit
+#: across too, of the maintainers' choice; an int8 file has a gallery of its own.
 LIMITS = {
     "float32": Limits(cosine=0.999999, score=1e-5),
-    "float16": Limits(overlap=0.97, ndcg=0.002, auc=0.002),
-    "bfloat16": Limits(overlap=0.97, ndcg=0.002, auc=0.002),
+    "float16": Limits(overlap=0.97, cross=0.95, ndcg=0.002, auc=0.002),
+    "bfloat16": Limits(overlap=0.97, cross=0.95, ndcg=0.002, auc=0.002),
     "int8": Limits(overlap=0.90, ndcg=0.005, auc=0.005),
 }
 
@@ -91,7 +94,14 @@ class Estimate:
     low: float
     high: float
 
+    def share(self) -> str:
+        """In words, of a share in [0, 1]."""
+        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
+
     def __str__(self) -> str:
+        """In words, of a difference: with its sign."""
+        if math.isnan(self.value):
+            return "not defined"
         return f"{self.value:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"
 
 
@@ -122,15 +132,17 @@ class Parity:
     def failures(self) -> tuple[str, ...]:
         """What is beyond its limit, in words; empty when the file may be used. What is no number is beyond."""
         limits, k = self.limits, NEIGHBOURS
+        own, cross = self.overlap, self.cross_overlap
         least = [
             ("cosine of the embeddings", limits.cosine, self.cosine_min, f"{self.cosine_min:.7f}"),
-            (f"unchanged top-{k} neighbours", limits.overlap, self.overlap.value, self.overlap),
+            (f"unchanged top-{k} neighbours", limits.overlap, own.value, own.share()),
+            (f"unchanged top-{k} neighbours across", limits.cross, cross.value, cross.share()),
         ]
         most = [
             ("difference of scores", limits.score, self.score_difference, f"{self.score_difference:.2g}"),
-            (f"difference of nDCG@{k}", limits.ndcg, abs(self.ndcg.value), self.ndcg),
-            (f"difference of nDCG@{k} of all queries", limits.ndcg, abs(self.ndcg_all.value), self.ndcg_all),
-            ("difference of AUC", limits.auc, abs(self.auc.value), self.auc),
+            (f"difference of nDCG@{k}", limits.ndcg, abs(self.ndcg.value), _or_why(self.ndcg)),
+            (f"difference of nDCG@{k} of all queries", limits.ndcg, abs(self.ndcg_all.value), _or_why(self.ndcg_all)),
+            ("difference of AUC", limits.auc, abs(self.auc.value), _or_why(self.auc)),
         ]
         return (
             *(f"{what} at least {limit}, found {found}" for what, limit, value, found in least
@@ -151,8 +163,7 @@ class Parity:
             "cosine of the embeddings": f"{self.cosine_min:.7f} at least, {self.cosine_mean:.7f} on average",
             "difference of scores": f"{self.score_difference:.2g} at most",
             "findings called alike": f"{self.decisions:.2%}",
-            f"unchanged top-{k} neighbours": f"{self.overlap.value:.4f} [{self.overlap.low:.4f}, "
-                                             f"{self.overlap.high:.4f}]; across: {self.cross_overlap.value:.4f}",
+            f"unchanged top-{k} neighbours": f"{self.overlap.share()}; across: {self.cross_overlap.value:.4f}",
             f"difference of nDCG@{k}": str(self.ndcg),
             f"difference of nDCG@{k}, all queries": str(self.ndcg_all),
             "difference of AUC": str(self.auc),
@@ -249,6 +260,12 @@ def _auc_difference(
 
 def _estimate(values: Floats, weights: Floats) -> Estimate:
     return Estimate(mean_of_known(values), *interval(weighted_means(values, weights)))
+
+
+def _or_why(estimate: Estimate) -> str:
+    """The estimate in words, or why there is none."""
+    lacking = "none: not defined on these images; give labelled ones (cbmir export: by --images)"
+    return lacking if math.isnan(estimate.value) else str(estimate)
 
 
 def _json(value: Any) -> Any:

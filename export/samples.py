@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,8 +20,10 @@ from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.engine import Outputs
 from cbmir.training.config import TrainConfig
 from cbmir.training.data import cached_images, evaluation_batches
-from cbmir.training.report import Embedder, labels_of
+from cbmir.training.report import Embedder, labels_of, splits_of
 from cbmir.training.run import training_manifest
+
+log = logging.getLogger("cbmir")
 
 #: At most so many images are compared: queries from val and test, and training images for them to find.
 QUERIES, GALLERY = 600, 1400
@@ -48,14 +51,18 @@ def _batches(pixels: NDArray[np.uint8], what: str) -> Iterator[NDArray[np.uint8]
 def run_sample(config: TrainConfig, card: ModelCard, images: Path | None) -> Sample:
     """The run's own held-out and training images, or those of the manifest `images`.
 
-    Raises RunError when the run's own table is gone or changed, ManifestError for too few images or other labels.
+    Raises RunError when the run's own table is gone or changed, ManifestError for too few images or other labels,
+    SplitError for a patient in two splits.
     """
     if images is not None:
-        return sample_of(read_manifest(images), card)
+        return sample_of(splits_of(card, read_manifest(images)), card)
     try:
         return sample_of(training_manifest(config), card)
     except (ManifestError, RunError) as error:
-        raise _images_gone(error) from error
+        raise RunError(
+            f"{error}. An exported file is compared with PyTorch on real images, at first those of the run: "
+            f"bring them back, or give others by --images manifest.csv"
+        ) from error
 
 
 def sample_of(manifest: Manifest, card: ModelCard) -> Sample:
@@ -85,11 +92,32 @@ def choose(manifest: Manifest) -> tuple[Manifest, int]:
     return Manifest(manifest.labels, queries + gallery), len(queries)
 
 
-def calibration_pixels(config: TrainConfig, card: ModelCard, manifest: Path | None, count: int) -> NDArray[np.uint8]:
-    """At most `count` training images to quantise by, uint8 [M, 1, S, S]: the run's own, or those of a manifest."""
-    table = read_manifest(manifest) if manifest is not None else training_manifest(config)
+def calibration_pixels(
+    config: TrainConfig, card: ModelCard, manifest: Path | None, count: int, queries: Collection[str]
+) -> NDArray[np.uint8]:
+    """At most `count` images to quantise by, uint8 [M, 1, S, S], evenly spread: the run's own, or those of a manifest.
+
+    They are training images (all, where the table has none), without those of the patients of the `queries`, on which
+    int8 is judged. Raises RunError when the run's own are gone or changed, ManifestError for those of a manifest.
+    """
+    if manifest is not None:
+        return _calibration_pixels(read_manifest(manifest), card, count, queries)
+    try:
+        return _calibration_pixels(training_manifest(config), card, count, queries)
+    except (ManifestError, RunError) as error:
+        raise RunError(
+            f"{error}. int8 is set by real images, at first those of the run: bring them back, or give others by "
+            f"--calibrate manifest.csv"
+        ) from error
+
+
+def _calibration_pixels(table: Manifest, card: ModelCard, count: int, queries: Collection[str]) -> NDArray[np.uint8]:
     rows = table.split("train").rows or table.rows
-    return read_pixels(Manifest(table.labels, evenly(rows, count)), card.preprocess)
+    others = tuple(row for row in rows if row.patient_id not in queries)
+    if not others:
+        log.warning("int8 is set and judged on the same patients, since there are no others: it may do less well on "
+                    "new ones.")  # fmt: skip
+    return read_pixels(Manifest(table.labels, evenly(others or rows, count)), card.preprocess)
 
 
 def evenly(rows: tuple[Row, ...], most: int) -> tuple[Row, ...]:
@@ -102,10 +130,3 @@ def read_pixels(manifest: Manifest, spec: PreprocessSpec) -> NDArray[np.uint8]:
     with TemporaryDirectory() as folder:
         squares = cached_images(manifest, spec, Path(folder))
         return np.concatenate(list(evaluation_batches(squares, range(len(manifest)), spec)))
-
-
-def _images_gone(error: Exception) -> RunError:
-    return RunError(
-        f"{error}. An exported file is compared with PyTorch on real images, at first those of the run: "
-        f"bring them back, or give others by --images manifest.csv"
-    )

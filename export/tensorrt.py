@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.errors import CardError, EngineError, ModelError, UserError
 from cbmir.files import replacing, write_json
 from cbmir.runtime.head import decode_head
-from cbmir.runtime.nvidia import cache_key, current_gpu, find_tensorrt, tensorrt_logger
+from cbmir.runtime.nvidia import current_gpu, find_tensorrt, tensorrt_logger
 from cbmir.runtime.plan import PlanInfo, sidecar_of
 
 log = logging.getLogger("cbmir")
@@ -35,13 +33,12 @@ def resolve_target(target: str) -> str:
     return _builder_for(target)[2]
 
 
-def build_plan(model: bytes, target: str, *, max_batch: int = 32, cache: Path | None = None) -> bytes:
+def build_plan(model: bytes, target: str, *, max_batch: int = 32) -> bytes:
     """A plan from the bytes of a float32 or float16 file of `cbmir export`.
 
     `target` is a GPU's compute capability (sm75, sm86 …), or `current` for the GPU that is here. TensorRT for RTX
     builds for any that it knows; TensorRT, where it alone is installed, only for the GPU that is here. Batches go from
-    1 to `max_batch`. `cache` is a folder for TensorRT's timings of kernels, kept by model, GPU, version and
-    precision; TensorRT for RTX has none.
+    1 to `max_batch`.
 
     Raises ModelError with TensorRT's own words for a file that its parser or builder does not take, CardError for one
     without a card, EngineError for a target that cannot be built for here, MissingDependencyError without TensorRT.
@@ -55,10 +52,7 @@ def build_plan(model: bytes, target: str, *, max_batch: int = 32, cache: Path | 
     network = _parse(trt, builder, logger, model)
     _check_tensors(trt, network, card)
     config = _configure(trt, flavour, target, builder, network.get_input(0), max_batch)
-    key = cache_key(hashlib.sha256(model).hexdigest(), target, trt.__version__, card.precision)
-    # TensorRT for RTX measures nothing: it chooses kernels on the GPU that runs the plan.
-    with _timings(config, cache / f"{key}.timing" if cache and flavour == "tensorrt" else None):
-        plan = builder.build_serialized_network(network, config)
+    plan = builder.build_serialized_network(network, config)
     if logger.warnings:
         log.info("TensorRT's warnings: %s", "; ".join(logger.warnings))
     if plan is None:
@@ -66,13 +60,13 @@ def build_plan(model: bytes, target: str, *, max_batch: int = 32, cache: Path | 
     return bytes(plan)
 
 
-def write_plan(model: bytes, path: Path, target: str, max_batch: int = 32, *, cache: Path | None = None) -> PlanInfo:
+def write_plan(model: bytes, path: Path, target: str, max_batch: int = 32) -> PlanInfo:
     """Build a plan and write it to `path`, with its sidecar beside; see `build_plan` for the rest.
 
     The sidecar comes first, so that a plan is never there without it: a plan of an older export that it then
     contradicts for a moment is refused by its SHA-256.
     """
-    plan = build_plan(model, target, max_batch=max_batch, cache=cache)
+    plan = build_plan(model, target, max_batch=max_batch)
     trt, flavour, target = _builder_for(target)
     proto = _proto(model)
     card = _card(proto)
@@ -175,17 +169,3 @@ def _configure(trt: Any, flavour: str, target: str, builder: Any, image: Any, ma
         config.num_compute_capabilities = 1
         config.set_compute_capability(trt.ComputeCapability.__members__[target.upper()], 0)
     return config
-
-
-@contextmanager
-def _timings(config: Any, path: Path | None) -> Iterator[None]:
-    """Let the builder take its measurements of kernels from a file, where there is one, and leave them there."""
-    if path is None:
-        yield
-        return
-    if not config.set_timing_cache(config.create_timing_cache(path.read_bytes() if path.exists() else b""), False):
-        raise ModelError(f"{path}: TensorRT does not take this timing cache; delete it")
-    yield
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_bytes(config.get_timing_cache().serialize())

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 import numpy as np
 
 from cbmir.errors import CbmirError, require
 from cbmir.runtime.nvidia import current_gpu, find_tensorrt
-from cbmir.runtime.openvino_module import hidden, import_openvino
+from cbmir.runtime.openvino_module import import_openvino
 
 #: Names of ONNX Runtime's providers. Each engine's list ends in the CPU, which takes the operators that others lack.
 PROVIDERS = {
@@ -35,8 +34,23 @@ def why_not(engine: str) -> str:
         if engine in PROVIDERS:
             return _onnxruntime(engine)
         return _openvino() if engine == "openvino" else _tensorrt()
+    except CbmirError as error:
+        return str(error)
     except Exception as error:  # noqa: BLE001  a package that broke off half installed may raise anything
         return f"{engine} does not work: {type(error).__name__}: {error}"
+
+
+def why_no_bfloat16() -> str:
+    """Why OpenVINO cannot compute in bfloat16 on this processor, in a sentence; "" where it can.
+
+    Raises MissingDependencyError without OpenVINO.
+    """
+    core = import_openvino().Core()
+    if "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        return ""
+    return (f"expected a processor with bfloat16 arithmetic (AVX512-BF16 or AMX), found "
+            f"{core.get_property('CPU', 'FULL_DEVICE_NAME')}, which would only emulate it; open the float32 .onnx file "
+            f"or an int8 one")  # fmt: skip
 
 
 def library(engine: str) -> str:
@@ -53,10 +67,7 @@ def library(engine: str) -> str:
 
 
 def _onnxruntime(engine: str) -> str:
-    extra = "cpu" if engine == "onnxruntime" else "gpu"
-    ort = _module("onnxruntime")
-    if isinstance(ort, str):
-        return f'{ort}; pip install "cbmir[{extra}]"'
+    ort = require("onnxruntime", "cpu" if engine == "onnxruntime" else "gpu")
     provider = PROVIDERS[engine][0]
     if provider not in ort.get_available_providers():
         return f'the installed ONNX Runtime has no {provider}; pip install "cbmir[gpu]" in place of onnxruntime'
@@ -74,26 +85,13 @@ def _onnxruntime(engine: str) -> str:
 
 
 def _openvino() -> str:
-    with hidden("openvino.tools.ovc"):  # see `import_openvino`
-        openvino = _module("openvino")  # its wheel holds the plugin for the CPU
-    return f'{openvino}; pip install "cbmir[openvino]"' if isinstance(openvino, str) else ""
+    if "CPU" in (devices := import_openvino().Core().available_devices):
+        return ""
+    return f"OpenVINO finds no CPU that it can use, only {', '.join(devices) or 'nothing'}; install its wheel again"
 
 
 def _tensorrt() -> str:
-    try:
-        current_gpu()  # first, since the others take seconds to import
-        find_tensorrt()
-        require("cuda.bindings.runtime", "tensorrt")
-    except CbmirError as error:
-        return str(error)
+    current_gpu()  # first, since the others take seconds to import
+    _, flavour = find_tensorrt()
+    require("cuda.bindings.runtime", flavour)
     return ""
-
-
-def _module(name: str) -> Any:
-    """The module, or a sentence that says why it cannot be had."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        return f"{error.name or name} is not installed"
-    except Exception as error:  # noqa: BLE001  a broken package may raise anything, and each is a finding here
-        return f"{name} does not import: {error}"

@@ -75,9 +75,9 @@ class BenchProcess:
         return answer
 
     def close(self) -> None:
-        self._pipe.close()
         self._process.terminate()
         self._process.join()
+        self._pipe.close()
 
     def __enter__(self) -> Self:
         return self
@@ -114,7 +114,7 @@ def _serve(pipe: Connection, contender: Contender, images: NDArray[np.uint8], co
         while True:
             batch, seconds = pipe.recv()
             pipe.send((time_runs(partial(answer, images[:batch]), seconds), _peak_bytes()))
-    except EOFError:  # the parent is done, or dead
+    except (EOFError, ConnectionError):  # the parent is done, or dead
         pass
     except CbmirError as error:
         pipe.send(error)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from cbmir.errors import ModelError, require
 from cbmir.runtime.engine import EngineHealth, Mode, available_threads
+from cbmir.runtime.model_files import ENDINGS, model_files, stem
 from cbmir.runtime.opening import open_engine
 from cbmir.runtime.openvino_module import import_openvino
 
 #: Runs uint8 [N, 1, S, S] and returns the embeddings, float32 [N, D].
 Answer = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
-_SUFFIXES = (".onnx", ".xml", ".plan")
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Contender(ABC):
     name: str
     #: Whether it has the model's weights, so that its embeddings can be compared with the others'.
     has_weights: ClassVar[bool] = True
-    #: Whether it is left out, with a warning, where it cannot be opened.
-    optional: ClassVar[bool] = False
+    #: Whether it is left out, with a warning, where it cannot be opened: as a file of a folder may be.
+    optional: bool = field(default=False, kw_only=True)
 
     @abstractmethod
     def open(self) -> tuple[Answer, EngineHealth]:
@@ -51,12 +51,6 @@ class ModelContender(Contender):
     def open(self) -> tuple[Answer, EngineHealth]:
         engine = open_engine(self.path, engine=self.engine, mode=self.mode, threads=self.threads)
         return lambda batch: engine.run(batch).embedding, engine.health()
-
-
-class FolderContender(ModelContender):
-    """A file found in a folder, which this machine may be unable to run."""
-
-    optional = True
 
 
 @dataclass(frozen=True)
@@ -129,19 +123,19 @@ def model_contenders(
     files = list(_files(models))
     names = [path.name for path, _ in files]
     found = []
-    for path, kind in files:
+    for path, optional in files:
         name = path.name if names.count(path.name) == 1 else str(path)
         for engine in engines:
             for mode in modes:
                 words = [name, *([engine] if engine != "auto" else []), *([mode] if len(modes) > 1 else [])]
-                found.append(kind(" ".join(words), path, engine, mode, threads))
+                found.append(ModelContender(" ".join(words), path, engine, mode, threads, optional=optional))
     return found
 
 
 def float32_file(models: Sequence[Path]) -> Path:
     """The float32 .onnx file of these models, which the peers load. Raises ModelError where there is none."""
     for path, _ in _files(models):
-        file = path.with_name(path.name.split(".")[0] + ".onnx")
+        file = path.with_name(f"{stem(path)}.onnx")
         if file.is_file():
             return file
     raise ModelError(
@@ -149,14 +143,15 @@ def float32_file(models: Sequence[Path]) -> Path:
     )
 
 
-def _files(models: Sequence[Path]) -> Iterator[tuple[Path, type[ModelContender]]]:
+def _files(models: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
+    """Each file, and whether it was only found in a folder, so that this machine may be unable to run it."""
     for path in models:
         if not path.is_dir():
-            yield path, ModelContender
+            yield path, False
             continue
-        files = [file for file in path.iterdir() if file.suffix in _SUFFIXES and not file.name.startswith(".")]
+        files = model_files(path)
         if not files:
-            raise ModelError(f"{path}: expected a model file ({', '.join(_SUFFIXES)}) in this folder, found none; "
+            raise ModelError(f"{path}: expected a model file ({', '.join(ENDINGS)}) in this folder, found none; "
                              f"'cbmir export' writes them")  # fmt: skip
         for file in sorted(files, key=lambda file: (len(file.name), file.name)):
-            yield file, FolderContender
+            yield file, True

@@ -33,6 +33,8 @@ _CODECS = {
     "1.2.840.10008.1.2.4.91": "jpeg2k_decode",
 }
 _JPEG_2000 = ("1.2.840.10008.1.2.4.90", "1.2.840.10008.1.2.4.91")
+#: What imagecodecs raises on damage, and where a codec is not built.
+_CODEC_ERRORS = (RuntimeError, ValueError, LookupError, MemoryError, ImportError)
 _AT_ONCE = 2**16  # values put together at a time, so that they stay in the cache
 
 
@@ -97,14 +99,9 @@ class Frame:
                 return self._run_lengths(imagecodecs, threads)
             if self.signed or self.syntax not in _CODECS:  # pydicom mends codestreams that contradict a signed header
                 return None
-            pixels = np.asarray(getattr(imagecodecs, _CODECS[self.syntax])(self.data))
-        except (
-            RuntimeError,
-            ValueError,
-            LookupError,
-            MemoryError,
-            ImportError,
-        ):  # damage, or a codec that is not built
+            options = {"numthreads": threads} if self.syntax in _JPEG_2000 else {}
+            pixels = np.asarray(getattr(imagecodecs, _CODECS[self.syntax])(self.data, **options))
+        except _CODEC_ERRORS:
             return None
         return pixels if pixels.shape == self.shape and pixels.dtype.kind == "u" else None
 
@@ -232,5 +229,5 @@ def _decodable_syntax(tags: Tags) -> Any:
 def _imagecodecs() -> ModuleType | None:
     try:
         return importlib.import_module("imagecodecs")
-    except ModuleNotFoundError:
+    except ImportError:  # not installed, or broken: pydicom's plugins do without
         return None

@@ -185,7 +185,8 @@ class _Chain:
 
     @property
     def averages(self) -> bool:
-        """Whether a mean of stored values may stand for them: not beside padding, nor where extremes set the range."""
+        """Whether the chain may be applied to averages of stored values: not where padding would be mixed with image,
+        nor where the range is taken from the values present."""
         return self.voi is not None and not self.padding.any()
 
     def greys(self, stored: NDArray[Any], tags: Tags) -> NDArray[np.uint8]:

@@ -7,6 +7,7 @@ cannot be pickled; open the model again in each process, and start processes by 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
 from cbmir.errors import EngineError
+
+log = logging.getLogger("cbmir")
 
 #: What can be asked for. `auto` picks one that this machine really has, and says why.
 ENGINES = ("auto", "onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "openvino", "tensorrt")
@@ -49,7 +52,8 @@ class Outputs:
 class EngineHealth:
     """What really runs: `engine` is one of ENGINES, `requested` what was asked for, `reason` why it is this one.
 
-    `precision` is that of the arithmetic: float32, float16, bfloat16 or int8.
+    `precision` is that of the arithmetic: float32, float16, bfloat16 or int8. `mode` is latency where there is nothing
+    to choose: on one thread, or a GPU.
     """
 
     engine: str
@@ -73,7 +77,7 @@ class Engine(ABC):
 
     streams = True
     #: At most so many images go through at once in mode latency: bounds the memory of activations.
-    most = 32
+    max_batch = 32
 
     def __init__(
         self,
@@ -87,10 +91,6 @@ class Engine(ABC):
     ) -> None:
         """`head` is float32 [P, D]: the unit proxies, class-major in label order with the negative class last; or the C
         weight rows of a linear head. `threads` None means every processor that this process may use."""
-        if threads is not None and threads < 1:
-            raise EngineError(f"expected at least 1 thread, found {threads}")
-        if mode not in MODES:
-            raise EngineError(f"expected mode {', '.join(MODES)}; found {mode!r}")
         self.card, self.head = card, head
         self.threads = threads or available_threads()
         self.warnings: tuple[str, ...] = ()
@@ -139,15 +139,26 @@ class Engine(ABC):
         spread = self._mode == "throughput" or (self._mode == "auto" and len(batch) > 1)
         if not (spread and self.streams and self.threads > 1):
             runner = self._runner(self.threads)
-            return [runner(batch[start : start + self.most], names) for start in range(0, len(batch), self.most)]
-        runner, pool = self._runner(1), self._streams()
-        return list(pool.map(lambda start: runner(batch[start : start + 1], names), range(len(batch))))
+            starts = range(0, len(batch), self.max_batch)
+            return [runner(batch[start : start + self.max_batch], names) for start in starts]
+        runner = self._runner(1)
+        with self._lock:  # which `close` takes: it waits for all that is submitted here
+            self._check_usable()
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="stream")
+            answers = self._pool.map(lambda start: runner(batch[start : start + 1], names), range(len(batch)))
+        return list(answers)
 
     def warm_up(self, *batch_sizes: int) -> None:
         """Run black images, one by default, so that the first request does not wait for what is set up lazily."""
         size = self.card.preprocess.crop
         for count in batch_sizes or (1,):
             self.run(np.zeros((count, 1, size, size), np.uint8))
+
+    def warn(self, text: str) -> None:
+        """Log a warning, and keep it for `health`."""
+        self.warnings += (text,)
+        log.warning("%s", text)
 
     def health(self) -> EngineHealth:
         engine, device, version = self._describe()
@@ -158,18 +169,21 @@ class Engine(ABC):
             device=device,
             precision=self.card.precision,
             threads=self.threads,
-            mode=self._mode,
+            mode=self._mode if self.streams and self.threads > 1 else "latency",
             version=version,
             warnings=self.warnings,
         )
 
     def close(self) -> None:
         """Give the memory back; calls under way in other threads end as ever. May be called again."""
+        if os.getpid() != self._process:  # forked, perhaps while another thread held the lock
+            self._closed = True
+            return
         with self._lock:
             self._closed = True
             self._runners.clear()
             pool, self._pool = self._pool, None
-        if pool is not None and os.getpid() == self._process:
+        if pool is not None:
             pool.shutdown(wait=True)
 
     def __enter__(self) -> Self:
@@ -198,13 +212,6 @@ class Engine(ABC):
             if threads not in self._runners:
                 self._runners[threads] = self._open(threads)
             return self._runners[threads]
-
-    def _streams(self) -> ThreadPoolExecutor:
-        with self._lock:
-            self._check_usable()
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="stream")
-            return self._pool
 
 
 def available_threads() -> int:

@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +51,10 @@ class _Item:
     thumbnail: bytes
 
 
+#: What workers do with a row and its id.
+Reader = Callable[[tuple[Row, str]], _Item]
+
+
 def build_gallery(
     engine: Engine,
     manifest: Manifest,
@@ -58,10 +62,11 @@ def build_gallery(
     *,
     splits: Sequence[str] = ("train",),
     workers: int | None = None,
+    reduced_jpeg2000: bool = False,
 ) -> IndexReport:
     """Build the gallery at `path` from the manifest's rows of `splits` ("all": every row).
 
-    `workers` is as `work_through` has it; what is built does not depend on it.
+    `workers` is as `work_through` has it; what is built does not depend on it. `reduced_jpeg2000` is as for `Finder`.
 
     Images that cannot be read are left out, logged as warnings and listed in the gallery's `unreadable.csv`. The
     gallery is built beside `path` and renamed at the end, so a build that stops halfway leaves what was there; what
@@ -74,7 +79,8 @@ def build_gallery(
         found = ", ".join(sorted({row.split or "(empty)" for row in manifest}))
         raise SplitError(f"expected images of the split {', '.join(splits)} in the manifest, found only {found}; "
                          f"choose others with --split, or --split all")  # fmt: skip
-    ids = entry_ids(rows)
+    ids, spec = entry_ids(rows), engine.card.preprocess
+    read = partial(_read, manifest.labels.names, spec, spec if reduced_jpeg2000 else None)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _clear_leftovers(path)
@@ -82,7 +88,7 @@ def build_gallery(
         part = _hidden_folder(path, "part")
         try:
             with _locked(part):
-                report = _write(part, engine, manifest.labels, rows, ids, workers)
+                report = _write(part, engine, manifest.labels, rows, ids, read, workers)
                 _take_place(part, path)
         finally:
             shutil.rmtree(part, ignore_errors=True)
@@ -117,11 +123,12 @@ def entry_ids(rows: Sequence[Row]) -> list[str]:
 
 
 def _write(
-    folder: Path, engine: Engine, labels: LabelSet, rows: Sequence[Row], ids: Sequence[str], workers: int | None
-) -> IndexReport:
+    folder: Path, engine: Engine, labels: LabelSet, rows: Sequence[Row], ids: Sequence[str], read: Reader,
+    workers: int | None,
+) -> IndexReport:  # fmt: skip
     """A whole gallery in an empty folder."""
     with Gallery.create(folder, engine.card, labels) as gallery:
-        report = _fill(gallery, engine, rows, ids, workers)
+        report = _fill(gallery, engine, rows, ids, read, workers)
         if not report.images:
             raise GalleryError(f"expected at least one readable image, found none among {len(rows)}; "
                                f"'cbmir data check' says what is wrong with them")  # fmt: skip
@@ -134,11 +141,10 @@ def _write(
 
 
 def _fill(
-    gallery: Gallery, engine: Engine, rows: Sequence[Row], ids: Sequence[str], workers: int | None
+    gallery: Gallery, engine: Engine, rows: Sequence[Row], ids: Sequence[str], read: Reader, workers: int | None
 ) -> IndexReport:
     from tqdm import tqdm
 
-    read = partial(_read, gallery.labels.names, engine.card.preprocess)
     results = work_through(read, zip(rows, ids, strict=True), workers=workers)
     unreadable: list[tuple[str, str]] = []
     batch: list[_Item] = []
@@ -160,9 +166,11 @@ def _fill(
     return IndexReport(images + len(batch), tuple(unreadable))
 
 
-def _read(labels: tuple[str, ...], spec: PreprocessSpec, image: tuple[Row, str]) -> _Item:
+def _read(
+    labels: tuple[str, ...], spec: PreprocessSpec, reduced_for: PreprocessSpec | None, image: tuple[Row, str]
+) -> _Item:
     row, name = image
-    radiograph = read_image(row.image)
+    radiograph = read_image(row.image, reduced_for=reduced_for)
     entry = Entry(
         id=name,
         image=str(row.image),

@@ -113,10 +113,13 @@ def tensorrt_logger(trt: Any) -> Any:
 
 
 class Cuda:
-    """CUDA's runtime by cuda-python: `cuda("cudaMalloc", 64)` returns the value, or raises EngineError by its name."""
+    """CUDA's runtime by cuda-python: `cuda("cudaMalloc", 64)` returns the value, or raises EngineError by its name.
 
-    def __init__(self) -> None:
-        self.api: Any = require("cuda.bindings.runtime", "tensorrt")
+    `flavour` is of FLAVOURS: the extra that brings cuda-python, for the MissingDependencyError where it is not here.
+    """
+
+    def __init__(self, flavour: str = "tensorrt") -> None:
+        self.api: Any = require("cuda.bindings.runtime", flavour)
 
     def __call__(self, function: str, *arguments: Any) -> Any:
         try:

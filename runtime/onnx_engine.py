@@ -19,7 +19,7 @@ from cbmir.runtime.nvidia import cache_key, current_gpu, loaded_tensorrt
 from cbmir.runtime.providers import Options, provider_options
 
 #: It rounds the layers that an int8 file leaves in float, with one scale a tensor (onnxruntime pull request 25673).
-NOT_WANTED = ("WeightBiasQuantization",)
+DISABLED_OPTIMIZERS = ("WeightBiasQuantization",)
 _FATAL = 4  # what goes wrong is raised, so ONNX Runtime need not print it as well
 
 
@@ -65,8 +65,8 @@ class OnnxEngine(Engine):
         gpu, precision, cache = current_gpu(), self.card.precision, None
         if self._engine == "onnxruntime-tensorrt":
             if precision == "float32" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0":
-                self.warnings += ("TensorRT may round float32 to TF32, which ONNX Runtime has no option against; "
-                                  "set NVIDIA_TF32_OVERRIDE=0",)  # fmt: skip
+                self.warn("TensorRT may round float32 to TF32, which ONNX Runtime has no option against; set "
+                          "NVIDIA_TF32_OVERRIDE=0")  # fmt: skip
             if self._cache is not None:
                 sha256 = hashlib.sha256(Path(self._path).read_bytes()).hexdigest()
                 versions = f"{self._ort.__version__}-{loaded_tensorrt()}"
@@ -76,7 +76,7 @@ class OnnxEngine(Engine):
         return provider_options(self._engine, precision=precision, size=size, memory=gpu.memory, cache=cache)
 
     def _session(self, threads: int, providers: list[tuple[str, Options]]) -> Any:
-        ort = self._ort
+        ort, (wanted, _) = self._ort, providers[0]
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.enable_cpu_mem_arena = False
@@ -84,13 +84,20 @@ class OnnxEngine(Engine):
         options.log_severity_level = _FATAL
         try:
             session = ort.InferenceSession(
-                str(self._path), options, providers=providers, enable_fallback=False, disabled_optimizers=NOT_WANTED
+                str(self._path),
+                options,
+                providers=providers,
+                enable_fallback=False,
+                disabled_optimizers=DISABLED_OPTIMIZERS,
             )
         except self._errors as error:
+            if wanted != "CPUExecutionProvider":  # the CPU has loaded the file: the fault is not in it
+                raise EngineError(f"{self._path}: ONNX Runtime cannot load it by {wanted}: {error}; 'cbmir doctor' "
+                                  f"says what is missing") from error  # fmt: skip
             raise ModelError(f"{self._path}: expected an ONNX model written by 'cbmir export', ONNX Runtime cannot "
-                             f"load it by {self._engine}: {error}") from error  # fmt: skip
+                             f"load it by {wanted}: {error}") from error  # fmt: skip
         # ONNX Runtime goes on without a provider that it cannot load: what counts is what the session has.
-        if session.get_providers()[0] != providers[0][0]:
+        if session.get_providers()[0] != wanted:
             raise EngineError(
                 f"engine {self._engine!r} was asked for, and ONNX Runtime fell back to {session.get_providers()[0]}; "
                 f"'cbmir doctor' says what is missing"

@@ -8,7 +8,6 @@ since OpenVINO would take those of another model of the same shape without a wor
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -19,11 +18,10 @@ from numpy.typing import NDArray
 
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.errors import CardError, EngineError, ModelError
+from cbmir.runtime.available import why_no_bfloat16
 from cbmir.runtime.engine import OUTPUTS, Engine, Mode, Runner, available_threads
 from cbmir.runtime.head import decode_head
 from cbmir.runtime.openvino_module import import_openvino
-
-log = logging.getLogger("cbmir")
 
 #: Where an .xml file's SHA-256 of its .bin stands, beside the card.
 WEIGHTS_KEY = "cbmir.weights"
@@ -57,17 +55,16 @@ class OpenVinoEngine(Engine):
         head = decode_head(_metadata(self._model, HEAD_KEY, self._path), card, path)
         super().__init__(card, head, requested=requested, reason=reason, threads=threads, mode=mode)
         if self.threads > available_threads():  # OpenVINO takes no more than there are
-            self._warn(f"{self.threads} threads were asked for, OpenVINO runs on the {available_threads()} there are")
+            self.warn(f"{self.threads} threads were asked for, OpenVINO runs on the {available_threads()} there are")
             self.threads = available_threads()
+        if self._path.suffix.lower() == ".onnx" and card.precision not in ("float32", "bfloat16"):
+            raise EngineError(f"{path}: expected an .onnx file in float32 for OpenVINO, found one in {card.precision}, "
+                              f"which it would not compute in; open model.onnx")  # fmt: skip
         _check_graph(self._model, card, self._path)
         self._model.reshape([1, 1, card.preprocess.crop, card.preprocess.crop])
         self._precision = "bf16" if card.precision == "bfloat16" else "f32"
-        if self._precision == "bf16" and "BF16" not in self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-            raise EngineError(
-                f"{path}: expected a processor with bfloat16 arithmetic (AVX512-BF16 or AMX), found "
-                f"{self._core.get_property('CPU', 'FULL_DEVICE_NAME')}, which would only emulate it; open the "
-                f"float32 .onnx file or an int8 one"
-            )
+        if self._precision == "bf16" and (why := why_no_bfloat16()):
+            raise EngineError(f"{path}: {why}")
         self._runner(1 if mode == "throughput" else self.threads)  # what cannot be compiled is refused here
 
     def close(self) -> None:
@@ -89,12 +86,10 @@ class OpenVinoEngine(Engine):
         if found["INFERENCE_PRECISION_HINT"] != self._precision:
             raise EngineError(f"{self._path}: expected OpenVINO to compute in {self._precision}, found {found}")
         if found != asked:
-            self._warn(f"OpenVINO was asked for {asked} and took {found}")
+            self.warn(f"OpenVINO was asked for {asked} and took {found}")
+        if self._mode != "auto" or self.threads == 1 or self._runners:  # nothing more will be compiled
+            self._model = None
         return _runner_of([compiled.create_infer_request() for _ in range(streams)])
-
-    def _warn(self, warning: str) -> None:
-        self.warnings += (warning,)
-        log.warning("%s", warning)
 
     def _describe(self) -> tuple[str, str, str]:
         return "openvino", "cpu", self._version

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
 from cbmir.errors import require
+
+_LOCK = threading.RLock()  # of sys.modules, while something is hidden
 
 
 def import_openvino() -> ModuleType:
@@ -23,14 +26,13 @@ def import_openvino() -> ModuleType:
 
 @contextmanager
 def hidden(*names: str) -> Iterator[None]:
-    """Let importing these modules fail for a while, as if they were not installed."""
-    before = {name: sys.modules.get(name) for name in names}
-    sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]  # None is what makes the import fail
-    try:
-        yield
-    finally:
-        for name, module in before.items():
-            if module is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module
+    """Let importing these modules fail for a while, as if they were not installed; for one thread at a time."""
+    with _LOCK:
+        before = {name: sys.modules[name] for name in names if name in sys.modules}
+        sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]  # None is what makes the import fail
+        try:
+            yield
+        finally:
+            for name in names:
+                sys.modules.pop(name, None)
+            sys.modules.update(before)

@@ -8,7 +8,7 @@ from cbmir.runtime.available import PROVIDERS
 
 Options = dict[str, str]
 
-#: Batches that TensorRT is to take: smallest, the one it is tuned for, largest (which is the engine's `most`).
+#: Batches that TensorRT is to take: smallest, the one it is tuned for, largest (which is the engine's `max_batch`).
 BATCHES = (1, 8, 32)
 #: The share of the GPU's memory that one engine may take.
 MEMORY_SHARE = 0.5
@@ -22,20 +22,18 @@ def provider_options(
     size: int = 0,
     memory: int = 0,
     cache: Path | None = None,
-    tf32: bool = False,
 ) -> list[tuple[str, Options]]:
     """The providers of an engine (a name of PROVIDERS) and their options, for `InferenceSession(providers=…)`.
 
     For a GPU: `precision` is the file's, `size` the side of its image, `memory` the GPU's in bytes. `cache` is a folder
-    for what TensorRT compiles of this file on this GPU: nothing else may be in it. `tf32` lets CUDA round float32 to 10
-    bits of mantissa, which is faster and not float32.
+    for what TensorRT compiles of this file on this GPU: nothing else may be in it.
     """
     cuda = {
         "device_id": "0",
         "arena_extend_strategy": "kSameAsRequested",  # the other doubles, and keeps
         "gpu_mem_limit": str(int(MEMORY_SHARE * memory)),
         "cudnn_conv_algo_search": "HEURISTIC",  # EXHAUSTIVE measures again for each new batch size
-        "use_tf32": str(int(tf32)),
+        "use_tf32": "0",  # which would round float32 to 10 bits of mantissa
     }
     image = f"image:{{}}x1x{size}x{size}"
     tensorrt = {

@@ -7,7 +7,6 @@ on; others are enqueued kernel by kernel.
 from __future__ import annotations
 
 import ctypes
-import logging
 import math
 import os
 import threading
@@ -24,8 +23,6 @@ from cbmir.errors import EngineError
 from cbmir.runtime.engine import OUTPUTS, Engine, Runner
 from cbmir.runtime.nvidia import Cuda, current_gpu, find_tensorrt, tensorrt_logger
 from cbmir.runtime.plan import PlanInfo, read_plan, read_plan_info
-
-log = logging.getLogger("cbmir")
 
 
 class TensorRtEngine(Engine):
@@ -44,9 +41,9 @@ class TensorRtEngine(Engine):
         if why := info.why_not():
             raise EngineError(f"{path.name} cannot be run here: {why}")
         super().__init__(info.card, info.head, requested=requested, reason=reason, threads=1, mode="latency")
-        self.most = info.max_batch
+        self.max_batch = info.max_batch
         self._info, self._gpu = info, current_gpu()
-        self._plan = _Plan(data, info, self._warn)
+        self._plan = _Plan(data, info, self.warn)
 
     def close(self) -> None:
         super().close()
@@ -58,10 +55,6 @@ class TensorRtEngine(Engine):
 
     def _describe(self) -> tuple[str, str, str]:
         return "tensorrt", f"cuda:0 {self._gpu.name}", f"{self._info.flavour} {self._info.version}"
-
-    def _warn(self, warning: str) -> None:
-        self.warnings += (warning,)
-        log.warning("%s", warning)
 
 
 @dataclass(frozen=True)
@@ -77,7 +70,7 @@ class _Plan:
 
     def __init__(self, data: bytes, info: PlanInfo, warn: Callable[[str], None]) -> None:
         self._info, self._warn = info, warn
-        self._cuda, self._lock = Cuda(), threading.Lock()
+        self._cuda, self._lock = Cuda(info.flavour), threading.Lock()
         self._trt, _ = find_tensorrt(info.flavour)
         self._logger = tensorrt_logger(self._trt)
         self._contexts: dict[int, Any] = {}

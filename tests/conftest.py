@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from cbmir.files import write_json
 from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, Row, read_manifest, write_manifest
 from cbmir.preprocessing import PreprocessSpec
+from cbmir.runtime import nvidia
+from cbmir.runtime.openvino_module import hidden, import_openvino
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,6 +38,26 @@ def shared() -> Path:
     if os.environ.get("CBMIR_REQUIRE_SHARED") == "1":
         pytest.fail(f"{folder} is required here (CBMIR_REQUIRE_SHARED=1) and is missing")
     pytest.skip("the real X-rays (../shared) are not here")
+
+
+@pytest.fixture(scope="session")
+def openvino() -> ModuleType:
+    """OpenVINO without its telemetry: skipped where it is absent, required in CI."""
+    if os.environ.get("CBMIR_REQUIRE_SHARED") == "1":
+        return import_openvino()
+    with hidden("openvino.tools.ovc"):
+        found: ModuleType = pytest.importorskip("openvino")
+        return found
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no NVIDIA driver be here."""
+
+    def absent(library: str) -> Any:
+        raise OSError(f"{library}: cannot open shared object file")
+
+    monkeypatch.setattr(nvidia, "ctypes", SimpleNamespace(CDLL=absent))
 
 
 CHROMIUM = Path("/usr/bin/chromium")

@@ -32,7 +32,7 @@ class TrainConfig:
     the manifest's own splits; folds are the same for every seed. `class_weights` None is the paper's choice: with the
     proxy loss, without for its baseline BCE; most others have none. `batch_size` is that of all devices together.
     `patience` counts epochs without a better nDCG. `code_bits` is the length of the codes of hashing losses.
-    `distill` is the folder of the teacher, `teacher_fingerprint` its embedding space; both empty for an ordinary run.
+    `distill` is the folder of the teacher, `teacher_fingerprint` its weights' name; both empty for an ordinary run.
     """
 
     manifest: str

@@ -7,6 +7,7 @@ to the teacher's embedding dimension, and the teacher's head, copied and frozen;
 from __future__ import annotations
 
 import copy
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from cbmir.training.losses.distill import DistillationLoss
 from cbmir.training.model import RetrievalModel
 from cbmir.training.run import RunFolder, load_model
 
+log = logging.getLogger("cbmir")
+
 
 @dataclass(frozen=True, eq=False)
 class Teacher:
@@ -33,9 +36,13 @@ class Teacher:
 
     @torch.no_grad()
     def pooled(self, image: Tensor) -> Tensor:
-        """Pooled features, float32 [N, D], of uint8 images [N, 1, S, S]: what the student is taught."""
-        _, pooled, _ = self.model.features(image)
-        return pooled.float()
+        """Pooled features, float32 [N, D], of uint8 images [N, 1, S, S]: what the student is taught.
+
+        In float32 whatever the student trains in, as the gallery that it is to query.
+        """
+        with torch.autocast(image.device.type, enabled=False):
+            _, pooled, _ = self.model.features(image)
+        return pooled
 
     def facts(self) -> dict[str, Any]:
         """What the student's card says of it."""
@@ -52,7 +59,7 @@ def teacher_options(run: Path, manifest_fingerprint: str) -> dict[str, Any]:
     config, card = folder.read_config(), folder.read_card()
     return {
         "distill": str(run.resolve()),
-        "teacher_fingerprint": card.fingerprint,
+        "teacher_fingerprint": card.weights,
         "loss": "distill",
         "sigma": card.sigma,
         "negative_proxies": card.negative_proxies,
@@ -63,12 +70,14 @@ def teacher_options(run: Path, manifest_fingerprint: str) -> dict[str, Any]:
 
 def load_teacher(config: TrainConfig, manifest: Manifest) -> Teacher:
     """The teacher of a student's run. Raises RunError for an unfinished run or a hashing model, for a teacher that is
-    not the one the run began with, and for labels, image size or fold that are not the teacher's."""
+    not the one the run began with, and for labels, image size or fold that are not the teacher's.
+
+    Logs a warning where the teacher was trained on another table."""
     model, card, own = load_model(Path(config.distill))
-    if card.fingerprint != config.teacher_fingerprint:
+    if card.weights != config.teacher_fingerprint:
         raise RunError(
             f"{config.distill}: expected the teacher that this run began with (fingerprint "
-            f"{config.teacher_fingerprint}), found another ({card.fingerprint}); restore it or start another run"
+            f"{config.teacher_fingerprint}), found another ({card.weights}); restore it or start another run"
         )
     wanted: dict[str, tuple[object, object]] = {
         "labels": (card.labels.names, manifest.labels.names),
@@ -76,6 +85,9 @@ def load_teacher(config: TrainConfig, manifest: Manifest) -> Teacher:
     }
     if own.manifest_fingerprint == config.manifest_fingerprint:
         wanted["fold"] = (own.fold, config.fold)
+    else:
+        log.warning("This is not the table that the teacher was trained on: patients that it was trained on may be "
+                    "among this run's val and test queries.")  # fmt: skip
     for name, (teachers, students) in wanted.items():
         if teachers != students:
             raise RunError(f"{config.distill}: expected the teacher's {name}, {teachers}, found {students}")

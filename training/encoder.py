@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from cbmir.card import ModelCard
 from cbmir.errors import EncoderError, require
 
 log = logging.getLogger("cbmir")
@@ -35,6 +36,12 @@ def build_encoder(name: str, weights: str = "none") -> tuple[nn.Module, int]:
         load_weights(encoder, Path(weights))
     dimension = _dimension(name, encoder.eval())
     return encoder.train(), dimension
+
+
+def encoder_of(card: ModelCard) -> nn.Module:
+    """The encoder that a card describes, with random weights; that of a distilled model has its projection."""
+    encoder, dim = build_encoder(card.encoder)
+    return with_projection(encoder, dim, card.embedding_dim) if "distilled_from" in card.training else encoder
 
 
 def with_projection(encoder: nn.Module, dim: int, to: int) -> nn.Sequential:

@@ -66,9 +66,9 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
     manifest = training_manifest(config)
     _check_learnable(manifest)
     L.seed_everything(config.seed, verbose=False)
+    teacher = load_teacher(config, manifest) if config.distill else None  # first, since images may take an hour
     images = cached_images(manifest, config.preprocess, cache_folder(config.manifest))
     weights = "none" if folder.last.exists() else config.weights
-    teacher = load_teacher(config, manifest) if config.distill else None
     if teacher is None:
         model, loss = build_model(config, split_targets(manifest, "train"), weights=weights)
     else:

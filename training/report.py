@@ -53,7 +53,7 @@ def evaluate_model(
                 f"{gallery_model}: expected a model of the embedding space of {model} ({card.fingerprint}), found "
                 f"{other.fingerprint}; their distances mean nothing"
             )
-        manifest = _splits_of(card, read_manifest(manifest_path))
+        manifest = splits_of(card, read_manifest(manifest_path))
         labels = labels_of(card, manifest)
         images = cached_images(manifest, card.preprocess, cache_folder(manifest_path))
 
@@ -129,7 +129,11 @@ def opened_model(model: Path) -> Iterator[tuple[ModelCard, Embedder]]:
             yield engine.card, partial(_run_engine, engine)
 
 
-def _splits_of(card: ModelCard, manifest: Manifest) -> Manifest:
+def splits_of(card: ModelCard, manifest: Manifest) -> Manifest:
+    """The manifest with the splits that the model was trained on: those of its fold, where this is its own table.
+
+    Logs a warning where it is another. Raises SplitError for a patient in two splits.
+    """
     fold = card.training.get("fold", "")
     if fold and manifest.fingerprint == card.training.get("manifest_fingerprint"):
         log.info("Fold %s, as in training.", fold)

@@ -18,7 +18,7 @@ from cbmir.manifest import Manifest, read_manifest
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.training.config import TrainConfig, proxy_counts
 from cbmir.training.data import label_array, training_targets
-from cbmir.training.encoder import build_encoder, with_projection
+from cbmir.training.encoder import build_encoder, encoder_of
 from cbmir.training.losses import HASHING_LOSSES, LOSSES, ONE_PROXY_LOSSES
 from cbmir.training.losses.targets import with_negative_class
 from cbmir.training.model import HashHead, HashingModel, LinearHead, ProxyHead, RetrievalModel
@@ -119,20 +119,16 @@ def load_model(run: Path) -> tuple[RetrievalModel, ModelCard, TrainConfig]:
     config, card = folder.read_config(), folder.read_card()
     if card.head == "hash":
         raise RunError(f"{run}: a hashing model ({config.loss}) is the benchmark's alone; use a loss of 'cbmir train'")
-    encoder, dim = build_encoder(config.encoder)
-    if config.distill:
-        encoder, dim = with_projection(encoder, dim, card.embedding_dim), card.embedding_dim
+    dim = card.embedding_dim
     head: ProxyHead | LinearHead
     if card.head == "linear":
         head = LinearHead(dim, len(card.labels))
     else:
         head = ProxyHead(dim, card.proxies_per_class, len(card.labels), card.sigma)
-    model = RetrievalModel(encoder, head)
+    model = RetrievalModel(encoder_of(card), head)
     model.load_state_dict(best_state(folder))
     model.eval()
-    # A student's card names the embedding space of its teacher.
-    own = card.training["weights_fingerprint"] if config.distill else card.fingerprint
-    if embedding_fingerprint(model, card.preprocess) != own:
+    if embedding_fingerprint(model, card.preprocess) != card.weights:
         raise CardError(f"{folder.best}: the weights are not those that {folder.card} describes; train the run again")
     return model, card, config
 

@@ -84,6 +84,12 @@ class ModelCard:
                 f"model card: expected proxies_per_class for {classes} classes, found {len(self.proxies_per_class)}"
             )
 
+    @property
+    def weights(self) -> str:
+        """What names the model's weights, in whatever file they are: a distilled model has the fingerprint of its
+        teacher's embedding space, an int8 file that of a space of its own."""
+        return str(self.training.get("weights_fingerprint") or self.fingerprint.split("-int8-")[0])
+
     def with_(self, **changes: Any) -> ModelCard:
         """A copy with some fields changed."""
         return replace(self, **changes)

@@ -93,7 +93,7 @@ class CardError(ModelError):
 
 
 class EngineError(UserError):
-    """An engine, provider or device that was asked for and is not there."""
+    """An engine or device that was asked for and is not there."""
 
 
 class GalleryError(UserError):

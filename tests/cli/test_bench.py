@@ -15,7 +15,7 @@ from cbmir.runtime import open_engine
 from cbmir.runtime.bench import BenchReport, Entrant, Ratio, Speed
 from cbmir.runtime.bench_process import BenchProcess
 from cbmir.runtime.contenders import peer_health
-from cbmir.training.peers import MatrixPeak
+from cbmir.training.bench_peers import MatrixPeak
 
 Captured = pytest.CaptureFixture[str]
 
@@ -27,6 +27,7 @@ def run(*args: object) -> int:
     return stop.value.code
 
 
+@pytest.mark.usefixtures("openvino")
 def test_json(tiny_model: Path, capsys: Captured) -> None:
     """One file in two engines, beside plain OpenVINO, which is the baseline."""
     engines = ("--engine", "onnxruntime,openvino", "--against", "openvino")
@@ -67,6 +68,17 @@ def test_against_torch(tiny_export: Path, capsys: Captured) -> None:
     assert "Traceback" not in printed.err
 
 
+def test_a_folder_s_first_file_may_be_one_that_cannot_be_run(
+    tiny_model: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "model.onnx").write_text("this is not a model")
+    (tmp_path / "model.fp16.onnx").write_bytes(tiny_model.read_bytes())
+    assert run("bench", tmp_path, "--batch", 1, "--threads", 1, "--seconds", 0.05) == 0
+    printed = capsys.readouterr()
+    assert "ratio: times as fast as model.fp16.onnx" in printed.out
+    assert "Left out model.onnx" in printed.err
+
+
 def test_all_that_can_be_compared_with(tiny_model: Path) -> None:
     with open_engine(tiny_model, threads=1) as engine:
         card = engine.card
@@ -103,6 +115,9 @@ def test_errors(tiny_model: Path, tmp_path: Path, capsys: Captured, monkeypatch:
     assert "--batch" in capsys.readouterr().err
     assert run("bench", tiny_model, "--engine", "tensorrt") == 2
     assert "tiny.onnx is run by" in capsys.readouterr().err
+    (tmp_path / "model.onnx").write_text("this is not a model")
+    assert run("bench", tmp_path, "--engine", "tensorrt") == 2
+    assert "none of these files can be run here: model.onnx is run by" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "onnx", None)
     assert run("bench", tiny_model, "--peak") == 2
     assert 'pip install "cbmir[export]"' in capsys.readouterr().err

@@ -125,7 +125,7 @@ def test_engines_are_what_auto_goes_by(tiny_model: Path) -> None:
     for name, engine in engines.items():
         assert engine["why"] == why_not(name)
         assert engine["loads"] == (engine["why"] == "")
-        if not name.startswith("onnxruntime"):
+        if name == "tensorrt":  # which runs no .onnx file
             continue
         if engine["loads"]:
             with open_engine(tiny_model, engine=name) as opened:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cbmir import export
 from cbmir.cli import main
-from cbmir.export import Limits, exporting
+from cbmir.export import ExportOptions, Limits, exporting
 
 Captured = pytest.CaptureFixture[str]
 pytestmark = pytest.mark.usefixtures("quick_graph")
@@ -42,9 +43,34 @@ def test_errors(tiny_run: Path, tmp_path: Path, capsys: Captured, monkeypatch: p
     assert "Error: " in capsys.readouterr().err and not (tmp_path / "model.onnx").exists()
 
 
-def test_what_belongs_together_is_asked_together(tiny_run: Path, tmp_path: Path, capsys: Captured) -> None:
-    assert run("export", tiny_run, "-o", tmp_path, "--target", "sm86") == 2
-    assert "--target is for --tensorrt" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("given", "needs"),
+    [
+        (("--target", "sm86"), "--tensorrt"),
+        (("--max-batch", 8), "--tensorrt"),
+        (("--calibrate", "manifest.csv"), "--int8 or --openvino int8"),
+        (("--calibration-images", 8), "--int8 or --openvino int8"),
+        (("--calibration-percentile", 99.9, "--openvino", "bf16"), "--int8 or --openvino int8"),
+    ],
+)
+def test_what_belongs_together_is_asked_together(
+    given: tuple[object, ...], needs: str, tiny_run: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    assert run("export", tiny_run, "-o", tmp_path, *given) == 2
+    assert f"{given[0]} is for {needs}." in capsys.readouterr().err
+
+
+def test_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[ExportOptions] = []
+
+    def note(folder: Path, output: str, options: ExportOptions) -> list[Path]:
+        asked.append(options)
+        return []
+
+    monkeypatch.setattr(export, "export_run", note)
+    of_plans = ("--tensorrt", "--target", "sm86, sm89,sm86", "--max-batch", 8)
+    assert run("export", tmp_path, "-o", tmp_path, *of_plans, "--openvino", "int8", "--calibration-images", 5) == 0
+    assert asked == [ExportOptions(targets=("sm86", "sm89"), max_batch=8, openvino=("int8",), calibration_images=5)]
 
 
 def test_parity(tiny_export: Path, tiny_manifest: Path, capfd: Captured) -> None:

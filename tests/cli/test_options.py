@@ -6,18 +6,33 @@ import click
 import pytest
 
 from cbmir.cli import cli
-from cbmir.runtime.engine import ENGINES
+from cbmir.runtime.engine import ENGINES, MODES
 
 
-@pytest.mark.parametrize("path", ["demo", "query", "index build"])
-def test_engines_are_the_runtime_s(path: str) -> None:
+def command_of(path: str) -> click.Command:
     command: click.Command = cli
     for name in path.split():
         assert isinstance(command, click.Group)
         found = command.get_command(click.Context(command), name)
         assert found is not None
         command = found
-    (option,) = [option for option in command.params if option.name == "engine"]
+    return command
+
+
+@pytest.mark.parametrize("path", ["demo", "query", "index build"])
+def test_engines_are_the_runtime_s(path: str) -> None:
+    (option,) = [option for option in command_of(path).params if option.name == "engine"]
     assert isinstance(option.type, click.Choice)
     assert tuple(option.type.choices) == ENGINES
     assert option.default == "auto"
+
+
+def test_bench_takes_all_engines_and_modes_of_the_runtime() -> None:
+    given = ["model.onnx", "--engine", ",".join(ENGINES), "--mode", ", ".join(MODES)]
+    parsed = command_of("bench").make_context("bench", given).params
+    assert (parsed["engines"], parsed["modes"]) == (ENGINES, MODES)
+    parsed = command_of("bench").make_context("bench", ["model.onnx"]).params
+    assert (parsed["engines"], parsed["modes"]) == (("auto",), ("auto",))
+    (option,) = [option for option in command_of("bench").params if option.name == "engines"]
+    assert isinstance(option, click.Option) and option.help is not None
+    assert option.help.endswith(f"{', '.join(ENGINES)}.")

@@ -11,8 +11,11 @@ from cbmir.card import ModelCard
 from cbmir.errors import UserError
 from cbmir.export import LIMITS, Limits, compare_models
 from cbmir.export.comparing import limits_of
+from cbmir.export.samples import choose
 from cbmir.labels import LabelSet
+from cbmir.manifest import read_manifest
 from cbmir.preprocessing import PreprocessSpec
+from cbmir.training.run import with_fold
 
 
 def test_a_run_and_its_file(tiny_run: Path, tiny_export: Path, tiny_manifest: Path) -> None:
@@ -33,10 +36,26 @@ def test_two_models_have_no_limits_but_those_given(
 
 def test_the_coarser_precision_sets_the_limits(tiny_card: ModelCard) -> None:
     half = tiny_card.with_(precision="float16")
-    quantised = tiny_card.with_(precision="int8", fingerprint=f"{tiny_card.fingerprint}-int8-openvino")
+    quantised = tiny_card.with_(precision="int8", fingerprint=f"{tiny_card.fingerprint}-int8-openvino-0123abcd")
     assert limits_of(tiny_card, tiny_card) == LIMITS["float32"]
     assert limits_of(tiny_card, half) == limits_of(half, tiny_card) == LIMITS["float16"]
     assert limits_of(quantised, half) == LIMITS["int8"]
+
+
+def test_a_student_is_another_model_than_its_teacher(tiny_card: ModelCard) -> None:
+    student = tiny_card.with_(training={"weights_fingerprint": "student-0"})
+    quantised = student.with_(precision="int8", fingerprint=f"{student.fingerprint}-int8-openvino-0123abcd")
+    assert limits_of(tiny_card, student) == limits_of(quantised, tiny_card) == Limits()
+    assert limits_of(student, student) == LIMITS["float32"] and limits_of(quantised, student) == LIMITS["int8"]
+
+
+def test_the_fold_of_the_model_decides_the_queries(
+    tmp_path: Path, make_tiny_model: Callable[..., Path], tiny_manifest: Path
+) -> None:
+    table = read_manifest(tiny_manifest)
+    training = {"fold": "1/2", "manifest_fingerprint": table.fingerprint}
+    model = make_tiny_model(tmp_path / "model.onnx", training=training)
+    assert compare_models(model, model, tiny_manifest).queries == choose(with_fold(table, "1/2"))[1] > 4
 
 
 @pytest.mark.parametrize(

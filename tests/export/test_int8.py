@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
+from cbmir.card import CARD_KEY, ModelCard
 from cbmir.errors import CardError, UserError
 from cbmir.export.calibrating import channel_ranges, open_session, tensor_ranges
 from cbmir.export.equalising import equalise
@@ -123,6 +124,7 @@ def scale_of(graph: Graph, name: str) -> tuple[float, float]:
     return tuple(graph.constant(other).item() for other in node.input[1:])
 
 
+@pytest.mark.usefixtures("exact_int8")
 def test_the_error_of_one_convolution_is_within_its_bound(tiny_model: Path, images: Images) -> None:
     """Half a step of the input for each weight, half a step of a weight for each input, half a step of the output."""
     model = tiny_model.read_bytes()
@@ -175,6 +177,23 @@ def test_equalising_leaves_alone_what_others_read(tiny_model: Path, mobile: byte
         assert graph.SerializeToString(deterministic=True) == before
 
 
+def test_equalising_leaves_dead_channels_alone(tiny_model: Path, images: Images) -> None:
+    """No channel passes its ReLU, so that none has a range to fill."""
+    b = Builder(tiny_model)
+    x = b.norm(b.conv("centred", "stem", (8, 1, 3, 3), strides=[4, 4], pads=[1] * 4), "n0", 8)
+    b.add("Relu", [b.norm(b.add("Relu", [x], "r0"), "n1", 8)], "feature_map")
+    for tensor in b.model.graph.initializer:
+        if tensor.name == "n0.beta":
+            tensor.CopyFrom(numpy_helper.from_array(np.full(8, -100, np.float32), tensor.name))
+    graph = quantisable(b.bytes())
+    (expected,) = answers(graph, images, "feature_map")
+    equalise(graph, images)
+    (found,) = answers(graph, images, "feature_map")
+    np.testing.assert_array_equal(found, expected)
+    assert expected.max() > 0
+
+
+@pytest.mark.usefixtures("exact_int8")
 def test_equalising_saves_small_channels(dense: bytes, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     (exact,) = answers(dense, images, "embedding")
     losses = [1 - cosines(exact, answers(to_int8(dense, images), images, "embedding")[0]).mean()]
@@ -195,6 +214,7 @@ def test_tensors_that_meet_in_a_concat_share_one_scale(dense8: ModelProto) -> No
     assert len(scales) == 1
 
 
+@pytest.mark.usefixtures("exact_int8")
 def test_a_relu_is_not_lost_to_a_range_that_it_shares(tiny_model: Path, images: Images) -> None:
     """Half of the channels pass a ReLU and the others none: joined, their range reaches below zero."""
     b = Builder(tiny_model)
@@ -231,6 +251,7 @@ def test_the_head_and_the_input_stay_as_they_are(which: str, images: Images, req
         assert list(scales.dims) == [values.dims[0]]  # a scale a channel
 
 
+@pytest.mark.usefixtures("exact_int8")
 @pytest.mark.parametrize("which", ["dense", "mobile"])
 def test_an_engine_runs_it_and_its_card_tells_of_it(
     which: str, images: Images, tmp_path: Path, request: pytest.FixtureRequest
@@ -242,13 +263,29 @@ def test_an_engine_runs_it_and_its_card_tells_of_it(
         open_engine(tmp_path / "model.onnx", threads=1) as exact,
         open_engine(tmp_path / "model.int8.onnx", threads=1) as engine,
     ):
-        card = exact.card.with_(precision="int8", fingerprint=f"{exact.card.fingerprint}-int8-onnxruntime")
-        assert engine.card == card
+        fingerprint = engine.card.fingerprint
+        assert fingerprint.startswith(f"{exact.card.fingerprint}-int8-onnxruntime-")
+        assert engine.card == exact.card.with_(precision="int8", fingerprint=fingerprint)
+        assert engine.card.weights == exact.card.weights
         np.testing.assert_array_equal(engine.head, exact.head)
         expected, found = exact.run(images), engine.run(images, feature_map=True)
     assert found.feature_map is not None
     assert cosines(expected.embedding.astype(np.float64), found.embedding.astype(np.float64)).min() > 0.98
     np.testing.assert_allclose(found.scores, expected.scores, atol=0.1)
+
+
+def test_what_is_quantised_otherwise_has_another_space(tiny_model: Path, images: Images) -> None:
+    model = tiny_model.read_bytes()
+    layers = sensitive_layers(model, images)
+    files = [
+        to_int8(model, images), to_int8(model, images), to_int8(model, images[:4] // 2),
+        to_int8(model, images, keep=layers[:1]),
+    ]  # fmt: skip
+    names = []
+    for file in files:
+        facts = {entry.key: entry.value for entry in onnx.load_from_string(file).metadata_props}
+        names.append(ModelCard.loads(facts[CARD_KEY]).fingerprint)
+    assert names[0] == names[1] and len(set(names)) == 3
 
 
 def test_a_layer_that_is_kept_stays_in_float(mobile: bytes, images: Images) -> None:
@@ -327,6 +364,7 @@ def test_a_file_without_a_card_is_refused(tiny_model: Path, images: Images) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("exact_int8")
 @pytest.mark.parametrize("name", ["densenet121", "resnet18", "mobilenet_v3_large", "timm:efficientnet_lite0"])
 def test_encoders(name: str, make_xray: Any) -> None:
     import torch

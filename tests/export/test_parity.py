@@ -38,7 +38,9 @@ def test_the_same_answers(reference: Outputs) -> None:
     assert (parity.images, parity.queries, parity.overlap.value, parity.score_difference) == (40, 8, 1.0, 0.0)
     assert parity.cosine_min == pytest.approx(1, abs=1e-15)
     assert (parity.ndcg.value, parity.ndcg_all.value, parity.auc.value, parity.decisions) == (0, 0, 0, 1)
-    assert parity.to_json()["limits"] == {"cosine": 0.999999, "score": 1e-5, "overlap": 0.98, "ndcg": None, "auc": None}
+    assert parity.to_json()["limits"] == {
+        "cosine": 0.999999, "score": 1e-5, "overlap": 0.98, "cross": None, "ndcg": None, "auc": None
+    }  # fmt: skip
 
 
 def test_a_turned_embedding(reference: Outputs) -> None:
@@ -77,7 +79,23 @@ def test_overlap(reference: Outputs) -> None:
     parity = compare(reference, Outputs(embedding, reference.scores), cases(1), STRICT)
     assert parity.overlap.value == pytest.approx(0.9)
     assert parity.cross_overlap.value == 1
-    assert any("neighbours at least 0.98, found +0.9000" in text for text in parity.failures)
+    assert any("neighbours at least 0.98, found 0.9000" in text for text in parity.failures)
+
+
+def test_a_turned_space_does_not_share_a_gallery() -> None:
+    """A rotation of all embeddings keeps all of its own neighbours, and finds others in the source's gallery."""
+    rng = np.random.default_rng(0)
+    embedding = rng.normal(size=(100, 8)).astype(np.float32)
+    embedding /= np.linalg.norm(embedding, axis=1, keepdims=True)
+    rotation = np.linalg.qr(rng.normal(size=(8, 8)))[0].astype(np.float32)
+    scores = rng.random((100, 2)).astype(np.float32)
+    for precision, failures in (("float16", 1), ("bfloat16", 1), ("int8", 0)):
+        parity = compare(
+            Outputs(embedding, scores), Outputs(embedding @ rotation, scores), cases(100, 100), LIMITS[precision]
+        )
+        assert parity.overlap.value == 1 and parity.cross_overlap.value < 0.5
+        assert len(parity.failures) == failures, parity.failures
+        assert all(text.startswith("unchanged top-10 neighbours across at least 0.95") for text in parity.failures)
 
 
 def test_the_own_patient_is_no_neighbour(reference: Outputs) -> None:
@@ -87,6 +105,28 @@ def test_the_own_patient_is_no_neighbour(reference: Outputs) -> None:
     patients = [f"p{n % 10 if n == 10 else n}" for n in range(40)]
     parity = compare(reference, Outputs(embedding, reference.scores), cases(1, patients=patients), STRICT)
     assert parity.overlap.value == 1
+
+
+def test_ndcg_leaves_the_own_patient_out() -> None:
+    """The second image of the query's patient moves from first to last; the ranking of the others stays."""
+    before, after = unit(np.array([0, 0.1, 0.2, 0.3])), unit(np.array([0, 1.5, 0.2, 0.3]))
+    scores = np.zeros((4, 1), np.float32)
+    known = Cases(1, np.array([[1], [1], [0], [1]], np.float32), ["a", "a", "b", "c"], (0.5,))
+    parity = compare(Outputs(before, scores), Outputs(after, scores), known, LIMITS["int8"])
+    assert parity.ndcg.value == parity.ndcg_all.value == 0
+
+
+def test_intervals_are_over_patients() -> None:
+    """Four queries, of which the first loses three neighbours and the second none: of one patient, there is nothing to
+    draw from."""
+    angles = np.concatenate([np.arange(4), np.linspace(0.05, 3.05, 36)])
+    before = unit(angles)
+    angles[4:7] += 3
+    after, scores = unit(angles), np.zeros((40, 2), np.float32)
+    for patients, spread in ((["a"] * 4 + [f"p{n}" for n in range(36)], False), (None, True)):
+        known = cases(4, patients=patients)
+        overlap = compare(Outputs(before, scores), Outputs(after, scores), known, STRICT).overlap
+        assert (overlap.low < overlap.high) == spread and overlap.value < 1
 
 
 def test_ndcg_by_hand() -> None:
@@ -119,6 +159,7 @@ def test_without_labels_the_gate_is_not_held(reference: Outputs) -> None:
     assert [text.split(" at most")[0] for text in parity.failures] == [
         "difference of nDCG@10", "difference of nDCG@10 of all queries", "difference of AUC",
     ]  # fmt: skip
+    assert all("not defined on these images; give labelled ones" in text for text in parity.failures)
     assert parity.to_json()["auc"] == {"value": None, "low": None, "high": None}
 
 
@@ -146,9 +187,11 @@ def test_models_that_do_not_fit(reference: Outputs) -> None:
 
 def test_tolerances() -> None:
     changed = LIMITS["int8"].changed("overlap=0.8", "cosine=0.9", "overlap=0.7")
-    assert asdict(changed) == {"cosine": 0.9, "score": None, "overlap": 0.7, "ndcg": 0.005, "auc": 0.005}
+    assert asdict(changed) == {
+        "cosine": 0.9, "score": None, "overlap": 0.7, "cross": None, "ndcg": 0.005, "auc": 0.005
+    }  # fmt: skip
     for wrong in ("overlap", "overlap=", "overlap=nan", "overlap=-1", "recall=0.5", "=1"):
-        with pytest.raises(UserError, match="NAME one of cosine, score, overlap, ndcg, auc"):
+        with pytest.raises(UserError, match="NAME one of cosine, score, overlap, cross, ndcg, auc"):
             LIMITS["int8"].changed(wrong)
 
 

@@ -68,15 +68,21 @@ def test_a_listed_provider_must_run_a_model(
 def test_what_is_not_installed_is_named_with_its_extra(
     engine: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def absent(name: str) -> Any:
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    monkeypatch.setattr(available, "importlib", SimpleNamespace(import_module=absent))
-    monkeypatch.setattr(available, "import_openvino", lambda: absent("openvino"))
-    assert why_not(engine) == f'{module} is not installed; pip install "cbmir[{extra}]"'
+    monkeypatch.setitem(sys.modules, module, None)
+    found = why_not(engine)
+    assert found.startswith(f"{module} is needed") and found.endswith(f'pip install "cbmir[{extra}]"')
     assert library(engine) == ""
 
 
+@pytest.mark.parametrize(("devices", "why"), [(["CPU", "GPU"], ""), (["GPU"], "finds no CPU"), ([], "only nothing")])
+def test_openvino_wants_its_plugin_for_the_cpu(devices: list[str], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = SimpleNamespace(Core=lambda: SimpleNamespace(available_devices=devices))
+    monkeypatch.setattr(available, "import_openvino", lambda: fake)
+    assert why in why_not("openvino")
+    assert (why_not("openvino") == "") == (why == "")
+
+
+@pytest.mark.usefixtures("no_gpu")
 def test_tensorrt_wants_a_gpu_then_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
@@ -85,9 +91,9 @@ def test_tensorrt_wants_a_gpu_then_its_packages(monkeypatch: pytest.MonkeyPatch)
     assert "no NVIDIA GPU" in why_not("tensorrt")
     monkeypatch.setattr(available, "current_gpu", lambda: Gpu("Card", "sm86", 1))
     assert why_not("tensorrt").endswith('pip install "cbmir[tensorrt]" or pip install "cbmir[tensorrt-rtx]"')
-    monkeypatch.setattr(available, "find_tensorrt", lambda: None)
+    monkeypatch.setattr(available, "find_tensorrt", lambda: (None, "tensorrt-rtx"))
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
-    assert "cbmir[tensorrt]" in why_not("tensorrt")
+    assert "cbmir[tensorrt-rtx]" in why_not("tensorrt")
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", SimpleNamespace())  # type: ignore[arg-type]
     assert why_not("tensorrt") == ""
 
@@ -172,12 +178,10 @@ def test_providers_are_told_to_keep_memory_and_float32() -> None:
     assert [name for name, _ in provider_options("onnxruntime-tensorrt")] == PROVIDERS["onnxruntime-tensorrt"]
 
 
-def test_half_precision_and_tf32_come_only_when_asked_for() -> None:
+def test_half_precision_comes_only_when_asked_for() -> None:
     half = dict(provider_options("onnxruntime-tensorrt", precision="float16", size=224, memory=8 << 30))
     assert half["TensorrtExecutionProvider"] == TENSORRT | {"trt_fp16_enable": "1"}
     assert half["CUDAExecutionProvider"] == CUDA
-    loose = dict(provider_options("onnxruntime-cuda", size=224, memory=8 << 30, tf32=True))
-    assert loose["CUDAExecutionProvider"] == CUDA | {"use_tf32": "1"}
 
 
 def test_tensorrt_keeps_engines_and_timings_in_the_cache(tmp_path: Path) -> None:

@@ -22,11 +22,10 @@ from cbmir.runtime.bench import (
     synthetic_images,
     take_turns,
 )
-from cbmir.runtime.bench_process import BenchProcess, time_runs
+from cbmir.runtime.bench_process import BenchProcess, _serve, time_runs
 from cbmir.runtime.contenders import (
     Answer,
     Contender,
-    FolderContender,
     ModelContender,
     OnnxRuntimePeer,
     OpenVinoPeer,
@@ -167,9 +166,13 @@ def test_a_folder_gives_each_of_its_files(tmp_path: Path) -> None:
         "model.sm86.plan",
         "model.openvino-bf16.xml",
     ]
-    assert all(isinstance(one, FolderContender) and one.optional and one.threads == 2 for one in found)
+    assert all(one.optional and one.threads == 2 for one in found)
+    assert not any(one.optional for one in model_contenders([tmp_path / "model.onnx"]))
     assert float32_file([tmp_path / "model.openvino-bf16.xml"]) == tmp_path / "model.onnx"
     assert float32_file([tmp_path]) == tmp_path / "model.onnx"
+    for name in ("run.2.openvino-bf16.xml", "run.2.onnx"):
+        (tmp_path / name).touch()
+    assert float32_file([tmp_path / "run.2.openvino-bf16.xml"]) == tmp_path / "run.2.onnx"
 
 
 def test_names_tell_contenders_apart(tmp_path: Path) -> None:
@@ -199,7 +202,7 @@ def test_a_bench(tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixt
     broken = tmp_path / "broken.onnx"
     broken.write_text("this is not a model")
     contenders = [
-        FolderContender("broken.onnx", broken),
+        ModelContender("broken.onnx", broken, optional=True),
         ModelContender("tiny.onnx", tiny_model, threads=1),
         OnnxRuntimePeer("peer onnxruntime", tiny_model, 1),
     ]
@@ -253,12 +256,33 @@ def test_what_goes_wrong_in_a_process_is_told(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="failing: ValueError: no batches here"):
         bench([Failing("failing")], 8, batches=(2,), seconds=0.01)
     with pytest.raises(EngineError, match="none of these files can be run here"):
-        bench([FolderContender("gone", tmp_path / "gone.onnx")], 8)
+        bench([ModelContender("gone", tmp_path / "gone.onnx", optional=True)], 8)
     assert multiprocessing.active_children() == []
 
 
+@dataclass(frozen=True)
+class Raising(Contender):
+    error: Exception
+
+    def open(self) -> tuple[Answer, EngineHealth]:
+        raise self.error
+
+
+def test_a_process_whose_parent_has_ended_ends_too() -> None:
+    images = synthetic_images(1, 8)
+    ours, theirs = multiprocessing.Pipe()
+    _serve(theirs, Raising("raising", OSError("no such library")), images, 1)
+    assert str(ours.recv()) == "raising: OSError: no such library"
+    ours.close()
+    _serve(theirs, Failing("failing"), images, 1)
+
+
 @pytest.mark.parametrize("peer", [OnnxRuntimePeer, OpenVinoPeer])
-def test_peers_answer_as_the_engine_does(peer: type[OnnxRuntimePeer | OpenVinoPeer], tiny_model: Path) -> None:
+def test_peers_answer_as_the_engine_does(
+    peer: type[OnnxRuntimePeer | OpenVinoPeer], tiny_model: Path, request: pytest.FixtureRequest
+) -> None:
+    if peer is OpenVinoPeer:
+        request.getfixturevalue("openvino")
     images = synthetic_images(3, 32)
     answer, health = peer("peer", tiny_model, 1).open()
     own, _ = ModelContender("own", tiny_model, threads=1).open()

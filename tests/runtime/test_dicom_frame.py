@@ -6,6 +6,7 @@ import io
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,29 @@ def test_damage_is_refused_as_pydicom_refuses_it(kind: str, monkeypatch: pytest.
             assert (ours is None) == (theirs is None)
             assert ours is None or theirs is None or np.array_equal(ours, theirs)
     assert refused > 5
+
+
+def test_an_imagecodecs_that_does_not_import_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> Any:
+        raise ImportError("libbrotli.so.1: cannot open shared object file")
+
+    data = compressed("rle", X_RAY)
+    expected = read_image(data).pixels
+    monkeypatch.setattr(module, "importlib", SimpleNamespace(import_module=broken))
+    assert np.array_equal(read_image(data).pixels, expected)
+
+
+def test_jpeg_2000_takes_as_many_threads_as_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, int]] = []
+
+    def decode(data: bytes, **options: int) -> NDArray[Any]:
+        given.append(options)
+        decoded: NDArray[Any] = imagecodecs.jpeg2k_decode(data, **options)
+        return decoded
+
+    monkeypatch.setattr(module, "_imagecodecs", lambda: SimpleNamespace(jpeg2k_decode=decode))
+    read_image(compressed("j2k", X_RAY), threads=3)
+    assert given == [{"numthreads": 3}]
 
 
 def test_a_packed_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ import base64
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -95,12 +96,12 @@ def test_eight_threads_share_one_session(tiny_model: Path, batch: np.ndarray) ->
 
 
 def test_health_tells_what_runs(tiny_model: Path) -> None:
-    with open_engine(tiny_model) as engine:
+    with open_engine(tiny_model, engine="onnxruntime") as engine:
         health = engine.health()
-    assert (health.engine, health.requested, health.device) == ("onnxruntime", "auto", "cpu")
-    assert health.reason.startswith("onnxruntime runs tiny.onnx; not onnxruntime-cuda (tiny.onnx): ")
+    assert (health.engine, health.requested, health.device) == ("onnxruntime", "onnxruntime", "cpu")
+    assert health.reason == "asked for onnxruntime"
     assert health.threads == available_threads() >= 1
-    assert (health.precision, health.mode, health.warnings) == ("float32", "auto", ())
+    assert (health.precision, health.warnings) == ("float32", ())
 
 
 class Recorder(Engine):
@@ -138,6 +139,38 @@ def test_the_mode_decides_on_streams(
         outputs = engine.run(batch[:count])
         assert sorted(engine.calls, reverse=True) == calls
     np.testing.assert_allclose(outputs.scores[:, 0], batch[:count].mean(axis=(1, 2, 3)), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("threads", "mode", "runs"), [(2, "throughput", "throughput"), (1, "throughput", "latency")])
+def test_health_tells_the_mode_that_runs(threads: int, mode: Mode, runs: Mode, tiny_card: ModelCard) -> None:
+    with Recorder(threads, mode, tiny_card) as engine:
+        assert engine.health().mode == runs
+
+
+def test_a_batch_under_way_ends_as_ever_when_the_engine_is_closed(tiny_card: ModelCard) -> None:
+    """The first image's runner lets another thread close the engine, while thousands are yet to be submitted."""
+    closing: list[threading.Thread] = []
+
+    class Closed(Recorder):
+        def _open(self, threads: int) -> Runner:
+            run, lock = super()._open(threads), threading.Lock()
+
+            def run_and_close(batch: np.ndarray, names: Sequence[str]) -> Any:
+                with lock:
+                    if not closing:
+                        closing.append(threading.Thread(target=self.close))
+                        closing[0].start()
+                return run(batch, names)
+
+            return run_and_close
+
+    engine = Closed(2, "auto", tiny_card)
+    images = np.ones((5000, 1, 32, 32), np.uint8)
+    outputs = engine.run(images)
+    closing[0].join()
+    np.testing.assert_array_equal(outputs.scores, np.ones((5000, 3), np.float32))
+    with pytest.raises(EngineError, match="closed"):
+        engine.run(images)
 
 
 def test_one_thread_needs_no_streams(batch: np.ndarray, tiny_card: ModelCard) -> None:
@@ -183,45 +216,56 @@ def forked(engine, answers):
     try:
         engine.run(IMAGES)
     except EngineError as error:
+        engine.close()
         answers.put(str(error))
 
-def opened(path, answers):
-    with open_engine(path, threads=2) as engine:
+def opened(name, path, answers):
+    with open_engine(path, engine=name, threads=2) as engine:
         answers.put(engine.run(IMAGES).scores.tolist())
 
 if __name__ == "__main__":
-    method, path = sys.argv[1:]
+    method, name, path = sys.argv[1:]
     context = multiprocessing.get_context(method)
     answers = context.SimpleQueue()
-    engine = open_engine(path, threads=2)
+    engine = open_engine(path, engine=name, threads=2)
     expected = engine.run(IMAGES).scores.tolist()
     if method == "fork":
         process = context.Process(target=forked, args=(engine, answers))
+        with engine._lock:  # as another thread may hold it just then
+            process.start()
     else:
-        process = context.Process(target=opened, args=(path, answers))
-    process.start()
+        process = context.Process(target=opened, args=(name, path, answers))
+        process.start()
     answer = answers.get()
     process.join()
+    assert engine.run(IMAGES).scores.tolist() == expected
     print(answer if method == "fork" else answer == expected)
 """
 
 
-def in_a_process(method: str, model: Path, tmp_path: Path) -> str:
+def in_a_process(method: str, engine: str, model: Path, tmp_path: Path) -> str:
     script = tmp_path / "processes.py"
     script.write_text(IN_A_PROCESS)
     done = subprocess.run(
-        [sys.executable, script, method, model], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, script, method, engine, model], capture_output=True, text=True, timeout=60, check=True
     )
     return done.stdout
 
 
-def test_after_a_fork_the_child_is_told_to_open_its_own(tiny_model: Path, tmp_path: Path) -> None:
-    told = in_a_process("fork", tiny_model, tmp_path)
+@pytest.fixture(params=["onnxruntime", "openvino"])
+def on_cpu(request: pytest.FixtureRequest) -> str:
+    if request.param == "openvino":
+        request.getfixturevalue("openvino")
+    return str(request.param)
+
+
+def test_after_a_fork_the_child_is_told_to_open_its_own(on_cpu: str, tiny_model: Path, tmp_path: Path) -> None:
+    told = in_a_process("fork", on_cpu, tiny_model, tmp_path)
     assert "cannot be used after a fork; open the model in this process" in told
 
 
-def test_a_spawned_process_opens_its_own(tiny_model: Path, tmp_path: Path) -> None:
-    assert in_a_process("spawn", tiny_model, tmp_path) == "True\n"
+def test_a_spawned_process_opens_its_own(on_cpu: str, tiny_model: Path, tmp_path: Path) -> None:
+    assert in_a_process("spawn", on_cpu, tiny_model, tmp_path) == "True\n"
 
 
 def test_an_engine_is_not_pickled(tiny_model: Path) -> None:
@@ -230,9 +274,12 @@ def test_an_engine_is_not_pickled(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"threads": 0}, {"mode": "fast"}])
-def test_wrong_options_are_refused(tiny_model: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(EngineError, match="expected"):
-        open_engine(tiny_model, **options)
+def test_wrong_options_are_refused(tmp_path: Path, tiny_model: Path, options: dict[str, Any]) -> None:
+    plan = tmp_path / "model.plan"
+    plan.touch()
+    for path in (tiny_model, plan):
+        with pytest.raises(EngineError, match="expected"):
+            open_engine(path, **options)
 
 
 def test_a_provider_that_does_not_load_is_no_cpu_in_disguise(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,6 +295,27 @@ def test_a_provider_that_does_not_load_is_no_cpu_in_disguise(tiny_model: Path, m
     )
     with pytest.raises(EngineError, match="'onnxruntime-cuda' was asked for, and ONNX Runtime fell back to CPU"):
         OnnxEngine(tiny_model, engine="onnxruntime-cuda")
+
+
+def test_a_file_that_a_gpu_cannot_run_is_told_from_one_that_nothing_can(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnxruntime
+
+    real = onnxruntime.InferenceSession
+
+    def fails(path: str, options: Any, providers: list[tuple[str, dict[str, str]]], **rest: Any) -> Any:
+        if providers[0][0] != "CPUExecutionProvider":
+            raise RuntimeError("out of memory")
+        return real(path, options, providers=providers, **rest)
+
+    monkeypatch.setattr(onnx_engine, "current_gpu", lambda: Gpu("a card", "sm86", 2**33))
+    monkeypatch.setattr(onnxruntime, "InferenceSession", fails)
+    with pytest.raises(EngineError, match="cannot load it by CUDAExecutionProvider: out of memory"):
+        OnnxEngine(tiny_model, engine="onnxruntime-cuda")
+    (tmp_path / "text.onnx").write_text("this is not a model")
+    with pytest.raises(ModelError, match="cannot load it by CPUExecutionProvider"):
+        OnnxEngine(tmp_path / "text.onnx", engine="onnxruntime-cuda")
 
 
 def test_onnx_runtime_prints_nothing(tmp_path: Path, tiny_model: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -18,9 +18,13 @@ from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.encaps import encapsulate
 from pydicom.uid import ExplicitVRLittleEndian, JPEG2000Lossless, JPEGLSLossless
 
+from cbmir.card import ModelCard
 from cbmir.errors import BlankImageError, ImageError
+from cbmir.manifest import Manifest, Row
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.finder import Finder
+from cbmir.runtime.gallery import Gallery
+from cbmir.runtime.indexing import build_gallery
 from cbmir.runtime.jpeg2000 import decode_halved, halvings
 from cbmir.runtime.preprocess import preprocess
 from cbmir.runtime.radiograph import Reduction
@@ -253,6 +257,23 @@ def test_a_finder_reduces_where_it_is_told(tiny_model: Path, tmp_path: Path) -> 
             (result,) = finder.embed_many([file], workers=1)
             assert isinstance(result, np.ndarray)
             assert np.array_equal(result, expected)
+
+
+def test_a_gallery_is_built_from_reduced_images_where_it_is_asked_for(
+    tiny_model: Path, tiny_card: ModelCard, tmp_path: Path
+) -> None:
+    file = tmp_path / "image.dcm"
+    file.write_bytes(dicom(x_ray(240, 250)))
+    manifest = Manifest(tiny_card.labels, (Row(image=file, patient_id="a", labels=(1, 0, 0), split="train"),))
+    with Finder.open(tiny_model, threads=1) as plain, Finder.open(tiny_model, threads=1, reduced_jpeg2000=True) as fast:
+        vectors = []
+        for finder, reduced in ((plain, False), (fast, True)):
+            path = tmp_path / f"gallery{reduced}"
+            build_gallery(finder.engine, manifest, path, reduced_jpeg2000=reduced)
+            with Gallery.open(path) as gallery:
+                vectors.append(gallery.vector("image"))
+            np.testing.assert_allclose(vectors[-1], finder.embed([file])[0], atol=1e-6)
+    assert not np.array_equal(*vectors)
 
 
 REAL = ["chest_canon_j2k_lossless_mono1_12bit_fixed.dcm", "chest_rg1_j2k_lossy_mono1_15bit.dcm"]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cbmir.errors import EngineError, ModelError
-from cbmir.runtime import open_engine, opening
+from cbmir.runtime import available, open_engine, opening
+from cbmir.runtime.model_files import ending, model_files, stem
 
 Opened = list[tuple[str, str]]
 
@@ -46,8 +49,8 @@ def folder(tmp_path: Path, tiny_model: Path) -> Path:
     """An export's folder with a file of each kind (all of them the tiny model: only their names count here)."""
     path = tmp_path / "models"
     path.mkdir()
-    for ending in (".onnx", ".fp16.onnx", ".int8.onnx", ".openvino-bf16.xml", ".openvino-int8.xml", ".sm86.plan"):
-        shutil.copy(tiny_model, path / f"model{ending}")
+    for end in (".onnx", ".fp16.onnx", ".int8.onnx", ".openvino-bf16.xml", ".openvino-int8.xml", ".sm86.plan"):
+        shutil.copy(tiny_model, path / f"model{end}")
     (path / "parity.json").write_text("{}")
     return path
 
@@ -72,6 +75,63 @@ def test_a_folder_gives_its_fastest_file_that_runs_here(
     assert reason.startswith(f"{expected[1]} runs {expected[0]}")
     assert ("not tensorrt (model.sm86.plan): there is no tensorrt" in reason) != (expected[1] == "tensorrt")
     assert f"Engine: {reason}." in caplog.messages
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_folder_s_bfloat16_file_is_passed_over_without_the_arithmetic(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OldProcessor:
+        available_devices = ("CPU",)
+
+        def get_property(self, device: str, name: str) -> object:
+            return {"OPTIMIZATION_CAPABILITIES": ["FP32", "INT8"], "FULL_DEVICE_NAME": "Old"}[name]
+
+    monkeypatch.setattr(available, "import_openvino", lambda: SimpleNamespace(Core=OldProcessor))
+    for name in ("model.onnx", "model.openvino-bf16.xml"):
+        shutil.copy(tiny_model, tmp_path / name)
+    with open_engine(tmp_path) as engine:
+        health = engine.health()
+    assert health.engine == "onnxruntime"
+    assert "not openvino (model.openvino-bf16.xml): expected a processor with bfloat16 arithmetic" in health.reason
+    with pytest.raises(EngineError, match=r"engine openvino was asked for, .* found Old"):
+        open_engine(tmp_path, engine="openvino")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_where_nothing_works_every_reason_is_given(
+    tiny_model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(EngineError) as error:
+        open_engine(tiny_model)
+    first, *others = str(error.value).split("; not ")
+    assert first.startswith(f"{tiny_model}: nothing that runs it works here: not onnxruntime (tiny.onnx): onnxruntime")
+    assert first.endswith('pip install "cbmir[cpu]"')
+    assert [other.split(" ")[0] for other in others] == ["onnxruntime-cuda", "openvino"]
+    (folder / "model.sm86.plan").unlink()
+    with pytest.raises(EngineError, match=r"works here: not onnxruntime \(model\.onnx\): "):
+        open_engine(folder)
+
+
+def test_auto_leaves_out_what_compiles_for_minutes(tiny_model: Path, here: Callable[..., Opened]) -> None:
+    opened = here(tiny_model, "onnxruntime-tensorrt")
+    with pytest.raises(EngineError, match="nothing that runs it works here"):
+        open_engine(tiny_model)
+    open_engine(tiny_model, engine="onnxruntime-tensorrt").close()
+    assert opened == [("tiny.onnx", "onnxruntime-tensorrt")]
+
+
+def test_model_files(tmp_path: Path) -> None:
+    names = ("a.b.onnx", "a.b.fp16.onnx", "a.b.openvino-bf16.xml", "a.small.plan", "a.small.sm120.plan")
+    for name in (*names, "a.b.openvino-bf16.bin", ".a.onnx", "parity.json"):
+        (tmp_path / name).touch()
+    files = {file.name: file for file in model_files(tmp_path)}
+    assert sorted(files) == sorted(names)
+    assert [ending(files[name]) for name in names] == [".onnx", ".fp16.onnx", ".openvino-bf16.xml", ".plan", ".plan"]
+    assert [stem(files[name]) for name in names] == ["a.b", "a.b", "a.b", "a.small", "a.small"]
+    assert stem(Path("other.xml")) == "other"
 
 
 def test_an_engine_that_is_named_takes_its_own_file_of_a_folder(
@@ -126,6 +186,15 @@ def test_a_fall_back_that_is_allowed_is_told(
     assert (health.requested, health.engine, health.device) == ("onnxruntime-cuda", "onnxruntime", "cpu")
     assert "Running on onnxruntime instead" in health.warnings[0]
     assert list(health.warnings) == [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_folder_falls_back_to_its_onnx_file(folder: Path, tiny_model: Path, here: Callable[..., Opened]) -> None:
+    opened = here(tiny_model, "onnxruntime")
+    with open_engine(folder, engine="openvino", allow_fallback=True) as engine:
+        assert "engine openvino was asked for and cannot be used: there is no openvino" in engine.health().warnings[0]
+    assert opened == [("model.onnx", "onnxruntime")]
+    with pytest.raises(EngineError, match="engine openvino was asked for, but"):
+        open_engine(folder / "model.openvino-bf16.xml", engine="openvino", allow_fallback=True)
 
 
 def test_what_cannot_be_asked_for(tiny_model: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import subprocess
 import sys
@@ -18,15 +19,18 @@ from numpy.typing import NDArray
 
 from cbmir.errors import CardError, EngineError, ModelError
 from cbmir.export.openvino import write_openvino
-from cbmir.runtime import openvino_engine
+from cbmir.runtime import available, openvino_engine
 from cbmir.runtime.engine import MODES, Mode, available_threads
 from cbmir.runtime.head import encode_head
 from cbmir.runtime.onnx_engine import OnnxEngine
 from cbmir.runtime.opening import open_engine
 from cbmir.runtime.openvino_engine import OpenVinoEngine
-from cbmir.runtime.openvino_module import import_openvino
+from cbmir.runtime.openvino_module import hidden, import_openvino
 
 Make = Callable[..., Path]
+if os.environ.get("CBMIR_REQUIRE_SHARED") != "1":
+    with hidden("openvino.tools.ovc"):
+        pytest.importorskip("openvino")
 ov = import_openvino()
 has_bf16 = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 needs_bf16 = pytest.mark.skipif(not has_bf16, reason="this processor has no bfloat16 arithmetic")
@@ -106,9 +110,30 @@ def test_bfloat16_is_not_emulated(tmp_path: Path, tiny_model: Path, monkeypatch:
             return {"OPTIMIZATION_CAPABILITIES": ["FP32", "INT8"], "FULL_DEVICE_NAME": "Old"}[name]
 
     fake = SimpleNamespace(Core=OldProcessor, __version__="1")
-    monkeypatch.setattr(openvino_engine, "import_openvino", lambda: fake)
+    for module in (available, openvino_engine):
+        monkeypatch.setattr(module, "import_openvino", lambda: fake)
     with pytest.raises(EngineError, match=r"expected a processor with bfloat16 arithmetic .* found Old"):
         OpenVinoEngine(tmp_path / "model.xml")
+
+
+@pytest.mark.parametrize("precision", ["float16", "int8"])
+def test_an_onnx_file_in_a_precision_of_its_own_is_refused(
+    precision: str, tmp_path: Path, make_tiny_model: Make
+) -> None:
+    path = make_tiny_model(tmp_path / "model.fp16.onnx", precision=precision)
+    with pytest.raises(EngineError, match=rf"found one in {precision}, .* open model\.onnx"):
+        OpenVinoEngine(path)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_model_is_let_go_once_all_is_compiled(mode: Mode, tiny_model: Path, batch: NDArray[np.uint8]) -> None:
+    if available_threads() == 1:
+        pytest.skip("with one thread there is one way to run")
+    with OpenVinoEngine(tiny_model, threads=2, mode=mode) as engine:
+        assert (engine._model is None) == (mode != "auto")
+        engine.run(batch)
+        assert engine._model is None
+        engine.run(batch[:1])
 
 
 def test_another_precision_than_asked_for_is_an_error(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,3 +254,18 @@ def test_openvino_is_imported_without_its_telemetry(tmp_path: Path, tiny_model: 
     environment = os.environ | {"HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
     assert list(tmp_path.iterdir()) == []  # where it would keep an identifier
+
+
+def test_modules_are_hidden_by_one_thread_at_a_time() -> None:
+    name = "cbmir_of_nobody"
+
+    def hide(_: int) -> bool:
+        with hidden(name), hidden(name):
+            return sys.modules.get(name, "") is None
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(hide, range(2000)))
+    assert name not in sys.modules
+    with hidden("json"), pytest.raises(ModuleNotFoundError):
+        importlib.import_module("json")
+    assert importlib.import_module("json").loads("1") == 1

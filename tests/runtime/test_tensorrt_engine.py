@@ -343,6 +343,7 @@ def test_health_tells_the_card_and_the_version(fake: FakeTensorRt, plan_file: Pa
         health = engine.health()
     assert (health.engine, health.device, health.version) == ("tensorrt", "cuda:0 Card", "tensorrt-rtx 1.2.3")
     assert (health.requested, health.reason, health.precision) == ("tensorrt", "why", "float32")
+    assert (health.threads, health.mode) == (1, "latency")
 
 
 def test_a_plan_of_another_gpu_or_version_is_refused(
@@ -384,6 +385,7 @@ def test_a_plan_of_a_flavour_that_is_not_installed_is_refused(
         TensorRtEngine(plan_file)
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_the_error_names_the_driver_and_the_extra(plan_file: Path) -> None:
     with pytest.raises(EngineError, match=r"model.sm86.plan cannot be run.*no NVIDIA GPU.*driver.*cbmir\[tensorrt\]"):
         TensorRtEngine(plan_file)
@@ -395,7 +397,7 @@ def test_without_cuda_python_the_error_names_the_extra(
     fake: FakeTensorRt, plan_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
-    with pytest.raises(MissingDependencyError, match=r"cbmir\[tensorrt\]"):
+    with pytest.raises(MissingDependencyError, match=r"cbmir\[tensorrt-rtx\]"):
         TensorRtEngine(plan_file)
 
 

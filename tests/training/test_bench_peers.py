@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,14 @@ import torch
 
 from cbmir.errors import MissingDependencyError
 from cbmir.runtime import open_engine
-from cbmir.training.peers import MatrixPeak, torch_peers
+from cbmir.training.bench_peers import MatrixPeak, torch_peers
 
 
 @pytest.fixture(autouse=True)
-def _threads_as_before() -> None:
-    torch.set_num_threads(1)  # what the peers set as well
+def _threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 def test_the_peer_is_the_cards_architecture(tiny_export: Path) -> None:
@@ -30,6 +33,13 @@ def test_the_peer_is_the_cards_architecture(tiny_export: Path) -> None:
         assert (health.engine, health.precision, health.threads) == ("torch", "float32", 1)
         assert health.reason == f"eager, {layout}, random weights"
         assert not peer.has_weights
+
+
+def test_the_peer_of_a_student_has_its_projection(tiny_export: Path) -> None:
+    with open_engine(tiny_export / "model.onnx", threads=1) as engine:
+        card = engine.card.with_(embedding_dim=24, training={"distilled_from": {}})
+    answer, _ = torch_peers(card, 1)[0].open()
+    assert answer(np.zeros((1, 1, 32, 32), np.uint8)).shape == (1, 24)
 
 
 def test_without_torch(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from cbmir.training import report
 from cbmir.training.config import TrainConfig
 from cbmir.training.curves import read_epochs
 from cbmir.training.distillation import Teacher, build_student, load_teacher, teacher_options
-from cbmir.training.encoder import build_encoder, for_inference, with_projection
+from cbmir.training.encoder import build_encoder, encoder_of, for_inference, with_projection
 from cbmir.training.harness import RetrievalTask, train
 from cbmir.training.losses.distill import TEMPERATURE, DistillationLoss, bernoulli_divergence, neighbour_divergence
 from cbmir.training.model import LinearHead, ProxyHead, RetrievalModel
@@ -152,6 +152,12 @@ def test_the_card_says_whose_space_it_is(student: Path, teacher: Path) -> None:
     assert all(threshold is not None for threshold in card.thresholds)
 
 
+def test_an_encoder_by_its_card(student: Path, teacher: Path) -> None:
+    for run in (student, teacher):
+        encoder = encoder_of(RunFolder(run).read_card())
+        assert encoder.state_dict().keys() == load_model(run)[0].encoder.state_dict().keys()
+
+
 def test_head_is_the_teachers_bit_for_bit_and_the_teacher_is_not_in_the_checkpoint(
     student: Path, teacher: Path
 ) -> None:
@@ -265,6 +271,42 @@ def test_what_is_not_the_teachers_is_refused(
     with pytest.raises(RunError, match=message):
         train(student_of(teacher, squares, **options), tmp_path / "run")
     assert not (tmp_path / "run").exists(), "a refused run must not be in the way of the next try"
+
+
+def test_a_teacher_is_refused_before_images_are_read(
+    teacher: Path, squares: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cbmir.training.harness.cached_images", lambda *_: pytest.fail("images were read"))
+    with pytest.raises(RunError, match="began with"):
+        train(student_of(teacher, squares, teacher_fingerprint="other"), tmp_path / "run")
+
+
+def test_a_student_of_the_same_space_is_another_teacher(teacher: Path, student: Path, squares: Path) -> None:
+    """Its card has the teacher's fingerprint, and weights of its own."""
+    begun = student_of(teacher, squares)
+    with pytest.raises(RunError, match="began with"):
+        load_teacher(replace(begun, distill=str(student)), read_manifest(squares))
+    assert any("teacher_fingerprint" in text for text in begun.differences(student_of(student, squares)))
+
+
+def test_a_teacher_of_another_table_is_told(
+    teacher: Path, squares: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_teacher(student_of(teacher, squares), read_manifest(squares))
+    assert not caplog.messages
+    table = read_manifest(squares)
+    write_manifest(replace(table, rows=table.rows[:60]), tmp_path / "other.csv")
+    load_teacher(student_of(teacher, tmp_path / "other.csv"), read_manifest(tmp_path / "other.csv"))
+    assert "may be among this run's val and test queries" in caplog.text
+
+
+def test_a_teacher_answers_in_float32_whatever_the_student_trains_in(teacher: Path) -> None:
+    model, card, _ = load_model(teacher)
+    image = torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8)
+    expected = Teacher(model, card).pooled(image)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = Teacher(model, card).pooled(image)
+    assert torch.equal(found, expected)
 
 
 def test_labels_of_the_teacher(teacher: Path, squares: Path, tmp_path: Path) -> None:

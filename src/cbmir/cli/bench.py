@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cbmir.cli.options import ENGINES, MODES
+from cbmir.errors import CbmirError, EngineError
+
 if TYPE_CHECKING:
     from cbmir.card import ModelCard
     from cbmir.runtime.bench import BenchReport
-    from cbmir.runtime.contenders import Contender
+    from cbmir.runtime.contenders import Contender, ModelContender
 
 WIDTH = 100
-_ENGINES = ("auto", "onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "openvino", "tensorrt")
 
 
 def _list_of(kind: Any) -> Callable[[click.Context, click.Parameter, str | None], tuple[Any, ...]]:
@@ -37,8 +39,8 @@ def _list_of(kind: Any) -> Callable[[click.Context, click.Parameter, str | None]
 )
 @click.argument("models", nargs=-1, required=True, metavar="MODEL…", type=click.Path(path_type=Path))
 @click.option(
-    "--engine", "engines", callback=_list_of(click.Choice(_ENGINES)), default="auto", show_default=True,
-    metavar="A,B,…", help=f"Run every file in each of these: {', '.join(_ENGINES)}.",
+    "--engine", "engines", callback=_list_of(click.Choice(ENGINES)), default="auto", show_default=True,
+    metavar="A,B,…", help=f"Run every file in each of these: {', '.join(ENGINES)}.",
 )  # fmt: skip
 @click.option(
     "--batch", "batches", callback=_list_of(click.IntRange(min=1)), default="1,8", show_default=True, metavar="N,…",
@@ -46,7 +48,7 @@ def _list_of(kind: Any) -> Callable[[click.Context, click.Parameter, str | None]
 )  # fmt: skip
 @click.option("--threads", type=click.IntRange(min=1), help="Of each contender.  [default: every processor]")
 @click.option(
-    "--mode", "modes", callback=_list_of(click.Choice(["auto", "latency", "throughput"])), default="auto",
+    "--mode", "modes", callback=_list_of(click.Choice(MODES)), default="auto",
     show_default=True, metavar="A,B,…", help="auto, latency (a batch with all threads at once), throughput (its images "
     "on streams of one thread).",
 )  # fmt: skip
@@ -76,7 +78,7 @@ def bench(
     from cbmir.runtime.contenders import model_contenders
 
     own = model_contenders(models, engines=engines, modes=modes, threads=threads)
-    card = _card(own[0].path, own[0].engine)
+    card = _card(own)
     others = list(_others(models, card, peers, threads, peak=peak))
     baseline = others[0].name if peers else None
     report = measure([*own, *others], card.preprocess.crop, batches=batches, baseline=baseline, seconds=seconds)
@@ -85,11 +87,20 @@ def bench(
         context.exit(130)
 
 
-def _card(model: Path, engine: str) -> ModelCard:
+def _card(contenders: Sequence[ModelContender]) -> ModelCard:
+    """The card of the first that can be opened here."""
     from cbmir.runtime import open_engine
 
-    with open_engine(model, engine=engine) as opened:
-        return opened.card
+    whys = []
+    for one in contenders:
+        try:
+            with open_engine(one.path, engine=one.engine) as opened:
+                return opened.card
+        except CbmirError as error:
+            if not one.optional:
+                raise
+            whys.append(str(error))
+    raise EngineError(f"none of these files can be run here: {'; '.join(whys)}")
 
 
 def _others(
@@ -99,7 +110,7 @@ def _others(
 
     for peer in peers:
         if peer == "torch":
-            from cbmir.training.peers import torch_peers
+            from cbmir.training.bench_peers import torch_peers
 
             yield from torch_peers(card, threads)
         else:
@@ -107,7 +118,7 @@ def _others(
             yield kind(f"peer {peer}", float32_file(models), threads)
     if peak:
         from cbmir.runtime.flops import count_flops
-        from cbmir.training.peers import MatrixPeak
+        from cbmir.training.bench_peers import MatrixPeak
 
         flops = count_flops(float32_file(models))
         yield MatrixPeak("peak float32", flops, "float32", threads)

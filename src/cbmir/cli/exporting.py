@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
+#: Options that say how to make a file, and what asks for such a file.
+_NEEDS = {
+    "target": "--tensorrt",
+    "max_batch": "--tensorrt",
+    "calibrate": "--int8 or --openvino int8",
+    "calibration_images": "--int8 or --openvino int8",
+    "percentile": "--int8 or --openvino int8",
+}
 _tolerance = click.option(
     "--tolerance", "tolerances", multiple=True, metavar="NAME=NUMBER",
     help="Another limit: overlap (of the top-10 neighbours, at least), ndcg, auc, score (differences, at most), cosine "
@@ -57,7 +67,7 @@ _tolerance = click.option(
 @_tolerance
 @click.option("--accept-parity-loss", is_flag=True, help="Write files beyond their limits too, and say so beside them.")
 @click.pass_context
-def export(ctx: click.Context, /, run: Path, output: str, tensorrt: bool, target: str, **options: object) -> None:
+def export(ctx: click.Context, /, run: Path, output: str, tensorrt: bool, target: str, **options: Any) -> None:
     """Export the best model of a finished RUN as one graph, from uint8 image to scores.
 
     Each file is compared with PyTorch on held-out images (parity.json beside it) and is not written when it finds other
@@ -66,15 +76,19 @@ def export(ctx: click.Context, /, run: Path, output: str, tensorrt: bool, target
     """
     from cbmir.errors import require
 
-    if not tensorrt and ctx.get_parameter_source("target") is click.core.ParameterSource.COMMANDLINE:
-        raise click.UsageError("--target is for --tensorrt.")
+    int8 = options["int8"] or "int8" in options["openvino"]
+    wanted = {"--tensorrt": tensorrt, "--int8 or --openvino int8": int8}
+    for name, need in _NEEDS.items():
+        if not wanted[need] and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            (flag,) = next(option.opts for option in ctx.command.params if option.name == name)
+            raise click.UsageError(f"{flag} is for {need}.")
     require("torch", "train")
     for module in ("onnx", "onnxscript", "onnxruntime"):
         require(module, "export")
     from cbmir.export import ExportOptions, export_run
 
-    targets = tuple(dict.fromkeys(target.split(","))) if tensorrt else ()
-    for path in export_run(run, output, ExportOptions(targets=targets, **options)):  # type: ignore[arg-type]
+    targets = tuple(dict.fromkeys(word.strip() for word in target.split(","))) if tensorrt else ()
+    for path in export_run(run, output, ExportOptions(targets=targets, **options)):
         click.echo(path)
 
 

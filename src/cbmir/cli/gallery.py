@@ -46,6 +46,10 @@ def index() -> None:
     help="Which of the manifest's images go in; may be repeated.",
 )
 @click.option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one a processor]")
+@click.option(
+    "--reduced-jpeg2000", is_flag=True,
+    help="Decode large JPEG 2000 images at a lower resolution: faster, within one grey level but for a few pixels.",
+)  # fmt: skip
 @engine_option
 @click.pass_context
 def build(
@@ -55,6 +59,7 @@ def build(
     output: Path,
     splits: tuple[str, ...],
     workers: int | None,
+    reduced_jpeg2000: bool,
     engine: str,
 ) -> None:
     """Embed the images of MANIFEST with MODEL into a gallery; one that is there already is replaced at the end.
@@ -68,7 +73,7 @@ def build(
 
     table = read_manifest(manifest)
     with open_engine(model, engine=engine) as opened:
-        report = build_gallery(opened, table, output, splits=splits, workers=workers)
+        report = build_gallery(opened, table, output, splits=splits, workers=workers, reduced_jpeg2000=reduced_jpeg2000)
     click.echo(f"{output}: {report.images} images")
     if report.unreadable:
         log.error(

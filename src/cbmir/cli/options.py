@@ -7,14 +7,17 @@ from typing import Any
 
 import click
 
-#: The choices are `cbmir.runtime.engine.ENGINES`, which is not imported here: `--help` must be quick.
+#: As `cbmir.runtime.engine` has them, which is not imported here: `--help` must be quick.
+ENGINES = ("auto", "onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "openvino", "tensorrt")
+MODES = ("auto", "latency", "throughput")
+
 engine_option = click.option(
     "--engine",
-    type=click.Choice(["auto", "onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "openvino", "tensorrt"]),
+    type=click.Choice(ENGINES),
     default="auto",
     show_default=True,
-    help="What runs the model: auto takes the fastest for this file (or folder of files) that is really here; one that "
-    "is named and is not here is an error.",
+    help="What runs the model: auto takes CUDA or the CPU for a file, and of a folder the fastest file that runs here; "
+    "one that is named and is not here is an error.",
 )
 
 

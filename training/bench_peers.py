@@ -29,16 +29,15 @@ class TorchPeer(Contender):
 
     def open(self) -> tuple[Answer, EngineHealth]:
         torch = require("torch", "train")
-        from cbmir.training.encoder import build_encoder
+        from cbmir.training.encoder import encoder_of
         from cbmir.training.model import LinearHead, ProxyHead, RetrievalModel
 
         torch.set_num_threads(self.threads or available_threads())
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        encoder, dim = build_encoder(self.card.encoder)
-        labels = len(self.card.labels)
+        dim, labels = self.card.embedding_dim, len(self.card.labels)
         proxies = self.card.head == "proxy"
         head = ProxyHead(dim, self.card.proxies_per_class, labels) if proxies else LinearHead(dim, labels)
-        model = RetrievalModel(encoder, head).eval().to(memory_format=layout)
+        model = RetrievalModel(encoder_of(self.card), head).eval().to(memory_format=layout)
 
         def answer(batch: NDArray[np.uint8]) -> NDArray[np.float32]:
             with torch.inference_mode():
