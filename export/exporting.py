@@ -25,7 +25,7 @@ from cbmir.export.graph import to_onnx
 from cbmir.export.parity import LIMITS, Parity, compare
 from cbmir.export.samples import Sample, calibration_pixels, run_sample
 from cbmir.files import write_json
-from cbmir.runtime.available import why_not
+from cbmir.runtime.available import why_no_bfloat16, why_not
 from cbmir.runtime.engine import Outputs
 from cbmir.runtime.machine import describe_machine
 from cbmir.runtime.openvino_module import import_openvino
@@ -153,10 +153,13 @@ def _others(
 
 
 def _check_possible(options: ExportOptions) -> None:
-    """Refuse what cannot be had before the long work: tolerances, packages that are missing, unknown GPUs."""
+    """Refuse what cannot be had before the long work: tolerances, packages and arithmetic that are missing, unknown
+    GPUs."""
     LIMITS["float32"].changed(*options.tolerances)
     if options.openvino:
         import_openvino()
+    if "bf16" in options.openvino and (why := why_no_bfloat16()):
+        raise EngineError(why)
     if "int8" in options.openvino:
         from cbmir.export.openvino import import_nncf
 

@@ -277,6 +277,14 @@ def test_a_wrong_tolerance_is_said_before_the_work(tmp_path: Path) -> None:
         export_run(tmp_path / "no run", tmp_path, ExportOptions(tolerances=("recall=1",)))
 
 
+def test_bfloat16_without_its_arithmetic_is_said_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "why_no_bfloat16", lambda: "no AMX")
+    with pytest.raises(EngineError, match="no AMX"):
+        export_run(tmp_path / "no run", tmp_path, ExportOptions(openvino=("bf16",)))
+
+
 def test_wrong_options() -> None:
     with pytest.raises(UserError, match="bf16 or int8 for OpenVINO, found fp16"):
         ExportOptions(openvino=("bf16", "fp16"))
