@@ -19,8 +19,8 @@ _NEEDS = {
 }
 _tolerance = click.option(
     "--tolerance", "tolerances", multiple=True, metavar="NAME=NUMBER",
-    help="Another limit: overlap, cross (share of the top-10 neighbours kept, at least), ndcg, auc, score (differences, at most), cosine "
-    "(at least). May be repeated.",
+    help="Another limit: overlap, cross (share of the top-10 neighbours kept, at least), ndcg, auc, score (differences, "
+    "at most), cosine (at least). May be repeated.",
 )  # fmt: skip
 
 
@@ -71,8 +71,8 @@ def export(ctx: click.Context, /, run: Path, output: str, tensorrt: bool, target
     """Export the best model of a finished RUN as one graph, from uint8 image to scores.
 
     Each file is compared with PyTorch on held-out images (parity.json beside it) and is not written when it finds other
-    neighbours or tells findings apart less well: fp16 and bf16 must keep 97% of the ten nearest (95% in a gallery of the
-    float32 file) and nDCG and AUC within 0.002, int8 90% and 0.005.
+    neighbours or tells findings apart less well: fp16 and bf16 must keep 97% of the ten nearest, 95% in a gallery of
+    the float32 file, and nDCG and AUC within 0.002; int8 90% and 0.005.
     """
     from cbmir.errors import require
 
