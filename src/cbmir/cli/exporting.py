@@ -19,7 +19,7 @@ _NEEDS = {
 }
 _tolerance = click.option(
     "--tolerance", "tolerances", multiple=True, metavar="NAME=NUMBER",
-    help="Another limit: overlap, cross (share of the top-10 neighbours kept, at least), ndcg, auc, score (differences, "
+    help="Another limit: overlap, cross (share of top-10 neighbours kept, at least), ndcg, auc, score (differences, "
     "at most), cosine (at least). May be repeated.",
 )  # fmt: skip
 
