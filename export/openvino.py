@@ -171,7 +171,7 @@ def import_nncf() -> Any:
     with hidden("openvino_telemetry", "openvino.tools.ovc"):
         nncf = require("nncf", "quantise")
         require("nncf.quantization.range_estimator", "quantise")
-    nncf.set_log_level(logging.ERROR)
+    logging.getLogger("nncf").setLevel(logging.ERROR)  # not by its own function, which sets every handler too
     return nncf
 
 

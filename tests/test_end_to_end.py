@@ -50,7 +50,7 @@ def test_from_phantoms_to_the_browser(
     run("export", "run", "-o", "out/", "--fp16")
     parity = json.loads(Path("out/parity.json").read_text())
     assert parity["model.onnx"]["cosine_min"] >= 0.999999 and parity["model.onnx"]["score_difference"] <= 1e-5
-    assert parity["model.fp16.onnx"]["overlap"] >= 0.98
+    assert parity["model.fp16.onnx"]["overlap"]["value"] >= 0.98
 
     exported = json.loads(run("evaluate", "out/model.onnx", table, "--json"))
     assert exported["positive queries"]["ndcg"]["value"] == pytest.approx(ndcg, abs=0.01)
