@@ -31,9 +31,39 @@ from cbmir.runtime.openvino_module import import_openvino
 Array = NDArray[np.float32]
 
 
+class TrialGraph(Graph):
+    """What the trials need beyond what the product keeps: channels by name, maps joined once, a node's place taken."""
+
+    def __init__(self, model: ModelProto) -> None:
+        super().__init__(model)
+        inferred = onnx.shape_inference.infer_shapes(self.model).graph
+        values = (*inferred.value_info, *inferred.output)
+        sides = {value.name: value.type.tensor_type.shape.dim for value in values}
+        self.channels = {name: dims[1].dim_value for name, dims in sides.items() if len(dims) == 4}
+        self._joined: dict[tuple[str, ...], str] = {}
+
+    def join(self, names: tuple[str, ...]) -> str:
+        """The maps joined, once for all who ask."""
+        if names not in self._joined:
+            self._joined[names] = names[0] if len(names) == 1 else self.add("Concat", names, axis=1)
+        return self._joined[names]
+
+    def replace(self, node: NodeProto, output: str) -> None:
+        """Let what read `node` read `output`; a graph output keeps its name."""
+        if node.output[0] in {value.name for value in self.model.graph.output}:
+            maker = next(other for other in self.nodes if output in other.output)
+            for reader in self.readers(output):
+                reader.input[:] = [node.output[0] if name == output else name for name in reader.input]
+            maker.output[0] = node.output[0]
+            self.nodes.remove(node)
+        else:
+            for reader in self.readers(node.output[0]):
+                reader.input[:] = [output if name == node.output[0] else name for name in reader.input]
+
+
 def depthwise(model: ModelProto) -> ModelProto:
     """Each batch norm as a depthwise 1x1 convolution, into which an engine can fuse the ReLU."""
-    graph = Graph(model)
+    graph = TrialGraph(model)
     for norm, _ in list(graph.norms()):
         slope, shift = graph.affine(norm)
         inputs = [norm.input[0], graph.constant(slope.reshape(-1, 1, 1, 1)), graph.constant(shift)]
@@ -43,7 +73,7 @@ def depthwise(model: ModelProto) -> ModelProto:
 
 def norm_first(model: ModelProto) -> ModelProto:
     """BN + ReLU on each map before they are joined: a Concat that nothing else reads may then cost no copy."""
-    graph = Graph(model)
+    graph = TrialGraph(model)
     for norm, relu in list(graph.norms()):
         parts, _ = _normed_parts(graph, norm)
         if len(parts) > 1:
@@ -56,7 +86,7 @@ def split(model: ModelProto, group: int = 1) -> ModelProto:
 
     By one, nothing is joined; by more, a group that is complete is joined once, not again for each layer.
     """
-    graph = Graph(model)
+    graph = TrialGraph(model)
     for norm, relu in list(graph.norms()):
         readers = graph.readers(relu.output[0])
         if len(readers) != 1 or not graph.is_pointwise(readers[0]):
@@ -77,7 +107,7 @@ def split(model: ModelProto, group: int = 1) -> ModelProto:
 
 def nested(model: ModelProto) -> ModelProto:
     """Each Concat reads the one before it and the newest map, in place of all maps from the block's first."""
-    graph, known = Graph(model), {}
+    graph, known = TrialGraph(model), {}
     for node in graph.nodes:
         if node.op_type == "Concat":
             sources = tuple(node.input)
@@ -87,7 +117,7 @@ def nested(model: ModelProto) -> ModelProto:
     return graph.finish()
 
 
-def _normed_parts(graph: Graph, norm: NodeProto, group: int = 1) -> tuple[list[str], list[int]]:
+def _normed_parts(graph: TrialGraph, norm: NodeProto, group: int = 1) -> tuple[list[str], list[int]]:
     """BN + ReLU of each `group` of the maps that a batch norm reads through a Concat, and where but the first start."""
     maker = next((node for node in graph.nodes if norm.input[0] in node.output), None)
     sources = list(maker.input) if maker is not None and maker.op_type == "Concat" else [norm.input[0]]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, helper, numpy_helper, shape_inference
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 Array = NDArray[np.float32]
 _LARGE = np.float32(3e38)
@@ -24,12 +24,7 @@ class Graph:
 
     def __init__(self, model: ModelProto) -> None:
         self.model = copy.deepcopy(model)
-        inferred = shape_inference.infer_shapes(self.model).graph
-        values = (*inferred.value_info, *inferred.output)
-        sides = {value.name: value.type.tensor_type.shape.dim for value in values}
-        self.channels = {name: dims[1].dim_value for name, dims in sides.items() if len(dims) == 4}
         self._constants = {tensor.name: copy.deepcopy(tensor) for tensor in self.model.graph.initializer}
-        self._joined: dict[tuple[str, ...], str] = {}
 
     @property
     def nodes(self) -> Any:
@@ -74,24 +69,6 @@ class Graph:
         name = f"rewritten_{next(_NUMBERS)}"
         self.nodes.append(helper.make_node(kind, inputs, [name], name=name, **attributes))
         return name
-
-    def join(self, names: tuple[str, ...]) -> str:
-        """The maps joined, once for all who ask."""
-        if names not in self._joined:
-            self._joined[names] = names[0] if len(names) == 1 else self.add("Concat", names, axis=1)
-        return self._joined[names]
-
-    def replace(self, node: NodeProto, output: str) -> None:
-        """Let what read `node` read `output`; a graph output keeps its name."""
-        if node.output[0] in {value.name for value in self.model.graph.output}:
-            maker = next(other for other in self.nodes if output in other.output)
-            for reader in self.readers(output):
-                reader.input[:] = [node.output[0] if name == output else name for name in reader.input]
-            maker.output[0] = node.output[0]
-            self.nodes.remove(node)
-        else:
-            for reader in self.readers(node.output[0]):
-                reader.input[:] = [output if name == node.output[0] else name for name in reader.input]
 
     def finish(self) -> ModelProto:
         """Without what nothing reads, in an order in which every node follows its inputs."""
