@@ -9,7 +9,6 @@ import platform
 import re
 from collections.abc import Callable, Iterator
 from importlib import metadata
-from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -59,7 +58,7 @@ def examine() -> dict[str, Any]:
         },
         "packages": _packages(),
         "engines": _ask("cbmir.runtime.available", _engines, problems),
-        "processor": _processor(),
+        "processor": _ask("cbmir.runtime.machine", _processor, problems),
         "gpu": _ask("cbmir.runtime.nvidia", _gpu, problems),
         "devices": _ask("torch", _devices, problems),
         "codecs": _ask("pydicom", _codecs, problems),
@@ -177,14 +176,14 @@ def _engines(available: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
-    text = cpuinfo.read_text("utf-8", "replace") if cpuinfo.exists() else ""
-    name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    flags = re.search(r"^flags\s*:\s*(.+)$", text, re.MULTILINE)
-    has = set(flags[1].split()) if flags else set()
+def _processor(machine: Any) -> dict[str, Any]:
+    """The processor's name, and what its matrix instructions make fast; by cbmir.runtime.machine."""
+    if machine is None:
+        return {"name": platform.processor() or platform.machine(), "matrix": {}}
+    found = machine.describe_machine()
     return {
-        "name": name[1].strip() if name else platform.processor() or platform.machine(),
-        "matrix": {feature: gain for feature, gain in _MATRIX.items() if feature in has},
+        "name": found["processor"],
+        "matrix": {feature: gain for feature, gain in _MATRIX.items() if feature in found["features"]},
     }
 
 

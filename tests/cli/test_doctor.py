@@ -17,7 +17,7 @@ import cbmir
 from cbmir import doctor
 from cbmir.cli import main
 from cbmir.errors import EngineError
-from cbmir.runtime import open_engine
+from cbmir.runtime import machine, open_engine
 from cbmir.runtime.available import why_not
 from cbmir.runtime.engine import ENGINES
 from cbmir.runtime.nvidia import Gpu
@@ -148,10 +148,15 @@ def test_the_text_says_why_an_engine_does_not_load(monkeypatch: pytest.MonkeyPat
 def test_matrix_instructions_are_told_in_words(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("model name\t: Some Processor\nflags\t\t: fpu avx2 avx512_vnni amx_bf16\n\nmodel name\t: B\n")
-    found = doctor._processor(cpuinfo)
+
+    def on(file: Path) -> SimpleNamespace:
+        return SimpleNamespace(describe_machine=lambda: machine.describe_machine(file))
+
+    found = doctor._processor(on(cpuinfo))
     assert found["name"] == "Some Processor"
     assert list(found["matrix"]) == ["amx_bf16", "avx512_vnni"]
-    assert doctor._processor(tmp_path / "missing")["matrix"] == {}
+    assert doctor._processor(on(tmp_path / "missing"))["matrix"] == {}
+    assert doctor._processor(None)["matrix"] == {}
 
 
 def test_the_nvidia_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +179,7 @@ def test_gpus_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_does_not_import_is_a_problem(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     raised = {
         "cbmir.runtime.available": ImportError("libjpeg.so: cannot open shared object file"),
+        "cbmir.runtime.machine": ImportError("libjpeg.so: cannot open shared object file"),
         "cbmir.runtime.nvidia": ImportError("libjpeg.so: cannot open shared object file"),
         "torch": OSError("libgomp.so.1: cannot open shared object file"),
         "pydicom": ModuleNotFoundError("No module named 'fractions'", name="fractions"),
@@ -186,6 +192,7 @@ def test_what_does_not_import_is_a_problem(monkeypatch: pytest.MonkeyPatch, caps
     report = doctor.examine()
     assert report["problems"] == [
         "cbmir.runtime.available does not import: libjpeg.so: cannot open shared object file",
+        "cbmir.runtime.machine does not import: libjpeg.so: cannot open shared object file",
         "cbmir.runtime.nvidia does not import: libjpeg.so: cannot open shared object file",
         "torch does not import: libgomp.so.1: cannot open shared object file",
         "pydicom does not import: No module named 'fractions'",
@@ -212,7 +219,7 @@ def test_whatever_an_import_raises_is_a_problem(monkeypatch: pytest.MonkeyPatch,
     assert run("doctor", "--json") == 0
     assert json.loads(capsys.readouterr().out)["problems"] == [
         f"{name} does not import: built for another version of NumPy"
-        for name in ("cbmir.runtime.available", "cbmir.runtime.nvidia", "torch", "pydicom")
+        for name in ("cbmir.runtime.available", "cbmir.runtime.machine", "cbmir.runtime.nvidia", "torch", "pydicom")
     ]
 
 
@@ -223,6 +230,7 @@ def test_what_imports_and_does_not_work_is_a_problem(monkeypatch: pytest.MonkeyP
     report = doctor.examine()
     assert [problem.split(":")[:2] for problem in report["problems"]] == [
         ["cbmir.runtime.available does not work", " AttributeError"],
+        ["cbmir.runtime.machine does not work", " AttributeError"],
         ["cbmir.runtime.nvidia does not work", " AttributeError"],
         ["torch does not work", " AttributeError"],
         ["pydicom does not work", " ModuleNotFoundError"],
