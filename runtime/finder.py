@@ -17,7 +17,6 @@ from cbmir.card import ModelCard
 from cbmir.errors import EngineError, ImageError, UserError
 from cbmir.labels import canonical
 from cbmir.preprocessing import PreprocessSpec
-from cbmir.runtime.bulk import work_through
 from cbmir.runtime.engine import Engine, EngineHealth, Mode
 from cbmir.runtime.evidence import finding_vectors
 from cbmir.runtime.gallery import Gallery, Hit
@@ -162,6 +161,8 @@ class Finder:
         processes (see `cbmir.runtime.bulk.work_through`) while the engine runs. Raises UserError for a single image
         and for a negative number of workers, WorkerError where a worker dies.
         """
+        from cbmir.runtime.bulk import work_through  # multiprocessing, which one answer has no use for
+
         if isinstance(images, str | bytes | Path):
             raise UserError("expected images to iterate over, found a single one; put it into a list")
         read = partial(_read, self.card.preprocess, self._reduced_for)

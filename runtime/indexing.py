@@ -23,7 +23,6 @@ from cbmir.errors import GalleryError, ImageError, SplitError
 from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, Row
 from cbmir.preprocessing import PreprocessSpec
-from cbmir.runtime.bulk import work_through
 from cbmir.runtime.engine import Engine
 from cbmir.runtime.gallery import EXACT_LIMIT, FILES, UNREADABLE, Gallery
 from cbmir.runtime.preprocess import preprocess
@@ -144,6 +143,8 @@ def _fill(
     gallery: Gallery, engine: Engine, rows: Sequence[Row], ids: Sequence[str], read: Reader, workers: int | None
 ) -> IndexReport:
     from tqdm import tqdm
+
+    from cbmir.runtime.bulk import work_through
 
     results = work_through(read, zip(rows, ids, strict=True), workers=workers)
     unreadable: list[tuple[str, str]] = []

@@ -12,7 +12,7 @@ import pytest
 import cbmir.runtime
 
 HEAVY = ("torch", "torchvision", "lightning", "sklearn", "pandas", "gradio", "matplotlib", "timm", "onnx")
-LATER = ("pydicom", "onnxruntime", "usearch")
+LATER = ("pydicom", "onnxruntime", "usearch", "multiprocessing")
 
 
 def loaded(code: str) -> set[str]:
