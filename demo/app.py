@@ -37,7 +37,7 @@ _ON_CLICK = """
 element.addEventListener("click", (event) => {
   const button = event.target.closest("[data-key]");
   if (!button) return;
-  trigger("click", {key: button.dataset.key});
+  trigger("click", {key: button.dataset.key, at: performance.now()});
   document.getElementById("picture")?.scrollIntoView({block: "nearest"});
 });
 """
@@ -50,6 +50,7 @@ def build_app(finder: Finder, examples: Sequence[Example] = ()) -> gr.Blocks:
     with app:
         loaded = gr.State(None, time_to_live=_CACHE[1])
         study = gr.State(None, time_to_live=_CACHE[1])
+        newest = gr.State(0.0)  # when the last example that was read had been clicked, by the page's clock
         gr.HTML(header_html(), elem_id="header")
         with gr.Row(elem_id="reading"):
             with gr.Column(scale=3, min_width=260, elem_id="sources"):
@@ -100,8 +101,10 @@ def build_app(finder: Finder, examples: Sequence[Example] = ()) -> gr.Blocks:
             except CbmirError as error:
                 return failed(error, path) | {patient: ""}
 
-        def read_example(event: gr.EventData) -> dict[Any, Any]:
-            return read(str(examples[int(event.key)].path)) | {upload: None}
+        def read_example(newest_at: float, event: gr.EventData) -> Any:
+            if event.at < newest_at:  # two requests at once may arrive in either order
+                return gr.skip()
+            return read(str(examples[int(event.key)].path)) | {upload: None, newest: event.at}
 
         def analyse(image: Upload | None, k: int, exclude: bool, patient_id: str) -> Any:
             if image is None:  # not read, or no longer kept
@@ -155,7 +158,7 @@ def build_app(finder: Finder, examples: Sequence[Example] = ()) -> gr.Blocks:
         last: dict[str, Any] = {"trigger_mode": "always_last"}
         controls = [loaded, k, exclude, patient]
         uploaded = upload.upload(read, upload, [*results, patient], **shown, **every)
-        clicked = strip.click(read_example, None, [*results, patient, upload], **shown, **every)
+        clicked = strip.click(read_example, newest, [*results, patient, upload, newest], **shown, **every)
         for reading in (uploaded, clicked):
             reading.then(analyse, controls, results, **shown, **last)
         gr.on([k.release, exclude.input, patient.submit], analyse, controls, results, **shown, **last)

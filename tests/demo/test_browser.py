@@ -111,6 +111,19 @@ def test_the_last_of_two_quick_examples_stays(page: sync_api.Page) -> None:
     assert "Patient patient_0" in page.locator("#neighbours").inner_text()
 
 
+def test_an_example_that_arrives_late_does_not_replace_the_one_clicked_after_it(page: sync_api.Page) -> None:
+    held: list[sync_api.Route] = []
+    page.route("**/queue/join**", lambda route: held.append(route) if not held else route.continue_())
+    page.locator("#examples button").nth(0).click()
+    page.locator("#examples button").nth(5).click()
+    message = page.locator("#message")
+    message.filter(has_text="(id image_5)").wait_for()
+    held[0].continue_()
+    page.locator("#exclude input").uncheck()  # the page's questions are answered one after the other
+    page.locator("#neighbours .legend", has_text="NOT left out").wait_for()
+    assert "(id image_5)" in message.inner_text()
+
+
 def test_messages_are_announced(page: sync_api.Page) -> None:
     assert page.locator("#message [aria-live=polite], #message[aria-live=polite]").count() == 1
 
