@@ -10,6 +10,7 @@ import importlib
 import io
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -35,7 +36,7 @@ _CODECS = {
 _JPEG_2000 = ("1.2.840.10008.1.2.4.90", "1.2.840.10008.1.2.4.91")
 #: What imagecodecs raises on damage, and where a codec is not built.
 _CODEC_ERRORS = (RuntimeError, ValueError, LookupError, MemoryError, ImportError)
-_AT_ONCE = 2**16  # values put together at a time, so that they stay in the cache
+_AT_ONCE = 2**15  # values put together at a time, so that they stay in the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,11 +127,16 @@ class Frame:
             return unpacked_planes[0].reshape(self.shape)
         high, low = unpacked_planes
         pixels = np.empty(size, np.uint16)
-        for start in range(0, size, _AT_ONCE):
-            part = slice(start, start + _AT_ONCE)
-            pixels[part] = high[part]
-            pixels[part] <<= 8
-            pixels[part] |= low[part]
+
+        def join(first: int, last: int) -> None:
+            for start in range(first, last, _AT_ONCE):
+                part = slice(start, min(start + _AT_ONCE, last))
+                pixels[part] = high[part]
+                pixels[part] <<= 8
+                pixels[part] |= low[part]
+
+        edges = [size * share // threads for share in range(threads + 1)]
+        together(threads, *(partial(join, *ends) for ends in pairwise(edges)))
         return pixels.reshape(self.shape)
 
     def _by_pydicom(self) -> NDArray[Any]:

@@ -68,16 +68,16 @@ def read_dicom(
     broken content, ImageSizeError, BlankImageError, MissingDependencyError.
     """
     require("pydicom", "dicom")
-    with collected_warnings() as collected, pydicom_unlogged():
-        dataset, buffer = _parse(data, name, limits)
-        tags = Tags(dataset, name)
-        view = _check_object(tags)
-        _check_pixels(tags, limits)
-        frame = find_frame(tags, buffer)
-        chain = _chain(tags, frame.values())
-        patient_id, study_id = tags.text("PatientID"), tags.text("StudyInstanceUID")
-    # Beyond the lock on warnings, so that threads decode at the same time.
     with beside(threads, lambda: hashlib.sha256(data).hexdigest()) as digest:
+        with collected_warnings() as collected, pydicom_unlogged():
+            dataset, buffer = _parse(data, name, limits)
+            tags = Tags(dataset, name)
+            view = _check_object(tags)
+            _check_pixels(tags, limits)
+            frame = find_frame(tags, buffer)
+            chain = _chain(tags, frame.values())
+            patient_id, study_id = tags.text("PatientID"), tags.text("StudyInstanceUID")
+        # Beyond the lock on warnings, so that threads decode at the same time.
         times = halvings(frame.shape, reduced_for) if reduced_for and chain.averages else 0
         halved = frame.decode_halved(times)
         stored = frame.decode(threads) if halved is None else halved

@@ -297,6 +297,21 @@ def test_a_provider_that_does_not_load_is_no_cpu_in_disguise(tiny_model: Path, m
         OnnxEngine(tiny_model, engine="onnxruntime-cuda")
 
 
+def test_threads_of_onnx_runtime_sleep_between_two_calls(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    options = []
+    real = onnxruntime.InferenceSession
+
+    def opened(path: str, given: Any, **more: Any) -> Any:
+        options.append(given)
+        return real(path, given, **more)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", opened)
+    OnnxEngine(tiny_model, threads=2).close()
+    assert [given.get_session_config_entry("session.intra_op.allow_spinning") for given in options] == ["0"]
+
+
 def test_a_file_that_a_gpu_cannot_run_is_told_from_one_that_nothing_can(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
