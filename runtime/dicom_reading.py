@@ -25,6 +25,7 @@ from cbmir.errors import (
     NotAnImageError,
     require,
 )
+from cbmir.manifest import is_date
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.dicom_frame import find_frame
 from cbmir.runtime.dicom_tags import Tags, pydicom_unlogged, read_errors, tag_name
@@ -77,6 +78,7 @@ def read_dicom(
             frame = find_frame(tags, buffer)
             chain = _chain(tags, frame.values())
             patient_id, study_id = tags.text("PatientID"), tags.text("StudyInstanceUID")
+            instance, day = tags.text("SOPInstanceUID"), _study_date(tags)
         # Beyond the lock on warnings, so that threads decode at the same time.
         times = halvings(frame.shape, reduced_for) if reduced_for and chain.averages else 0
         halved = frame.decode_halved(times)
@@ -86,7 +88,19 @@ def read_dicom(
     if collected:
         tags.warnings.append(f"DICOM: {len(collected)} deviation(s) from the standard, read as well as they allow")
     reduction = None if halved is None else Reduction(2**times, frame.shape)
-    return Radiograph(stored, name, digest(), patient_id, study_id, view, tuple(tags.warnings), greys, reduction)
+    return Radiograph(
+        stored, name, digest(), patient_id, study_id, view, tuple(tags.warnings), greys, reduction, instance, day
+    )
+
+
+def _study_date(tags: Tags) -> str:
+    """YYYY-MM-DD; empty, and a warning, for what is no day of the calendar."""
+    text = tags.text("StudyDate").replace(".", "")  # ACR-NEMA's YYYY.MM.DD, which PS3.5 6.2 lets readers take
+    day = f"{text[:4]}-{text[4:6]}-{text[6:]}" if text else ""
+    if is_date(day):
+        return day
+    tags.warnings.append(f"{tag_name('StudyDate')} is no date YYYYMMDD: left out")
+    return ""
 
 
 def _parse(data: bytes, name: str, limits: Limits) -> tuple[Dataset, bytes]:

@@ -67,7 +67,8 @@ class Radiograph:
     just as it is. `preprocess` looks up the part that it needs, `pixels` is all of it. `name` is for messages. `sha256`
     is the hex digest of the file's bytes, or of the array's. `view` is PA, AP or empty (unknown). `warnings` are
     sentences for the user; like every error message they never hold a patient's name or ID. `reduction` is there where
-    `stored`, and so `pixels`, is smaller than the image in the file.
+    `stored`, and so `pixels`, is smaller than the image in the file. Of a DICOM object `study_id` and
+    `sop_instance_uid` are its UIDs, and `date` is the study's, YYYY-MM-DD; empty where not known.
     """
 
     stored: NDArray[np.uint8] | NDArray[np.uint16]
@@ -79,6 +80,8 @@ class Radiograph:
     warnings: tuple[str, ...] = ()
     greys: NDArray[np.uint8] | None = None
     reduction: Reduction | None = None
+    sop_instance_uid: str = ""
+    date: str = ""
 
     @property
     def pixels(self) -> NDArray[np.uint8]:

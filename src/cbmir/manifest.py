@@ -10,6 +10,7 @@ view        PA, AP, LATERAL or empty (unknown)
 split       train, val, test or empty (not assigned)
 report      free text, may be empty
 source      optional: hospital or data set, by which the benchmark breaks its figures down
+date        optional: of the study, YYYY-MM-DD or empty
 <label>     1, 0, -1 (uncertain) or empty (unknown)
 ==========  ==========================================================================
 
@@ -26,6 +27,7 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,9 @@ from cbmir.labels import LabelSet
 csv.field_size_limit(2**31 - 1)
 
 FIXED_COLUMNS = ("image", "patient_id", "study_id", "view", "split", "report")
-SOURCE_COLUMN = "source"
+SOURCE_COLUMN, DATE_COLUMN = "source", "date"
+#: Columns that a manifest has only where a row says something there.
+OPTIONAL_COLUMNS = (SOURCE_COLUMN, DATE_COLUMN)
 SPLITS = ("train", "val", "test", "")
 VIEWS = ("PA", "AP", "LATERAL", "")
 #: What a label cell may hold, and what it means; CSV, pandas and Parquet write the same number in several ways.
@@ -58,15 +62,18 @@ class Row:
     split: str = ""
     report: str = ""
     source: str = ""
+    date: str = ""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Rows and their labels. `about` is the sidecar: which reader made it, from what, by which policies."""
+    """Rows and their labels. `about` is the sidecar: which reader made it, from what, by which policies; `absent` are
+    those of `FIXED_COLUMNS` that the file did not have, of which its empty values say nothing."""
 
     labels: LabelSet
     rows: tuple[Row, ...]
     about: dict[str, Any] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -86,7 +93,8 @@ class Manifest:
     @property
     def fingerprint(self) -> str:
         """SHA-256 over the table as training sees it: the label names, then of each row the image's file name, patient,
-        study, view, split and labels. Folders and reports are left out: a data set may move."""
+        study, view, split and labels. Folders, reports, sources and dates are left out: a data set may move, and more
+        of it may become known."""
         digest = hashlib.sha256("\x1f".join(self.labels.names).encode())
         for row in self.rows:
             values = ",".join("" if v is None else str(v) for v in row.labels)
@@ -109,7 +117,7 @@ def read_manifest(path: str | Path) -> Manifest:
             f"{path}: expected the columns {', '.join(FIXED_COLUMNS[:2])}, found {', '.join(columns) or 'none'}; "
             f"'cbmir data table' makes a manifest of any table"
         )
-    names = tuple(name for name in columns if name not in (*FIXED_COLUMNS, SOURCE_COLUMN))
+    names = tuple(name for name in columns if name not in (*FIXED_COLUMNS, *OPTIONAL_COLUMNS))
     if not names:
         raise ManifestError(f"{path}: expected a column for each label after {', '.join(FIXED_COLUMNS)}, found none")
     try:
@@ -127,7 +135,7 @@ def read_manifest(path: str | Path) -> Manifest:
         raise ManifestError(
             f"{sidecar}: expected JSON beside the manifest, found {error}; delete it to go on"
         ) from error
-    return Manifest(labels, rows, about)
+    return Manifest(labels, rows, about, tuple(name for name in FIXED_COLUMNS if name not in columns))
 
 
 def write_manifest(manifest: Manifest, path: str | Path) -> None:
@@ -141,9 +149,9 @@ def write_manifest(manifest: Manifest, path: str | Path) -> None:
         raise ManifestError(f"{path}: expected a name that ends in .csv, .csv.gz or .parquet, found {path.name!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
     base = path.resolve().parent
-    sources = any(row.source for row in manifest)
-    header = [*FIXED_COLUMNS, *([SOURCE_COLUMN] if sources else []), *manifest.labels.names]
-    records = [_record(row, base, sources) for row in manifest.rows]
+    optional = [name for name in OPTIONAL_COLUMNS if any(getattr(row, name) for row in manifest)]
+    header = [*FIXED_COLUMNS, *optional, *manifest.labels.names]
+    records = [_record(row, base, optional) for row in manifest.rows]
     with replacing(path) as temporary:
         if name.endswith(".parquet"):
             _write_parquet(temporary, header, records)
@@ -196,6 +204,9 @@ def _row(path: Path, number: int, record: dict[str, str], names: tuple[str, ...]
         raise ManifestError(f"{path}, row {number}: expected split train, val, test or empty, found {split!r}")
     if view not in VIEWS:
         raise ManifestError(f"{path}, row {number}: expected view PA, AP, LATERAL or empty, found {view!r}")
+    day = record.get(DATE_COLUMN, "").strip()
+    if not is_date(day):
+        raise ManifestError(f"{path}, row {number}: expected a date YYYY-MM-DD or nothing, found {day!r}")
     return Row(
         image=base / image,
         patient_id=patient,
@@ -205,7 +216,16 @@ def _row(path: Path, number: int, record: dict[str, str], names: tuple[str, ...]
         split=split,
         report=record.get("report", ""),
         source=record.get(SOURCE_COLUMN, "").strip(),
+        date=day,
     )
+
+
+def is_date(text: str) -> bool:
+    """Whether a text is a day of the calendar as YYYY-MM-DD, or empty (unknown)."""
+    try:
+        return not text or date.fromisoformat(text).isoformat() == text  # ISO 8601 has other ways to write a day
+    except ValueError:
+        return False
 
 
 def _label(path: Path, number: int, name: str, text: str) -> int | None:
@@ -218,18 +238,18 @@ def _label(path: Path, number: int, name: str, text: str) -> int | None:
         ) from None
 
 
-def _record(row: Row, base: Path, sources: bool) -> list[str]:
+def _record(row: Row, base: Path, optional: Sequence[str]) -> list[str]:
     image = row.image.relative_to(base) if row.image.is_relative_to(base) else row.image
     values = ["" if value is None else str(value) for value in row.labels]
     fixed = [image.as_posix(), row.patient_id, row.study_id, row.view, row.split, row.report]
-    return [*fixed, *([row.source] if sources else []), *values]
+    return [*fixed, *(getattr(row, name) for name in optional), *values]
 
 
 def _write_parquet(path: Path, header: list[str], records: list[list[str]]) -> None:
     arrow, parquet = require("pyarrow", "train"), require("pyarrow.parquet", "train")
     columns: list[Any] = [list(column) for column in zip(*records, strict=True)]
     for position in range(header.index("report") + 1, len(header)):
-        if header[position] == SOURCE_COLUMN:
+        if header[position] in OPTIONAL_COLUMNS:
             continue
         columns[position] = arrow.array([int(v) if v else None for v in columns[position]], type=arrow.int8())
     parquet.write_table(arrow.table(dict(zip(header, columns, strict=True))), path)

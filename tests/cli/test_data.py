@@ -68,13 +68,17 @@ def test_check_exits_2_for_a_problem_and_prints_json(nih: Path) -> None:
 
 def test_table(nih: Path) -> None:
     table = nih / "own.csv"
-    table.write_text("file,pid,findings\n00000001_000.png,1,Mass\n00000002_000.png,2,\n00000003_000.png,3,Mass;Edema\n")
+    table.write_text(
+        "file,pid,findings,day\n00000001_000.png,1,Mass,2020-01-31\n00000002_000.png,2,,\n"
+        "00000003_000.png,3,Mass;Edema,2021-01-31\n"
+    )
     manifest = nih / "m.csv"
     result = _run(
         "table", table, "--image-column", "file", "--patient-column", "pid", "--labels-column", "findings",
-        "--separator", ";", "-o", manifest,
+        "--separator", ";", "--date-column", "day", "-o", manifest,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
+    assert [row.date for row in read_manifest(manifest)] == ["2020-01-31", "", "2021-01-31"]
     assert [row.labels for row in read_manifest(manifest)] == [(0, 1), (None, None), (1, 1)]
 
 

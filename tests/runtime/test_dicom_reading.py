@@ -397,6 +397,30 @@ def test_missing_identifiers_are_empty() -> None:
     assert (radiograph.patient_id, radiograph.study_id) == ("", "")
 
 
+@pytest.mark.parametrize(
+    ("text", "day"),
+    [("20240229", "2024-02-29"), ("", ""), (None, ""), ("2020.01.02", "2020-01-02")],
+)
+def test_uids_and_study_date(text: str | None, day: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pydicom's, of how ACR-NEMA wrote dates
+        data = make_dicom(StudyDate=text)
+    radiograph = read(data)
+    assert (radiograph.sop_instance_uid, radiograph.study_id, radiograph.date) == ("1.2.3", "1.2.4", day)
+    assert radiograph.warnings == ()
+
+
+@pytest.mark.parametrize("text", ["20230229", "20201301", "2020", "SECRET^N"])
+def test_a_study_date_that_is_none_is_a_warning(text: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        data = make_dicom(StudyDate=text)
+    radiograph = read(data)
+    assert radiograph.date == ""
+    assert "StudyDate (0008,0020) is no date YYYYMMDD: left out" in radiograph.warnings
+    assert not any("SECRET" in warning for warning in radiograph.warnings)
+
+
 def test_size_limits_come_before_decoding() -> None:
     with pytest.raises(ImageSizeError, match="30000x30000"):
         read(make_dicom(Rows=30000, Columns=30000))

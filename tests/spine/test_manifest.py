@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ def test_gzip_bom_and_optional_columns(tmp_path: Path) -> None:
 
 
 HEADER = "image,patient_id,study_id,view,split,report,Effusion,Mass\n"
+DATED = HEADER.replace("\n", ",date\n")
 GOOD = "a.png,p,,PA,train,,1,0\n"
 
 
@@ -117,6 +119,13 @@ GOOD = "a.png,p,,PA,train,,1,0\n"
         (HEADER + GOOD + GOOD.replace(",1,0", ",1,2"), "row 3: .* in label column 'Mass', found '2'"),
         (HEADER + GOOD.replace(",1,0", ",yes,0"), "row 2: .* in label column 'Effusion', found 'yes'"),
         (HEADER + '"a.png,p,,PA', "expected a CSV file in UTF-8"),
+        (
+            DATED + GOOD.replace("\n", ",2020-13-01\n"),
+            "row 2: expected a date YYYY-MM-DD or nothing, found '2020-13-01'",
+        ),
+        (DATED + GOOD.replace("\n", ",20200101\n"), "row 2: expected a date YYYY-MM-DD or nothing, found '20200101'"),
+        (DATED + GOOD.replace("\n", ",2020-W01-1\n"), "row 2: expected a date"),
+        (DATED + GOOD.replace("\n", ",2023-02-29\n"), "row 2: expected a date"),
     ],
 )
 def test_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -182,7 +191,7 @@ def test_nothing_is_written_in_place(manifest: Manifest, tmp_path: Path, monkeyp
     write_manifest(manifest, path)
     before = path.read_bytes()
 
-    def broken(row: Row, base: Path, sources: bool) -> list[str]:
+    def broken(row: Row, base: Path, optional: list[str]) -> list[str]:
         return ["half a row", "\udc80"]  # cannot be encoded: fails while writing
 
     monkeypatch.setattr(module, "_record", broken)
@@ -193,16 +202,27 @@ def test_nothing_is_written_in_place(manifest: Manifest, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("name", ["m.csv", "m.parquet"])
-def test_a_source_column_is_written_only_where_there_is_one(manifest: Manifest, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("column", "values"), [("source", ("NIH", "", "own")), ("date", ("1999-12-31", "", "2024-02-29"))]
+)
+def test_an_optional_column_is_written_only_where_there_is_one(
+    manifest: Manifest, tmp_path: Path, name: str, column: str, values: tuple[str, ...]
+) -> None:
     write_manifest(manifest, tmp_path / name)
-    assert "source" not in read_table(tmp_path / name)[0]
-    rows = tuple(replace(row, source=source) for row, source in zip(manifest, ("NIH", "", "own"), strict=True))
-    sourced = replace(manifest, rows=rows)
-    write_manifest(sourced, tmp_path / name)
+    assert column not in read_table(tmp_path / name)[0]
+    rows = tuple(replace(row, **{column: value}) for row, value in zip(manifest, values, strict=True))
+    write_manifest(replace(manifest, rows=rows), tmp_path / name)
     back = read_manifest(tmp_path / name)
-    assert [row.source for row in back] == ["NIH", "", "own"]
+    assert tuple(getattr(row, column) for row in back) == values
     assert back.labels == manifest.labels
     assert back.fingerprint == manifest.fingerprint
+
+
+def test_dates_of_a_parquet_column_of_dates(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"image": ["a.png", "b.png"], "patient_id": ["1", "2"], "Mass": [1, 0], "date": [date(2020, 1, 2), None]}
+    parquet.write_table(arrow.table(columns), tmp_path / "m.parquet")
+    assert [row.date for row in read_manifest(tmp_path / "m.parquet")] == ["2020-01-02", ""]
 
 
 def test_splits(manifest: Manifest) -> None:

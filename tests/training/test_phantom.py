@@ -291,6 +291,9 @@ def test_the_manifest_is_valid_and_keeps_patients_apart(tmp_path: Path) -> None:
         assert row.labels == phantom.labels and row.view == phantom.view and row.report == report(phantom)
         with Image.open(row.image) as image:
             assert image.size == (64, 64) and image.mode == "L"
+    for patient in splits:
+        days = [row.date for row in manifest if row.patient_id == patient]
+        assert sorted(set(days)) == days, "a patient's studies follow each other"
     assert all(len(names) == 1 for names in splits.values())
     assert set.union(*splits.values()) == {"train", "val", "test"}
     assert manifest.about["reader"] == "phantom" and manifest.about["seed"] == 0
@@ -307,6 +310,7 @@ def test_dicom_reads_back(tmp_path: Path) -> None:
     for row, phantom in zip(manifest, describe(6), strict=True):
         ds = pydicom.dcmread(row.image)
         kinds.add(ds.PhotometricInterpretation)
+        assert f"{ds.StudyDate[:4]}-{ds.StudyDate[4:6]}-{ds.StudyDate[6:]}" == row.date
         uids |= {ds.StudyInstanceUID, ds.SeriesInstanceUID, ds.SOPInstanceUID}
         assert (ds.PatientID, ds.ViewPosition, ds.BodyPartExamined) == (row.patient_id, row.view, "CHEST")
         assert str(ds.PatientName).startswith("Phantom^") and ds.ImageComments == "synthetic phantom, not a patient"

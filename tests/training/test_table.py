@@ -150,3 +150,16 @@ def test_labels_must_be_named_and_there(tmp_path: Path) -> None:
 def test_a_column_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="found Mass more than once"):
         read_own_table(_write(tmp_path, "image,patient_id,Mass,Mass", "a.png,1,1,0"), labels=["Mass"])
+
+
+def test_dates(tmp_path: Path) -> None:
+    lines = ["image,patient_id,day,Mass", *(f"{name}.png,p{name},2020-01-0{n},1" for n, name in enumerate("abc", 1))]
+    columns = Columns(date="day")
+    manifest = read_own_table(_write(tmp_path, *lines), columns=columns, labels=["Mass"])
+    assert [row.date for row in manifest] == ["2020-01-01", "2020-01-02", "2020-01-03"]
+    assert manifest.about["policies"]["columns"]["date"] == "day"
+    table = _write(tmp_path, *lines[:-1], "c.png,pc,3.1.2020,1")
+    with pytest.raises(
+        ManifestError, match=r"row 4: expected YYYY-MM-DD or nothing in column 'day', found '3\.1\.2020'"
+    ):
+        read_own_table(table, columns=columns, labels=["Mass"])

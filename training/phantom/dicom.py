@@ -39,7 +39,7 @@ def write_dicom(path: Path, grey: Array, phantom: Phantom, *, seed: int, inverte
     ds.SOPInstanceUID = meta.MediaStorageSOPInstanceUID
     ds.StudyInstanceUID = _uid(seed, study, "study")
     ds.SeriesInstanceUID = _uid(seed, study, "series")
-    ds.StudyDate = (date(2020, 1, 1) + timedelta(days=90 * phantom.study)).strftime("%Y%m%d")
+    ds.StudyDate = study_date(phantom).strftime("%Y%m%d")
     ds.StudyTime = "120000"
     ds.Modality = "CR"
     ds.Manufacturer = "cbmir"
@@ -62,6 +62,11 @@ def write_dicom(path: Path, grey: Array, phantom: Phantom, *, seed: int, inverte
     ds.PixelData = stored.tobytes()
     ds["PixelData"].VR = "OW"
     ds.save_as(path, enforce_file_format=True)
+
+
+def study_date(phantom: Phantom) -> date:
+    """Of a phantom's study, in its file and in the manifest: a patient's studies are 90 days apart."""
+    return date(2020, 1, 1) + timedelta(days=90 * phantom.study)
 
 
 def _uid(seed: int, study: str, kind: str) -> str:

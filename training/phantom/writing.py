@@ -19,7 +19,7 @@ from cbmir.errors import UserError
 from cbmir.files import replacing
 from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, Row, write_manifest
-from cbmir.training.phantom.dicom import write_dicom
+from cbmir.training.phantom.dicom import study_date, write_dicom
 from cbmir.training.phantom.drawing import draw, render
 from cbmir.training.phantom.patients import PHANTOM_LABELS, Phantom, describe
 from cbmir.training.phantom.reports import report
@@ -109,6 +109,7 @@ def _row(job: _Job, split: str) -> Row:
         view=phantom.view,
         split=split,
         report=report(phantom),
+        date=study_date(phantom).isoformat(),
     )
 
 

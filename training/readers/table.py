@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cbmir.errors import ManifestError
 from cbmir.labels import NO_FINDING, LabelSet
-from cbmir.manifest import SPLITS, VIEWS, Manifest, Row
+from cbmir.manifest import SPLITS, VIEWS, Manifest, Row, is_date
 from cbmir.training.readers.common import Missing, cell, finish, label_value, locate, read_source
 
 logger = logging.getLogger("cbmir")
@@ -26,6 +26,7 @@ class Columns:
     split: str | None = None
     report: str | None = None
     source: str | None = None
+    date: str | None = None
 
 
 def read_own_table(
@@ -108,6 +109,9 @@ def _row(record: dict[str, str], columns: Columns, labels: tuple[int | None, ...
         raise ManifestError(f"{where}: expected PA, AP, LATERAL or empty in column {columns.view!r}, found {view!r}")
     if split not in SPLITS:
         raise ManifestError(f"{where}: expected train, val, test or empty in column {columns.split!r}, found {split!r}")
+    date = value(columns.date)
+    if not is_date(date):
+        raise ManifestError(f"{where}: expected YYYY-MM-DD or nothing in column {columns.date!r}, found {date!r}")
     return Row(
         image=Path(value(columns.image)),
         patient_id=value(columns.patient),
@@ -117,6 +121,7 @@ def _row(record: dict[str, str], columns: Columns, labels: tuple[int | None, ...
         split=split,
         report=value(columns.report),
         source=value(columns.source),
+        date=date,
     )
 
 

@@ -131,6 +131,7 @@ def chexpert(
 @click.option("--split-column", help="train, val, test or empty. Default: patients are split 70:10:20.")
 @click.option("--report-column", help="Text of the report, shown beside the image.")
 @click.option("--source-column", help="Hospital or data set, by which 'cbmir benchmark' breaks its figures down.")
+@click.option("--date-column", help="Date of the study, YYYY-MM-DD or empty.")
 @click.option(
     "--labels", metavar="A,B,C", default="",
     help="Findings with a column each, holding 1, 0, -1 (uncertain) or nothing (unknown). "
@@ -145,8 +146,8 @@ def chexpert(
 @_writes_manifest
 def table(
     file: Path, image_column: str, patient_column: str, study_column: str | None, view_column: str | None,
-    split_column: str | None, report_column: str | None, source_column: str | None, labels: str,
-    labels_column: str | None, separator: str, images: Path | None, missing: Any, seed: int, output: Path,
+    split_column: str | None, report_column: str | None, source_column: str | None, date_column: str | None,
+    labels: str, labels_column: str | None, separator: str, images: Path | None, missing: Any, seed: int, output: Path,
 ) -> None:  # fmt: skip
     """Manifest of your own table.
 
@@ -158,7 +159,14 @@ def table(
     manifest = read_own_table(
         file,
         columns=Columns(
-            image_column, patient_column, study_column, view_column, split_column, report_column, source_column
+            image_column,
+            patient_column,
+            study_column,
+            view_column,
+            split_column,
+            report_column,
+            source_column,
+            date_column,
         ),
         labels=[name.strip() for name in labels.split(",") if name.strip()],
         labels_column=labels_column,
