@@ -11,12 +11,14 @@ import gradio as gr
 
 from cbmir.demo.examples import Example
 from cbmir.demo.rendering import (
+    agreement_html,
     evidence_html,
     examples_html,
     findings_html,
     header_html,
     message_html,
     neighbours_html,
+    novelty_html,
     search_text,
 )
 from cbmir.demo.study import NO_CHOICE, PLAIN, Study, Upload
@@ -79,6 +81,7 @@ def build_app(finder: Finder, examples: Sequence[Example] = ()) -> gr.Blocks:
                 gr.HTML("<h2>Findings</h2>")
                 findings = gr.HTML(findings_html(()), js_on_load=_ON_CLICK, elem_id="findings")
         gr.HTML("<h2>Nearest neighbours</h2>")
+        agreement = gr.HTML("", elem_id="agreement")
         neighbours = gr.HTML(neighbours_html((), {}), js_on_load=_ON_CLICK, elem_id="neighbours")
 
         def failed(error: CbmirError, path: str = "") -> dict[Any, Any]:
@@ -90,7 +93,7 @@ def build_app(finder: Finder, examples: Sequence[Example] = ()) -> gr.Blocks:
         def blank() -> dict[Any, Any]:
             return {
                 loaded: None, study: None, picture: None, message: "", findings: findings_html(()),
-                neighbours: neighbours_html((), {}), choice: gr.update(choices=[NO_CHOICE], value=PLAIN),
+                neighbours: neighbours_html((), {}), agreement: "", choice: gr.update(choices=[NO_CHOICE], value=PLAIN),
                 explanation: evidence_html(None),
             }  # fmt: skip
 
@@ -127,6 +130,8 @@ def build_app(finder: Finder, examples: Sequence[Example] = ()) -> gr.Blocks:
                 message: message_html(analysis.warnings),
                 findings: findings_html(analysis.findings),
                 neighbours: neighbours_html(analysis.neighbours, pictures, search),
+                agreement: agreement_html(analysis.agreement)
+                + ("" if gallery is None else novelty_html(analysis.novelty)),
                 choice: gr.update(choices=result.choices(), value=PLAIN),
                 explanation: evidence_html(None),
             }
@@ -146,7 +151,7 @@ def build_app(finder: Finder, examples: Sequence[Example] = ()) -> gr.Blocks:
         def chosen(event: gr.EventData) -> str:
             return str(event.key)
 
-        results = [loaded, study, picture, message, findings, neighbours, choice, explanation]
+        results = [loaded, study, picture, message, findings, neighbours, agreement, choice, explanation]
         # All events wait in one queue: answers come in the order of the questions, and the last one stays on the page.
         quiet: dict[str, Any] = {
             "api_visibility": "private", "show_progress": "hidden", "concurrency_id": "page", "concurrency_limit": 1,

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from cbmir.card import NOT_A_DEVICE
 from cbmir.demo.examples import Example
+from cbmir.runtime.agreement import LabelAgreement
+from cbmir.runtime.finder import NOTHING_ALIKE
+from cbmir.runtime.novelty import QUANTILE, Novelty
 from cbmir.runtime.result import Finding, Neighbour
 
 NOT_AVAILABLE = "not available"
@@ -44,13 +47,18 @@ def examples_html(examples: Sequence[Example]) -> str:
 
 
 def message_html(warnings: Sequence[str], error: str = "") -> str:
-    """An error or the warnings; empty where there is nothing to say. Screen readers announce what is put there."""
+    """An error or the warnings; empty where there is nothing to say. Screen readers announce what is put there.
+
+    That nothing in the gallery looks like the image stands by itself, before the other warnings.
+    """
     if error:
         return f'<div class="message error"><strong>Not analysed.</strong> {escape(error)}</div>'
-    if not warnings:
-        return ""
-    items = "".join(f"<li>{escape(warning)}</li>" for warning in warnings)
-    return f'<div class="message warning"><strong>Please note</strong><ul>{items}</ul></div>'
+    strange = ""
+    if NOTHING_ALIKE in warnings:
+        strange = f'<div class="message error"><strong>Caution.</strong> {escape(NOTHING_ALIKE)}</div>'
+    items = "".join(f"<li>{escape(warning)}</li>" for warning in warnings if warning != NOTHING_ALIKE)
+    notes = f'<div class="message warning"><strong>Please note</strong><ul>{items}</ul></div>' if items else ""
+    return strange + notes
 
 
 def findings_html(findings: Sequence[Finding]) -> str:
@@ -62,8 +70,9 @@ def findings_html(findings: Sequence[Finding]) -> str:
     )
     rows = "".join(_finding_row(finding) for finding in ordered)
     return (
-        '<table class="findings"><thead><tr><th scope="col">Finding</th><th scope="col">Calibrated probability</th>'
-        '<th scope="col">Score</th><th scope="col">Threshold</th><th scope="col">Evidence</th></tr></thead>'
+        '<table class="sheet findings"><thead><tr><th scope="col">Finding</th>'
+        '<th scope="col">Calibrated probability</th><th scope="col">Score</th>'
+        '<th scope="col">Threshold</th><th scope="col">Evidence</th></tr></thead>'
         f"<tbody>{rows}</tbody></table>"
         '<p class="legend">Predicted: the score is above the threshold that was chosen on validation data.</p>'
     )
@@ -131,6 +140,44 @@ def _card(rank: int, neighbour: Neighbour, thumbnail: bytes | None) -> str:
         f'<p class="number"><span>distance {neighbour.distance:.3f}</span> '
         f"<span>cosine {neighbour.cosine:.3f}</span></p>"
         f"{labels}{report}{button}</div></li>"
+    )
+
+
+def agreement_html(agreement: Sequence[LabelAgreement]) -> str:
+    """A table of the labels that some neighbour has, the most agreed on first; empty without neighbours."""
+    if not agreement:
+        return ""
+    seen = [of for of in agreement if of.positive + of.uncertain]
+    if not seen:
+        return '<p class="legend">None of the neighbours has a finding marked.</p>'
+    rows = "".join(_agreement_row(of) for of in sorted(seen, key=lambda of: (-(of.share or 0), of.label)))
+    return (
+        '<table class="sheet agreement"><thead><tr><th scope="col">Label of the neighbours</th>'
+        '<th scope="col">Share</th><th scope="col">Yes</th><th scope="col">No</th>'
+        '<th scope="col">Uncertain</th><th scope="col">Unknown</th>'
+        f"</tr></thead><tbody>{rows}</tbody></table>"
+        '<p class="legend">Share: of the neighbours for which the label is known, those that have it or may have it; '
+        "a nearer one weighs more.</p>"
+    )
+
+
+def _agreement_row(of: LabelAgreement) -> str:
+    percent = 100 * (of.share or 0)
+    counts = "".join(f'<td class="number">{n}</td>' for n in (of.positive, of.negative, of.uncertain, of.unknown))
+    return (
+        f'<tr><th scope="row">{escape(readable(of.label))}</th><td><span class="probability">'
+        f'<span class="bar" aria-hidden="true"><span style="width:{percent:.1f}%"></span></span>'
+        f'<span class="percent">{percent:.0f}%</span></span></td>{counts}</tr>'
+    )
+
+
+def novelty_html(novelty: Novelty | None) -> str:
+    """How far from the gallery the image is, in a line; None is what cannot be told."""
+    if novelty is None:
+        return '<p class="legend">Cannot tell whether the gallery has anything like this image: it is too small.</p>'
+    return (
+        f'<p class="legend">This image is farther from the gallery than {novelty.percentile:.1f}% of its own images; '
+        f"from {100 * QUANTILE:.0f}% on, nothing in it looks like this image.</p>"
     )
 
 

@@ -94,23 +94,25 @@ CSS = """
 .key.more { background: rgb(255, 140, 0); }
 .key.less { background: rgb(45, 125, 255); }
 
-.findings {
+.sheet {
   width: 100%; border: 0 !important; border-collapse: collapse; font-size: 13px; background: var(--panel);
   color: var(--ink);
 }
-.findings th, .findings td { padding: 4px 6px; border: 0; border-bottom: 1px solid var(--line); text-align: left; }
-.findings tr { border: 0; }
-.findings thead th { font-size: 11px; font-weight: 600; color: var(--soft); vertical-align: bottom; }
-.findings tbody th { font-weight: 500; }
+.sheet th, .sheet td { padding: 4px 6px; border: 0; border-bottom: 1px solid var(--line); text-align: left; }
+.sheet tr { border: 0; }
+.sheet thead th { font-size: 11px; font-weight: 600; color: var(--soft); vertical-align: bottom; }
+.sheet tbody th { font-weight: 500; }
 .findings tr.predicted th { font-weight: 700; }
 .findings .verdict { display: block; font-size: 11px; font-weight: 400; color: var(--soft); }
 .findings tr.predicted .verdict { color: var(--accent); font-weight: 700; }
 .findings tr.predicted .verdict::before { content: "● "; }
-.findings .probability { display: flex; align-items: center; gap: 8px; min-width: 90px; }
-.findings .bar { flex: 1; height: 10px; border: 1px solid var(--line); border-radius: 2px; overflow: hidden; }
-.findings .bar span { display: block; height: 100%; background: #7d8f9d; }
+.sheet .probability { display: flex; align-items: center; gap: 8px; min-width: 90px; }
+.sheet .bar { flex: 1; height: 10px; border: 1px solid var(--line); border-radius: 2px; overflow: hidden; }
+.sheet .bar span { display: block; height: 100%; background: #7d8f9d; }
 .findings tr.predicted .bar span { background: var(--accent); }
-.findings .percent { width: 34px; text-align: right; font-variant-numeric: tabular-nums; }
+.sheet .percent { width: 34px; text-align: right; font-variant-numeric: tabular-nums; }
+.agreement { max-width: 640px; }
+#message .message + .message { margin-top: 6px; }
 
 .why {
   font-size: 12px; padding: 2px 8px; border: 1px solid var(--line); border-radius: 4px; cursor: pointer;
@@ -150,8 +152,8 @@ CSS = """
 @media (max-width: 520px) {
   #reading { margin-top: 36px; }
   #picture { scroll-margin: 100px; }
-  .findings th, .findings td { padding: 4px 3px; font-size: 12px; }
-  .findings .probability { min-width: 70px; gap: 4px; }
+  .sheet th, .sheet td { padding: 4px 3px; font-size: 12px; }
+  .sheet .probability { min-width: 70px; gap: 4px; }
   .neighbours { grid-template-columns: repeat(2, minmax(0, 1fr)); }
   #header .tagline { display: none; }
   #header .not-a-device { font-size: 12px; padding: 1px 6px; }

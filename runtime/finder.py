@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,25 +18,36 @@ from cbmir.card import ModelCard
 from cbmir.errors import EngineError, ImageError, UserError
 from cbmir.labels import canonical
 from cbmir.preprocessing import PreprocessSpec
+from cbmir.runtime.agreement import agreement
 from cbmir.runtime.engine import Engine, EngineHealth, Mode
 from cbmir.runtime.evidence import finding_vectors
-from cbmir.runtime.gallery import Gallery, Hit
+from cbmir.runtime.gallery.entry import Entry, Found, Hit
+from cbmir.runtime.gallery.filters import Filter
+from cbmir.runtime.gallery.protocol import AnyGallery, open_gallery
+from cbmir.runtime.novelty import NEAREST, Novelty, judge
 from cbmir.runtime.opening import open_engine
 from cbmir.runtime.preprocess import preprocess
 from cbmir.runtime.radiograph import Radiograph
 from cbmir.runtime.reading import read_image
 from cbmir.runtime.result import Analysis, Finding, Neighbour
-from cbmir.runtime.store import Entry
+
+if TYPE_CHECKING:
+    from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 
 Image = str | Path | bytes | NDArray[np.uint8] | NDArray[np.uint16]
 
+#: What an analysis warns of where `Novelty.flagged` is true.
+NOTHING_ALIKE = (
+    "Nothing in the gallery looks like this image: it may be no chest X-ray, inverted or turned. Its findings and "
+    "neighbours are not to be relied on."
+)
 _BATCH = 32  # images that `embed_many` gives to the engine at once
 
 
 class Finder:
     """A model, and a gallery where neighbours are wanted. One finder serves any number of threads."""
 
-    def __init__(self, engine: Engine, gallery: Gallery | None = None, *, reduced_jpeg2000: bool = False) -> None:
+    def __init__(self, engine: Engine, gallery: AnyGallery | None = None, *, reduced_jpeg2000: bool = False) -> None:
         """Takes both over: `close` closes them. Raises GalleryError for a gallery of another model.
 
         `reduced_jpeg2000` lets large JPEG 2000 images be decoded at a lower resolution: faster, and within one grey
@@ -59,17 +71,19 @@ class Finder:
         cache: str | Path | None = None,
         allow_fallback: bool = False,
         reduced_jpeg2000: bool = False,
+        pseudonyms: Pseudonyms | None = None,
     ) -> Self:
-        """Open a model by `open_engine`, and a gallery's folder. Raises what `open_engine` raises, and GalleryError.
+        """Open a model by `open_engine`, and a gallery by its folder or `milvus:` place (`open_gallery`).
 
-        `reduced_jpeg2000` is as `Finder` has it.
+        `reduced_jpeg2000` is as `Finder` has it, `pseudonyms` as `Gallery.open`. Raises what `open_engine` raises, and
+        GalleryError.
         """
         loaded = open_engine(
             model, engine=engine, threads=threads, mode=mode, cache=cache, allow_fallback=allow_fallback
         )
         opened = None
         try:
-            opened = None if gallery is None else Gallery.open(gallery)
+            opened = None if gallery is None else open_gallery(gallery, pseudonyms=pseudonyms)
             return cls(loaded, opened, reduced_jpeg2000=reduced_jpeg2000)
         except BaseException:
             loaded.close()
@@ -88,13 +102,16 @@ class Finder:
         *,
         patient_id: str | None = None,
         exclude_same_patient: bool = True,
+        filter: Filter = Filter(),  # noqa: A002, B008 - the field's own name; frozen
+        exact: bool | None = None,
     ) -> Analysis:
         """Findings and the k nearest neighbours of one image: a path, a file's bytes, a grey array [H, W], or
-        what `read_image` made of one.
+        what `read_image` made of one. `filter` and `exact` are as `Gallery.search` has them.
 
         The same patient's images are left out of the neighbours: those of `patient_id`, of the patients of the
         gallery's entries made from the same file, and of the DICOM file's patient. A warning says where none of these
-        is known, or none is in the gallery. Raises ImageError for an image that cannot be analysed.
+        is known, or none is in the gallery, and where nothing in the gallery looks like the image. Raises ImageError
+        for an image that cannot be analysed.
         """
         threads = self.engine.threads
         radiograph = image
@@ -106,25 +123,18 @@ class Finder:
         if feature_map is None:
             raise EngineError("expected a feature map from the engine, found none")
         findings = self._findings(outputs.scores[0])
-        warnings = list(radiograph.warnings)
+        look = _Look.at(self.gallery, radiograph, (patient_id or "").strip(), exclude_same_patient)
+        warnings = [*radiograph.warnings, *look.warnings]
 
-        hits: list[Hit] = []
-        known: list[Entry] = []
+        found, novelty = None, None
         if self.gallery is not None:
-            known = self.gallery.find(radiograph.sha256)
-            if known:
-                ids = ", ".join(entry.id for entry in known)
-                warnings.append(f"This image is in the gallery itself (id {ids}).")
-            excluded: set[str] = set()
-            if exclude_same_patient:
-                excluded = {(patient_id or "").strip(), radiograph.patient_id.strip()}
-                excluded |= {entry.patient_id for entry in known}
-                excluded.discard("")
-                warnings += _patient_warnings(self.gallery, excluded)
-            hits = self.gallery.search(embedding, k, exclude_patients=excluded)
-        query_labels = {f.label for f in findings if f.predicted}
-        if known:
-            query_labels = {name for entry in known for name in entry.positive}
+            found, novelty = _search(self.gallery, embedding, k, filter, look, exact)
+            if novelty is not None and novelty.flagged:
+                warnings.insert(0, NOTHING_ALIKE)
+        hits = () if found is None else found.hits[:k]
+        query_labels = {name for entry in look.known for name in entry.positive}
+        if not look.known:
+            query_labels = {f.label for f in findings if f.predicted}
 
         return Analysis(
             image=radiograph.name,
@@ -134,9 +144,11 @@ class Finder:
             embedding=embedding,
             feature_map=feature_map[0],
             finding_vectors=finding_vectors(self.card, self.engine.head, embedding),
-            neighbour_vectors={hit.entry.id: self.gallery.vector(hit.entry.id) for hit in hits}
-            if self.gallery is not None
-            else {},
+            neighbour_vectors={}
+            if found is None
+            else {hit.entry.id: vector for hit, vector in zip(hits, found.vectors[:k], strict=True)},
+            agreement=() if self.gallery is None else agreement(hits, self.gallery.labels.names, self.card.sigma),
+            novelty=novelty,
         )
 
     def embed(self, batch: Sequence[Image] | NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -209,16 +221,62 @@ def _read(spec: PreprocessSpec, reduced_for: PreprocessSpec | None, image: Image
     return preprocess(read_image(image, reduced_for=reduced_for), spec)
 
 
-def _patient_warnings(gallery: Gallery, excluded: set[str]) -> list[str]:
-    """What a reader must know of the patients to leave out. Their ids are not named."""
-    if not excluded:
-        return [
-            "The patient of this image is not known, so neighbours may be images of the same patient; "
-            "give the patient's id to leave them out."
-        ]
-    if not any(gallery.has_patient(patient) for patient in excluded):
-        return ["No image of this patient id is in the gallery: nothing was left out."]
-    return []
+@dataclass(frozen=True)
+class _Look:
+    """What a gallery knows of an image before its neighbours are searched: entries made from the same file, the
+    patients it is of, those of them to leave out, and what a reader must know of these. No id is named but entries'."""
+
+    known: tuple[Entry, ...] = ()
+    patients: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def at(cls, gallery: AnyGallery | None, image: Radiograph, patient_id: str, exclude: bool) -> Self:
+        if gallery is None:
+            return cls()
+        warnings = []
+        known = tuple(gallery.find(image.sha256))
+        if known:
+            warnings.append(f"This image is in the gallery itself (id {', '.join(entry.id for entry in known)}).")
+        patients = {patient_id, *(entry.patient_id for entry in known)} - {""}
+        of_file = image.patient_id.strip()
+        if of_file and gallery.finds_patients:
+            patients.add(of_file)
+        if not exclude:
+            return cls(known, frozenset(patients), frozenset(), tuple(warnings))
+        if not patients and of_file:
+            warnings.append("The gallery keeps pseudonyms of its patients and was opened without their key, so "
+                            "neighbours may be images of this file's patient.")  # fmt: skip
+        elif not patients:
+            warnings.append("The patient of this image is not known, so neighbours may be images of the same patient; "
+                            "give the patient's id to leave them out.")  # fmt: skip
+        elif not any(gallery.has_patient(patient) for patient in patients):
+            warnings.append("No image of this patient id is in the gallery: nothing was left out.")
+        return cls(known, frozenset(patients), frozenset(patients), tuple(warnings))
+
+
+def _search(
+    gallery: AnyGallery,
+    embedding: NDArray[np.float32],
+    k: int,
+    filter: Filter,  # noqa: A002 - the field's own name
+    look: _Look,
+    exact: bool | None,
+) -> tuple[Found, Novelty | None]:
+    """At least the k neighbours that were asked for, where there are as many; and what the image is to the gallery: to
+    all of it but itself and its own patient's images, whatever was asked for."""
+    wanted = replace(filter, exclude_patients=filter.exclude_patients | look.excluded)
+    usual = Filter(exclude_patients=look.patients)
+    own = gallery.own_distances
+    if not len(own):
+        return gallery.search(embedding, k, filter=wanted, exact=exact), None
+    filters = [wanted] if wanted == usual else [wanted, usual]
+    itself = {entry.id for entry in look.known}  # where its patient is not known, no filter leaves it out
+    count = max(k, NEAREST + len(itself))
+    many = gallery.search_many(np.stack([embedding] * len(filters)), count, filters=filters, exact=exact)  # one moment
+    others = [hit.entry.id not in itself for hit in many[-1].hits]
+    return many[0], judge(embedding, many[-1].vectors[others], own)
 
 
 def _neighbour(hit: Hit, query_labels: set[str]) -> Neighbour:

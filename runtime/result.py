@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.errors import UserError
+from cbmir.runtime.agreement import LabelAgreement
 from cbmir.runtime.evidence import evidence_map
+from cbmir.runtime.novelty import Novelty
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,10 @@ class Neighbour:
 class Analysis:
     """Findings in the model's order, neighbours nearest first, and warnings that a reader must see.
 
+    `agreement` says of each of the gallery's labels what the neighbours have of it; empty without neighbours. `novelty`
+    says whether anything in the gallery looks like the image, whatever neighbours were asked for; None where that
+    cannot be told: without a gallery, and with a small one.
+
     embedding: float32 [D], unit norm; feature_map: float32 [D, h, w]. It stands on its own: closing the finder that
     made it leaves it usable.
     """
@@ -56,6 +62,8 @@ class Analysis:
     feature_map: NDArray[np.float32] = field(repr=False)
     finding_vectors: Mapping[str, NDArray[np.float32]] = field(repr=False)
     neighbour_vectors: Mapping[str, NDArray[np.float32]] = field(repr=False)
+    agreement: tuple[LabelAgreement, ...] = ()
+    novelty: Novelty | None = None
 
     def evidence_for_finding(self, label: str) -> NDArray[np.float32]:
         """float32 [h, w]: each cell's share in the cosine to the finding's vector (`evidence.finding_vectors`).
@@ -69,11 +77,13 @@ class Analysis:
         return evidence_map(self.feature_map, _pick(self.neighbour_vectors, id, "neighbour"))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain Python values, without the arrays: image, findings, neighbours, warnings."""
+        """Plain Python values, without the arrays: image, findings, neighbours, agreement, novelty, warnings."""
         return {
             "image": self.image,
             "findings": [asdict(finding) for finding in self.findings],
             "neighbours": [asdict(n) | {"labels": list(n.labels), "shared": list(n.shared)} for n in self.neighbours],
+            "agreement": [asdict(of_label) for of_label in self.agreement],
+            "novelty": None if self.novelty is None else asdict(self.novelty),
             "warnings": list(self.warnings),
         }
 

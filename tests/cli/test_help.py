@@ -12,7 +12,8 @@ from cbmir.cli import cli, main
 
 COMMANDS = [
     "data nih", "data chexpert", "data table", "data phantom", "data check", "train", "evaluate", "benchmark", "export",
-    "parity", "bench", "index build", "index info", "query", "demo", "doctor",
+    "parity", "bench", "embed", "index build", "index add", "index update", "index remove", "index info",
+    "index verify", "index rebuild", "index compact", "index export", "index merge", "query", "demo", "doctor",
 ]  # fmt: skip
 
 

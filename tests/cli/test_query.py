@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,8 @@ from PIL import Image
 
 from cbmir.card import NOT_A_DEVICE
 from cbmir.cli import main
-from cbmir.runtime import Finder
+from cbmir.manifest import read_manifest, write_manifest
+from cbmir.runtime import Finder, Gallery
 
 Captured = pytest.CaptureFixture[str]
 
@@ -36,7 +37,7 @@ def test_json(tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Capture
     answers = json.loads(capsys.readouterr().out)
     with Finder.open(tiny_model, tiny_gallery, threads=1) as finder:
         assert answers == [finder.analyze(image, 3).to_json()] * 2
-    assert list(answers[0]) == ["image", "findings", "neighbours", "warnings"]
+    assert list(answers[0]) == ["image", "findings", "neighbours", "agreement", "novelty", "warnings"]
     assert list(answers[0]["findings"][0]) == ["label", "score", "probability", "predicted", "threshold"]
     assert list(answers[0]["neighbours"][0]) == [
         "id", "image", "patient_id", "distance", "cosine", "labels", "shared", "report",
@@ -64,6 +65,13 @@ def test_text(tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Capture
     assert lines[-1] == NOT_A_DEVICE
 
 
+def test_a_gallery_without_dates(tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Captured) -> None:
+    assert run("query", tiny_model, tiny_gallery, image, "--since", "2020-01-01") == 0
+    assert "No image of the gallery has a date" in capsys.readouterr().err
+    assert run("query", tiny_model, tiny_gallery, image, "--view", "LATERAL") == 0
+    assert "has a date" not in capsys.readouterr().err
+
+
 def test_the_same_patient(tiny_model: Path, tiny_gallery: Path, tiny_manifest: Path, capsys: Captured) -> None:
     def patients(*options: str) -> list[str]:
         own = tiny_manifest.parent / "image_00.png"
@@ -74,6 +82,63 @@ def test_the_same_patient(tiny_model: Path, tiny_gallery: Path, tiny_manifest: P
     assert patients() == everyone[1:]
     assert patients("--include-same-patient") == everyone
     assert patients("--patient-id", "patient_09") == everyone[1:9]
+
+
+@pytest.fixture
+def dated(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured) -> Path:
+    """A gallery of all 24 images: the n-th of day n + 1 of January, the last 12 AP."""
+    table = read_manifest(tiny_manifest)
+    rows = [
+        replace(row, date=f"2020-01-{n + 1:02}", view="PA" if n < 12 else "AP", split="train")
+        for n, row in enumerate(table)
+    ]
+    write_manifest(replace(table, rows=tuple(rows)), tmp_path / "dated.csv")
+    assert run("index", "build", tiny_model, tmp_path / "dated.csv", "-o", tmp_path / "dated") == 0
+    capsys.readouterr()
+    return tmp_path / "dated"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--where", "Effusion and not Mass"], {n for n in range(24) if n % 2 and n % 3 == 0}),
+        (["--where", "mass"], {n for n in range(24) if n % 3}),
+        (["--where", "not Nodule"], set()),  # known for none to be absent
+        (["--view", "pa"], set(range(12))),
+        (["--since", "2020-01-20"], set(range(19, 24))),
+        (["--until", "2020-01-03"], {0, 1, 2}),
+        (["--since", "2020-01-03", "--until", "2020-01-20", "--view", "AP", "--where", "Nodule"], {15}),
+        (["--view", "LATERAL"], set()),
+        (["--exact"], set(range(24))),
+    ],
+)
+def test_narrowed_down(
+    tiny_model: Path, dated: Path, image: Path, options: list[str], expected: set[int], capsys: Captured
+) -> None:
+    command = ["query", tiny_model, dated, image, "-k", 24, "--include-same-patient", "--json"]
+    assert run(*command, *options) == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert {int(n["id"].removeprefix("image_")) for n in answer["neighbours"]} == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--where", "Fracture"], "Fracture"),
+        (["--where", "Effusion and"], "expected"),
+        (["--view", "PAX"], "'PAX' is not one of"),
+        (["--since", "20200101"], "expected a day as YYYY-MM-DD, found '20200101'"),
+        (["--since", "2020-01-02", "--until", "2020-01-01"], "expected days in order"),
+        (["--pseudonyms", "env:CBMIR_NOT_SET"], "environment variable CBMIR_NOT_SET"),
+    ],
+)
+def test_filters_that_cannot_be(
+    tiny_model: Path, tiny_gallery: Path, image: Path, options: list[str], message: str, capsys: Captured
+) -> None:
+    assert run("query", tiny_model, tiny_gallery, image, *options) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "Traceback" not in captured.err
 
 
 def test_an_image_that_cannot_be_read_does_not_stop_the_others(
@@ -157,9 +222,9 @@ def test_no_escape_sequence_reaches_the_terminal(
 ) -> None:
     """Reports and file names come from elsewhere; what a terminal obeys is not printed."""
     shutil.copytree(tiny_gallery, tmp_path / "gallery")
-    with sqlite3.connect(tmp_path / "gallery" / "gallery.sqlite") as connection:
-        connection.execute("UPDATE entry SET report = ?", ("\x1b]0;title\x07No\teffusion\x9b2J \u202e\u00e4",))
-    connection.close()
+    report = "\x1b]0;title\x07No\teffusion\x9b2J \u202e\u00e4"
+    with Gallery.open(tmp_path / "gallery") as gallery:
+        gallery.update([replace(entry, report=report) for entry in list(gallery.every_entry())])
     odd = tmp_path / "a\x1b[31m\nb.png"
     shutil.copy(image, odd)
     assert run("query", tiny_model, tmp_path / "gallery", odd, tmp_path / "no\x1b[2J.png", "-k", 1) == 2

@@ -54,6 +54,9 @@ def test_upload_findings_neighbours_and_evidence(
     page.locator(".card").nth(7).wait_for()
     assert page.locator(".findings tbody tr").count() == 3
     assert page.locator("#message").inner_text().count("patient of this image is not known") == 1
+    agreed = page.locator("#agreement tbody tr").first
+    assert agreed.inner_text().split() == ["Effusion", "100%", "8", "0", "0", "0"]
+    assert page.locator("#agreement", has_text="Cannot tell whether").is_visible()
     assert page.get_by_text(NOT_A_DEVICE).is_visible()
 
     picture = page.locator("#picture img")
@@ -138,7 +141,7 @@ def test_a_text_file_gets_a_readable_error(page: sync_api.Page, tmp_path: Path) 
     error.wait_for()
     assert error.inner_text().startswith("Not analysed. notes.txt: expected PNG, JPEG, TIFF or DICOM, found text")
     assert page.locator(".card").count() == 0
-    assert page.locator(".findings").count() == 0
+    assert page.locator(".sheet").count() == 0
 
 
 def test_narrow_page_needs_no_sideways_scrolling(page: sync_api.Page) -> None:

@@ -11,6 +11,7 @@ import pytest
 from cbmir.card import NOT_A_DEVICE
 from cbmir.demo.examples import Example
 from cbmir.demo.rendering import (
+    agreement_html,
     escape,
     evidence_html,
     examples_html,
@@ -18,9 +19,12 @@ from cbmir.demo.rendering import (
     header_html,
     message_html,
     neighbours_html,
+    novelty_html,
     search_text,
 )
-from cbmir.runtime import Finding, Neighbour
+from cbmir.runtime import Finding, LabelAgreement, Neighbour
+from cbmir.runtime.finder import NOTHING_ALIKE
+from cbmir.runtime.novelty import Novelty
 
 NASTY = '<script>alert("x")</script>\'"><img src=x onerror=alert(1)> {{constructor}} ${1+1} `'
 FINDINGS = (
@@ -71,6 +75,7 @@ def test_escape_leaves_no_markup_and_no_template() -> None:
         neighbours_html(
             [neighbour(id=NASTY, patient_id=NASTY, labels=(NASTY, NASTY + "2"), shared=(NASTY,), report=NASTY)], {}
         ),
+        agreement_html([LabelAgreement(NASTY, 1, 0, 0, 0, 1.0)]),
         message_html([NASTY]),
         message_html((), NASTY),
         examples_html([Example(Path("x.png"), b"jpeg", NASTY)]),
@@ -157,6 +162,33 @@ def test_messages() -> None:
     assert _Page(message_html(["one", "two"])).text == "Please noteonetwo"
 
 
+def test_nothing_alike_stands_by_itself_before_the_other_warnings() -> None:
+    html = message_html([NOTHING_ALIKE, "one"])
+    assert [a["class"] for tag, a in _Page(html).tags if tag == "div"] == ["message error", "message warning"]
+    assert _Page(html).text == f"Caution. {NOTHING_ALIKE}Please noteone"
+    assert _Page(message_html([NOTHING_ALIKE])).text == f"Caution. {NOTHING_ALIKE}"
+
+
+def test_agreement_lists_what_some_neighbour_has_the_most_agreed_on_first() -> None:
+    html = agreement_html(
+        [
+            LabelAgreement("Mass", 1, 8, 1, 0, 0.21),
+            LabelAgreement("Nodule", 0, 9, 0, 1, 0.0),
+            LabelAgreement("Pleural_Thickening", 3, 0, 0, 7, 1.0),
+        ]
+    )
+    assert [_Page(row).text for row in re.findall(r"<tr><th scope=.row.*?</tr>", html)] == [
+        "Pleural Thickening100%3007",
+        "Mass21%1810",
+    ]
+    assert 'style="width:21.0%"' in html
+
+
+def test_agreement_says_where_there_is_none() -> None:
+    assert agreement_html(()) == ""
+    assert "None of the neighbours" in agreement_html([LabelAgreement("Mass", 0, 3, 0, 0, 0.0)])
+
+
 def test_evidence_line_names_the_cosine() -> None:
     assert "0.123" in evidence_html(0.1234)
     assert "Choose" in evidence_html(None)
@@ -164,3 +196,9 @@ def test_evidence_line_names_the_cosine() -> None:
 
 def test_header_says_what_it_is_not() -> None:
     assert NOT_A_DEVICE in _Page(header_html()).text
+
+
+def test_novelty_is_told_in_a_line() -> None:
+    text = _Page(novelty_html(Novelty(0.3, 98.94, False))).text
+    assert text.startswith("This image is farther from the gallery than 98.9% of its own images; from 99% on")
+    assert "Cannot tell" in _Page(novelty_html(None)).text

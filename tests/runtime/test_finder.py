@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,18 @@ from PIL import Image
 import cbmir
 from cbmir.errors import EngineError, GalleryError, ImageError, ModelError, UserError
 from cbmir.manifest import read_manifest
-from cbmir.runtime import Entry, Finder, Gallery, build_gallery, preprocess, read_image
+from cbmir.runtime import (
+    Entry,
+    Filter,
+    Finder,
+    Gallery,
+    Pseudonyms,
+    build_gallery,
+    open_engine,
+    preprocess,
+    read_image,
+)
+from cbmir.runtime.finder import NOTHING_ALIKE
 
 Make = Callable[..., Path]
 MakeXray = Callable[..., NDArray[np.uint8]]
@@ -128,21 +141,19 @@ def test_spaces_around_a_patient_id_do_not_count(finder: Finder, tiny_manifest: 
     assert "patient of this image is not known" in blank
 
 
-def test_every_patient_of_the_same_file_is_left_out(tmp_path: Path, tiny_model: Path, tiny_manifest: Path) -> None:
-    """The same file under two patients (a data set's mistake), and under none."""
-    path = image(tiny_manifest, 6)
-    with Finder.open(tiny_model, threads=1) as plain:
-        build_gallery(plain.engine, read_manifest(tiny_manifest), tmp_path / "g")
-        vector = plain.embed([path])
-    digest = read_image(path).sha256
-    with Gallery.open(tmp_path / "g") as gallery:
-        labels: dict[str, int | None] = {"Effusion": 1}
-        gallery.add([Entry("copy", "/copy.png", "patient_09", labels=labels, sha256=digest)], vector)
-        gallery.add([Entry("nameless", "/copy.png", "", sha256=digest)], vector)
-    with Finder.open(tiny_model, tmp_path / "g", threads=1) as finder:
-        analysis = finder.analyze(path, k=50)
+def test_every_patient_of_the_same_file_is_left_out(
+    finder: Finder, tiny_manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same file under two patients, and under none: a data set's mistake, in a gallery of an earlier cbmir."""
+    gallery = finder.gallery
+    assert gallery is not None
+    labels: dict[str, int | None] = {"Effusion": 1}
+    own = gallery.entry("image_06")
+    copies = [Entry("copy", "/copy.png", "patient_09", labels=labels), Entry("nameless", "/copy.png", "")]
+    monkeypatch.setattr(gallery, "find", lambda sha256: [own, *copies] if sha256 == own.sha256 else [])
+    analysis = finder.analyze(image(tiny_manifest, 6), k=50)
     assert not {"patient_03", "patient_09"} & {n.patient_id for n in analysis.neighbours}
-    assert len(analysis.neighbours) == 17
+    assert len(analysis.neighbours) == 16
     assert analysis.warnings == ("This image is in the gallery itself (id image_06, copy, nameless).",)
     assert all(("Effusion" in n.labels) == ("Effusion" in n.shared) for n in analysis.neighbours)
 
@@ -153,8 +164,6 @@ def test_the_patient_of_a_dicom_file_is_left_out(finder: Finder, monkeypatch: py
     real = module.read_image
 
     def from_dicom(source: object, **options: object) -> object:
-        from dataclasses import replace
-
         return replace(real(source, **options), patient_id="patient_01 ", warnings=("Odd header.",))  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "read_image", from_dicom)
@@ -240,3 +249,127 @@ def test_closing_closes_the_gallery(tiny_model: Path, tiny_gallery: Path) -> Non
     Finder(finder.engine, gallery).close()
     with pytest.raises(GalleryError, match="closed"):
         len(gallery)
+
+
+def test_agreement_is_that_of_the_neighbours(finder: Finder, make_xray: MakeXray) -> None:
+    analysis = finder.analyze(make_xray(99), k=7)
+    gallery = finder.gallery
+    assert gallery is not None
+    assert [of.label for of in analysis.agreement] == ["Effusion", "Mass", "Nodule"]
+    labels = [gallery.entry(n.id).labels or {} for n in analysis.neighbours]
+    weights = np.exp(-np.square([n.distance for n in analysis.neighbours]) / (2 * finder.card.sigma**2))
+    for of in analysis.agreement:
+        values = [own[of.label] for own in labels]
+        assert [of.positive, of.negative, of.uncertain, of.unknown] == [values.count(v) for v in (1, 0, -1, None)]
+        known = np.array([value is not None for value in values])
+        present = np.array([value in (1, -1) for value in values])
+        assert of.share == pytest.approx(weights[present].sum() / weights[known].sum())
+
+
+def test_neighbours_of_a_filter(finder: Finder, tiny_manifest: Path) -> None:
+    asked = Filter(exclude_patients=frozenset({"patient_00"}), where="Effusion")
+    analysis = finder.analyze(image(tiny_manifest, 6), k=50, filter=asked)
+    assert analysis.agreement[0].positive == len(analysis.neighbours) == 8
+    assert not {"patient_00", "patient_03"} & {n.patient_id for n in analysis.neighbours}
+    assert finder.analyze(image(tiny_manifest, 6), k=50, filter=Filter(view="AP")).neighbours == ()
+    with pytest.raises(GalleryError, match="expected labels among"):
+        finder.analyze(image(tiny_manifest, 6), filter=Filter(where="Hernia"))
+    assert finder.analyze(image(tiny_manifest, 6), 3, exact=True).neighbours
+
+
+def test_a_small_gallery_cannot_tell_what_is_novel(finder: Finder, make_xray: MakeXray) -> None:
+    assert finder.analyze(make_xray(99)).novelty is None
+
+
+@pytest.fixture(scope="module")
+def alike(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, make_xray: MakeXray) -> Path:
+    """130 images of 65 patients, all of one kind: bright above, dark below."""
+    path = tmp_path_factory.mktemp("alike") / "gallery"
+    ramp = np.linspace(230, 20, 64)[:, None] * np.ones((64, 64))
+    crops = [np.clip(ramp + (make_xray(n) - 128.0) / 12, 0, 255).astype(np.uint8) for n in range(130)]
+    with Finder.open(tiny_model, threads=1) as plain, Gallery.create(path, plain.card) as gallery:
+        spec = plain.card.preprocess
+        vectors = plain.embed(np.stack([preprocess(crop, spec) for crop in crops])[:, None])
+        gallery.add([Entry(f"e{n:03}", "/x.png", f"p{n // 2}", view="PA") for n in range(130)], vectors)
+    for n in (0, 1):
+        Image.fromarray(crops[n]).save(path.parent / f"{n}.png")
+    return path
+
+
+def test_what_is_unlike_the_gallery_is_warned_of(tiny_model: Path, alike: Path, make_xray: MakeXray) -> None:
+    ramp = np.linspace(20, 230, 64).astype(np.uint8)[:, None] * np.ones((1, 64), np.uint8)
+    with Finder.open(tiny_model, alike, threads=1) as finder:
+        turned = finder.analyze(ramp)
+        assert turned.novelty is not None
+        assert turned.novelty.flagged
+        assert turned.novelty.percentile == 100
+        assert turned.warnings[0] == NOTHING_ALIKE
+        assert len(turned.neighbours) == 10
+        usual = finder.analyze(alike.parent / "0.png", patient_id="p0")
+        assert usual.novelty is not None
+        assert not usual.novelty.flagged
+        assert NOTHING_ALIKE not in usual.warnings
+
+
+def test_novelty_does_not_depend_on_what_neighbours_are_asked_for(tiny_model: Path, alike: Path) -> None:
+    """Neither on k, nor on a filter, nor on whether the patient's own images are shown."""
+    with Finder.open(tiny_model, alike, threads=1) as finder:
+        query = alike.parent / "0.png"
+        first = finder.analyze(query, 10, patient_id="p0")
+        assert first.novelty is not None
+        for k, options in (
+            (0, {}),
+            (130, {}),
+            (5, {"exclude_same_patient": False}),
+            (5, {"filter": Filter(view="AP")}),
+        ):
+            again = finder.analyze(query, k, patient_id="p0", **options)  # type: ignore[arg-type]
+            assert again.novelty == first.novelty
+        own = {n.patient_id for n in finder.analyze(query, 130, patient_id="p0", exclude_same_patient=False).neighbours}
+        assert "p0" in own
+        assert set(first.to_json()["novelty"]) == {"distance", "percentile", "flagged"}
+
+
+def test_an_image_of_the_gallery_is_not_its_own_neighbour_for_novelty(
+    tiny_model: Path, alike: Path, tmp_path: Path
+) -> None:
+    """Though its patient is not known, so that nothing is left out of the neighbours."""
+    shutil.copytree(alike, tmp_path / "gallery")
+    query = alike.parent / "0.png"
+    with Finder.open(tiny_model, alike, threads=1) as finder:
+        before = finder.analyze(query, 60)
+    with Gallery.open(tmp_path / "gallery") as gallery:
+        gallery.add([Entry("own", "/x.png", "", sha256=read_image(query).sha256)], before.embedding[None])
+    with Finder.open(tiny_model, tmp_path / "gallery", threads=1) as finder:
+        after = finder.analyze(query, 60)
+    assert before.novelty is not None
+    assert after.novelty is not None
+    assert after.novelty.distance == pytest.approx(before.novelty.distance, abs=1e-6)
+    assert {"own", "e000"} == {n.id for n in after.neighbours[:2]}
+    assert len(after.neighbours) == 60
+
+
+def test_without_the_key_of_pseudonyms_a_reader_is_warned(
+    tmp_path: Path, tiny_model: Path, tiny_manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cbmir.runtime.finder as module
+
+    key = Pseudonyms(bytes(range(40)))
+    with open_engine(tiny_model, threads=1) as engine:
+        build_gallery(engine, read_manifest(tiny_manifest), tmp_path / "g", pseudonyms=key)
+    new = np.add.outer(np.arange(64), np.arange(64)).astype(np.uint8)
+    with Finder.open(tiny_model, tmp_path / "g", threads=1, pseudonyms=key) as finder:
+        assert len(finder.analyze(new, 50, patient_id="patient_01").neighbours) == 18
+    real = module.read_image
+    monkeypatch.setattr(
+        module, "read_image", lambda source, **options: replace(real(source, **options), patient_id="patient_01")
+    )
+    with Finder.open(tiny_model, tmp_path / "g", threads=1) as finder:
+        analysis = finder.analyze(new, 50)
+        assert len(analysis.neighbours) == 20
+        assert ["opened without their key" in warning for warning in analysis.warnings] == [True]
+        assert finder.analyze(new, 50, exclude_same_patient=False).warnings == ()
+        in_it = finder.analyze(image(tiny_manifest, 6), 50)  # its entry bears the patient's pseudonym
+        assert len(in_it.neighbours) == 18
+        with pytest.raises(GalleryError, match="pseudonyms"):
+            finder.analyze(new, patient_id="patient_01")

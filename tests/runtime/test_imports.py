@@ -12,7 +12,10 @@ import pytest
 import cbmir.runtime
 
 HEAVY = ("torch", "torchvision", "lightning", "sklearn", "pandas", "gradio", "matplotlib", "timm", "onnx")
-LATER = ("pydicom", "onnxruntime", "usearch", "multiprocessing")
+LATER = (
+    "pydicom", "onnxruntime", "usearch", "multiprocessing", "sqlite3", "cbmir.runtime.gallery.searching",
+    "cbmir.runtime.gallery.building",
+)  # fmt: skip
 
 
 def loaded(code: str) -> set[str]:

@@ -24,7 +24,7 @@ from cbmir.manifest import Manifest, Row
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery import Gallery
-from cbmir.runtime.indexing import build_gallery
+from cbmir.runtime.gallery.building import build_gallery
 from cbmir.runtime.jpeg2000 import decode_halved, halvings
 from cbmir.runtime.preprocess import preprocess
 from cbmir.runtime.radiograph import Reduction

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cbmir.errors import UserError
-from cbmir.runtime import Analysis, Finding, Neighbour
+from cbmir.runtime import Analysis, Finding, LabelAgreement, Neighbour, Novelty
 
 
 @pytest.fixture
@@ -23,6 +23,8 @@ def analysis() -> Analysis:
         feature_map=feature_map,
         finding_vectors={"Mass": np.array([1, 0], np.float32), "Nodule": np.array([0, 1], np.float32)},
         neighbour_vectors={"a": np.array([0, 1], np.float32)},
+        agreement=(LabelAgreement("Mass", 1, 0, 0, 0, 1.0), LabelAgreement("Nodule", 0, 0, 0, 1, None)),
+        novelty=Novelty(0.25, 99.5, True),
     )
 
 
@@ -39,6 +41,11 @@ def test_json_has_the_promised_keys_and_plain_values(analysis: Analysis) -> None
                 "labels": ["Mass", "Nodule"], "shared": ["Mass"], "report": "A report.",
             }
         ],
+        "agreement": [
+            {"label": "Mass", "positive": 1, "negative": 0, "uncertain": 0, "unknown": 0, "share": 1.0},
+            {"label": "Nodule", "positive": 0, "negative": 0, "uncertain": 0, "unknown": 1, "share": None},
+        ],
+        "novelty": {"distance": 0.25, "percentile": 99.5, "flagged": True},
         "warnings": ["Careful."],
     }  # fmt: skip
 

@@ -24,8 +24,9 @@ _COMMANDS = {
     "export": "exporting",
     "parity": "exporting",
     "bench": "bench",
+    "embed": "embed",
     "index": "gallery",
-    "query": "gallery",
+    "query": "query",
     "demo": "demo",
     "doctor": "doctor",
 }

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import engine_option
+from cbmir.cli.options import engine_option, pseudonyms_option
+
+if TYPE_CHECKING:
+    from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 
 
 @click.command(
@@ -16,7 +20,7 @@ from cbmir.cli.options import engine_option
     "  cbmir demo model.onnx gallery --port 8080 --examples xrays/"
 )  # fmt: skip
 @click.argument("model", type=click.Path(path_type=Path))
-@click.argument("gallery", type=click.Path(path_type=Path))
+@click.argument("gallery")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=7860, show_default=True, help="0: any free one.")
 @click.option(
@@ -24,15 +28,18 @@ from cbmir.cli.options import engine_option
     type=click.Path(path_type=Path),
     help="A folder of X-rays to choose from.  [default: some of the gallery]",
 )
+@pseudonyms_option
 @engine_option
-def demo(model: Path, gallery: Path, host: str, port: int, examples: Path | None, engine: str) -> None:
+def demo(
+    model: Path, gallery: str, host: str, port: int, examples: Path | None, pseudonyms: Pseudonyms | None, engine: str
+) -> None:
     """Serve MODEL and GALLERY as a page in the browser, until Ctrl-C. Nothing leaves this machine.
 
     Research use only. Not a medical device, not for diagnosis.
     """
     from cbmir.runtime.finder import Finder
 
-    with Finder.open(model, gallery, engine=engine) as finder:
+    with Finder.open(model, gallery, engine=engine, pseudonyms=pseudonyms) as finder:
         from cbmir.demo import serve  # takes seconds; after the files are known to be good
 
         serve(finder, host=host, port=port, examples=examples, ready=_announce)

@@ -1,191 +1,173 @@
-"""`cbmir index` and `cbmir query`: build a gallery, and find an image's findings and neighbours."""
+"""`cbmir index`: build a gallery, keep it, and look after it."""
 
 from __future__ import annotations
 
 import json
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import engine_option
-from cbmir.errors import ImageError
+from cbmir.cli.indexing import add, build, remove, update
+from cbmir.cli.options import INDEXES, STAYS_CLEAR, pseudonyms_option
 
 if TYPE_CHECKING:
-    from cbmir.runtime.result import Analysis
+    from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 
 log = logging.getLogger("cbmir")
+
+_PATIENT_DATA = (
+    "A gallery is patient data: its images, reports and embeddings identify patients. Keep it as safe as the images."
+)
 
 
 @click.group(
     epilog="\b\nExample:\n"
     "  cbmir index build model.onnx manifest.csv -o gallery\n"
+    "  cbmir index add gallery model.onnx new.csv\n"
     "  cbmir index info gallery"
 )  # fmt: skip
 def index() -> None:
-    """Build and inspect a gallery: the labelled images among which neighbours are found."""
+    """Build and keep a gallery: the labelled images among which neighbours are found."""
+
+
+for _command in (build, add, update, remove):
+    index.add_command(_command)
+
+
+@index.command(epilog="\b\nExample:\n  cbmir index info gallery --json")
+@click.argument("gallery")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def info(gallery: str, as_json: bool) -> None:
+    """Say what a gallery holds, of which model it is, and how it is searched."""
+    from cbmir.runtime.gallery.parts import unfinished
+    from cbmir.runtime.gallery.protocol import is_milvus, open_gallery
+
+    with open_gallery(gallery) as opened:
+        facts = opened.info()
+    if not is_milvus(gallery):
+        facts["unfinished"] = [str(folder) for folder in unfinished(Path(gallery).resolve())]
+    if as_json:
+        click.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+    else:
+        for key, value in facts.items():
+            if isinstance(value, dict):
+                click.echo(f"{key}:")
+                for name, count in value.items():
+                    click.echo(f"  {name or '(none)':<26} {count:>8}")
+            else:
+                text = ", ".join(str(one) for one in value if one != "") or "none" if isinstance(value, list) else value
+                click.echo(f"{key + ':':<14} {text}")
+    log.warning(_PATIENT_DATA)
+    if facts.get("pseudonyms"):
+        log.warning(STAYS_CLEAR)
+
+
+@index.command(epilog="\b\nExample:\n  cbmir index verify gallery")
+@click.argument("gallery", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def verify(ctx: click.Context, gallery: Path, as_json: bool) -> None:
+    """Read all of GALLERY and say what is damaged, which images that affects, and what to do.
+
+    The exit code is 2 where anything is damaged.
+    """
+    from dataclasses import asdict
+
+    from cbmir.runtime.gallery.verifying import verify as look_through
+
+    problems = look_through(gallery)
+    if as_json:
+        click.echo(json.dumps([asdict(problem) for problem in problems], indent=2, ensure_ascii=False))
+    else:
+        for problem in problems:
+            affected = f" Affected: {', '.join(problem.affected)}." if problem.affected else ""
+            click.echo(f"{problem.what}.{affected} What to do: {problem.remedy}.")
+        click.echo(f"{gallery}: {_problems(len(problems))}")
+    if problems:
+        ctx.exit(2)
+
+
+@index.command(epilog="\b\nExample:\n  cbmir index rebuild gallery --index int8")
+@click.argument("gallery", type=click.Path(path_type=Path))
+@click.option("--index", "setting", type=click.Choice(INDEXES), help="How it is searched from now on.")
+def rebuild(gallery: Path, setting: str | None) -> None:
+    """Make anew what searches need, from the gallery's database alone; others may search meanwhile.
+
+    Never necessary: what is damaged or out of date is noticed, and made again when it is needed.
+    """
+    from cbmir.runtime.gallery import Gallery
+
+    with Gallery.open(gallery) as opened:
+        opened.rebuild(setting)
+        facts = opened.info()
+    click.echo(f"{gallery}: {facts['images']} images, search: {facts['search']}")
+
+
+@index.command(epilog="\b\nExample:\n  cbmir index compact gallery")
+@click.argument("gallery", type=click.Path(path_type=Path))
+def compact(gallery: Path) -> None:
+    """Write GALLERY's database anew, without the room of what was removed, and nothing left of it on the disk."""
+    from cbmir.runtime.gallery import Gallery
+
+    with Gallery.open(gallery) as opened:
+        before = _size(gallery)
+        opened.compact()
+    click.echo(f"{gallery}: {before:,} bytes before, {_size(gallery):,} now")
 
 
 @index.command(
     epilog="\b\nExample:\n"
-    "  cbmir index build model.onnx manifest.csv -o gallery\n"
-    "  cbmir index build model.onnx manifest.csv -o gallery --split train --split val"
+    "  cbmir index export gallery -o backup\n"
+    "  cbmir index export gallery -o shared --deidentified"
 )  # fmt: skip
-@click.argument("model", type=click.Path(path_type=Path))
-@click.argument("manifest", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The gallery's folder.")
-@click.option(
-    "--split",
-    "splits",
-    type=click.Choice(["train", "val", "test", "all"]),
-    multiple=True,
-    default=["train"],
-    show_default=True,
-    help="Which of the manifest's images go in; may be repeated.",
-)
-@click.option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one a processor]")
-@click.option(
-    "--reduced-jpeg2000", is_flag=True,
-    help="Decode large JPEG 2000 images at a lower resolution: faster, within one grey level but for a few pixels.",
-)  # fmt: skip
-@engine_option
-@click.pass_context
-def build(
-    ctx: click.Context,
-    model: Path,
-    manifest: Path,
-    output: Path,
-    splits: tuple[str, ...],
-    workers: int | None,
-    reduced_jpeg2000: bool,
-    engine: str,
-) -> None:
-    """Embed the images of MANIFEST with MODEL into a gallery; one that is there already is replaced at the end.
-
-    Images that cannot be read are left out and listed in the gallery's unreadable.csv; the exit code is then 2.
-    A gallery is patient data: keep it as safe as the images.
-    """
-    from cbmir.manifest import read_manifest
-    from cbmir.runtime.indexing import build_gallery
-    from cbmir.runtime.opening import open_engine
-
-    table = read_manifest(manifest)
-    with open_engine(model, engine=engine) as opened:
-        report = build_gallery(opened, table, output, splits=splits, workers=workers, reduced_jpeg2000=reduced_jpeg2000)
-    click.echo(f"{output}: {report.images} images")
-    if report.unreadable:
-        log.error(
-            "%d images could not be read and were left out: see %s/unreadable.csv", len(report.unreadable), output
-        )
-        ctx.exit(2)
-
-
-@index.command(epilog="\b\nExample:\n  cbmir index info gallery --json")
 @click.argument("gallery", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def info(gallery: Path, as_json: bool) -> None:
-    """Say what a gallery holds, and of which model it is."""
-    from cbmir.runtime.gallery import Gallery
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="A new or empty folder.")
+@click.option(
+    "--deidentified", is_flag=True,
+    help="Only embeddings, labels, views and splits, under new ids and in another order.",
+)  # fmt: skip
+def export(gallery: Path, output: Path, deidentified: bool) -> None:
+    """Copy GALLERY as it is at this moment, while others use it.
+
+    De-identified is not anonymous: an embedding still lies near other images of the same patient, so that who has one
+    of these can find the patient. Do not make such a copy public.
+    """
+    from cbmir.runtime.gallery import Gallery, transfer
 
     with Gallery.open(gallery) as opened:
-        facts = opened.info()
-    if as_json:
-        click.echo(json.dumps(facts, indent=2, ensure_ascii=False))
-        return
-    for key, value in facts.items():
-        if isinstance(value, dict):
-            click.echo(f"{key}:")
-            for name, count in value.items():
-                click.echo(f"  {name or '(none)':<26} {count:>8}")
+        if deidentified:
+            transfer.export_deidentified(opened, output)
         else:
-            click.echo(f"{key + ':':<14} {value}")
+            transfer.export(opened, output)
+    with Gallery.open(output) as made:
+        click.echo(f"{output}: {len(made)} images")
+    log.warning(_PATIENT_DATA if not deidentified else "De-identified is not anonymous: do not make it public.")
 
 
-@click.command(
-    epilog="\b\nExample:\n"
-    "  cbmir query model.onnx gallery chest.png -k 5\n"
-    "  cbmir query model.onnx gallery a.dcm b.dcm --json > answers.json"
-)  # fmt: skip
-@click.argument("model", type=click.Path(path_type=Path))
+@index.command(epilog="\b\nExample:\n  cbmir index merge gallery other_gallery third_gallery")
 @click.argument("gallery", type=click.Path(path_type=Path))
-@click.argument("images", metavar="IMAGE...", nargs=-1, required=True, type=click.Path())
-@click.option("-k", type=click.IntRange(0), default=10, show_default=True, help="How many neighbours.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list with an element an image.")
-@click.option("--patient-id", help="The patient of these images, as the gallery names patients.")
-@click.option(
-    "--exclude-same-patient/--include-same-patient",
-    default=True,
-    show_default=True,
-    help="Leave the same patient's images out of the neighbours.",
-)
-@engine_option
+@click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@pseudonyms_option
 @click.pass_context
-def query(
-    ctx: click.Context,
-    model: Path,
-    gallery: Path,
-    images: tuple[str, ...],
-    k: int,
-    as_json: bool,
-    patient_id: str | None,
-    exclude_same_patient: bool,
-    engine: str,
-) -> None:
-    """Show each IMAGE's findings by MODEL, and its nearest neighbours in GALLERY.
+def merge(ctx: click.Context, gallery: Path, others: tuple[Path, ...], pseudonyms: Pseudonyms | None) -> None:
+    """Add the images of OTHER galleries of the same model to GALLERY, each at once. The others stay as they are."""
+    from cbmir.runtime.gallery import Gallery, transfer
 
-    An image that cannot be read gets an error line, the others are answered all the same; the exit code is then 2.
-
-    Research use only. Not a medical device, not for diagnosis.
-    """
-    from cbmir.runtime.finder import Finder
-
-    answers: list[dict[str, Any]] = []
-    failed = False
-    with Finder.open(model, gallery, engine=engine) as finder:
-        for image in images:
-            try:
-                analysis = finder.analyze(image, k, patient_id=patient_id, exclude_same_patient=exclude_same_patient)
-            except ImageError as error:
-                log.error("Error: %s", _printable(str(error)))
-                failed = True
-                answers.append({"image": image, "error": {"type": type(error).__name__, "message": str(error)}})
-                continue
-            if as_json:
-                answers.append(analysis.to_json())
-            else:
-                click.echo(_text(analysis))
-    if as_json:
-        click.echo(json.dumps(answers, indent=2, ensure_ascii=False, allow_nan=False))
-    else:
-        click.echo(NOT_A_DEVICE)
-    if failed:
-        ctx.exit(2)
+    with Gallery.open(gallery, pseudonyms=pseudonyms) as target:
+        for other in others:
+            with Gallery.open(other) as source:
+                added = transfer.merge(target, source)
+            click.echo(f"{gallery}: {len(added.ids)} images of {other} added, {len(added.duplicates)} were there")
+            for old, new in added.renamed:
+                click.echo(f"added as {new}, since another image has its id: {old}")
+        target.settle()
 
 
-def _text(analysis: Analysis) -> str:
-    lines = [analysis.image]
-    lines += [f"  Warning: {warning}" for warning in analysis.warnings]
-    lines += ["", f"  {'finding':<28} {'probability':>11} {'score':>7} {'threshold':>9}"]
-    for f in sorted(analysis.findings, key=lambda f: (-(f.score if f.probability is None else f.probability), f.label)):
-        verdict = {True: "  predicted", False: "", None: "  no threshold"}[f.predicted]
-        lines.append(f"  {f.label:<28} {_number(f.probability):>11} {f.score:>7.3f} {_number(f.threshold):>9}{verdict}")
-    lines += ["", f"  {'neighbour':<28} {'distance':>11}   labels (* shared), report"]
-    for n in analysis.neighbours:
-        labels = ", ".join(f"{name}*" if name in n.shared else name for name in n.labels) or "-"
-        lines.append(f"  {n.id:<28} {n.distance:>11.3f}   {labels}")
-        if n.report.strip():
-            lines.append(f"  {'':<40}   {n.report.strip().splitlines()[0]}")
-    if not analysis.neighbours:
-        lines.append("  none")
-    return "\n".join(map(_printable, [*lines, ""]))
+def _problems(count: int) -> str:
+    return "nothing is damaged" if not count else "1 problem" if count == 1 else f"{count} problems"
 
 
-def _printable(line: str) -> str:
-    """One line without what a terminal would obey: names and reports come from elsewhere."""
-    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in line)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

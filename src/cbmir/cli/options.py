@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from cbmir.runtime.gallery.pseudonyms import Pseudonyms
+
+log = logging.getLogger("cbmir")
 
 #: As `cbmir.runtime.engine` has them, which is not imported here: `--help` must be quick.
 ENGINES = ("auto", "onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "openvino", "tensorrt")
 MODES = ("auto", "latency", "throughput")
+#: As `cbmir.runtime.gallery` has them.
+INDEXES = ("auto", "exact", "bf16", "int8")
 
 engine_option = click.option(
     "--engine",
@@ -19,6 +28,53 @@ engine_option = click.option(
     help="What runs the model: auto takes CUDA or the CPU for a file, and of a folder the fastest file that runs here; "
     "one that is named and is not here is an error.",
 )
+
+
+def _load_key(ctx: click.Context, option: click.Parameter, place: str | None) -> Pseudonyms | None:
+    if place is None:
+        return None
+    from cbmir.runtime.gallery.pseudonyms import Pseudonyms
+
+    return Pseudonyms.load(place)
+
+
+STAYS_CLEAR = (
+    "Of patients and studies only the ids are pseudonyms: images' ids and paths, reports, SOP instance UIDs and dates "
+    "stay in clear, and may name patients."
+)
+
+#: Gives the command a `Pseudonyms`, or None.
+pseudonyms_option = click.option(
+    "--pseudonyms", callback=_load_key, metavar="FILE|env:NAME",
+    help="The key of a gallery that keeps patients' and studies' ids as pseudonyms (HMAC-SHA256): a file that only you "
+    "can read, or an environment variable. Images' ids and paths, reports, SOP instance UIDs and dates stay in clear.",
+)  # fmt: skip
+
+
+def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How images are read: what `build`, `add` and `embed` share."""
+    for option in (
+        click.option(
+            "--reduced-jpeg2000", is_flag=True,
+            help="Decode large JPEG 2000 images at a lower resolution: faster, within one grey level but for a few "
+            "pixels.",
+        ),
+        click.option(
+            "--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one a processor]"
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@contextmanager
+def resumable(kept: str = "What is done is kept") -> Iterator[None]:
+    """Say, where Ctrl-C stops what is within, that it was not for nothing."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        log.warning("%s: the same command goes on from there.", kept)
+        raise
 
 
 def training_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,29 @@
+"""The gallery: labelled images to find neighbours among, with their embeddings, in one folder.
+
+`gallery.sqlite` is the truth (`store`); what searches need is derived from it into files beside it (`derived`), and
+made again where these are missing, stale or damaged. A gallery belongs to one embedding space, named by the model
+card's fingerprint.
+
+Where one machine is not enough, Milvus keeps a gallery (`milvus`) by the same protocol (`protocol`).
+
+A gallery is patient data: chest radiographs identify patients. Its folder is readable by its owner only.
+"""
+
+from typing import TYPE_CHECKING
+
+from cbmir.runtime.gallery.entry import Entry, Found, Hit
+from cbmir.runtime.gallery.filters import Filter
+
+if TYPE_CHECKING:
+    from cbmir.runtime.gallery.searching import Gallery
+
+__all__ = ["Entry", "Filter", "Found", "Gallery", "Hit"]
+
+
+def __getattr__(name: str) -> object:
+    """`Gallery` is imported when asked for: findings need none."""
+    if name == "Gallery":
+        from cbmir.runtime.gallery.searching import Gallery
+
+        return Gallery
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

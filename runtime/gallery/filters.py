@@ -1,0 +1,253 @@
+"""Which entries a search may answer with: a `Filter`, and the small language of its labels.
+
+    Effusion and not (Pneumothorax or "Lung Opacity")
+
+A name stands for entries in which that finding is positive or uncertain, as everywhere in retrieval. `not` of it stands
+for those in which it is *known* to be absent: where nothing is known of a finding, an entry is neither shown as having
+it nor as free of it. `parse` moves every `not` down to the names, so that a condition is made of `HasLabel`, `AllOf`
+and `AnyOf` alone, and any gallery can say it in its own terms.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from datetime import date
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.errors import GalleryError
+from cbmir.labels import LabelSet, canonical
+
+if TYPE_CHECKING:
+    from cbmir.runtime.gallery.reader import Reader
+    from cbmir.runtime.gallery.snapshot import Rows
+
+_TOKEN = re.compile(r"""\s*(?:(?P<mark>[()])|"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<word>[^\s()"']+))""")
+_FEW = 8  # ids that are compared one by one, which is faster
+_DEEPEST = 50  # parentheses in parentheses: they are read by recursion
+
+
+@dataclass(frozen=True)
+class HasLabel:
+    """The label at `index` is positive or uncertain; with `present` False, known to be negative."""
+
+    index: int
+    present: bool = True
+
+
+@dataclass(frozen=True)
+class AllOf:
+    """Every part holds."""
+
+    parts: tuple[Condition, ...]
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """At least one part holds."""
+
+    parts: tuple[Condition, ...]
+
+
+Condition = HasLabel | AllOf | AnyOf
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What an entry must be to be among the neighbours; the empty filter lets all pass.
+
+    `exclude_patients` and `exclude_studies` are ids as they were given to `add`; a study's excludes that of every
+    patient who has one of this id. `where` is an expression of labels
+    (see the module), `view` a name such as PA, in either case. `since` and `until` are days, YYYY-MM-DD, both included;
+    an entry without a date does not pass them. Spaces around a text do not count. Raises GalleryError for a date that
+    is none, and for a text in a set's place or something else in a text's.
+    """
+
+    exclude_patients: frozenset[str] = field(default=frozenset())
+    exclude_studies: frozenset[str] = field(default=frozenset())
+    where: str = ""
+    view: str = ""
+    since: str = ""
+    until: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("exclude_patients", "exclude_studies"):
+            given = getattr(self, name)
+            if given is None or isinstance(given, str):
+                found = "nothing" if given is None else "a single text"
+                raise GalleryError(f"expected a set of ids for {name}, found {found}; put them into a set")
+            object.__setattr__(self, name, frozenset(given))
+        for name in ("where", "view", "since", "until"):
+            given = getattr(self, name)
+            if not isinstance(given, str):
+                raise GalleryError(f"expected a text for {name}, which may be empty, found {given!r}")
+            object.__setattr__(self, name, given.strip())
+        if self.first_day > self.last_day:
+            raise GalleryError(f"expected days in order, found since {self.since} and until {self.until}")
+
+    def __bool__(self) -> bool:
+        """Whether anything is asked of an entry."""
+        return any(getattr(self, one.name) for one in fields(self))
+
+    @property
+    def first_day(self) -> int:
+        """`since` as YYYYMMDD, or 0."""
+        return _day(self.since) if self.since else 0
+
+    @property
+    def last_day(self) -> int:
+        """`until` as YYYYMMDD, or 99991231."""
+        return _day(self.until) if self.until else 99991231
+
+
+def _day(text: str) -> int:
+    try:
+        if not re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+            raise ValueError
+        return int(date.fromisoformat(text).strftime("%Y%m%d"))
+    except ValueError:
+        raise GalleryError(f"expected a day as YYYY-MM-DD, found {text!r}") from None
+
+
+def parse(text: str, labels: LabelSet) -> Condition:
+    """The condition that an expression states. Raises GalleryError for one that cannot be read, which says where, and
+    for a name that is not among `labels`, which it lists.
+
+    Names are matched in either case and by what other data sets call them; one of several words may be quoted. `and`
+    binds closer than `or`, `not` closest.
+    """
+    return _Parser(text, labels).whole()
+
+
+class _Parser:
+    """Recursive descent over tokens (kind, text), kind being "(", ")", "and", "or", "not", "name" or "end"."""
+
+    def __init__(self, text: str, labels: LabelSet) -> None:
+        self.text, self.labels = text, labels
+        self.tokens = self._tokens()
+        self.at = self.depth = 0
+
+    def whole(self) -> Condition:
+        condition = self._any(present=True)
+        if self.tokens[self.at][0] != "end":
+            raise self._wrong("and, or, or the end")
+        return condition
+
+    def _tokens(self) -> list[tuple[str, str]]:
+        tokens: list[tuple[str, str]] = []
+        position, text = 0, self.text.rstrip()
+        while position < len(text):
+            match = _TOKEN.match(text, position)
+            if match is None:  # a quote that is opened and not closed
+                raise GalleryError(f"expected a closing quote in {self.text!r}, found none")
+            position = match.end()
+            mark, word = match["mark"], match["word"]
+            if mark is not None:
+                tokens.append((mark, mark))
+            elif word is None:
+                tokens.append(("name", match["double"] if match["single"] is None else match["single"]))
+            elif word.lower() in ("and", "or", "not"):
+                tokens.append((word.lower(), word))
+            elif tokens and tokens[-1][0] == "name":  # words that nothing parts are one name
+                tokens[-1] = ("name", f"{tokens[-1][1]} {word}")
+            else:
+                tokens.append(("name", word))
+        return [*tokens, ("end", "the end")]
+
+    # `present` is False under an odd number of `not`: there `and` is read as `or`, and the other way round.
+
+    def _any(self, present: bool) -> Condition:
+        parts = [self._all(present)]
+        while self._take("or"):
+            parts.append(self._all(present))
+        return _joined(parts, AnyOf if present else AllOf)
+
+    def _all(self, present: bool) -> Condition:
+        parts = [self._one(present)]
+        while self._take("and"):
+            parts.append(self._one(present))
+        return _joined(parts, AllOf if present else AnyOf)
+
+    def _one(self, present: bool) -> Condition:
+        while self._take("not"):
+            present = not present
+        if self._take("("):
+            self.depth += 1
+            if self.depth > _DEEPEST:
+                raise GalleryError(f"expected at most {_DEEPEST} nested parentheses, found more in {self.text!r}")
+            inner = self._any(present)
+            self.depth -= 1
+            if not self._take(")"):
+                raise self._wrong("and, or, or a closing parenthesis")
+            return inner
+        kind, name = self.tokens[self.at]
+        if kind != "name":
+            raise self._wrong("a label, not, or an opening parenthesis")
+        self.at += 1
+        return HasLabel(self._index(name), present)
+
+    def _take(self, kind: str) -> bool:
+        found = self.tokens[self.at][0] == kind
+        self.at += found
+        return found
+
+    def _index(self, name: str) -> int:
+        names = self.labels.names
+        for spelling in (str.casefold, lambda one: canonical(one).casefold()):
+            for index, own in enumerate(names):
+                if spelling(own) == spelling(name):
+                    return index
+        raise GalleryError(f"expected labels among {', '.join(names)}; found {name!r} in {self.text!r}")
+
+    def _wrong(self, expected: str) -> GalleryError:
+        before = " ".join(text for _, text in self.tokens[: self.at]) or "the beginning"
+        return GalleryError(f"expected {expected} after {before!r} in {self.text!r}, found {self.tokens[self.at][1]!r}")
+
+
+def _joined(parts: Sequence[Condition], kind: type[AllOf] | type[AnyOf]) -> Condition:
+    return parts[0] if len(parts) == 1 else kind(tuple(parts))
+
+
+class Selection:
+    """A filter as one gallery understands it: over columns of numbers, at any rows of them."""
+
+    def __init__(self, filter: Filter, labels: LabelSet, reader: Reader) -> None:  # noqa: A002 - the field's own name
+        """Raises GalleryError for labels that `parse` refuses. Ids that the gallery does not know exclude nothing."""
+        self._patients = np.array(sorted(reader.patient_numbers(filter.exclude_patients)), np.int64)
+        self._studies = np.array(sorted(reader.study_numbers(filter.exclude_studies)), np.int64)
+        self._where = parse(filter.where, labels) if filter.where else None
+        self._view = filter.view.casefold()
+        self._days = (filter.first_day, filter.last_day) if filter.since or filter.until else None
+
+    def passes(self, rows: Rows, at: NDArray[np.int64] | slice) -> NDArray[np.bool_]:
+        """bool [n]: which of the rows `at` pass."""
+        passing = np.ones(len(rows.numbers[at]), np.bool_)
+        for excluded, column in ((self._patients, rows.patients), (self._studies, rows.studies)):
+            for number in excluded if len(excluded) <= _FEW else ():
+                passing &= column[at] != number
+            if len(excluded) > _FEW:
+                passing &= ~np.isin(column[at], excluded)
+        if self._where is not None:
+            passing &= _holds(self._where, rows.labels, at)
+        if self._view:
+            passing &= np.isin(
+                rows.views[at], [n for n, name in enumerate(rows.names) if name.casefold() == self._view]
+            )
+        if self._days is not None:
+            passing &= (rows.dates[at] >= max(self._days[0], 1)) & (rows.dates[at] <= self._days[1])
+        return passing
+
+
+def _holds(condition: Condition, labels: NDArray[np.int8], at: NDArray[np.int64] | slice) -> NDArray[np.bool_]:
+    if isinstance(condition, HasLabel):
+        values = labels[condition.index][at]
+        known: NDArray[np.bool_] = np.abs(values) == 1 if condition.present else values == 0
+        return known
+    parts = [_holds(part, labels, at) for part in condition.parts]
+    joint = np.logical_and if isinstance(condition, AllOf) else np.logical_or
+    holding: NDArray[np.bool_] = joint.reduce(parts)
+    return holding

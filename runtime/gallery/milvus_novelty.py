@@ -1,0 +1,35 @@
+"""What `cbmir.runtime.novelty` has to know of a Milvus collection: how far its own images are from it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.runtime import novelty
+from cbmir.runtime.gallery import milvus_rows as rows
+from cbmir.runtime.gallery.milvus_collection import HEAVY, Collection, parts
+
+
+def own_distances(collection: Collection, *, sample: int, seed: int) -> NDArray[np.float32]:
+    """`cbmir.runtime.novelty.own_distances` by a pass over the ids, and a search for each image of the sample."""
+    rng = np.random.default_rng(seed)
+    chosen: list[str] = []
+    for number, row in enumerate(collection.scan("", "id")):  # each id with the same chance, and one pass
+        if number < sample:
+            chosen.append(row["id"])
+        elif (at := int(rng.integers(0, number + 1))) < sample:
+            chosen[at] = row["id"]
+    found = list(collection.by("id", sorted(chosen), "id", "patient", "vector"))
+    distances = []
+    for some in parts(found, HEAVY):
+        queries = np.array([row["vector"] for row in some], np.float32)
+        near = collection.candidates(queries, "", novelty.NEAREST + 8, "patient")
+        for row, query, hits in zip(some, queries, near, strict=True):
+            own = row["patient"]
+            others = [hit for hit in hits if hit["id"] != row["id"] and (not own or hit["patient"] != own)]
+            if len(others) < novelty.NEAREST and own:  # the patient has many images
+                others = collection.candidates(query[None], f"patient != {rows.text(own)}", novelty.NEAREST)[0]
+            if len(others) >= novelty.NEAREST:
+                nearest = np.array([hit["vector"] for hit in others[: novelty.NEAREST]], np.float32)
+                distances.append(novelty.mixture_distance(query, nearest))
+    return novelty.usual(np.array(distances))

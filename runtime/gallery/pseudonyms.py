@@ -1,0 +1,128 @@
+"""Keyed pseudonyms: a gallery may keep HMAC-SHA256 of patients' and studies' ids in their place.
+
+Only who holds the key can tell which patient a pseudonym is: an unkeyed hash would be undone by trying all ids. The key
+is kept apart from the gallery; without it a gallery with pseudonyms is searched as any other, but no patient can be
+looked up by id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Self
+
+from cbmir.errors import GalleryError
+
+#: Bytes that a key must have at least, and different ones among them.
+LEAST_BYTES, LEAST_DIFFERENT = 32, 16
+_PSEUDONYM = re.compile(r"(patient|study)-[0-9a-f]{32}")
+_ADVICE = "make one with: python -c 'import secrets; print(secrets.token_hex(32))' > KEYFILE"
+
+
+class Pseudonyms:
+    """Turns ids into pseudonyms. A text that is one stays as it is, so that an entry that was read can be written."""
+
+    def __init__(self, key: bytes) -> None:
+        """Raises GalleryError for a weak key: under 32 bytes, or of fewer than 16 different bytes.
+
+        A key in hexadecimal digits counts by the bytes that they stand for, so that 64 digits are 32 bytes.
+        """
+        try:
+            strength = bytes.fromhex(key.decode("ascii"))
+        except ValueError:
+            strength = key
+        if len(strength) < LEAST_BYTES or len(set(strength)) < LEAST_DIFFERENT:
+            raise GalleryError(
+                f"expected a key for pseudonyms of {LEAST_BYTES} random bytes or more, found {len(strength)} bytes of "
+                f"which {len(set(strength))} differ; {_ADVICE}"
+            )
+        self._key = key
+
+    @classmethod
+    def load(cls, place: str) -> Self:
+        """The key in a file, or in an environment variable as `env:NAME`; white space around it is left out.
+
+        Raises GalleryError where there is none, where it is weak, and for a file that others may read.
+        """
+        if place.startswith("env:"):
+            text = os.environ.get(place[4:])
+            if text is None:
+                raise GalleryError(f"expected the key for pseudonyms in the environment variable {place[4:]}, "
+                                   f"found it not set")  # fmt: skip
+            return cls(os.fsencode(text).strip())
+        path = Path(place)
+        try:
+            if os.name == "posix" and path.stat().st_mode & 0o077:
+                raise GalleryError(f"{path}: expected a key that only its owner may read, found one open to others; "
+                                   f"run: chmod 600 {path}")  # fmt: skip
+            return cls(path.read_bytes().strip())
+        except OSError as error:
+            raise GalleryError(f"{path}: cannot read the key for pseudonyms ({error.strerror}); {_ADVICE}") from error
+
+    @classmethod
+    def throw_away(cls) -> Self:
+        """With a random key that nobody will know."""
+        return cls(secrets.token_bytes(64))
+
+    @property
+    def check(self) -> str:
+        """Tells one key from another without giving it away."""
+        return self._hashed("check", "cbmir")
+
+    def patient(self, id: str) -> str:  # noqa: A002 - the field's own name
+        """`patient-` and 32 hexadecimal digits; empty (unknown) stays empty."""
+        return id if not id or is_pseudonym(id) else self._hashed("patient", id)
+
+    def study(self, id: str) -> str:  # noqa: A002
+        """`study-` and 32 hexadecimal digits; empty (unknown) stays empty."""
+        return id if not id or is_pseudonym(id) else self._hashed("study", id)
+
+    def _hashed(self, kind: str, text: str) -> str:
+        message = f"{kind}\0{text}".encode("utf-8", "surrogatepass")
+        return f"{kind}-{hmac.new(self._key, message, hashlib.sha256).hexdigest()[:32]}"
+
+
+def is_pseudonym(id: str) -> bool:  # noqa: A002
+    """Whether a text has the form of a pseudonym."""
+    return _PSEUDONYM.fullmatch(id) is not None
+
+
+class Keys:
+    """How one gallery keeps ids: as they are, or as pseudonyms under the key whose `check` it holds (empty: none)."""
+
+    def __init__(self, path: Path, check: str, pseudonyms: Pseudonyms | None) -> None:
+        self._path = path
+        self._given = pseudonyms
+        self.check = check
+
+    @property
+    def fits(self) -> bool:
+        """Whether ids can be looked up: the key is there, or none is needed."""
+        return (self._given.check if self._given else "") == self.check
+
+    def patient(self, id: str) -> str:  # noqa: A002
+        """What the gallery keeps for a patient's id. Raises GalleryError where the key that this needs is not there."""
+        needed = self._needed(id)
+        return needed.patient(id) if needed else id
+
+    def study(self, id: str) -> str:  # noqa: A002
+        """What the gallery keeps for a study's id. Raises GalleryError where the key that this needs is not there."""
+        needed = self._needed(id)
+        return needed.study(id) if needed else id
+
+    def _needed(self, id: str) -> Pseudonyms | None:  # noqa: A002
+        if not id or (self.check and is_pseudonym(id)):
+            return None
+        found = self._given.check if self._given else ""
+        if found != self.check:
+            what = (
+                "expected no key, since this gallery keeps ids as they are; found one" if not self.check else
+                "this gallery keeps pseudonyms: expected their key to look up or write an id, found "
+                + ("another key" if found else "none")
+            )  # fmt: skip
+            raise GalleryError(f"{self._path}: {what}")
+        return self._given

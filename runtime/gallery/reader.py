@@ -1,0 +1,210 @@
+"""A gallery at one moment: what a read transaction sees."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.errors import GalleryError
+from cbmir.runtime.gallery import schema
+from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.rows import COLUMN, ROW, Row, VerifiedRows
+
+_VECTOR = ", v.dtype, v.vector, v.digest"
+_WITH_VECTOR = {"more": _VECTOR, "joined": " LEFT JOIN embedding v ON v.number = e.number ORDER BY e.number"}
+# CROSS JOIN: SQLite keeps this order of the two, and does not look through all entries for a few.
+_GIVEN = "json_each(?) AS given CROSS JOIN entry e ON e.number = given.value"
+# The plus keeps SQLite from putting ?1 in the place of sha256 in the other condition, which would scan all entries.
+_BY_SHA256 = "SELECT number FROM entry INDEXED BY {} WHERE {} AND +sha256 = ?1 AND sha256 != ''"
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """n entries as a search needs them, in the order of their numbers.
+
+    numbers: int64 [n]. patients, studies: int64 [n], as `Reader.patient_numbers` has them; 0 where unknown.
+    views: text [n]. dates: int32 [n], YYYYMMDD; 0 where unknown. labels: int8 [n, C], 1, 0, -1 (uncertain) or
+    `schema.UNKNOWN`. vectors: float32 [n, D] of unit norm.
+    """
+
+    numbers: NDArray[np.int64]
+    patients: NDArray[np.int64]
+    studies: NDArray[np.int64]
+    views: list[str]
+    dates: NDArray[np.int32]
+    labels: NDArray[np.int8]
+    vectors: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many patients and studies there are, images of each split and view, and images in which a label is positive
+    or uncertain. `first` and `last` day are YYYY-MM-DD, empty where no day is known."""
+
+    patients: int
+    studies: int
+    splits: dict[str, int]
+    views: dict[str, int]
+    labels: dict[str, int]
+    first: str
+    last: str
+
+
+class Reader(VerifiedRows):
+    """One moment of a gallery, of the generation `generation` with `count` entries; valid within its `with` block.
+
+    Whatever it reads, it raises GalleryError for damage.
+    """
+
+    def changes_since(self, generation: int) -> NDArray[np.int64] | None:
+        """Numbers of the entries added, updated or removed since a generation: int64 [n], sorted, distinct.
+
+        None where this is not known: the generation is of the future, or the record of it is pruned or damaged. All
+        entries are to be read then.
+        """
+        if not self.pruned <= generation <= self.generation:
+            return None
+        rows = self.query("SELECT generation, numbers, digest FROM change WHERE generation > ? ORDER BY generation",
+                         generation)  # fmt: skip
+        if [row[0] for row in rows] != list(range(generation + 1, self.generation + 1)):
+            return None
+        if any(schema.change_digest(number, numbers) != found for number, numbers, found in rows):
+            return None
+        return np.unique(np.frombuffer(b"".join(numbers for _, numbers, _ in rows), "<i8").astype(np.int64))
+
+    def columns(self, numbers: NDArray[np.int64] | None = None, size: int = 4096) -> Iterator[Columns]:
+        """The entries, or those of `numbers` that exist, in blocks of up to `size`, in the order of their numbers."""
+        if numbers is None:
+            seen = 0
+            for rows in self.blocks(ROW.format(source="entry e", **_WITH_VECTOR), size):
+                yield self._columns(rows)
+                seen += len(rows)
+            if seen != self.count:
+                raise self.damaged(f"expected {self.count} entries, found {seen}")
+            return
+        wanted = np.unique(numbers)
+        for start in range(0, len(wanted), size):
+            given = json.dumps(wanted[start : start + size].tolist())
+            for rows in self.blocks(ROW.format(source=_GIVEN, **_WITH_VECTOR), size, given):
+                yield self._columns(rows)
+
+    def entries(self, numbers: Iterable[int] | NDArray[np.int64]) -> list[Entry]:
+        """In the order of the numbers. Raises GalleryError for one that is not there."""
+        return [self.entry_of(row) for row in self.rows(numbers)]
+
+    def every_entry(self) -> Iterator[Entry]:
+        """All entries, in the order of adding, read as they are asked for."""
+        for rows in self.all_rows():
+            yield from map(self.entry_of, rows)
+
+    def vectors(self, numbers: Iterable[int] | NDArray[np.int64]) -> NDArray[np.float32]:
+        """float32 [n, D] in the order of the numbers. Raises GalleryError for one that is not there."""
+        rows = []
+        for number in map(int, numbers):
+            found = self.query("SELECT dtype, vector, digest FROM embedding WHERE number = ?", number)
+            rows.append((number, *(found[0] if found else (None, None, None))))
+        return self.checked_vectors(rows)
+
+    def thumbnails(self, numbers: Iterable[int] | NDArray[np.int64]) -> list[bytes | None]:
+        """JPEG in the order of the numbers; None where none was stored. Raises GalleryError for a number not there."""
+        return [self.checked_thumbnail(row) for row in self.rows(numbers)]
+
+    def number(self, id: str) -> int:  # noqa: A002 - the field's own name
+        """An entry's number. Raises GalleryError for an id that is not there."""
+        rows = self.query("SELECT number FROM entry WHERE id = ?", id)
+        if not rows:
+            raise GalleryError(f"{self.meta.path}: expected the id of an entry of this gallery, found {id!r}")
+        number = int(rows[0][0])
+        if self.rows([number])[0][COLUMN["id"]] != id:
+            raise self.damaged(f"expected the entry {id!r} under its id, found another")
+        return number
+
+    def find(self, sha256: str) -> list[int]:
+        """Numbers of the entries made from a file with this digest, in the order of adding."""
+        if not sha256:
+            return []
+        found = [
+            sorted(int(number) for (number,) in self.query(sql, sha256))
+            for sql in (_BY_SHA256.format("entry_sha256", "sha256 = ?1"),
+                        _BY_SHA256.format("entry_content", "substr(sha256, 1, 16) = substr(?1, 1, 16)"))
+        ]  # fmt: skip
+        if found[0] != found[1] or any(row[COLUMN["sha256"]] != sha256 for row in self.rows(found[0])):
+            raise self.damaged("expected the same entries of a file in both indexes of files, found others")
+        return found[0]
+
+    def ids(self) -> list[str]:
+        """Every id, in the order of adding."""
+        return [str(row[1]) for rows in self.all_rows() for row in rows]
+
+    def counts(self) -> Counts:
+        """What the entries are, counted."""
+        values: dict[str, Counter[Any]] = {name: Counter() for name in ("patient", "split", "view", "date")}
+        studies: set[tuple[int | None, int]] = set()
+        codes = np.zeros(len(self.meta.labels), np.int64)
+        for block in self.all_rows():
+            for name, counter in values.items():
+                counter.update(row[COLUMN[name]] for row in block)
+            studies |= {(row[COLUMN["patient"]], row[COLUMN["study"]]) for row in block if row[COLUMN["study"]]}
+            labels = self.meta.codec.decode_many([row[COLUMN["labels"]] for row in block])
+            codes += ((labels == 1) | (labels == -1)).sum(axis=0)
+        days = values["date"].keys() - {""}
+        return Counts(
+            patients=len(values["patient"].keys() - {None}),
+            studies=len(studies),
+            splits=dict(sorted(values["split"].items())),
+            views=dict(sorted(values["view"].items())),
+            labels=dict(zip(self.meta.labels.names, codes.tolist(), strict=True)),
+            first=min(days, default=""),
+            last=max(days, default=""),
+        )
+
+    def patient_numbers(self, keys: Collection[str]) -> set[int]:
+        """Numbers of patients by their ids as given to `add`; also of those that are not there. Without the unknown.
+
+        Raises GalleryError where the gallery keeps pseudonyms and their key is not there.
+        """
+        return {schema.patient_number(self.meta.keys.patient(key)) for key in keys} - {0}
+
+    def study_numbers(self, keys: Collection[str]) -> set[int]:
+        """Numbers of studies by their ids, as `patient_numbers`: each is that of all studies of this id, of whatever
+        patient."""
+        return {schema.study_number(self.meta.keys.study(key)) for key in keys} - {0}
+
+    def has_patient(self, patient_id: str) -> bool:
+        """Whether an entry is of this patient. Raises GalleryError as `patient_numbers`."""
+        for number in self.patient_numbers([patient_id]):
+            known = self.query("SELECT 1 FROM patient WHERE number = ?", number)
+            entries = self.query("SELECT 1 FROM entry WHERE patient = ? LIMIT 1", number)
+            if bool(known) != bool(entries):  # one of the two places is damaged
+                raise self.damaged("a patient is known of whom there is no entry, or the other way round")
+            return bool(known)
+        return False
+
+    def copy(self, target: sqlite3.Connection) -> None:
+        """Make `target`, a connection to an empty database, a copy of this moment."""
+        self.database.backup(target)
+
+    def _columns(self, rows: Sequence[Row]) -> Columns:
+        for row in rows:
+            self.check_row(row)
+
+        def column(name: str) -> list[Any]:
+            position = COLUMN[name]
+            return [row[position] for row in rows]
+
+        return Columns(
+            numbers=np.array(column("number"), np.int64),
+            patients=np.array([number or 0 for number in column("patient")], np.int64),
+            studies=np.array([number or 0 for number in column("study")], np.int64),
+            views=column("view"),
+            dates=np.array([schema.day_number(day) for day in column("date")], np.int32),
+            labels=self.meta.codec.decode_many(column("labels")),
+            vectors=self.checked_vectors([(row[0], *row[-3:]) for row in rows]),
+        )

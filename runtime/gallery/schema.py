@@ -1,0 +1,203 @@
+"""The tables of `gallery.sqlite`, and the digest that every row carries.
+
+SQLite notices a page that is no page, and not a flipped bit within a value. So each row carries a BLAKE2b digest of all
+its values, which is verified whenever the row is read for an answer: a damaged row is an error, never an answer. The
+digest is kept as a signed 64-bit integer; it guards against accidents, not against an attacker.
+
+Numbers of patients and studies are hashes of their keys. So a row of `patient` or `study` needs no other digest, and
+whether an entry is of a given patient never depends on an index in which a damaged page could hide the patient. Studies
+of two patients may have the same key, and so the same number, as in CheXpert: a study is told by both its numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sqlite3
+from collections.abc import Iterable, Sequence
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.errors import GalleryError
+from cbmir.labels import LabelSet
+from cbmir.runtime.gallery.entry import Entry
+
+#: Of the tables below. Schema 1 is migrated (`cbmir.runtime.gallery.migration`); a later one is refused.
+SCHEMA = 2
+#: What schema 1 derived, beside its database.
+DERIVED_OF_SCHEMA_1 = ("index.usearch", "index.json")
+#: The only type in which embeddings are kept: float32, little-endian.
+DTYPE = "float32"
+#: A label whose value is not known, in an int8 array where the others are 1, 0 and -1 (uncertain).
+UNKNOWN = -2
+
+#: Table or index -> how it is made. A gallery whose own differ is refused: so a damaged definition is never obeyed.
+DEFINITIONS = {
+    "meta": "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, digest INTEGER NOT NULL) STRICT",
+    "patient": "CREATE TABLE patient (number INTEGER PRIMARY KEY, key TEXT NOT NULL) STRICT",
+    "study": "CREATE TABLE study (number INTEGER PRIMARY KEY, key TEXT NOT NULL) STRICT",
+    "entry": """CREATE TABLE entry (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, -- never given twice
+    id TEXT NOT NULL,
+    image TEXT NOT NULL,
+    patient INTEGER REFERENCES patient (number),
+    study INTEGER REFERENCES study (number),
+    sop_instance_uid TEXT NOT NULL,
+    view TEXT NOT NULL,
+    date TEXT NOT NULL, -- YYYY-MM-DD or empty
+    split TEXT NOT NULL,
+    report TEXT NOT NULL,
+    labels TEXT NOT NULL, -- a character a label, in meta's order: 1, 0, - (uncertain) or ? (unknown)
+    sha256 TEXT NOT NULL, -- of the image file, or empty
+    thumbnail INTEGER, -- digest of the thumbnail, NULL where there is none
+    digest INTEGER NOT NULL
+) STRICT""",
+    "embedding": """CREATE TABLE embedding (
+    number INTEGER PRIMARY KEY REFERENCES entry (number) ON DELETE CASCADE,
+    dtype TEXT NOT NULL,
+    vector BLOB NOT NULL, -- little-endian, unit norm
+    digest INTEGER NOT NULL
+) STRICT""",
+    "thumbnail": """CREATE TABLE thumbnail (
+    number INTEGER PRIMARY KEY REFERENCES entry (number) ON DELETE CASCADE,
+    jpeg BLOB NOT NULL
+) STRICT""",
+    "change": """CREATE TABLE change (
+    generation INTEGER PRIMARY KEY,
+    numbers BLOB NOT NULL, -- int64, little-endian: the entries added, updated or removed
+    digest INTEGER NOT NULL
+) STRICT""",
+    "entry_id": "CREATE UNIQUE INDEX entry_id ON entry (id)",
+    # Twice, in two trees of pages: that a file is not there must not rest on one page that may be damaged.
+    "entry_sha256": "CREATE INDEX entry_sha256 ON entry (sha256) WHERE sha256 != ''",
+    "entry_content": "CREATE INDEX entry_content ON entry (substr(sha256, 1, 16)) WHERE sha256 != ''",
+    "entry_patient": "CREATE INDEX entry_patient ON entry (patient)",
+    "entry_study": "CREATE INDEX entry_study ON entry (study)",
+}
+#: Columns of `entry` that its digest covers, in this order.
+COLUMNS = (
+    "number", "id", "image", "patient", "study", "sop_instance_uid", "view", "date", "split", "report", "labels",
+    "sha256", "thumbnail",
+)  # fmt: skip
+
+_CHARACTERS = {1: "1", 0: "0", -1: "-", None: "?"}
+_VALUES = {character: value for value, character in _CHARACTERS.items()}
+_CODES = np.full(256, 127, np.int8)
+for _character, _value in _VALUES.items():
+    _CODES[ord(_character)] = UNKNOWN if _value is None else _value
+_DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+
+
+def create_tables(database: sqlite3.Connection) -> None:
+    for statement in DEFINITIONS.values():
+        database.execute(statement)
+
+
+def check_tables(database: sqlite3.Connection, path: Path) -> None:
+    """Raise GalleryError unless the database has just the tables and indexes of `DEFINITIONS`."""
+    found = dict(database.execute("SELECT name, sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite%'"))
+    if found != DEFINITIONS:
+        names = sorted(name for name in found.keys() | DEFINITIONS if found.get(name) != DEFINITIONS.get(name))
+        raise GalleryError(f"{path}: expected the tables of schema {SCHEMA}, found others ({', '.join(map(str, names))}"
+                           f" differ); the gallery is damaged: bring back a copy, or build it again")  # fmt: skip
+
+
+def digest(values: Iterable[object]) -> int:
+    """Of a row's values, as a signed 64-bit integer."""
+    return digest_bytes("\x1f".join(map(str, values)).encode("utf-8", "surrogatepass"))
+
+
+def digest_bytes(data: object) -> int:
+    """Of bytes, as a signed 64-bit integer. Anything else, which a flipped bit may make of them, has another digest."""
+    if not isinstance(data, bytes):
+        return digest((type(data).__name__, data))
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
+
+
+def vector_digest(number: int, dtype: str, vector: object) -> int:
+    """Of a row of `embedding`. The number is in it: a vector must not pass for another entry's."""
+    return _digest_of(f"{number} {dtype} ", vector)
+
+
+def change_digest(generation: int, numbers: object) -> int:
+    """Of a row of `change`."""
+    return _digest_of(f"{generation} ", numbers)
+
+
+def _digest_of(head: str, data: object) -> int:
+    return digest_bytes(head.encode() + data if isinstance(data, bytes) else data)
+
+
+def patient_number(key: str) -> int:
+    """A patient's number in [1, 2^63), made from the key alone; 0 for the empty key, an unknown patient."""
+    return _number(b"patient", key)
+
+
+def study_number(key: str) -> int:
+    """A study's number in [1, 2^63), made from the key alone, so that studies of two patients may have the same; 0 for
+    the empty key, an unknown study."""
+    return _number(b"study", key)
+
+
+def _number(kind: bytes, key: str) -> int:
+    if not key:
+        return 0
+    text = str(key).encode("utf-8", "surrogatepass")  # a flipped bit may have made bytes of it: not the same text
+    hashed = hashlib.blake2b(text, digest_size=8, person=kind).digest()
+    return int.from_bytes(hashed, "little") >> 1 or 1
+
+
+class LabelCodec:
+    """Between an entry's labels and the text in which they are kept, a character a label."""
+
+    def __init__(self, labels: LabelSet) -> None:
+        self._labels = labels
+        self._all = frozenset(labels.names)
+
+    def encode(self, values: dict[str, int | None] | None) -> str:
+        """Labels that are not named are unknown. Raises GalleryError for other labels and for other values."""
+        values = values or {}
+        if not values.keys() <= self._all:
+            other = ", ".join(sorted(values.keys() - self._all))
+            raise GalleryError(f"expected labels of {', '.join(self._labels.names)}; found {other}")
+        try:
+            return "".join([_CHARACTERS[values.get(name)] for name in self._labels.names])
+        except KeyError as error:
+            raise GalleryError(f"expected 1, 0, -1 or None for a label, found {error}") from error
+
+    def decode(self, text: str) -> dict[str, int | None]:
+        return {name: _VALUES[character] for name, character in zip(self._labels.names, text, strict=True)}
+
+    def decode_many(self, texts: Sequence[str]) -> NDArray[np.int8]:
+        """int8 [N, C]: 1, 0, -1 (uncertain) or UNKNOWN."""
+        codes = np.frombuffer("".join(texts).encode("latin-1", "replace"), np.uint8)
+        return _CODES[codes.reshape(len(texts), len(self._labels))]
+
+
+def day_number(day: str) -> int:
+    """YYYYMMDD of a day YYYY-MM-DD; 0 for the empty text, an unknown day."""
+    return int(day.replace("-", "")) if day else 0
+
+
+def check_entry(entry: Entry) -> None:
+    """Raise GalleryError for an entry without an id, or with a date that is none."""
+    if not entry.id:
+        raise GalleryError("expected an id for every entry, found an empty one")
+    if entry.date:
+        try:
+            valid = _DAY.fullmatch(entry.date) is not None and bool(date.fromisoformat(entry.date))
+        except ValueError:
+            valid = False
+        if not valid:
+            raise GalleryError(f"expected a date YYYY-MM-DD or none, found {entry.date!r} (entry {entry.id!r})")
+
+
+def are_unit(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """bool [N]: which of float32 [N, D] have norm 1, and so are finite."""
+    with np.errstate(over="ignore"):
+        squares = np.einsum("nd,nd->n", vectors, vectors)  # without a second array [N, D]
+    unit: NDArray[np.bool_] = np.abs(np.sqrt(squares) - 1) < 1e-3  # not so for NaN
+    return unit

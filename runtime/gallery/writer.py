@@ -1,0 +1,244 @@
+"""What changes a gallery: a write transaction, all of which happens or none of it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence, Set
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.errors import GalleryError
+from cbmir.runtime.gallery import schema
+from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.meta import Meta, check_index, write_meta
+from cbmir.runtime.gallery.naming import longer_ids
+from cbmir.runtime.gallery.reader import Reader
+
+_ROUNDING = 2.5e-7  # of a norm, where float32 was normalised in float32
+_INSERT = f"INSERT INTO entry VALUES ({', '.join('?' * (len(schema.COLUMNS) + 1))})"
+_UPDATE = f"UPDATE entry SET {', '.join(f'{name} = ?' for name in (*schema.COLUMNS, 'digest'))} WHERE number = ?"
+
+
+@dataclass(frozen=True)
+class Added:
+    """Ids that went in, and (id, id of the entry there with the same content) of each that did not.
+
+    `renamed`: (id, its id now) of those that went in under a longer id, since theirs was another image's.
+    """
+
+    ids: tuple[str, ...]
+    duplicates: tuple[tuple[str, str], ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+
+
+class Writer(Reader):
+    """One write transaction: it sees what it has written, others only once its `with` block has ended.
+
+    `generation` is that from before.
+    """
+
+    def __init__(self, meta: Meta, database: sqlite3.Connection) -> None:
+        super().__init__(meta, database)
+        self._changed: list[int] = []
+        rows = self.query("SELECT max(seq) FROM (SELECT seq FROM sqlite_sequence WHERE name = 'entry' UNION ALL "
+                         "SELECT max(number) FROM entry)")  # fmt: skip
+        self._last: int = rows[0][0] or 0  # number, of all that were ever given
+        self._dirty = False
+
+    def add(
+        self,
+        entries: Sequence[Entry],
+        embeddings: NDArray[np.float32],
+        thumbnails: Sequence[bytes | None] | None = None,
+        *,
+        renaming: bool = False,
+    ) -> Added:
+        """As `Store.add`. With `renaming`, an entry whose id another image has gets a longer one, from its path."""
+        self._check_vectors(embeddings, len(entries))
+        if thumbnails is not None and len(thumbnails) != len(entries):
+            raise GalleryError(f"expected {len(entries)} thumbnails, found {len(thumbnails)}")
+        added, duplicates, renamed = [], [], []
+        for position, entry in enumerate(entries):
+            there = self._same_content(entry)
+            if there is not None:
+                duplicates.append((entry.id, there))
+                continue
+            new = replace(entry, id=self._free_id(entry, renaming))
+            self._insert(new, embeddings[position], None if thumbnails is None else thumbnails[position])
+            added.append(new.id)
+            if new.id != entry.id:
+                renamed.append((entry.id, new.id))
+        return Added(tuple(added), tuple(duplicates), tuple(renamed))
+
+    def keep(
+        self, entries: Sequence[Entry], embeddings: NDArray[np.float32], thumbnails: Sequence[bytes | None]
+    ) -> None:
+        """Add entries whose ids are new, also those whose content is there already: what was kept so stays so."""
+        self._check_vectors(embeddings, len(entries))
+        for entry, embedding, thumbnail in zip(entries, embeddings, thumbnails, strict=True):
+            self._insert(entry, embedding, thumbnail)
+
+    def update(self, entries: Sequence[Entry]) -> int:
+        """As `Store.update`."""
+        changed = 0
+        for entry in entries:
+            schema.check_entry(entry)
+            number = self.number(entry.id)
+            (row,) = self.rows([number])
+            old = self.entry_of(row)
+            if entry.sha256 not in ("", old.sha256):
+                raise GalleryError(f"{self.meta.path}: expected the entry {entry.id!r} with the content that is "
+                                   f"there, found other content; remove it, then add the new")  # fmt: skip
+            self._write(_UPDATE, number, replace(entry, sha256=old.sha256), row[len(schema.COLUMNS) - 1], number)
+            if self.entry_of(self.rows([number])[0]) != old:
+                changed += 1
+                self._changed.append(number)
+                self._forget("patient", {row[schema.COLUMNS.index("patient")]})
+                self._forget("study", {row[schema.COLUMNS.index("study")]})
+        return changed
+
+    def remove(
+        self, *, ids: Collection[str] = (), patient_ids: Collection[str] = (), study_ids: Collection[str] = ()
+    ) -> tuple[str, ...]:
+        """As `Store.remove`."""
+        for name, given in (("ids", ids), ("patient_ids", patient_ids), ("study_ids", study_ids)):
+            if isinstance(given, str):
+                raise GalleryError(f"expected several {name} to remove, found a single text; put it into a list")
+        numbers = self._numbers("id", ids)
+        # With a plus SQLite looks through all entries: in the index, a damaged page could hide some of a patient's.
+        of_patients = self._numbers("+patient", self.patient_numbers(patient_ids))
+        of_studies = self._numbers("+study", self.study_numbers(study_ids))
+        if study_ids and not patient_ids:
+            sql = "SELECT study, patient FROM entry WHERE number = ?"
+            rows = [tuple(row) for number in of_studies for row in self.query(sql, number)]
+            check_one_patient_each(rows, self.meta.path)
+        numbers |= of_patients & of_studies if study_ids and patient_ids else of_patients | of_studies
+        sql = "SELECT number, id, patient, study FROM entry WHERE number = ?"  # damaged ones can be removed as well
+        rows = [row for number in sorted(numbers) for row in self.query(sql, number)]
+        self.database.executemany("DELETE FROM entry WHERE number = ?", [(number,) for number in numbers])
+        self._forget("patient", {row[2] for row in rows})
+        self._forget("study", {row[3] for row in rows})
+        self._changed += sorted(numbers)
+        self.count -= len(numbers)
+        return tuple(sorted(str(row[1]) for row in rows))
+
+    def _numbers(self, column: str, keys: Collection[str] | Collection[int]) -> set[int]:
+        if not keys:
+            return set()
+        sql = f"SELECT number FROM entry WHERE {column} IN (SELECT value FROM json_each(?))"
+        return {int(number) for (number,) in self.query(sql, json.dumps(list(keys)))}
+
+    def set_index(self, setting: str) -> None:
+        """As `Store.set_index`."""
+        check_index(setting)
+        if setting != self.index_setting:
+            write_meta(self.database, {"index": setting})
+            self._dirty = True
+
+    def tidy(self) -> None:
+        """Make the database's indexes anew, forget patients and studies of whom there is no entry, and which entries
+        changed when: readers of an earlier generation read all entries again."""
+        self.query("REINDEX")
+        for table in ("patient", "study"):
+            self.query(f"DELETE FROM {table} WHERE number NOT IN (SELECT {table} FROM entry WHERE {table} IS NOT NULL)")
+        self.query("DELETE FROM change WHERE generation <= ?", self.generation)
+        write_meta(self.database, {"pruned": self.generation})
+
+    def finish(self) -> int:
+        """Write down what changed, as the next generation where anything did: the generation that holds now."""
+        if not self._changed and not self._dirty:
+            return self.generation
+        generation = self.generation + 1
+        numbers = np.unique(np.array(self._changed, np.int64)).astype("<i8").tobytes()
+        digest = schema.change_digest(generation, numbers)
+        self.query("INSERT INTO change VALUES (?, ?, ?)", generation, numbers, digest)
+        write_meta(self.database, {"generation": generation, "count": self.count})
+        return generation
+
+    def _insert(self, entry: Entry, embedding: NDArray[np.float32], jpeg: bytes | None) -> None:
+        schema.check_entry(entry)
+        number = self._last = self._last + 1
+        self._write(_INSERT, number, entry, None if jpeg is None else schema.digest_bytes(jpeg))
+        vector = _even(embedding).astype("<f4").tobytes()
+        digest = schema.vector_digest(number, schema.DTYPE, vector)
+        self.query("INSERT INTO embedding VALUES (?, ?, ?, ?)", number, schema.DTYPE, vector, digest)
+        if jpeg is not None:
+            self.query("INSERT INTO thumbnail VALUES (?, ?)", number, jpeg)
+        self._changed.append(number)
+        self.count += 1
+
+    def _write(self, sql: str, number: int, entry: Entry, thumbnail: int | None, *more: object) -> None:
+        patient = self._intern("patient", schema.patient_number, self.meta.keys.patient(entry.patient_id))
+        study = self._intern("study", schema.study_number, self.meta.keys.study(entry.study_id))
+        row = (number, entry.id, entry.image, patient, study, entry.sop_instance_uid, entry.view, entry.date,
+               entry.split, entry.report, self.meta.codec.encode(entry.labels), entry.sha256, thumbnail)  # fmt: skip
+        self.query(sql, *row, schema.digest(row), *more)
+
+    def _intern(self, table: str, numbered: Callable[[str], int], key: str) -> int | None:
+        if not key:
+            return None
+        number = numbered(key)
+        rows = self.query(f"SELECT key FROM {table} WHERE number = ?", number)
+        if not rows:
+            self.query(f"INSERT INTO {table} VALUES (?, ?)", number, key)
+        elif rows[0][0] != key:  # 63 bits: once among 10^7 galleries of a million patients
+            raise GalleryError(f"{self.meta.path}: a {table}'s id has the same number as another's, or the gallery is "
+                               f"damaged ('cbmir index verify' tells); give it another id")  # fmt: skip
+        return number
+
+    def _forget(self, table: str, numbers: Set[int | None]) -> None:
+        """Delete those of these patients or studies of which no entry is left."""
+        sql = f"DELETE FROM {table} WHERE number = ?1 AND NOT EXISTS (SELECT 1 FROM entry WHERE {table} = ?1)"
+        self.database.executemany(sql, [(number,) for number in numbers if number is not None])
+
+    def _same_content(self, entry: Entry) -> str | None:
+        """The id of the entry with the same content: of several, the one with the same id."""
+        names = [str(row[1]) for row in self.rows(self.find(entry.sha256))]
+        return entry.id if entry.id in names else next(iter(names), None)
+
+    def _free_id(self, entry: Entry, renaming: bool) -> str:
+        """The entry's id, or a longer one. Raises GalleryError where none is free, or what has it may be the same."""
+        there = self._digests(entry.id)
+        if not there:
+            return entry.id
+        if renaming and entry.sha256 and there[0]:
+            longer = next((name for name in longer_ids(entry.id, entry.image) if not self._digests(name)), None)
+            if longer is not None:
+                return longer
+        raise GalleryError(f"{self.meta.path}: expected new ids, each once, found {entry.id!r}, which is there "
+                           f"with other content; nothing was added")  # fmt: skip
+
+    def _digests(self, id: str) -> list[str]:  # noqa: A002 - the field's own name
+        """The file digest of the entry with this id; empty where there is none."""
+        return [sha256 for (sha256,) in self.query("SELECT sha256 FROM entry WHERE id = ?", id)]
+
+    def _check_vectors(self, vectors: NDArray[np.float32], count: int) -> None:
+        check_vectors(vectors, count, self.meta.card.embedding_dim)
+
+
+def _even(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    """With a norm of 1 to rounding, so that cosines order as distances do: float32 [D]. What is so stays as it is."""
+    norm = float(np.linalg.norm(vector.astype(np.float64)))
+    return vector if abs(norm - 1) < _ROUNDING else (vector / norm).astype(np.float32)
+
+
+def check_one_patient_each(found: Collection[tuple[object, object]], place: object) -> None:
+    """Raise GalleryError where a study among these (study, patient) is of several patients."""
+    most = max(Counter(study for study, _ in set(found)).values(), default=0)
+    if most > 1:
+        raise GalleryError(f"{place}: expected a study id that is one patient's, found one of {most} patients; "
+                           f"nothing was removed: name the patient as well")  # fmt: skip
+
+
+def check_vectors(vectors: NDArray[np.float32], count: int, dim: int) -> None:
+    """Raise GalleryError unless `vectors` are float32 [count, dim] of unit norm."""
+    expected = (count, dim)
+    if vectors.shape != expected or vectors.dtype != np.float32:
+        found = f"{vectors.dtype} {list(vectors.shape)}"
+        raise GalleryError(f"expected embeddings float32 {list(expected)}, found {found}")
+    if not schema.are_unit(vectors).all():
+        raise GalleryError("expected finite embeddings of norm 1, found others; take them as the engine gives them")

@@ -1,0 +1,113 @@
+"""Novelty: does anything in the gallery look like this image at all?
+
+The measure is the distance from an image's embedding to the nearest mixture of the `NEAREST` images of other patients
+that are nearest to it. Neighbours of a chest X-ray surround it: it is nearly a mixture of them. Something else has
+neighbours as well, and may be no farther from each, but they all lie to one side of it (measured in docs/novelty.md:
+the mean distance to the neighbours tells inverted and rotated chests far less well).
+
+What is usual is told by the gallery's own images, each measured against the others in the same way: an image farther
+out than all but 1 in 100 of these is flagged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: How many of the nearest images are mixed.
+NEAREST = 50
+#: The share of the gallery's own images that are not flagged.
+QUANTILE = 0.99
+#: With fewer images measured, what is usual is not known.
+FEWEST = 100
+#: The mixture's ridge, as a share of the neighbours' variance: without it, what they have by chance would be mixed too.
+_RIDGE = 0.1
+_BLOCK = 4096  # rows compared at once: 16 MB of cosines for 1,000 samples
+
+
+@dataclass(frozen=True)
+class Novelty:
+    """`distance` in [0, 2] is the measure; `percentile` in [0, 100] says how many per cent of the gallery's own images
+    are nearer to the rest of it; `flagged` is True past `QUANTILE`: nothing in the gallery looks like this image."""
+
+    distance: float
+    percentile: float
+    flagged: bool
+
+
+def judge(embedding: NDArray[np.float32], nearest: NDArray[np.float32], own: NDArray[np.float32]) -> Novelty | None:
+    """Judge an image by its embedding [D] and those of its nearest images of other patients [n, D], nearest first,
+    all float32 of unit norm, against `own_distances`.
+
+    None where fewer than `NEAREST` are given, or the gallery is too small to tell (`own` is empty).
+    """
+    if len(nearest) < NEAREST or not len(own):
+        return None
+    distance = mixture_distance(embedding, nearest[:NEAREST])
+    below = float(np.searchsorted(own, np.float32(distance), side="left")) / len(own)
+    return Novelty(distance, 100 * below, below >= QUANTILE)
+
+
+def mixture_distance(embedding: NDArray[np.float32], nearest: NDArray[np.float32]) -> float:
+    """Euclidean distance of float32 [D] to a mixture of the rows of float32 [n, D]: their mean, and as much of their
+    differences from it as ridge regression takes."""
+    rows = nearest.astype(np.float64)
+    mean = rows.mean(axis=0)
+    differences, rest = rows - mean, embedding - mean
+    products = differences @ differences.T
+    ridge = max(_RIDGE * float(np.trace(products)) / len(rows), 1e-12)  # all may be the same image
+    weights = np.linalg.solve(products + ridge * np.eye(len(rows)), differences @ rest)
+    return float(np.linalg.norm(rest - weights @ differences))
+
+
+def own_distances(
+    vectors: NDArray[np.float32], patients: NDArray[np.int64], *, sample: int = 1000, seed: int = 0
+) -> NDArray[np.float32]:
+    """How far the gallery's own images are from it, each with its patient left out: float32 [m], sorted.
+
+    vectors: float32 [N, D], unit norm, which may be mapped from a file; patients: int64 [N], 0 where not known (then
+    only the image itself is left out). A random `sample` of images is measured, m <= sample; those with fewer than
+    `NEAREST` images of others are not. Empty where fewer than `FEWEST` can be.
+    """
+    if len(vectors) < FEWEST:
+        return np.empty(0, np.float32)
+    chosen = np.sort(np.random.default_rng(seed).choice(len(vectors), min(sample, len(vectors)), replace=False))
+    at, complete = _nearest_of_others(vectors, patients, chosen)
+    return usual(
+        np.array(
+            [mixture_distance(vectors[row], vectors[near]) for row, near in zip(chosen[complete], at, strict=True)]
+        )
+    )
+
+
+def usual(distances: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Measured distances [m] as galleries keep them: float32, sorted; empty where there are fewer than `FEWEST`."""
+    return np.sort(distances).astype(np.float32) if len(distances) >= FEWEST else np.empty(0, np.float32)
+
+
+def _nearest_of_others(
+    vectors: NDArray[np.float32], patients: NDArray[np.int64], chosen: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The `NEAREST` rows of other patients to each of the chosen rows, in no order, [c, NEAREST]; and bool [m]: which
+    of the chosen have as many, c of them."""
+    queries, owners = vectors[chosen], patients[chosen]
+    best = np.full((len(chosen), NEAREST), -np.inf, np.float32)
+    at = np.zeros((len(chosen), NEAREST), np.int64)
+    for start in range(0, len(vectors), _BLOCK):
+        stop = min(start + _BLOCK, len(vectors))
+        cosines = queries @ vectors[start:stop].T
+        cosines[(owners[:, None] == patients[start:stop]) & (owners[:, None] != 0)] = -np.inf
+        inside = np.flatnonzero((chosen >= start) & (chosen < stop))
+        cosines[inside, chosen[inside] - start] = -np.inf
+        better = np.flatnonzero((cosines > best.min(axis=1)[:, None]).any(axis=1))  # of a large gallery soon a few
+        merged = np.concatenate((best[better], cosines[better]), axis=1)
+        rows = np.concatenate(
+            (at[better], np.broadcast_to(np.arange(start, stop), (len(better), stop - start))), axis=1
+        )
+        kept = np.argpartition(merged, -NEAREST, axis=1)[:, -NEAREST:]
+        best[better] = np.take_along_axis(merged, kept, axis=1)
+        at[better] = np.take_along_axis(rows, kept, axis=1)
+    complete: NDArray[np.bool_] = np.asarray(np.isfinite(best).all(axis=1))
+    return at[complete], complete

@@ -1,0 +1,142 @@
+"""`cbmir query`: an image's findings, and its nearest neighbours in a gallery."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cbmir.card import NOT_A_DEVICE
+from cbmir.cli.options import engine_option, pseudonyms_option
+from cbmir.errors import ImageError
+
+if TYPE_CHECKING:
+    from cbmir.runtime.gallery.pseudonyms import Pseudonyms
+    from cbmir.runtime.result import Analysis
+
+log = logging.getLogger("cbmir")
+
+
+@click.command(
+    epilog="\b\nExample:\n"
+    "  cbmir query model.onnx gallery chest.png -k 5\n"
+    "  cbmir query model.onnx gallery a.dcm b.dcm --json > answers.json\n"
+    "  cbmir query model.onnx gallery chest.png --where 'Effusion and not Pneumothorax' --view PA --since 2020-01-01"
+)  # fmt: skip
+@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("gallery")
+@click.argument("images", metavar="IMAGE...", nargs=-1, required=True, type=click.Path())
+@click.option("-k", type=click.IntRange(0), default=10, show_default=True, help="How many neighbours.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list with an element an image.")
+@click.option("--patient-id", help="The patient of these images, as the gallery names patients.")
+@click.option(
+    "--exclude-same-patient/--include-same-patient",
+    default=True,
+    show_default=True,
+    help="Leave the same patient's images out of the neighbours.",
+)
+@click.option(
+    "--where", default="", metavar="LABELS",
+    help="Only neighbours with these findings: names, and, or, not, parentheses; a name with blanks in quotes. A "
+    "finding that is uncertain counts as there; 'not' takes only those known to be without it.",
+)  # fmt: skip
+@click.option(
+    "--view", type=click.Choice(["PA", "AP", "LATERAL"], case_sensitive=False),
+    help="Only neighbours of this view.",
+)  # fmt: skip
+@click.option("--since", default="", metavar="YYYY-MM-DD", help="Only neighbours of this day or later.")
+@click.option("--until", default="", metavar="YYYY-MM-DD", help="Only neighbours of this day or earlier.")
+@click.option("--exact", is_flag=True, help="Compare every image of the gallery, rather than ask its index.")
+@pseudonyms_option
+@engine_option
+@click.pass_context
+def query(
+    ctx: click.Context, model: Path, gallery: str, images: tuple[str, ...], k: int, as_json: bool,
+    patient_id: str | None, exclude_same_patient: bool, where: str, view: str | None, since: str, until: str,
+    exact: bool, pseudonyms: Pseudonyms | None, engine: str,
+) -> None:  # fmt: skip
+    """Show each IMAGE's findings by MODEL, and its nearest neighbours in GALLERY.
+
+    Neighbours may be narrowed down; as many as -k asks for come back wherever the gallery has them. An image that
+    cannot be read gets an error line, the others are answered all the same; the exit code is then 2.
+
+    Research use only. Not a medical device, not for diagnosis.
+    """
+    from cbmir.runtime.finder import Finder
+    from cbmir.runtime.gallery.filters import Filter
+
+    answers: list[dict[str, Any]] = []
+    failed = without = False
+    wanted = Filter(where=where, view=view or "", since=since, until=until)
+    with Finder.open(model, gallery, engine=engine, pseudonyms=pseudonyms) as finder:
+        for image in images:
+            try:
+                analysis = finder.analyze(
+                    image, k, patient_id=patient_id, exclude_same_patient=exclude_same_patient, filter=wanted,
+                    exact=exact or None,
+                )  # fmt: skip
+            except ImageError as error:
+                log.error("Error: %s", _printable(str(error)))
+                failed = True
+                answers.append({"image": image, "error": {"type": type(error).__name__, "message": str(error)}})
+                continue
+            without = without or not analysis.neighbours
+            if as_json:
+                answers.append(analysis.to_json())
+            else:
+                click.echo(_text(analysis))
+        if without and (since or until) and finder.gallery and not any(e.date for e in finder.gallery.every_entry()):
+            log.warning("No image of the gallery has a date, so --since and --until leave none.")
+    if as_json:
+        click.echo(json.dumps(answers, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        click.echo(NOT_A_DEVICE)
+    if failed:
+        ctx.exit(2)
+
+
+def _text(analysis: Analysis) -> str:
+    lines = [analysis.image]
+    lines += [f"  Warning: {warning}" for warning in analysis.warnings]
+    lines += ["", f"  {'finding':<28} {'probability':>11} {'score':>7} {'threshold':>9}"]
+    for f in sorted(analysis.findings, key=lambda f: (-(f.score if f.probability is None else f.probability), f.label)):
+        verdict = {True: "  predicted", False: "", None: "  no threshold"}[f.predicted]
+        lines.append(f"  {f.label:<28} {_number(f.probability):>11} {f.score:>7.3f} {_number(f.threshold):>9}{verdict}")
+    lines += ["", f"  {'neighbour':<28} {'distance':>11}   labels (* shared), report"]
+    for n in analysis.neighbours:
+        labels = ", ".join(f"{name}*" if name in n.shared else name for name in n.labels) or "-"
+        lines.append(f"  {n.id:<28} {n.distance:>11.3f}   {labels}")
+        if n.report.strip():
+            lines.append(f"  {'':<40}   {n.report.strip().splitlines()[0]}")
+    if not analysis.neighbours:
+        lines.append("  none")
+    lines += _agreement(analysis)
+    if analysis.novelty is not None:
+        lines += ["", f"  Distance to the gallery: {analysis.novelty.distance:.3f}, more than that of "
+                      f"{analysis.novelty.percentile:.1f}% of its own images"]  # fmt: skip
+    return "\n".join(map(_printable, [*lines, ""]))
+
+
+def _agreement(analysis: Analysis) -> list[str]:
+    """A line for each label that some neighbour has, the most agreed on first."""
+    seen = [of for of in analysis.agreement if of.positive + of.uncertain]
+    lines = []
+    if seen:
+        counts = f"{'yes':>7} {'no':>5} {'uncertain':>10} {'unknown':>8}"
+        lines = ["", f"  {'label of neighbours':<28} {'share':>11} {counts}"]
+    for of in sorted(seen, key=lambda of: (-(of.share or 0), of.label)):
+        counts = f"{of.positive:>7} {of.negative:>5} {of.uncertain:>10} {of.unknown:>8}"
+        lines.append(f"  {of.label:<28} {_number(of.share):>11} {counts}")
+    return lines
+
+
+def _printable(line: str) -> str:
+    """One line without what a terminal would obey: names and reports come from elsewhere."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in line)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

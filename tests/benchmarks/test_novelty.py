@@ -1,0 +1,42 @@
+"""The script behind docs/novelty.md, on images that take a moment."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from cbmir.card import ModelCard
+from cbmir.manifest import Manifest, Row, write_manifest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_small_run(
+    tmp_path: Path,
+    tiny_model: Path,
+    tiny_card: ModelCard,
+    make_xray: Callable[..., NDArray[np.uint8]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Images that are bright above and dark below: upside down, each is flagged."""
+    ramp = np.linspace(230, 20, 64)[:, None] * np.ones((64, 64))
+    rows = []
+    for n in range(130):
+        image = tmp_path / f"{n}.png"
+        Image.fromarray(np.clip(ramp + (make_xray(n) - 128.0) / 12, 0, 255).astype(np.uint8)).save(image)
+        rows.append(Row(image, f"p{n // 2}", (1, 0, None), split="train" if n < 120 else "test"))
+    write_manifest(Manifest(tiny_card.labels, tuple(rows)), tmp_path / "manifest.csv")
+    script = runpy.run_path(str(ROOT / "benchmarks" / "novelty.py"))
+    script["main"](str(tiny_model), str(tmp_path / "manifest.csv"), str(tmp_path))
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("Gallery: 120 images of 60 patients.")
+    table = {cells[0]: cells[1:] for cells in (line.strip("| ").split(" | ") for line in printed[4:])}
+    assert set(table) == {*script["CHANGES"], "noise"}
+    assert table["chests, as they are"][2] == "0.50"
+    assert table["turned by 180°"] == ["10", "100.0%", "1.00", "100.0%", "1.00"]

@@ -1,0 +1,518 @@
+"""A gallery is killed at random moments, and its files are damaged at random places.
+
+Killed: what was acknowledged is there, what was under way is there wholly or not at all. Damaged: the process lives,
+and every answer is the right one or an error. What is done to the gallery is done in processes that this file also is
+(`python test_faults.py`), since they are to die.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import logging
+import os
+import random
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from cbmir.card import ModelCard
+from cbmir.errors import GalleryError
+from cbmir.labels import LabelSet
+from cbmir.manifest import Manifest, Row
+from cbmir.preprocessing import PreprocessSpec
+from cbmir.runtime.gallery.building import add_to_gallery, build_gallery
+from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.filters import Filter
+from cbmir.runtime.gallery.searching import Gallery, is_gallery_file
+from cbmir.runtime.gallery.store import Store
+from cbmir.runtime.gallery.transfer import merge
+from cbmir.runtime.gallery.verifying import verify
+
+DIM, PATIENTS = 8, 9
+CARD = ModelCard(
+    labels=LabelSet(("Effusion", "Mass")), preprocess=PreprocessSpec.for_image_size(32), encoder="none",
+    embedding_dim=DIM, head="linear", sigma=1.0, proxies_per_class=(), negative_proxies=False, thresholds=(None, None),
+    calibration=(None, None), fingerprint="none",
+)  # fmt: skip
+
+
+def drawn(name: str) -> np.random.Generator:
+    return np.random.default_rng(list(hashlib.sha256(name.encode()).digest()))
+
+
+def vector_of(name: str) -> NDArray[np.float32]:
+    vector = drawn(name).normal(size=DIM)
+    return (vector / np.linalg.norm(vector)).astype(np.float32)
+
+
+def patient_of(name: str) -> str:
+    return f"patient{int(drawn(name).integers(PATIENTS))}"
+
+
+def entry_of(name: str, report: str) -> Entry:
+    """Everything that is known of an entry follows from its id and its report."""
+    number = int(drawn(name).integers(1000))
+    return Entry(
+        id=name, image=f"/{name}.png", patient_id=patient_of(name), study_id=f"study {name}", view="PA",
+        date=f"2020-01-{1 + number % 28:02}", split="train", report=report,
+        labels={"Effusion": number % 2, "Mass": None}, sha256=hashlib.sha256(name.encode()).hexdigest(),
+    )  # fmt: skip
+
+
+def jpeg_of(name: str) -> bytes:
+    return f"jpeg of {name}".encode() * 5
+
+
+def contents(names: list[str]) -> tuple[list[Entry], NDArray[np.float32], list[bytes]]:
+    return [entry_of(n, "") for n in names], np.array([vector_of(n) for n in names]), [jpeg_of(n) for n in names]
+
+
+def tell(what: object) -> None:
+    """Say a line to the test."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+# -- what dies
+
+
+def write(folder: Path, seed: int) -> None:
+    """Change the gallery for ever; say what is about to be done, and what is done."""
+    rng = random.Random(seed)
+    with Gallery.open(folder) as gallery:
+        for step in range(10_000):
+            ids = gallery.ids()
+            new = [f"{seed}-{step}-{n}" for n in range(rng.randint(1, 9))]
+            kind = rng.choice(["add", "add", "merge", "remove", "patient", "update", "compact", "rebuild", "index"])
+            kind = kind if ids else "add"
+            some = rng.sample(ids, min(len(ids), rng.randint(1, 4)))
+            task: dict[str, Any] = {"kind": kind}
+            if kind in ("add", "merge"):
+                task["ids"] = new
+            elif kind in ("remove", "update"):
+                task["ids"] = some
+            if kind == "patient":
+                task["patient"] = patient_of(some[0])
+            if kind == "update":
+                task["report"] = f"report {seed} {step}"
+            tell({"begun": task})
+            perform(gallery, task, rng)
+            tell({"done": task})
+
+
+def perform(gallery: Gallery, task: dict[str, Any], rng: random.Random) -> None:
+    match task["kind"]:
+        case "add":
+            gallery.add(*contents(task["ids"]))
+        case "merge":
+            other = gallery.path.with_name("other")
+            shutil.rmtree(other, ignore_errors=True)
+            with Store.create(other, CARD) as source:
+                source.add(*contents(task["ids"]))
+                merge(gallery, source)
+        case "remove":
+            gallery.remove(ids=task["ids"])
+        case "patient":
+            gallery.remove(patient_ids=[task["patient"]])
+        case "update":
+            gallery.update([entry_of(name, task["report"]) for name in task["ids"]])
+        case "compact":
+            gallery.compact()
+        case "rebuild":
+            gallery.rebuild()
+        case "index":
+            gallery.set_index(rng.choice(["exact", "bf16", "int8", "auto"]))
+            gallery.search(vector_of("query"), 5)
+
+
+class _Engine:
+    """Stands for a model: the embedding follows from the image's bytes."""
+
+    card = CARD
+    threads, streams, max_batch = 1, False, 32
+
+    def run(self, batch: NDArray[np.uint8], **_: object) -> Any:
+        vectors = np.array([vector_of(hashlib.sha256(one.tobytes()).hexdigest()) for one in batch])
+        return type("Outputs", (), {"embedding": vectors})()
+
+
+ENGINE: Any = _Engine()
+
+
+def build(folder: Path, seed: int) -> None:
+    """Build and add to a gallery of the images in the folder, again and again; each goes on where it was stopped."""
+    rng = random.Random(seed)
+    images = sorted((folder / "images").glob("*.png"))
+    rows = [Row(image, patient_of(image.name), (1, None)) for image in images]
+    for _ in range(1000):
+        half = rng.randint(1, len(rows) - 1)
+        anew = partial(build_gallery, replace_others=True)
+        for function, own in ((anew, rows[:half]), (add_to_gallery, rows)):
+            tell({"begun": len(own)})
+            manifest = Manifest(CARD.labels, tuple(own))
+            function(ENGINE, manifest, folder / "built", splits=["all"], workers=0)
+            tell({"done": len(own)})
+
+
+# -- what looks
+
+
+def look(folder: Path) -> dict[str, Any]:
+    """Everything that can be asked of a gallery: each answer, or "GalleryError: …"."""
+    answers: dict[str, Any] = {}
+
+    def ask(what: str, question: Callable[[], Any]) -> None:
+        try:
+            answers[what] = question()
+        except GalleryError as error:
+            answers[what] = f"GalleryError: {error}"
+
+    try:
+        gallery = Gallery.open(folder)
+    except GalleryError as error:
+        return {"open": f"GalleryError: {error}"}
+    with gallery:
+        for number in range(3):
+            query = vector_of(f"query {number}")
+            for exact in (None, True):
+                for one in (Filter(), Filter(where="not Effusion", exclude_patients=frozenset({"patient3"}))):
+                    ask(f"search {number} {exact} {one}", partial(found, gallery, query, exact, one))
+        ask("ids", gallery.ids)
+        ask("len", lambda: len(gallery))
+        ask("info", partial(about, gallery))
+        for name in [f"e{n}" for n in range(0, 60, 7)]:
+            for question in (entry_in, vector_in, thumbnail_in, same_file):
+                ask(f"{question.__name__} {name}", partial(question, gallery, name))
+        for number in range(PATIENTS + 1):
+            ask(f"patient {number}", partial(gallery.has_patient, f"patient{number}"))
+    return answers
+
+
+def found(gallery: Gallery, query: NDArray[np.float32], exact: bool | None, filter: Filter) -> Any:  # noqa: A002
+    answer = gallery.search(query, 5, filter=filter, exact=exact)
+    return [answer.generation, [[asdict(hit.entry), hit.distance] for hit in answer.hits]]
+
+
+def about(gallery: Gallery) -> Any:
+    changing = ("path", "bytes", "changed", "search")
+    return {name: value for name, value in gallery.info().items() if name not in changing}
+
+
+def entry_in(gallery: Gallery, name: str) -> Any:
+    return asdict(gallery.entry(name))
+
+
+def vector_in(gallery: Gallery, name: str) -> Any:
+    return gallery.vector(name).tolist()
+
+
+def thumbnail_in(gallery: Gallery, name: str) -> Any:
+    return str(gallery.thumbnail(name))
+
+
+def same_file(gallery: Gallery, name: str) -> Any:
+    return [entry.id for entry in gallery.find(entry_of(name, "").sha256)]
+
+
+# -- processes
+
+
+def serve() -> None:
+    """For each line [task, folder, seed]: do it in a fork of this process, or look here; a line says how it ended."""
+    logging.disable()
+    tell("ready")
+    for line in sys.stdin:
+        task, folder, seed = json.loads(line)
+        if task == "look":
+            try:
+                answer: Any = look(Path(folder))
+                answer = {"answers": answer, "problems": [asdict(problem) for problem in verify(folder)]}
+            except Exception:  # noqa: BLE001 - told to the test, which fails
+                answer = {"bug": traceback.format_exc()}
+            tell(answer)
+            continue
+        child = os.fork()
+        if child == 0:
+            try:
+                tell({"pid": os.getpid()})
+                {"write": write, "build": build}[task](Path(folder), seed)
+            except BaseException:  # noqa: BLE001 - told to the test, which fails
+                tell({"bug": traceback.format_exc()})
+            os._exit(1)
+        os.waitpid(child, 0)
+        tell({"dead": True})
+
+
+class Server:
+    """`serve` in a process of its own, started anew where it has died."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, *task: object) -> None:
+        if self.process is None:
+            self.process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._buffer = b""
+            assert self.line() == "ready"
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(task).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def line(self, within: float | None = None) -> Any:
+        """The next line; None where there is none within so many seconds. Raises EOFError where the process died."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        while b"\n" not in self._buffer:
+            if within is not None and not select.select([self.process.stdout], [], [], within)[0]:
+                return None
+            data = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not data:
+                died = self.process.wait()
+                self.close()
+                raise EOFError(f"the process died ({died})")
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return json.loads(line)
+
+    def until_killed(self, *task: object, rng: random.Random) -> list[dict[str, Any]]:
+        """Let a task run for a random number of steps and a random time, then kill it: all that it said."""
+        self.ask(*task)
+        pid = self.line()["pid"]
+        said: list[dict[str, Any]] = []
+        for _ in range(rng.choice([1, 1, 2, 3, 6])):
+            said.append(self.line())
+            assert "bug" not in said[-1], said[-1]["bug"]
+        line = self.line(within=rng.choice([0.0005, 0.002, 0.01, 0.05]) * rng.random())
+        os.kill(pid, signal.SIGKILL)
+        while line is None or "dead" not in line:
+            said += [line] if line else []
+            line = self.line()
+        bugs = [one["bug"] for one in said if "bug" in one]
+        assert not bugs, bugs[0]
+        return said
+
+    def close(self) -> None:
+        if self.process is not None:
+            assert self.process.stdin is not None
+            assert self.process.stdout is not None
+            self.process.stdin.close()
+            self.process.stdout.close()
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    one = Server()
+    yield one
+    one.close()
+
+
+# -- killed
+
+Known = dict[str, str]  # id -> report
+
+
+def after(known: Known, task: dict[str, Any]) -> Known:
+    """What is to be there when a task is done."""
+    known = copy.copy(known)
+    match task["kind"]:
+        case "add" | "merge":
+            known |= dict.fromkeys(task["ids"], "")
+        case "remove":
+            known = {name: report for name, report in known.items() if name not in task["ids"]}
+        case "patient":
+            known = {name: report for name, report in known.items() if patient_of(name) != task["patient"]}
+        case "update":
+            known |= dict.fromkeys(task["ids"], task["report"])
+    return known
+
+
+def check(folder: Path, possible: list[Known]) -> Known:
+    """The gallery is wholly as one of these says: which."""
+    with Gallery.open(folder) as gallery:
+        known = {entry.id: entry.report for entry in gallery.every_entry()}
+        assert known in possible
+        for name, report in known.items():
+            assert gallery.entry(name) == entry_of(name, report)
+        names = sorted(known)
+        vectors = np.array([vector_of(name) for name in names]).reshape(len(names), DIM)
+        for name in names[:20]:
+            assert gallery.thumbnail(name) == jpeg_of(name)
+        for number in range(2):
+            query = vector_of(f"query {number}")
+            distances = np.linalg.norm(vectors.astype(np.float64) - query, axis=1)
+            expected = [names[row] for row in np.argsort(distances)[:5]]
+            for exact in (None, True):
+                assert [hit.entry.id for hit in gallery.search(query, 5, exact=exact).hits] == expected
+    assert verify(folder) == []
+    assert [path.name for path in folder.iterdir() if not is_gallery_file(path.name)] == []
+    return known
+
+
+def kill_writers(server: Server, folder: Path, kills: int) -> None:
+    rng = random.Random(1)
+    known: Known = {}
+    Gallery.create(folder, CARD).close()
+    reached = {"at rest": 0, "begun": 0, "undone": 0}
+    for number in range(kills):
+        said = server.until_killed("write", str(folder), number, rng=rng)
+        for one in said:
+            if "done" in one:
+                known = after(known, one["done"])
+        possible = [known]
+        if said and "begun" in said[-1]:
+            possible.append(after(known, said[-1]["begun"]))
+        known = check(folder, possible)
+        reached["at rest" if len(possible) == 1 else "begun"] += 1
+        reached["undone"] += len(possible) == 2 and known == possible[0] != possible[1]
+        if len(known) > 150:
+            with Gallery.open(folder) as gallery:
+                gallery.remove(ids=list(known)[:120])
+            known = {name: report for name, report in known.items() if name not in list(known)[:120]}
+    assert reached["begun"] > kills / 4, reached  # else no writer was killed while it wrote
+
+
+def test_a_writer_that_is_killed_loses_nothing(server: Server, tmp_path: Path) -> None:
+    kill_writers(server, tmp_path / "g", 20)
+
+
+@pytest.mark.slow
+def test_a_writer_that_is_killed_at_300_moments_loses_nothing(server: Server, tmp_path: Path) -> None:
+    kill_writers(server, tmp_path / "g", 300)
+
+
+def kill_builders(server: Server, folder: Path, kills: int) -> None:
+    (folder / "images").mkdir()
+    for number in range(40):
+        pixels = np.random.default_rng(number).integers(0, 255, (64, 64), np.uint8)
+        Image.fromarray(pixels).save(folder / "images" / f"{number:02}.png")
+    rng = random.Random(2)
+    built = 0  # images
+    for number in range(kills):
+        possible = [built]
+        for one in server.until_killed("build", str(folder), number, rng=rng):
+            possible = [possible[0], one["begun"]] if "begun" in one else [one["done"]]
+        if possible[0] or (folder / "built").exists():
+            with Gallery.open(folder / "built") as gallery:
+                ids = gallery.ids()
+            # As acknowledged, or as what was under way makes it: never between.
+            assert ids == [f"{n:02}" for n in range(len(ids))]
+            assert len(ids) in possible
+            built = len(ids)
+            assert verify(folder / "built") == []
+    rows = tuple(Row(path, "p", (1, None)) for path in (folder / "images").iterdir())
+    build_gallery(ENGINE, Manifest(CARD.labels, rows), folder / "built", splits=["all"], workers=0)
+    with Gallery.open(folder / "built") as gallery:
+        assert len(gallery) == 40
+
+
+def test_a_build_that_is_killed_is_whole_or_not_there(server: Server, tmp_path: Path) -> None:
+    kill_builders(server, tmp_path, 10)
+
+
+@pytest.mark.slow
+def test_a_build_that_is_killed_at_60_moments_is_whole_or_not_there(server: Server, tmp_path: Path) -> None:
+    kill_builders(server, tmp_path, 60)
+
+
+# -- damaged
+
+
+def make_undamaged(folder: Path) -> None:
+    with Gallery.create(folder.with_name("g"), CARD, index="bf16") as gallery:
+        gallery.add(*contents([f"e{n}" for n in range(60)]))
+        gallery.write_index()
+    with Gallery.open(folder.with_name("g")) as gallery:  # closed in between: so most is in the database itself
+        gallery.add(*contents([f"late{n}" for n in range(5)]))
+        gallery.update([entry_of("e7", "changed")])
+        shutil.copytree(gallery.path, folder)
+    sizes = [(folder / f"gallery.sqlite{end}").stat().st_size for end in ("", "-wal")]
+    assert sizes[0] > 20_000 < sizes[1]
+
+
+@pytest.fixture(scope="module")
+def undamaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As a killed process leaves a gallery: derived files, of a while ago; and a log with the latest writes."""
+    folder = tmp_path_factory.mktemp("faults") / "undamaged"
+    make_undamaged(folder)
+    assert list(folder.glob("derived-*/index.usearch"))
+    return folder
+
+
+def damage(path: Path, rng: random.Random) -> str:
+    data = bytearray(path.read_bytes())
+    kind = rng.choice(["flip", "flip", "flip", "cut", "zero"])
+    at = rng.randrange(len(data))
+    if kind == "flip":
+        data[at] ^= 1 << rng.randrange(8)
+    elif kind == "cut":
+        del data[at:]
+    else:
+        data[at : at + 512] = bytes(len(data[at : at + 512]))
+    path.write_bytes(data)
+    return f"{kind} {path.name} at {at}"
+
+
+def damage_files(server: Server, undamaged: Path, folder: Path, damages: int) -> None:
+    server.ask("look", str(shutil.copytree(undamaged, folder / "whole")), 0)
+    whole = server.line()
+    truth = whole["answers"]
+    assert whole["problems"] == []
+    assert not [answer for answer in truth.values() if "GalleryError" in str(answer)]
+    rng = random.Random(3)
+    refused = right = 0
+    for number in range(damages):
+        one = shutil.copytree(undamaged, folder / str(number))
+        files = sorted(path for path in one.rglob("*") if path.is_file() and path.stat().st_size)
+        chosen = rng.choice([*files, *(path for path in files if path.name.startswith("gallery.sqlite"))])
+        what = damage(chosen, rng)
+        server.ask("look", str(one), 0)
+        try:
+            seen = server.line()
+        except EOFError as error:
+            pytest.fail(f"{what}: {error}")
+        assert "bug" not in seen, (what, seen["bug"])
+        answers, problems = seen["answers"], seen["problems"]
+        errors = {name: answer for name, answer in answers.items() if str(answer).startswith("GalleryError")}
+        wrong = {name: (answer, truth.get(name)) for name, answer in answers.items()
+                 if name not in errors and answer != truth.get(name)}  # fmt: skip
+        assert not wrong, (what, wrong)
+        if chosen.parent != one:  # derived
+            assert not errors, (what, errors)
+            assert not problems, (what, problems)  # healed
+        if errors:
+            assert problems, (what, errors)
+        refused += bool(errors)
+        right += not errors
+        shutil.rmtree(one)
+    assert refused
+    assert right
+
+
+def test_damage_gives_no_wrong_answer(server: Server, undamaged: Path, tmp_path: Path) -> None:
+    damage_files(server, undamaged, tmp_path, 40)
+
+
+@pytest.mark.slow
+def test_200_damages_give_no_wrong_answer(server: Server, undamaged: Path, tmp_path: Path) -> None:
+    damage_files(server, undamaged, tmp_path, 200)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,145 @@
+"""Builds and additions that are killed (SIGKILL) anywhere: the gallery is as before or after, and the next run goes on.
+
+A child process counts the calls of Python functions and kills itself at one of them; so any point between two of them
+is reached, the same one each time.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+#: Forks a child for each point; the engine is opened in the child. Prints a line of JSON for each.
+DRIVER = """
+import json, os, shutil, signal, sys
+from pathlib import Path
+from cbmir.manifest import read_manifest
+from cbmir.runtime import Gallery, open_engine
+from cbmir.runtime.gallery import building, filling
+import cbmir.runtime.bulk, cbmir.runtime.onnx_engine, cbmir.runtime.novelty, onnxruntime, tqdm, usearch.index
+
+folder, model, manifest, kind, kills, seed = sys.argv[1:]
+folder, table = Path(folder), read_manifest(manifest)
+filling.BATCH = 4
+building.FEWEST = 1
+embedded = folder / "embedded.txt"  # a line a batch: how many images the engine was given
+
+
+def work(kill_at):
+    real, calls = filling.embed_pictures, 0
+
+    def counted(engine, pictures):
+        vectors = real(engine, pictures)
+        with embedded.open("a") as stream:
+            stream.write(f"{len(pictures)}\\n")
+        return vectors
+
+    def called(frame, event, argument):
+        nonlocal calls
+        if event == "call":
+            calls += 1
+            if calls == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    filling.embed_pictures = counted
+    with open_engine(model, threads=1) as engine:
+        sys.setprofile(called)
+        if kind == "build":
+            building.build_gallery(engine, table, folder / "g", workers=0, replace_others=True)
+        else:
+            building.add_to_gallery(engine, table, folder / "g", workers=0)
+        sys.setprofile(None)
+    return calls
+
+
+def in_child(kill_at=-1):
+    pid = os.fork()
+    if pid:
+        return os.waitpid(pid, 0)[1]
+    try:
+        (folder / "calls").write_text(str(work(kill_at)))
+        os._exit(0)
+    except BaseException as error:
+        print(json.dumps({"error": repr(error)}), flush=True)
+        os._exit(3)
+
+
+def state():
+    with Gallery.open(folder / "g") as gallery:
+        return gallery.ids()
+
+
+def anew():
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree(folder.parent / "start", folder / "g")
+
+
+folder.mkdir()
+anew()
+assert in_child() == 0
+total = int((folder / "calls").read_text())
+assert kind == "add" or any((folder / "g").glob("derived-*")), "what is derived is not written: no kill is in it"
+import random
+for kill_at in sorted(random.Random(int(seed)).sample(range(1, total), int(kills))):
+    anew()
+    before = state()
+    status = in_child(kill_at)
+    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    after_kill = state()
+    status = in_child()
+    batches = embedded.read_text().split()
+    print(json.dumps({
+        "killed": killed, "at": kill_at, "of": total, "before": before, "after": after_kill,
+        "end": state(), "status": status, "embedded": sum(map(int, batches)),
+        "left": sorted(path.name for path in folder.iterdir() if path.is_dir()),
+    }), flush=True)
+"""
+
+
+def kill(folder: Path, model: Path, manifest: Path, kind: str, kills: int, seed: int) -> list[dict[str, object]]:
+    from cbmir.manifest import read_manifest
+    from cbmir.runtime import build_gallery, open_engine
+
+    with open_engine(model, threads=1) as engine:
+        build_gallery(engine, read_manifest(manifest), folder / "start", splits=["test"])
+    words = [sys.executable, "-c", DRIVER, folder / "work", model, manifest, kind, kills, seed]
+    found = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    return [json.loads(line) for line in found.stdout.splitlines()]
+
+
+def check(kind: str, results: list[dict[str, object]]) -> None:
+    test = [f"image_{number}" for number in range(20, 24)]
+    train = [f"image_{number:02}" for number in range(20)]
+    whole = train if kind == "build" else test + train
+    for result in results:
+        assert "error" not in result, result
+        assert result["killed"], result
+        assert result["before"] == test
+        assert result["after"] in (test, whole), result
+        assert result["status"] == 0
+        assert result["end"] == whole, result
+        assert result["left"] == ["g"], result
+        # Killed after a batch was embedded and before it was stored, that batch is embedded again, and no other. A
+        # build that was done is another build when it is run again.
+        again = 20 if kind == "build" and result["after"] == whole else 0
+        assert result["embedded"] in (20 + again, 24 + again), result
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs SIGKILL, and folders that change places in one step")
+@pytest.mark.parametrize("kind", ["build", "add"])
+def test_killed_and_gone_on(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, kind: str) -> None:
+    results = kill(tmp_path, tiny_model, tiny_manifest, kind, 12, 0)
+    assert len(results) == 12
+    check(kind, results)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["build", "add"])
+def test_killed_at_many_points(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, kind: str) -> None:
+    check(kind, kill(tmp_path, tiny_model, tiny_manifest, kind, 150, 1))

@@ -1,0 +1,133 @@
+"""What is removed is gone from every byte on the disk: the database, its log, and what is derived from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cbmir.errors import GalleryError
+from cbmir.runtime.gallery import Gallery, derived
+from cbmir.runtime.gallery.schema import patient_number, study_number
+from cbmir.runtime.gallery.store import Store
+from cbmir.runtime.gallery.verifying import verify
+
+COUNT = 60
+MakeVectors = Callable[..., NDArray[np.float32]]
+
+
+def on_disk(folder: Path) -> bytes:
+    return b"\n".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def codes(vector: NDArray[np.float32], largest: float) -> dict[str, bytes]:
+    """How an embedding may stand in a file."""
+    bits = vector.view(np.uint32)
+    return {
+        "float32": vector.tobytes(),
+        "bf16": ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16).tobytes(),  # rounded to even
+        "int8": np.clip(np.rint(vector * np.float32(127 / largest)), -127, 127).astype(np.int8).tobytes(),
+    }
+
+
+def texts(number: int) -> dict[str, bytes]:
+    """What stands of an entry beside its embedding."""
+    patient, study = f"patient{number // 6:04}", f"study{number // 2:04}"
+    return {
+        "id": b"id%04d" % number, "path": b"/images/%04d.png" % number, "report": b"Bericht %04d" % number,
+        "patient": patient.encode(), "study": study.encode(), "uid": b"1.2.%d" % number, "digest": b"%064x" % number,
+        "thumbnail": b"jpeg%04d" % number, "patient's number": patient_number(patient).to_bytes(8, "little"),
+        "patient's number in SQLite": patient_number(patient).to_bytes(8, "big"),
+        "study's number": study_number(study).to_bytes(8, "little"),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def path(store: Store) -> Path:
+    store.close()
+    return store.path
+
+
+@pytest.mark.parametrize("setting", ["exact", "bf16", "int8"])
+@pytest.mark.parametrize("by", ["ids", "patient_ids", "study_ids"])
+def test_what_is_removed_is_gone(path: Path, make_vectors: MakeVectors, setting: str, by: str) -> None:
+    vectors = make_vectors(COUNT)
+    largest = float(np.abs(vectors).max())
+    own = setting if setting != "exact" else "float32"
+    with Gallery.open(path) as gallery:
+        gallery.set_index(setting)
+        gallery.write_index()
+        gallery.search(vectors[0], 5)
+        before = on_disk(path)
+        for number in (20, 30):  # all of it is looked for rightly: it is there before
+            for name, trace in texts(number).items() | {(own, codes(vectors[number], largest)[own])}:
+                assert trace in before, name
+        gone = {"ids": ["id0020"], "patient_ids": ["patient0003"], "study_ids": ["study0010"]}[by]
+        gallery.remove(**{by: gone})
+        for again in range(2):
+            after = on_disk(path)
+            left = [name for name, trace in (texts(20) | codes(vectors[20], largest)).items() if trace in after]
+            assert left == {
+                "ids": ["patient", "study", "patient's number", "patient's number in SQLite", "study's number"],
+                "patient_ids": [],
+                "study_ids": ["patient", "patient's number", "patient's number in SQLite"],
+            }[by]  # fmt: skip
+            assert codes(vectors[30], largest)[own] in after
+            if not again:
+                gallery.compact()
+        assert "id0020" not in {hit.entry.id for hit in gallery.search(vectors[20], COUNT).hits}
+    assert verify(path) == []
+
+
+def test_an_updated_report_is_gone(path: Path) -> None:
+    with Gallery.open(path) as gallery:
+        gallery.update([replace(gallery.entry("id0020"), report="nothing to see", patient_id="")])
+        gallery.compact()
+    assert b"Bericht 0020" not in on_disk(path)
+    assert b"Bericht 0021" in on_disk(path)
+
+
+@pytest.mark.parametrize("then", ["search", "compact", "rebuild", "remove another"])
+def test_a_removal_that_is_stopped_half_way_is_made_good(
+    path: Path, make_vectors: MakeVectors, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """Stopped after the database and before what is derived: whatever comes next clears that away."""
+    vectors = make_vectors(COUNT)
+
+    def stop(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    with Gallery.open(path) as gallery:
+        gallery.write_index()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(derived, "drop", stop)
+            gallery.remove(patient_ids=["patient0003"])
+    with Gallery.open(path) as gallery:
+        match then:
+            case "search":
+                gallery.search(vectors[0], 3)
+            case "compact":
+                gallery.compact()
+            case "rebuild":
+                gallery.rebuild()
+            case "remove another":
+                gallery.remove(ids=["id0059"])
+    assert vectors[20].tobytes() not in on_disk(path)
+    assert patient_number("patient0003").to_bytes(8, "little") not in on_disk(path)
+
+
+def test_no_name_is_in_an_error_or_a_log(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Gallery.open(path) as gallery:
+        with caplog.at_level("DEBUG"):
+            gallery.write_index()
+            gallery.remove(patient_ids=["patient0003"])
+            with gallery.writing() as writer:
+                writer.database.execute("UPDATE patient SET key = 'x' WHERE key = 'patient0001'")
+            with pytest.raises(GalleryError) as caught:
+                gallery.entry("id0007")
+        assert "patient0" not in caplog.text + str(caught.value)
+        assert all("patient0" not in problem.what + problem.remedy for problem in verify(path))

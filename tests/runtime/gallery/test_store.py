@@ -1,0 +1,571 @@
+"""The store: what goes in comes out, all or nothing, whoever else reads or writes; and nothing of what was removed."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cbmir.card import ModelCard
+from cbmir.errors import GalleryError
+from cbmir.labels import LabelSet
+from cbmir.runtime.gallery import Gallery
+from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.store import STORE_FILES, UNKNOWN, Added, Store
+from cbmir.runtime.gallery.transfer import export
+from cbmir.runtime.gallery.verifying import verify
+from cbmir.runtime.gallery.witness import Witness
+
+COUNT = 60
+MakeEntries = Callable[..., list[Entry]]
+MakeVectors = Callable[..., NDArray[np.float32]]
+
+
+def generation(store: Store) -> int:
+    with store.reading() as reader:
+        return reader.generation
+
+
+def test_what_went_in_comes_out(store: Store, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
+    entries, vectors = make_entries(COUNT), make_vectors(COUNT)
+    for place in (store, Store.open(store.path)):
+        with place:
+            assert [place.entry(entry.id) for entry in entries] == entries
+            assert place.ids() == [entry.id for entry in entries]
+            assert place.thumbnail("id0007") == b"jpeg0007"
+            assert place.find(entries[9].sha256) == [entries[9]]
+            assert place.find("") == place.find("other") == []
+            assert [place.has_patient(one) for one in ("patient0003", "patient", "")] == [True, False, False]
+            np.testing.assert_array_equal(place.vector("id0007"), vectors[7])
+            assert len(place) == COUNT
+            for read in (place.entry, place.vector, place.thumbnail):
+                with pytest.raises(GalleryError, match="found 'nobody'"):
+                    read("nobody")
+
+
+def test_columns_are_what_a_search_needs(store: Store, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
+    with store.reading() as reader:
+        blocks = list(reader.columns(size=25))
+        (some,) = reader.columns(np.array([7, 3, 3, 999]))
+        assert [entry.id for entry in reader.entries(some.numbers)] == ["id0002", "id0006"]
+        assert list(reader.columns(np.array([], np.int64))) == []
+        patient = reader.patient_numbers({"patient0000"})
+        study = reader.study_numbers({"study0001"})
+        assert reader.patient_numbers({""}) == reader.study_numbers({""}) == set()
+    assert [len(block.numbers) for block in blocks] == [25, 25, 10]
+    first = blocks[0]
+    assert set(first.patients[:6].tolist()) == patient
+    assert {int(n) for n in first.numbers[np.isin(first.studies, sorted(study))]} == {3, 4}
+    assert first.views[:4] == ["PA", "AP", "", "PA"]
+    assert first.dates[:3].tolist() == [0, 20200102, 20200103]
+    assert first.labels.dtype == np.int8
+    assert first.labels[:2].tolist() == [[0, -1, UNKNOWN], [1, -1, UNKNOWN]]
+    np.testing.assert_array_equal(np.concatenate([block.vectors for block in blocks]), make_vectors(COUNT))
+
+
+def test_an_entry_may_say_little(store: Store, make_vectors: MakeVectors) -> None:
+    little = Entry("little", "", "")
+    store.add([little, replace(little, id="more")], make_vectors(2, seed=1))
+    assert store.entry("little") == replace(little, labels={"Effusion": None, "Mass": None, "Nodule": None})
+    assert store.thumbnail("little") is None
+    with store.reading() as reader:
+        (block,) = reader.columns(np.array([61]))
+    assert (block.patients[0], block.studies[0], block.dates[0]) == (0, 0, 0)
+    assert block.labels[0].tolist() == [UNKNOWN] * 3
+
+
+def test_counts(store: Store) -> None:
+    with store.reading() as reader:
+        counts = reader.counts()
+    assert (counts.patients, counts.studies) == (10, 30)
+    assert counts.splits == {"train": COUNT}
+    assert counts.views == {"": 20, "AP": 20, "PA": 20}
+    assert counts.labels == {"Effusion": 30, "Mass": COUNT, "Nodule": 0}
+    assert (counts.first, counts.last) == ("2020-01-01", "2020-01-28")
+
+
+def test_content_that_is_there_is_left_out(store: Store, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
+    new = make_entries(2, start=COUNT)
+    copies = [replace(new[0], id="copy"), replace(make_entries(1)[0], id="another name"), make_entries(2)[1]]
+    added = store.add([*new, *copies], make_vectors(5, seed=1))
+    assert added == Added(("id0060", "id0061"), (("copy", "id0060"), ("another name", "id0000"), ("id0001", "id0001")))
+    assert len(store) == COUNT + 2
+    before = generation(store)
+    assert store.add(copies, make_vectors(3, seed=1)).ids == ()
+    assert generation(store) == before  # nothing changed
+
+
+def bad(entry: Entry, vector: NDArray[np.float32]) -> dict[str, tuple[Entry, NDArray[np.float32], str]]:
+    return {
+        "an id that is there": (replace(entry, id="id0003"), vector, "which is there with other content"),
+        "no id": (replace(entry, id=""), vector, "an id for every entry"),
+        "a label": (replace(entry, labels={"Hip": 1}), vector, "found Hip"),
+        "a label's value": (replace(entry, labels={"Mass": 2}), vector, "for a label, found 2"),
+        "a date": (replace(entry, date="2020-02-30"), vector, "found '2020-02-30'"),
+        "a date's form": (replace(entry, date="20200203"), vector, "found '20200203'"),
+        "text": (replace(entry, report="\udc80"), vector, "text in UTF-8"),
+        "the norm": (entry, 2 * vector, "norm 1"),
+        "NaN": (entry, np.full_like(vector, np.nan), "norm 1"),
+        "the size": (entry, np.eye(9, dtype=np.float32)[:1], r"found float32 \[2, 9\]"),
+        "the type": (entry, vector.astype(np.float64), "found float64"),
+    }
+
+
+@pytest.mark.parametrize("what", bad(Entry("", "", ""), np.eye(8, dtype=np.float32)[:1]))
+def test_adding_is_all_or_nothing(
+    store: Store, make_entries: MakeEntries, make_vectors: MakeVectors, what: str
+) -> None:
+    good = make_entries(2, start=COUNT)
+    entry, vector, message = bad(good[1], make_vectors(1, seed=1))[what]
+    with pytest.raises(GalleryError, match=message):
+        store.add([good[0], entry], np.concatenate([np.zeros_like(vector) + vector, vector]))
+    assert len(store) == COUNT
+    assert generation(store) == 1
+    assert store.find(good[0].sha256) == []
+    assert store.add(good, make_vectors(2, seed=1)).ids == ("id0060", "id0061")
+
+
+def test_no_error_quotes_a_report(store: Store, make_vectors: MakeVectors) -> None:
+    with pytest.raises(GalleryError, match="text in UTF-8") as refused:
+        store.add([Entry("new", "", "p", report="Herr Mustermann \udc80")], make_vectors(1))
+    with store.writing() as writer:
+        writer.database.execute("UPDATE entry SET report = CAST(X'4865727220ff' AS TEXT) WHERE number = 8")
+    with pytest.raises(GalleryError, match="text that is not UTF-8") as damaged:
+        store.entry("id0007")
+    problems = verify(store.path)
+    assert problems
+    told = [*traceback.format_exception(refused.value), *traceback.format_exception(damaged.value), str(problems)]
+    assert [line for line in told if "Herr" in line and "report=" not in line] == []
+
+
+def test_an_update_changes_what_is_said(store: Store, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
+    old = make_entries(3)
+    new = [replace(old[0], patient_id="somebody", report="", labels={"Mass": 1}, date="1999-12-31", sha256=""), old[1]]
+    assert store.update(new) == 1
+    expected = replace(new[0], labels={"Effusion": None, "Mass": 1, "Nodule": None}, sha256=old[0].sha256)
+    assert [store.entry(entry.id) for entry in old] == [expected, *old[1:]]
+    np.testing.assert_array_equal(store.vector("id0000"), make_vectors(1)[0])
+    assert store.thumbnail("id0000") == b"jpeg0000"
+    with store.reading() as reader:
+        assert reader.changes_since(1).tolist() == [1]  # type: ignore[union-attr]
+    with pytest.raises(GalleryError, match="found 'nobody'"):
+        store.update([replace(old[1], report="new"), Entry("nobody", "", "")])
+    with pytest.raises(GalleryError, match="found other content"):
+        store.update([replace(old[1], sha256="f" * 64)])
+    assert store.entry("id0001") == old[1]
+    store.update([replace(entry, patient_id="somebody") for entry in make_entries(6)])
+    assert not store.has_patient("patient0000")
+    assert verify(store.path) == []
+
+
+def test_removing_by_id_patient_and_study(store: Store) -> None:
+    assert store.remove(ids=["id0059", "nobody"], patient_ids=["patient0000"]) == (
+        "id0000", "id0001", "id0002", "id0003", "id0004", "id0005", "id0059",
+    )  # fmt: skip
+    assert len(store) == COUNT - 7
+    assert not store.has_patient("patient0000")
+    assert store.has_patient("patient0001")
+    assert generation(store) == 2
+    assert store.remove(ids=["nobody"], patient_ids=["", "patient0000"]) == ()
+    assert generation(store) == 2
+    with store.reading() as reader:
+        assert reader.changes_since(1).tolist() == [1, 2, 3, 4, 5, 6, 60]  # type: ignore[union-attr]
+        assert reader.changes_since(2).tolist() == []  # type: ignore[union-attr]
+        assert reader.changes_since(3) is None
+    assert store.remove(ids=["id0050"], study_ids=["study0004", ""]) == ("id0008", "id0009", "id0050")
+    with pytest.raises(GalleryError, match="put it into a list"):
+        store.remove(patient_ids="patient0001")
+
+
+def test_a_study_of_one_patient_does_not_take_anothers_along(store: Store, make_vectors: MakeVectors) -> None:
+    """Study ids that count a patient's studies, as CheXpert's, stand for one of each patient."""
+    entries = [Entry(f"{patient} {study} {n}", "", patient, f"study{study}")
+               for patient in ("a", "b", "") for study in "12" for n in "12"]  # fmt: skip
+    store.add(entries, make_vectors(12, seed=1))
+    with store.reading() as reader:
+        assert reader.counts().studies == 30 + 6
+    for given in (["study1"], ["study2", "study0004"]):
+        with pytest.raises(GalleryError, match="found one of 3 patients; nothing was removed: name the patient"):
+            store.remove(ids=["id0000"], study_ids=given)
+    assert len(store) == COUNT + 12
+    assert store.remove(patient_ids=["a"], study_ids=["study1"]) == ("a 1 1", "a 1 2")
+    assert store.remove(ids=["id0000"], patient_ids=["a", "b"], study_ids=["study2", "study0004"]) == (
+        "a 2 1", "a 2 2", "b 2 1", "b 2 2", "id0000",
+    )  # fmt: skip
+    assert store.remove(study_ids=["study2"]) == (" 2 1", " 2 2")
+    assert verify(store.path) == []
+
+
+def test_a_number_is_never_given_twice(store: Store, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
+    store.remove(ids=["id0059"])
+    store.add(make_entries(1, start=70), make_vectors(1))
+    with store.reading() as reader:
+        assert reader.number("id0070") == 61
+
+
+def stored_bytes(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def test_nothing_is_left_of_what_was_removed(store: Store, make_vectors: MakeVectors) -> None:
+    """Not a report, path, id, key, embedding or thumbnail; at once, and without anything else of the kind."""
+    vectors = make_vectors(COUNT)
+    traces = {b"Bericht 0020", b"id0020", b"/images/0020", b"patient0003", b"study0010", b"jpeg0020", b"1.2.20",
+              f"{20:064x}".encode(), vectors[20].tobytes()}  # fmt: skip
+    before = stored_bytes(store.path)
+    assert [trace for trace in traces if trace not in before] == []
+    store.remove(patient_ids=["patient0003"])
+    after = stored_bytes(store.path)
+    assert [trace for trace in traces if trace in after] == []
+    assert b"Bericht 0030" in after
+    assert vectors[30].tobytes() in after
+
+
+def test_what_a_reader_holds_in_the_log_goes_with_compact(store: Store) -> None:
+    with store.reading():
+        store.remove(ids=["id0020"])
+        assert b"Bericht 0020" in stored_bytes(store.path)  # the reader may still ask for it
+        with Store.open(store.path, wait=0.0) as other, pytest.raises(GalleryError, match="compact it again"):
+            other.compact()
+    store.compact()
+    assert b"Bericht 0020" not in stored_bytes(store.path)
+
+
+def test_compact_gives_room_back(store: Store) -> None:
+    store.update([replace(store.entry(f"id{n:04}"), report="x" * 20_000) for n in range(COUNT)])
+    before = len(stored_bytes(store.path))
+    store.remove(ids=[f"id{n:04}" for n in range(1, COUNT)])
+    store.compact()
+    assert (store.path / "gallery.sqlite").stat().st_size < before / 4
+    assert (store.path / "gallery.sqlite-wal").stat().st_size == 0
+    assert store.ids() == ["id0000"]
+    with store.reading() as reader:
+        assert reader.changes_since(2) is None  # pruned
+        assert reader.changes_since(3).tolist() == []  # type: ignore[union-attr]
+    assert verify(store.path) == []
+
+
+def test_a_reader_stays_at_its_moment(store: Store, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
+    with store.reading() as before:
+        store.add(make_entries(1, start=COUNT), make_vectors(1))
+        store.remove(ids=["id0000"])
+        with store.reading() as after:
+            assert (before.generation, before.count) == (1, COUNT)
+            assert (after.generation, after.count) == (3, COUNT)
+            assert before.ids()[0] == "id0000"
+            assert after.ids()[0] == "id0001"
+            assert [block.numbers[-1] for block in before.columns()] == [60]
+    assert generation(store) == 3
+
+
+def test_what_is_left_half_read_holds_nothing_back(store: Store) -> None:
+    """A block iterator that is dropped half-way must not keep the next reader at its moment."""
+    with store.reading() as reader:
+        blocks = reader.columns(size=10)
+        next(blocks)
+    store.remove(ids=["id0000"])
+    assert generation(store) == 2
+    assert len(store.ids()) == COUNT - 1
+    for late in (lambda: next(blocks), reader.ids, lambda: reader.entries([5])):
+        with pytest.raises(GalleryError, match="found it ended"):
+            late()
+
+
+def test_threads_read_and_write_at_once(store: Store, make_vectors: MakeVectors) -> None:
+    vectors = make_vectors(40, seed=1)
+
+    def write(n: int) -> None:
+        store.add([Entry(f"new{n}", "", "p")], vectors[n : n + 1])
+
+    def read(_: int) -> bool:
+        with store.reading() as reader:
+            return len(reader.ids()) == reader.count == COUNT + reader.generation - 1
+
+    with ThreadPoolExecutor(8) as pool:
+        written = [pool.submit(write, n) for n in range(40)]
+        assert all(pool.map(read, range(80)))
+        for one in written:
+            one.result()
+    assert len(store) == COUNT + 40
+    assert generation(store) == 41
+
+
+def test_a_second_writer_waits_then_is_refused(
+    store: Store, make_entries: MakeEntries, make_vectors: MakeVectors
+) -> None:
+    new = make_entries(2, start=COUNT)
+    with store.writing() as writer:
+        writer.add(new[:1], make_vectors(1))
+        with Store.open(store.path, wait=0.05) as other:
+            assert len(other) == COUNT  # readers go on
+            with pytest.raises(GalleryError, match="another is writing to it"):
+                other.add(new[1:], make_vectors(1))
+    assert len(store) == COUNT + 1
+    with Store.open(store.path) as other, ThreadPoolExecutor(1) as pool:
+        started = threading.Event()
+
+        def add() -> Added:
+            started.set()
+            return other.add(new[1:], make_vectors(1))
+
+        with store.writing() as writer:
+            waiting = pool.submit(add)
+            assert started.wait(60)
+            writer.remove(ids=["id0000"])
+        assert waiting.result(60).ids == ("id0061",)
+    assert generation(store) == 4
+
+
+def test_what_raises_within_a_write_undoes_it(store: Store) -> None:
+    with pytest.raises(KeyboardInterrupt), store.writing() as writer:
+        writer.remove(ids=["id0000"])
+        raise KeyboardInterrupt
+    assert len(store) == COUNT
+    assert generation(store) == 1
+
+
+_FILL = """
+import resource, signal, sys
+import numpy as np
+from cbmir.errors import GalleryError
+from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.store import Store
+with Store.open(sys.argv[1]) as store:
+    store.add([Entry("first", "", "p")], np.eye(8, dtype=np.float32)[:1])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+    try:
+        store.add([Entry("large", "", "p", report="x" * 1_000_000)], np.eye(8, dtype=np.float32)[:1])
+    except GalleryError as error:
+        print(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    store.add([Entry("last", "", "p")], np.eye(8, dtype=np.float32)[:1])
+"""
+
+
+def test_a_disk_that_refuses_is_an_error_and_no_loss(store: Store) -> None:
+    """A process whose files may not grow past 300 kB, as on a disk that is full; room is made later."""
+    ids = store.ids()
+    done = subprocess.run(
+        [sys.executable, "-c", _FILL, str(store.path), "300000"], capture_output=True, text=True, check=True
+    )
+    assert "nothing was changed: make room" in done.stdout
+    assert store.ids() == [*ids, "first", "last"]
+    assert verify(store.path) == []
+
+
+def test_a_full_database_is_an_error_and_no_loss(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite's own answer for a disk without room, by its limit on pages."""
+    pages = (store.path / "gallery.sqlite").stat().st_size // 4096
+    real = sqlite3.connect
+
+    def small(*arguments: object, **options: object) -> sqlite3.Connection:
+        connection = real(*arguments, **options)  # type: ignore[call-overload]
+        connection.execute(f"PRAGMA max_page_count = {pages + 10}").close()
+        return connection  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(sqlite3, "connect", small)
+    with Store.open(store.path) as other:
+        with pytest.raises(GalleryError, match="the disk is full; nothing was changed"):
+            other.add([Entry("large", "", "p", report="x" * 1_000_000)], np.eye(8, dtype=np.float32)[:1])
+        other.add([Entry("small", "", "p")], np.eye(8, dtype=np.float32)[:1])
+    assert len(store) == COUNT + 1
+    assert verify(store.path) == []
+
+
+def test_it_is_readable_by_its_owner_only(store: Store, tmp_path: Path) -> None:
+    export(store, tmp_path / "copy")
+    with Store.open(tmp_path / "copy") as copy:
+        copy.remove(ids=["id0000"])
+        for folder in (store.path, copy.path):
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+            assert {path.name for path in folder.iterdir()} == STORE_FILES
+            assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+
+
+def test_it_is_readable_where_nothing_can_be_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.close()
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # the tests may run as root, who may write anywhere
+    before = sorted(file.name for file in store.path.iterdir())
+    with Store.open(store.path) as again:
+        assert len(again.ids()) == COUNT
+        assert not again.writable
+        with pytest.raises(GalleryError, match="may not be written to"):
+            again.remove(ids=["id0000"])
+    assert sorted(file.name for file in store.path.iterdir()) == before
+
+
+def test_where_nothing_can_be_written_the_writes_of_others_are_seen(
+    store: Store, make_entries: MakeEntries, make_vectors: MakeVectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the writer is still there, and shares its log, or has gone: then the file was taken as it stood."""
+    store.close()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda path, mode: False)  # the tests may run as root, who may write anywhere
+        reader, searched = Store.open(store.path), Gallery.open(store.path)
+    assert not reader.writable
+    for connections in (reader._connections, searched._connections):
+        monkeypatch.setattr(connections, "_mode", partial(as_if_unwritable, store.path))
+    query = make_vectors(COUNT)[7]
+
+    def seen() -> tuple[bool, int, int, str]:
+        hit = searched.search(query, 1).hits[0].entry
+        return reader.has_patient("patient0001"), len(reader), generation(reader), hit.id
+
+    with reader, searched:
+        assert seen() == (True, COUNT, 1, "id0007")
+        with Store.open(store.path) as writer:
+            writer.remove(patient_ids=["patient0001"])
+            now = seen()
+            assert now[:3] == (False, COUNT - 6, 2)
+            assert now[3] != "id0007"
+        assert seen() == now
+        with Store.open(store.path) as writer:
+            writer.add([make_entries(8)[7]], query[None])
+        assert seen() == (True, COUNT - 5, 3, "id0007")
+
+
+def as_if_unwritable(folder: Path) -> str:
+    return "ro" if (folder / "gallery.sqlite-wal").exists() else "ro&immutable=1"
+
+
+def test_an_open_gallery_that_is_replaced_says_so(store: Store, tiny_card: ModelCard) -> None:
+    store.path.rename(store.path.with_name("moved"))
+    for _ in range(2):  # nothing there, then another gallery
+        assert not store.writable
+        for use in (lambda: store.entry("id0003"), lambda: store.remove(ids=["id0003"])):
+            with pytest.raises(GalleryError, match="was moved, deleted or replaced; open it again"):
+                use()
+        if not store.path.exists():
+            Store.create(store.path, tiny_card).close()
+    with Store.open(store.path) as new:
+        assert len(new) == 0
+
+
+def test_a_reader_of_a_gallery_that_is_replaced_meanwhile_ends_in_peace(store: Store) -> None:
+    with store.reading() as reader:
+        store.path.rename(store.path.with_name("moved"))
+        assert len(reader.ids()) == reader.count == COUNT
+
+
+def test_another_database_in_the_same_file_is_noticed(store: Store, tmp_path: Path, tiny_card: ModelCard) -> None:
+    """As where the file system gives the number of a deleted file to a new one."""
+    store.close()
+    Store.create(tmp_path / "other", tiny_card).close()
+    with Store.open(store.path, read_only=True) as reader:
+        assert len(reader) == COUNT
+        (store.path / "gallery.sqlite").write_bytes((tmp_path / "other" / "gallery.sqlite").read_bytes())
+        with pytest.raises(GalleryError, match="replaced by another; open it again"):
+            len(reader)
+
+
+def test_what_is_no_gallery_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name in ("empty", "garbage", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "garbage" / "gallery.sqlite").write_bytes(b"garbage" * 1000)
+    with sqlite3.connect(tmp_path / "other" / "gallery.sqlite") as connection:
+        connection.execute("CREATE TABLE something (x)")
+    connection.close()
+    for name in ("missing", "file", "empty", "garbage", "other"):
+        with pytest.raises(GalleryError, match=name):
+            Store.open(tmp_path / name)
+
+
+def test_it_is_made_only_where_nothing_is(store: Store, tmp_path: Path, tiny_card: ModelCard) -> None:
+    (tmp_path / "file").touch()
+    for path in (store.path, tmp_path / "file", tmp_path):
+        with pytest.raises(GalleryError, match="found something there"):
+            Store.create(path, tiny_card)
+    with pytest.raises(GalleryError, match="found 'fast'"):
+        Store.create(tmp_path / "new", tiny_card, index="fast")
+
+
+def test_the_index_setting_is_kept(store: Store) -> None:
+    assert store.index_setting == "auto"
+    store.set_index("int8")
+    assert generation(store) == 2
+    store.set_index("int8")
+    assert generation(store) == 2
+    with Store.open(store.path) as again:
+        assert again.index_setting == "int8"
+        with pytest.raises(GalleryError, match="auto, exact, bf16, int8; found 'i8'"):
+            again.set_index("i8")
+
+
+def test_labels_may_be_those_of_a_manifest(tmp_path: Path, tiny_card: ModelCard) -> None:
+    labels = LabelSet(("Pleural Effusion", "Edema"))
+    Store.create(tmp_path / "g", tiny_card, labels).close()
+    with Store.open(tmp_path / "g") as again:
+        assert again.labels == labels
+        assert again.card == tiny_card
+
+
+def test_a_closed_gallery_says_so(store: Store) -> None:
+    with store.reading() as reader:
+        store.close()
+        assert reader.count == len(reader.ids())  # who was reading ends in peace
+    with pytest.raises(GalleryError, match="closed"):
+        len(store)
+
+
+def test_a_lost_log_is_noticed(store: Store, tmp_path: Path, make_vectors: MakeVectors) -> None:
+    """A copy without the log, as a careless backup takes it: it is whole, and lacks what was acknowledged."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    store.remove(ids=["id0000"])  # which empties the log
+    database = (store.path / "gallery.sqlite").read_bytes()
+    store.add([Entry("new", "", "p")], make_vectors(1))
+    (copy / "gallery.sqlite").write_bytes(database)
+    (copy / "gallery.generation").write_bytes((store.path / "gallery.generation").read_bytes())
+    with pytest.raises(GalleryError, match="expected generation 3, the last that was acknowledged, found generation 2"):
+        Store.open(copy)
+    (copy / "gallery.generation").unlink()
+    with Store.open(copy) as again:
+        assert len(again) == COUNT - 1
+        assert again.uuid != store.uuid  # it is another gallery now: nothing that was derived later is used for it
+        name = again.uuid
+        again.add([Entry("other", "", "p")], make_vectors(1))
+    for damage, same in (("", True), ("{", False)):
+        with (copy / "gallery.generation").open("r+") as witness:
+            witness.write(damage)
+        with Store.open(copy) as again:
+            assert (again.uuid == name) is same
+
+
+def test_openers_of_a_restored_copy_give_it_one_name(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other gets to it between the new name and the witness of it."""
+    store.close()
+    (store.path / "gallery.generation").unlink()
+    real = Witness.write
+
+    def write(witness: Witness, folder: Path) -> None:
+        with pytest.raises(GalleryError, match="another is writing to it"):
+            Store.open(folder, wait=0.01)
+        real(witness, folder)
+
+    monkeypatch.setattr(Witness, "write", write)
+    with Store.open(store.path) as one, Store.open(store.path) as other:
+        assert one.uuid == other.uuid != store.uuid
+        assert len(one) == len(other) == COUNT
+
+
+def test_opening_during_writes_is_no_loss(store: Store, make_vectors: MakeVectors) -> None:
+    """A writer goes on between the two places that are compared."""
+    vectors = make_vectors(30, seed=1)
+    with ThreadPoolExecutor(2) as pool:
+        writing = pool.submit(lambda: [store.add([Entry(f"new{n}", "", "p")], vectors[n : n + 1]) for n in range(30)])
+        while not writing.done():
+            Store.open(store.path).close()
+        writing.result()

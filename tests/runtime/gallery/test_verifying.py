@@ -1,0 +1,155 @@
+"""verify: nothing to say of a whole gallery; of a damaged one, what is affected and what to do."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from cbmir.errors import GalleryError
+from cbmir.runtime.gallery import Gallery
+from cbmir.runtime.gallery.store import Store
+from cbmir.runtime.gallery.verifying import Problem, verify
+
+COUNT = 60
+
+
+def test_a_whole_gallery_has_no_problems(store: Store) -> None:
+    assert verify(store.path) == []
+    store.remove(patient_ids=["patient0003"])
+    store.compact()
+    assert verify(store.path) == []
+
+
+DAMAGES = {
+    "an entry": ("UPDATE entry SET report = 'x' WHERE number = 8", "the entry", ("id0007",), "remove these entries"),
+    "a vector": ("UPDATE embedding SET vector = zeroblob(32) WHERE number IN (8, 9)", "the embedding",
+                 ("id0007", "id0008"), "remove these entries"),
+    "a vector gone": ("DELETE FROM embedding WHERE number = 8", "the embedding", ("id0007",), "remove these entries"),
+    "a thumbnail": ("UPDATE thumbnail SET jpeg = x'00' WHERE number = 8", "the thumbnail", ("id0007",), "remove"),
+    "a thumbnail gone": ("DELETE FROM thumbnail WHERE number = 8", "the thumbnail", ("id0007",), "remove"),
+    "an entry gone": ("DELETE FROM entry WHERE number = 8", "expected 60 entries, found 59", (), "bring back a copy"),
+    "a patient": ("UPDATE patient SET key = 'x' WHERE key = 'patient0001'", "the entry",
+                  tuple(f"id{n:04}" for n in range(6, 12)), "remove these entries"),
+    "a change": ("UPDATE change SET numbers = x'00'", "the record of changes", (), "'cbmir index compact'"),
+    "a reference": ("PRAGMA foreign_keys = OFF; DELETE FROM entry WHERE number = 8", "embedding 8 refers", (), "rem"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_told_with_what_it_affects(store: Store, name: str) -> None:
+    sql, what, affected, remedy = DAMAGES[name]
+    with closing(sqlite3.connect(store.path / "gallery.sqlite", isolation_level=None)) as database:
+        database.execute("PRAGMA foreign_keys = ON")
+        database.executescript(sql)
+    problems = verify(store.path)
+    assert [p.affected for p in problems if what in p.what and p.remedy.startswith(remedy)] == [affected], problems
+
+
+def damage_page(path: Path, name: str, change: Callable[[bytearray], None]) -> None:
+    """Change the first page of a table or index in the file."""
+    with closing(sqlite3.connect(path)) as database:
+        (page,) = database.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (name,)).fetchone()
+    data = bytearray(path.read_bytes())
+    own = data[4096 * (page - 1) : 4096 * page]
+    change(own)
+    data[4096 * (page - 1) : 4096 * page] = own
+    path.write_bytes(data)
+
+
+def test_a_damaged_index_of_the_database_is_made_anew_by_compact(store: Store) -> None:
+    store.compact()
+    store.close()
+
+    def rename(page: bytearray) -> None:
+        at = page.index(b"id0007")
+        page[at : at + 6] = b"id9999"
+
+    damage_page(store.path / "gallery.sqlite", "entry_id", rename)
+    problems = verify(store.path)
+    assert problems
+    assert {problem.remedy for problem in problems} == {"'cbmir index compact' makes the database's indexes anew"}
+    with Store.open(store.path) as again:
+        with pytest.raises(GalleryError):
+            again.entry("id0007")
+        again.compact()
+        assert again.entry("id0007").id == "id0007"
+    assert verify(store.path) == []
+
+
+def test_a_page_that_is_gone_affects_what_the_index_still_names(store: Store) -> None:
+    """The vectors' page is unreadable: every entry is told by its id."""
+    store.compact()
+    store.close()
+    damage_page(store.path / "gallery.sqlite", "embedding", lambda page: page.__setitem__(slice(0, 4096), bytes(4096)))
+    problems = verify(store.path)
+    (missing,) = [p for p in problems if "embedding is missing" in p.what]
+    assert missing.affected == tuple(f"id{n:04}" for n in range(COUNT))
+    assert any("cannot be read through" in p.what for p in problems)
+    with Store.open(store.path) as again:
+        assert again.entry("id0007").id == "id0007"  # what is whole is still read
+        with pytest.raises(GalleryError, match="damaged"):
+            again.vector("id0007")
+
+
+def test_what_cannot_be_opened_is_one_problem(store: Store, tmp_path: Path) -> None:
+    store.close()
+    path = store.path / "gallery.sqlite"
+    path.write_bytes(b"\0" * 100 + path.read_bytes()[100:])
+    (problem,) = verify(store.path)
+    assert problem.affected == ()
+    assert problem.remedy == "bring back a copy of the gallery, or build it again"
+    with pytest.raises(GalleryError, match="nothing there"):
+        verify(tmp_path / "none")
+
+
+@pytest.mark.parametrize("damaged", ["a key", "the file"])
+def test_no_problem_says_to_verify(store: Store, damaged: str) -> None:
+    if damaged == "a key":
+        with store.writing() as writer:
+            writer.database.execute("UPDATE meta SET digest = digest + 1 WHERE key = 'count'")
+            writer.finish = lambda: 1  # type: ignore[method-assign]
+    store.close()
+    path = store.path / "gallery.sqlite"
+    if damaged == "the file":
+        path.write_bytes(b"\0" * 100 + path.read_bytes()[100:])
+    (problem,) = verify(store.path)
+    assert "index verify" not in problem.what + problem.remedy
+
+
+def test_verifying_changes_nothing(store: Store) -> None:
+    """Not even the name of a copy, which whoever opens it gives it."""
+    store.close()
+    (store.path / "gallery.generation").unlink()
+    before = (store.path / "gallery.sqlite").read_bytes()
+    assert verify(store.path) == []
+    assert (store.path / "gallery.sqlite").read_bytes() == before
+    assert not (store.path / "gallery.generation").exists()
+
+
+def test_damage_in_what_is_derived_is_told(store: Store) -> None:
+    store.close()
+    with Gallery.open(store.path) as gallery:
+        gallery.set_index("bf16")
+        gallery.write_index()
+    assert verify(store.path) == []
+    (vectors,) = store.path.glob("derived-*/vectors.npy")
+    data = bytearray(vectors.read_bytes())
+    data[-3] ^= 1
+    vectors.write_bytes(data)
+    (problem,) = verify(store.path)
+    assert problem == Problem(problem.what, (), problem.remedy)
+    assert "vectors.npy" in problem.what
+    assert "'cbmir index rebuild'" in problem.remedy
+
+
+def test_a_damaged_entry_can_be_removed(store: Store) -> None:
+    with store.writing() as writer:
+        writer.database.execute("UPDATE entry SET report = 'x', study = NULL WHERE number = 8")
+        writer.database.execute("UPDATE embedding SET vector = x'' WHERE number = 8")
+    assert verify(store.path)
+    assert store.remove(ids=["id0007"]) == ("id0007",)
+    assert verify(store.path) == []

@@ -1,0 +1,48 @@
+"""Label agreement: counts and weights, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cbmir.runtime.agreement import LabelAgreement, agreement
+from cbmir.runtime.gallery.entry import Entry, Hit
+
+
+def hit(distance: float, **labels: int | None) -> Hit:
+    return Hit(Entry("x", "/x.png", "p", labels=dict(labels)), distance, 1 - distance**2 / 2)
+
+
+def test_counts_are_of_all_neighbours_and_the_share_of_those_that_know() -> None:
+    hits = [hit(0.0, Mass=1, Nodule=0), hit(0.7, Mass=0, Nodule=None), hit(1.4, Mass=-1), hit(0.7, Mass=None, Nodule=0)]
+    mass, nodule, hernia = agreement(hits, ("Mass", "Nodule", "Hernia"), sigma=0.7)
+    near, middle, far = 1.0, math.exp(-0.5), math.exp(-2.0)  # METHOD: exp(-d^2 / 2 sigma^2)
+    assert (mass.positive, mass.negative, mass.uncertain, mass.unknown) == (1, 1, 1, 1)
+    assert mass.share == pytest.approx((near + far) / (near + middle + far))
+    assert nodule == LabelAgreement("Nodule", 0, 2, 0, 2, 0.0)
+    assert hernia == LabelAgreement("Hernia", 0, 0, 0, 4, None)
+
+
+def test_a_nearer_neighbour_weighs_more() -> None:
+    near, far = hit(0.2, Mass=1), hit(1.2, Mass=0)
+    (with_near,) = agreement([near, far], ("Mass",), sigma=0.7)
+    (with_far,) = agreement([hit(0.2, Mass=0), hit(1.2, Mass=1)], ("Mass",), sigma=0.7)
+    assert with_near.share is not None
+    assert with_far.share is not None
+    assert with_near.share > 0.5 > with_far.share
+    assert with_near.share + with_far.share == pytest.approx(1)
+
+
+def test_the_farthest_neighbours_still_count() -> None:
+    (mass,) = agreement([hit(2.0, Mass=1), hit(2.0, Mass=0)], ("Mass",), sigma=0.7)
+    assert mass.share == pytest.approx(0.5)
+
+
+def test_without_neighbours_there_is_none() -> None:
+    assert agreement([], ("Mass",), sigma=0.7) == ()
+
+
+def test_an_entry_without_labels_knows_none() -> None:
+    (mass,) = agreement([Hit(Entry("x", "/x.png", "p"), 0.1, 0.99)], ("Mass",), sigma=0.7)
+    assert mass == LabelAgreement("Mass", 0, 0, 0, 1, None)
