@@ -1,0 +1,388 @@
+"""How a gallery grows: everything that docs/gallery.md states as measured, in one command.
+
+    python benchmarks/gallery_growth.py --sizes 1000,10000,100000 -o docs/gallery --write-docs docs/gallery.md
+
+For each size a gallery is made of vectors that resemble embeddings (`Mixture`), and cbmir's ways to search it, faiss
+and hnswlib take turns in one run. FOLDER gets size-N.json, which a later call does not measure again, and growth.csv,
+.png and .svg; load.json of gallery_load.py is shown where it is there. `--write-docs` puts each section between its
+marks, <!-- gallery:NAME --> and <!-- /gallery:NAME -->. A million vectors take 10 GB of the scratch folder and 17 GB of
+memory. Nothing else should run meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from gallery_contenders import THREADS, ContenderProcess, names
+from numpy.typing import NDArray
+
+from cbmir.card import ModelCard
+from cbmir.files import write_json, write_text
+from cbmir.labels import LabelSet
+from cbmir.preprocessing import PreprocessSpec
+from cbmir.runtime import Entry, Gallery
+from cbmir.runtime.gallery.store import Store
+from cbmir.runtime.machine import describe_machine, in_words
+
+Floats = NDArray[np.float32]
+Rows = NDArray[np.int64]
+
+K = 10
+BLOCK = 4096
+QUERIES = 200
+ROUNDS, SINGLES = 7, 25
+BATCH = 256
+RATES = (1, 10, 100, 500)  # per mille of the rows that a filter lets pass
+BASELINE = ("faiss HNSW", 64)
+CSV = ("name", "setting", "recall", "ms", "p99_ms", "qps", "build_s", "index_mb", "own_mb", "mapped_mb")
+AIMED = 100_000  # the size of the aims
+
+
+class Mixture:
+    """Vectors float32 [n, 1024] like embeddings of a DenseNet121 trained by proxies, in blocks that repeat.
+
+    Those are non-negative means over a feature map with few directions in which images differ: of 1,776 chest
+    radiographs of NIH's, two have a cosine of 0.77 (standard deviation 0.16), the tenth neighbour's is 0.98, and 6
+    directions hold 90% of the variance. Here 1,776 have 0.78 (0.14), 0.96, and 9.
+    """
+
+    dim, rank, groups = 1024, 64, 1000
+
+    def __init__(self, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        mean = np.exp(0.4 * rng.normal(size=self.dim))
+        variances = np.arange(1.0, self.rank + 1) ** -2
+        variances *= 0.4 / variances.sum()
+        directions = np.linalg.qr(rng.normal(size=(self.dim, self.rank)))[0].T
+        self.mean = mean / np.linalg.norm(mean)
+        self.basis = directions * np.sqrt(variances)[:, None] * self.mean * np.sqrt(self.dim)
+        self.centres = rng.normal(size=(self.groups, self.rank)) * np.sqrt(0.7)
+        self.seed = seed
+
+    def block(self, number: int, count: int = BLOCK) -> Floats:
+        """The first `count` of block `number`, unit norm."""
+        rng = np.random.default_rng((self.seed, number))
+        groups = self.centres[rng.integers(self.groups, size=count)]
+        latent = groups + np.sqrt(0.3) * rng.normal(size=(count, self.rank))
+        noise = 0.05 / np.sqrt(self.dim) * rng.normal(size=(count, self.dim))
+        vectors = np.maximum(self.mean + latent @ self.basis + noise, 0)
+        return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def passes(rate: int, rows: Rows) -> NDArray[np.bool_]:
+    """Which rows have the label `Rate<rate>`."""
+    return rows % (1000 // rate) == 1000 // rate - 1
+
+
+def card() -> ModelCard:
+    """Of a model that does not exist: what a gallery needs to be made."""
+    return ModelCard(
+        labels=LabelSet(tuple(f"Rate{rate}" for rate in RATES)), preprocess=PreprocessSpec.for_image_size(224),
+        encoder="densenet121", embedding_dim=Mixture.dim, head="proxy", sigma=1.0, proxies_per_class=(1,) * 5,
+        negative_proxies=True, thresholds=(None,) * 4, calibration=(None,) * 4, fingerprint="growth",
+    )  # fmt: skip
+
+
+def entries(start: int, count: int) -> list[Entry]:
+    """Of rows from `start`: an id that is the row, 2.5 images a patient, no thumbnail or report."""
+    rows = np.arange(start, start + count)
+    digests = [hashlib.sha256(str(row).encode()).hexdigest() for row in rows]
+    labels = np.stack([passes(rate, rows) for rate in RATES], axis=1).astype(int).tolist()
+    return [
+        Entry(
+            id=f"{row:08}", image=f"/images/{row:08}.png", patient_id=f"p{2 * row // 5}", study_id=f"s{row}",
+            view="PA" if row % 3 else "AP", date=f"20{row % 20:02}-01-{1 + row % 28:02}",
+            labels=dict(zip((f"Rate{rate}" for rate in RATES), values, strict=True)), sha256=digest,
+        )
+        for row, values, digest in zip(rows.tolist(), labels, digests, strict=True)
+    ]  # fmt: skip
+
+
+@click.command()
+@click.option("--sizes", default="1000,10000,100000", show_default=True, help="Numbers of vectors.")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path, file_okay=False))
+@click.option("--scratch", type=click.Path(path_type=Path, file_okay=False), help="Where galleries are made.")
+@click.option("--write-docs", "docs", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE.md")
+def main(sizes: str, output: Path, scratch: Path | None, docs: Path | None) -> None:
+    """Measure galleries of growing sizes, and write tables and a chart for docs/gallery.md."""
+    output.mkdir(parents=True, exist_ok=True)
+    for count in sorted(int(size) for size in sizes.split(",")):
+        file = output / f"size-{count}.json"
+        if not file.exists():
+            with tempfile.TemporaryDirectory(dir=scratch, prefix="growth-") as folder:
+                write_json(file, measure(count, Path(folder)))
+        click.echo(file)
+    found = (json.loads(file.read_text("utf-8")) for file in output.glob("size-*.json"))
+    reports = sorted(found, key=lambda report: report["count"])
+    draw(reports, output)
+    if docs is not None:
+        own = sections(reports) | {"load": load_text(output / "load.json")}
+        write_text(docs, filled(docs.read_text("utf-8"), own))
+
+
+# -- measuring
+
+
+def measure(count: int, scratch: Path) -> dict[str, Any]:
+    """All figures of one size, in plain values."""
+    mixture = Mixture()
+    queries = mixture.block(10**9, BATCH)
+    gallery = make_gallery(mixture, count, scratch / "gallery")
+    truth, filtered = exact_neighbours(mixture, count, queries[:QUERIES])
+    with ExitStack() as stack:
+        contenders = []
+        for name in names(count):
+            contender = stack.enter_context(closing(ContenderProcess(name, scratch / "gallery")))
+            click.echo(f"{count}: {name}")
+            contenders.append((contender, contender.build()))
+        # Every way of every contender is a runner; the gallery's filters are ways of its own.
+        runners = [(one, setting) for one, _ in contenders for setting in one.settings]
+        found = {(one.name, way): one.search(queries[:QUERIES], K, way) for one, way in runners}
+        times: dict[tuple[str, int], list[list[float]]] = {(one.name, way): [] for one, way in runners}
+        batches: dict[tuple[str, int], list[float]] = {(one.name, way): [] for one, way in runners}
+        for turn in range(ROUNDS):
+            own = queries[(turn * SINGLES + np.arange(SINGLES)) % QUERIES]
+            for position in range(len(runners)):
+                one, way = runners[(position + turn) % len(runners)]  # another begins each round
+                times[one.name, way].append(one.singles(own, K, way))
+                if way == one.settings[0] and turn < 3:
+                    batches[one.name, way].append(one.batch(queries, K, way))
+        memory = {one.name: one.memory() for one, _ in contenders}
+    rows = []
+    for one, built in contenders:
+        for way in one.settings:
+            of_filter = one.name == "cbmir gallery" and way != 1000
+            expected = filtered[way] if of_filter else truth
+            against = ("cbmir gallery", 1000) if of_filter else BASELINE
+            rounds = [float(np.median(seconds)) for seconds in times[one.name, way]]
+            base = [float(np.median(seconds)) for seconds in times[against]]
+            ratios = np.array(rounds) / np.array(base)
+            rows.append({
+                "name": one.name, "setting": way, "recall": recall(found[one.name, way], expected),
+                "ms": 1000 * float(np.median(rounds)), "p99_ms": 1000 * float(np.quantile(times[one.name, way], 0.99)),
+                "ratio": [float(np.quantile(ratios, share)) for share in (0.5, 0.1, 0.9)],
+                "qps": BATCH / min(batches[one.name, way]) if batches[one.name, way] else None,
+                "build_s": built.seconds, "index_mb": built.index_mb, "own_mb": built.own_mb,
+                "mapped_mb": memory[one.name]["mapped"],
+            })  # fmt: skip
+    return {"count": count, "dim": Mixture.dim, "threads": THREADS, "machine": describe_machine(), "gallery": gallery,
+            "rows": rows}  # fmt: skip
+
+
+def make_gallery(mixture: Mixture, count: int, path: Path) -> dict[str, float]:
+    """A gallery with int8 codes from 10,000 vectors on; what making it took."""
+    seconds: dict[str, float] = {}
+    start = time.perf_counter()
+    making = 0.0
+    with Gallery.create(path, card(), index="int8" if count >= 10_000 else "exact") as gallery:
+        for at in range(0, count, BLOCK):
+            pause = time.perf_counter()
+            vectors, own = mixture.block(at // BLOCK, min(BLOCK, count - at)), entries(at, min(BLOCK, count - at))
+            making += time.perf_counter() - pause
+            Store.add(gallery, own, vectors)
+        seconds["add_s"] = time.perf_counter() - start - making
+        start = time.perf_counter()
+        gallery.write_index()
+        seconds["write_index_s"] = time.perf_counter() - start
+    start = time.perf_counter()
+    with Gallery.open(path) as gallery:
+        gallery.search(mixture.block(10**9, 1)[0], K)
+        seconds["open_and_answer_s"] = time.perf_counter() - start
+        start = time.perf_counter()
+        one = mixture.block(10**9 + 1, 1)
+        Store.add(gallery, entries(count, 1), one)
+        gallery.search(one[0], K)
+        seconds["add_one_and_find_it_s"] = time.perf_counter() - start
+        Store.remove(gallery, ids=[f"{count:08}"])
+    megabytes = {
+        "sqlite_mb": sum(file.stat().st_size for file in path.glob("gallery.sqlite*")) / 1e6,
+        "derived_mb": sum(file.stat().st_size for file in path.glob("derived-*/*")) / 1e6,
+    }
+    return seconds | megabytes
+
+
+def exact_neighbours(mixture: Mixture, count: int, queries: Floats) -> tuple[list[set[int]], dict[int, list[set[int]]]]:
+    """By brute force in float32: the K nearest rows of each query, of all rows and of those that pass each filter."""
+    filters: dict[int, Any] = {1000: None} | {rate: rate for rate in RATES}
+    best = {rate: [np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)] for rate in filters}
+    for at in range(0, count, BLOCK):
+        rows = np.arange(at, min(at + BLOCK, count))
+        cosines = queries @ mixture.block(at // BLOCK, len(rows)).T
+        for rate in filters:
+            own = np.arange(len(rows)) if rate == 1000 else np.flatnonzero(passes(rate, rows))
+            values = np.concatenate([best[rate][0], cosines[:, own]], axis=1)
+            numbers = np.concatenate([best[rate][1], np.tile(rows[own], (len(queries), 1))], axis=1)
+            order = np.argsort(-values, axis=1)[:, :K]
+            best[rate] = [np.take_along_axis(values, order, 1), np.take_along_axis(numbers, order, 1)]
+    sets = {rate: [set(row.tolist()) for row in numbers] for rate, (_, numbers) in best.items()}
+    return sets.pop(1000), sets
+
+
+def recall(found: Rows, expected: Sequence[set[int]]) -> float:
+    """The share of the nearest that were found, over all queries."""
+    hits = sum(len(set(rows.tolist()) & own) for rows, own in zip(found, expected, strict=True))
+    there = sum(len(own) for own in expected)
+    return hits / there if there else 1.0
+
+
+# -- writing
+
+
+def sections(reports: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Markdown by the names of the marks."""
+    return {
+        "machine": f"```\n{in_words(reports[-1]['machine'])}\n```\n{reports[-1]['threads']} threads; "
+                   f"{QUERIES} queries for recall, {ROUNDS} rounds of {SINGLES} for latency.",
+        "aims": aims_table(reports),
+        "search": "\n\n".join(f"**{report['count']:,} vectors**\n\n{search_table(report)}" for report in reports),
+        "filters": filter_table(reports),
+        "gallery": gallery_table(reports),
+    }  # fmt: skip
+
+
+def load_text(path: Path) -> str:
+    """What gallery_load.py measured, in words; nothing where it did not."""
+    if not path.exists():
+        return ""
+    one = json.loads(path.read_text("utf-8"))
+    return (
+        f"{one['readers']} readers and 1 writer for {one['seconds']:.0f} s: {one['generations']:,} writes and "
+        f"{one['answers']:,} answers ({one['exact']:,} exact, {one['filtered']:,} with a filter), of which "
+        f"**{one['wrong']} were wrong**; recall@10 by the index {one['recall_by_index']:.4f}; "
+        f"{one['ms_an_answer']:.1f} ms an answer on average, with all of them on {one['machine']['usable']} processors."
+    )
+
+
+def search_table(report: dict[str, Any]) -> str:
+    """Every way to search at one size but the filters."""
+    rows = [
+        (
+            _label(row), f"{row['recall']:.4f}", f"{row['ms']:.2f}", f"{row['p99_ms']:.2f}", _ratio(row["ratio"]),
+            "" if row["qps"] is None else f"{row['qps']:,.0f}", f"{row['build_s']:.1f}", f"{row['index_mb']:,.0f}",
+            f"{row['own_mb']:,.0f}",
+        )
+        for row in report["rows"]
+        if row["name"] != "cbmir gallery" or row["setting"] == 1000
+    ]  # fmt: skip
+    header = ("", "recall@10", "ms", "p99", f"times `{BASELINE[0]} {BASELINE[1]}` [10-90%]", "queries/s", "build s",
+              "index MB", "memory MB")  # fmt: skip
+    return _table(header, rows)
+
+
+def filter_table(reports: Sequence[dict[str, Any]]) -> str:
+    """`Gallery.search` under filters that let fewer and fewer pass."""
+    rows = [
+        (f"{report['count']:,}", f"{row['setting'] / 10:g}%", f"{row['recall']:.4f}", f"{row['ms']:.2f}",
+         "1" if row["setting"] == 1000 else _ratio(row["ratio"]))
+        for report in reports
+        for row in report["rows"]
+        if row["name"] == "cbmir gallery"
+    ]  # fmt: skip
+    return _table(("vectors", "pass", "recall@10", "ms", "times as long as unfiltered [10-90%]"), rows)
+
+
+def gallery_table(reports: Sequence[dict[str, Any]]) -> str:
+    """What it takes to make and to open a gallery."""
+    rows = []
+    for report in reports:
+        one = report["gallery"]
+        rows.append((
+            f"{report['count']:,}", f"{one['add_s']:.1f}", f"{one['write_index_s']:.1f}",
+            f"{1000 * one['open_and_answer_s']:.0f}", f"{1000 * one['add_one_and_find_it_s']:.0f}",
+            f"{one['sqlite_mb']:,.0f}", f"{one['derived_mb']:,.0f}",
+        ))  # fmt: skip
+    header = ("vectors", "add s", "derive s", "open and answer ms", "add one and find it ms", "SQLite MB", "derived MB")
+    return _table(header, rows)
+
+
+def aims_table(reports: Sequence[dict[str, Any]]) -> str:
+    """What was aimed at, at 100,000 vectors."""
+    report = next((one for one in reports if one["count"] == AIMED), None)
+    if report is None:
+        return ""
+    rows = {(row["name"], row["setting"]): row for row in report["rows"]}
+    int8, bf16, base = rows["cbmir int8", 0], rows["cbmir bf16", 0], rows[BASELINE]
+    rare = rows["cbmir gallery", 1]
+    share = int8["index_mb"] * 1e6 / (4 * report["dim"] * report["count"])
+    lines = []
+    for row, name in ((bf16, "bf16"), (int8, "int8")):
+        reached = row["recall"] >= 0.99 and row["ratio"][0] <= 1
+        lines.append((f"recall@10 of {name}, in times of faiss HNSW's latency (recall {base['recall']:.3f})",
+                      f"{row['recall']:.4f} in {_ratio(row['ratio'])}", "0.99 in 1", _reached(reached)))  # fmt: skip
+    lines.append(("recall@10 of int8 with rerank, in a share of float32's memory",
+                  f"{int8['recall']:.4f} in {share:.2f}", "0.995 in 0.33",
+                  _reached(int8["recall"] >= 0.995 and share <= 1 / 3)))  # fmt: skip
+    lines.append(("filter that leaves 0.1%: recall@10 in times of the unfiltered latency",
+                  f"{rare['recall']:.4f} in {_ratio(rare['ratio'])}", "1 in 3",
+                  _reached(rare["recall"] == 1 and rare["ratio"][0] <= 3)))  # fmt: skip
+    return _table(("at 100,000 vectors", "measured", "aim", ""), lines)
+
+
+def draw(reports: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Recall, latency, memory and time to build against the size, a line for each contender's first setting."""
+    from cbmir.training.benchmark.pictures.drawing import Picture, numbered_style, save, sheet
+
+    panels = (("recall", "recall@10"), ("ms", "ms a query"), ("index_mb", "index MB"), ("build_s", "build s"))
+    lines = names(AIMED)
+    with sheet(7.0, 5.0) as figure:
+        axes = figure.subplots(2, 2).flat
+        for axis, (value, title) in zip(axes, panels, strict=True):
+            for number, name in enumerate(lines):
+                points = [(report["count"], row[value]) for report in reports for row in report["rows"]
+                          if row["name"] == name and row["setting"] in (0, 64, 1000) and row[value]]  # fmt: skip
+                if points:
+                    axis.plot(*zip(*points, strict=True), label=name, markersize=4, **numbered_style(number))
+            axis.set_title(title)
+            axis.set_xscale("log")
+            if value != "recall":
+                axis.set_yscale("log")
+            axis.set_xlabel("vectors")
+            axis.grid()
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        rows = [[report["count"], *(row[name] for name in CSV)] for report in reports for row in report["rows"]]
+        caption = "Growth of a gallery: each contender at its first setting, efSearch, ef and nprobe being 64."
+        picture = Picture("growth", "How a gallery grows", caption)
+        save(figure, picture, folder, ("count", *CSV), rows)
+
+
+def filled(page: str, own: dict[str, str]) -> str:
+    """The page with each section between its marks. Raises UsageError for a section whose marks it lacks."""
+    for name, text in own.items():
+        first, last = f"<!-- gallery:{name} -->", f"<!-- /gallery:{name} -->"
+        pattern = re.compile(f"{re.escape(first)}.*?{re.escape(last)}", re.DOTALL)
+        if not pattern.search(page):
+            raise click.UsageError(f"expected the marks {first} and {last} in the page, found none")
+        page = pattern.sub(lambda _, new=f"{first}\n{text}\n{last}": new, page)
+    return page
+
+
+def _label(row: dict[str, Any]) -> str:
+    setting = "" if row["setting"] in (0, 1000) else f" {row['setting']}"
+    return f"`{row['name']}{setting}`"
+
+
+def _reached(reached: bool) -> str:
+    return "reached" if reached else "not reached"
+
+
+def _ratio(found: Sequence[float]) -> str:
+    return f"{found[0]:.2f} [{found[1]:.2f}, {found[2]:.2f}]"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    main()

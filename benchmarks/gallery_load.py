@@ -1,0 +1,259 @@
+"""A gallery under load: readers and a writer at once, and every answer compared with brute force for its generation.
+
+    python benchmarks/gallery_load.py --seconds 120 -o docs/gallery/load.json
+
+Half of the readers are processes, half are threads of one process that share a gallery. What the writer does at each
+generation (add, update, remove) follows from the generation's number, so every reader knows what the gallery held at
+any (`Replica`). An exact answer must be equal, to the last id; one by the index must hold true distances of entries of
+that generation, as many as there are to find, and recall is counted. Ends with an error at the first wrong answer.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.card import ModelCard
+from cbmir.files import write_json
+from cbmir.labels import LabelSet
+from cbmir.preprocessing import PreprocessSpec
+from cbmir.runtime import Entry, Gallery
+from cbmir.runtime.gallery import refreshing
+from cbmir.runtime.gallery.entry import Found
+from cbmir.runtime.gallery.filters import Filter
+from cbmir.runtime.machine import describe_machine
+
+DIM, START, K = 64, 3000, 10
+TAIL = 100  # so that what is derived is made anew every few seconds
+LABELS = ("Effusion", "Mass")
+
+
+class Replica:
+    """What the gallery holds at a generation, by the same arithmetic in every process."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.entries: list[Entry] = []
+        self.vectors = np.empty((0, DIM))
+        self.given = 0  # ids so far
+
+    def next(self) -> tuple[str, list[Entry], NDArray[np.float32]]:
+        """Go on by one generation: "add", "update" or "remove", with entries, and vectors of those that are added."""
+        self.generation += 1
+        rng = np.random.default_rng((7, self.generation))
+        kind = "add" if self.generation == 1 else str(rng.choice(["add", "add", "update", "remove"]))
+        if kind == "add":
+            count = START if self.generation == 1 else int(rng.integers(1, 40))
+            own = [self._entry(self.given + n, 0) for n in range(count)]
+            self.given += count
+            vectors = rng.normal(size=(count, DIM)) + 1
+            units = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+            self.entries += own
+            self.vectors = np.concatenate([self.vectors, units.astype(np.float64)])
+            return kind, own, units
+        at = np.sort(rng.choice(len(self.entries), int(rng.integers(1, 20)), replace=False))
+        own = [self.entries[n] for n in at]
+        if kind == "update":
+            own = [self._entry(int(entry.id), self.generation) for entry in own]
+            for position, entry in zip(at, own, strict=True):
+                self.entries[position] = entry
+        else:
+            self.entries = [entry for n, entry in enumerate(self.entries) if n not in set(at.tolist())]
+            self.vectors = np.delete(self.vectors, at, axis=0)
+        return kind, own, np.empty((0, DIM), np.float32)
+
+    @staticmethod
+    def _entry(number: int, version: int) -> Entry:
+        rng = np.random.default_rng((11, number, version))
+        values = rng.choice([1, 0, -1], len(LABELS)).tolist()
+        return Entry(
+            id=f"{number:08}",
+            image=f"/{number}.png",
+            patient_id=f"p{number % 500}",
+            view=str(rng.choice(["PA", "AP"])),
+            report=f"Version {version}.",
+            labels=dict(zip(LABELS, values, strict=True)),
+        )
+
+    def nearest(self, query: NDArray[np.float32], wanted: Filter) -> tuple[list[Entry], NDArray[np.float64]]:
+        """All entries that pass, nearest first, ties in the order of their ids; and their distances."""
+        passing = [
+            n
+            for n, entry in enumerate(self.entries)
+            if entry.patient_id not in wanted.exclude_patients
+            and (not wanted.view or entry.view == wanted.view)
+            and (not wanted.where or wanted.where in entry.positive)
+        ]
+        distances = np.sqrt(np.square(self.vectors[passing] - query).sum(axis=1))
+        order = sorted(range(len(passing)), key=lambda n: (distances[n], self.entries[passing[n]].id))
+        return [self.entries[passing[n]] for n in order], distances[order]
+
+
+def check(replica: Replica, query: NDArray[np.float32], wanted: Filter, found: Found) -> float:
+    """Recall of an answer that is right. Raises AssertionError for one that is wrong."""
+    while replica.generation < found.generation:
+        replica.next()
+    if replica.generation != found.generation:
+        raise AssertionError(f"an answer of generation {found.generation} after one of {replica.generation}")
+    entries, distances = replica.nearest(query, wanted)
+    expected = entries[:K]
+    hits = [hit.entry for hit in found.hits]
+    if found.method == "exact" and hits != expected:
+        raise AssertionError(f"generation {found.generation}: expected {expected}, found {hits}")
+    true = {entry.id: (entry, distance) for entry, distance in zip(entries, distances.tolist(), strict=True)}
+    for hit in found.hits:
+        entry, distance = true.get(hit.entry.id, (None, -1.0))
+        if hit.entry != entry or hit.distance != distance:
+            raise AssertionError(f"generation {found.generation}: expected {entry} at {distance}, found {hit}")
+    if len(hits) != len(expected) or [hit.distance for hit in found.hits] != sorted(hit.distance for hit in found.hits):
+        raise AssertionError(f"generation {found.generation}: expected {len(expected)} in order, found {found.hits}")
+    return len({entry.id for entry in hits} & {entry.id for entry in expected}) / max(len(expected), 1)
+
+
+@dataclass
+class Tally:
+    """What a reader saw."""
+
+    answers: int = 0
+    exact: int = 0
+    filtered: int = 0
+    generations: int = 0
+    recall: float = 0.0  # summed over the answers by the index
+    seconds: float = 0.0  # summed over all answers
+
+
+def read(gallery: Gallery, last: Any, seed: int) -> Tally:
+    """Ask and check until an answer is of the last generation, once that is known."""
+    rng = np.random.default_rng((13, seed))
+    replica, tally, seen = Replica(), Tally(), -1
+    while not 0 < last.value <= seen:
+        values = rng.normal(size=DIM) + 1
+        query = (values / np.linalg.norm(values)).astype(np.float32)
+        wanted, exact = _filter(rng), bool(rng.integers(2))
+        start = time.perf_counter()
+        found = gallery.search(query, K, filter=wanted, exact=exact)
+        tally.seconds += time.perf_counter() - start
+        if found.generation == 0:  # the writer has not begun
+            continue
+        recall = check(replica, query, wanted, found)
+        tally.answers += 1
+        tally.generations += found.generation != seen
+        tally.exact += found.method == "exact"
+        tally.filtered += bool(wanted)
+        tally.recall += recall if found.method != "exact" else 0
+        seen = found.generation
+    return tally
+
+
+def _filter(rng: np.random.Generator) -> Filter:
+    kind = rng.integers(4)
+    if kind == 0:
+        return Filter(exclude_patients=frozenset({f"p{rng.integers(500)}", f"p{rng.integers(500)}"}))
+    if kind == 1:
+        return Filter(where=str(rng.choice(LABELS)), view="PA")
+    return Filter()
+
+
+def reader(path: Path, last: Any, seeds: Sequence[int], results: Queue[Any]) -> None:
+    """A process that reads with a thread for each seed."""
+    try:
+        refreshing.TAIL_LIMIT = TAIL
+        with Gallery.open(path) as gallery, ThreadPoolExecutor(len(seeds)) as pool:
+            for tally in pool.map(lambda seed: read(gallery, last, seed), seeds):
+                results.put(tally)
+    except Exception as error:  # noqa: BLE001 - the parent raises it
+        results.put(f"{type(error).__name__}: {error}")
+
+
+def write(path: Path, last: Any, seconds: float, operations: int, results: Queue[Any]) -> None:
+    """A process that writes for so long, or so often, then tells the last generation."""
+    try:
+        refreshing.TAIL_LIMIT = TAIL
+        replica, end = Replica(), time.monotonic() + seconds
+        with Gallery.open(path) as gallery:
+            while replica.generation < operations or (not operations and time.monotonic() < end):
+                kind, entries, vectors = replica.next()
+                if kind == "add":
+                    gallery.add(entries, vectors)
+                elif kind == "update":
+                    gallery.update(entries)
+                else:
+                    gallery.remove(ids=[entry.id for entry in entries])
+                if replica.generation == 1:
+                    gallery.write_index()
+        last.value = replica.generation
+        results.put(replica.generation)
+    except Exception as error:  # noqa: BLE001 - the parent raises it
+        last.value = 1  # readers end
+        results.put(f"{type(error).__name__}: {error}")
+
+
+def card() -> ModelCard:
+    """Of a model that does not exist: what a gallery needs to be made."""
+    return ModelCard(
+        labels=LabelSet(LABELS), preprocess=PreprocessSpec.for_image_size(224), encoder="densenet121",
+        embedding_dim=DIM, head="proxy", sigma=1.0, proxies_per_class=(1,) * 3, negative_proxies=True,
+        thresholds=(None,) * 2, calibration=(None,) * 2, fingerprint="load",
+    )  # fmt: skip
+
+
+def load(path: Path, seconds: float, operations: int, readers: int) -> dict[str, Any]:
+    """Run it; the figures, in plain values. Raises AssertionError for a wrong answer."""
+    Gallery.create(path, card(), index="int8").close()
+    context = get_context("spawn")
+    last, results = context.Value("q", 0), context.Queue()
+    groups = [[seed] for seed in range(readers // 2)] + [list(range(readers // 2, readers))]
+    start = time.perf_counter()
+    processes = [context.Process(target=reader, args=(path, last, seeds, results)) for seeds in groups]
+    processes.append(context.Process(target=write, args=(path, last, seconds, operations, results)))
+    for process in processes:
+        process.start()
+    found = [results.get() for _ in range(readers + 1)]
+    for process in processes:
+        process.join()
+    wrong = [one for one in found if isinstance(one, str)]
+    if wrong:
+        raise AssertionError("; ".join(wrong))
+    tallies = [one for one in found if isinstance(one, Tally)]
+    answers, exact = sum(one.answers for one in tallies), sum(one.exact for one in tallies)
+    return {
+        "seconds": time.perf_counter() - start,
+        "readers": readers,
+        "generations": next(one for one in found if isinstance(one, int)),
+        "answers": answers,
+        "exact": exact,
+        "filtered": sum(one.filtered for one in tallies),
+        "wrong": 0,
+        "recall_by_index": sum(one.recall for one in tallies) / max(answers - exact, 1),
+        "generations_seen": [one.generations for one in tallies],
+        "ms_an_answer": 1000 * sum(one.seconds for one in tallies) / answers,
+    }
+
+
+@click.command()
+@click.option("--seconds", default=120.0, show_default=True, help="How long the writer writes.")
+@click.option("--operations", default=0, help="How often it writes, in place of --seconds.")
+@click.option("--readers", default=8, show_default=True, help="Half of them processes, half threads.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the figures as JSON.")
+def main(seconds: float, operations: int, readers: int, output: Path | None) -> None:
+    """Read and write at once, and check every answer."""
+    with tempfile.TemporaryDirectory(prefix="load-") as folder:
+        figures = load(Path(folder) / "gallery", seconds, operations, readers)
+    if output is not None:
+        write_json(output, figures | {"machine": describe_machine()})
+    click.echo(", ".join(f"{name} {value}" for name, value in figures.items()))
+
+
+if __name__ == "__main__":
+    main()

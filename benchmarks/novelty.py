@@ -1,0 +1,130 @@
+"""How well novelty tells what is no upright chest X-ray, beside the plain mean distance to the neighbours.
+
+    python benchmarks/novelty.py model.onnx manifest.csv ../shared/dicom > novelty.md
+
+The gallery is the manifest's training split; queries are its other images, as they are and inverted, turned, mirrored
+and so on, and the DICOM files of the folder, read without asking what body part they show. Novelty is what answers say.
+Prints a table.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+import numpy as np
+import pydicom
+from numpy.typing import NDArray
+
+from cbmir.manifest import read_manifest
+from cbmir.runtime import Engine, Entry, Filter, Gallery, Novelty, open_engine, preprocess, read_image
+from cbmir.runtime.novelty import FEWEST, NEAREST, QUANTILE, judge
+
+Pixels = NDArray[np.uint8]
+Values = NDArray[np.float64]
+#: Neighbours that the plain mean distance is taken over.
+_MEAN_OF = 10
+
+
+def _in_black(pixels: Pixels) -> Pixels:
+    height, width = pixels.shape
+    return np.pad(pixels, ((height // 2, height // 2), (width // 2, width // 2)))
+
+
+def _zoomed(pixels: Pixels) -> Pixels:
+    height, width = pixels.shape
+    return pixels[height // 4 : 3 * height // 4, width // 4 : 3 * width // 4]
+
+
+CHANGES: dict[str, Callable[[Pixels], Pixels]] = {
+    "chests, as they are": lambda pixels: pixels,
+    "inverted": lambda pixels: 255 - pixels,
+    "turned by 90°": lambda pixels: np.rot90(pixels),
+    "turned by 180°": lambda pixels: np.rot90(pixels, 2),
+    "turned by 270°": lambda pixels: np.rot90(pixels, 3),
+    "mirrored": lambda pixels: pixels[:, ::-1],
+    "the middle quarter": _zoomed,
+    "darkened (gamma 1.5)": lambda pixels: (255 * (pixels / 255) ** 1.5).astype(np.uint8),
+    "at half size in black": _in_black,
+}
+
+
+def main(model: str, manifest: str, dicom: str) -> None:
+    table = read_manifest(manifest)
+    groups: dict[str, list[tuple[Pixels, str]]] = defaultdict(list)
+    with open_engine(model) as engine, TemporaryDirectory() as folder:
+        spec = engine.card.preprocess
+        inside = [row for row in table if row.split == "train"]
+        vectors = _embedded(engine, [preprocess(read_image(row.image), spec) for row in inside])
+        for row in table:
+            if row.split != "train":
+                pixels = read_image(row.image).pixels
+                for name, change in CHANGES.items():
+                    crop = preprocess(np.ascontiguousarray(change(pixels)), spec)
+                    groups[name].append((crop, row.patient_id))
+        for kind, pixels in _dicom(Path(dicom)):
+            groups[kind].append((preprocess(pixels, spec), ""))
+        noise = np.random.default_rng(0).integers(0, 256, (20, 300, 300), dtype=np.uint8)
+        groups["noise"] = [(preprocess(image, spec), "") for image in noise]
+
+        with Gallery.create(Path(folder) / "gallery", engine.card, table.labels) as gallery:
+            gallery.add([Entry(f"{n}", "", row.patient_id) for n, row in enumerate(inside)], vectors)
+            usual = [_measured(gallery, vector, row.patient_id)[1] for vector, row in zip(vectors, inside, strict=True)]
+            limit = float(np.quantile(usual, QUANTILE))
+            click.echo(f"Gallery: {len(inside)} images of {len({row.patient_id for row in inside})} patients. Flagged: "
+                       f"past the gallery's own 99th percentile. AUC: against chests as they are.\n")  # fmt: skip
+            click.echo("| queries | n | mixture of 50: flagged | AUC | mean distance to 10: flagged | AUC |")
+            click.echo("|---|---|---|---|---|---|")
+            base: tuple[Values, Values] | None = None
+            for name, items in groups.items():
+                found = _embedded(engine, [crop for crop, _ in items])
+                answers = [_measured(gallery, vector, of) for vector, (_, of) in zip(found, items, strict=True)]
+                mixture = np.array([novelty.distance for novelty, _ in answers])
+                mean = np.array([distance for _, distance in answers])
+                base = base or (mixture, mean)
+                click.echo(f"| {name} | {len(items)} | {np.mean([novelty.flagged for novelty, _ in answers]):.1%} "
+                           f"| {_auc(base[0], mixture):.2f} | {np.mean(mean > limit):.1%} "
+                           f"| {_auc(base[1], mean):.2f} |")  # fmt: skip
+
+
+def _embedded(engine: Engine, crops: list[Pixels]) -> NDArray[np.float32]:
+    parts = [np.stack(crops[at : at + 16])[:, None] for at in range(0, len(crops), 16)]
+    return np.concatenate([engine.run(part).embedding for part in parts])
+
+
+def _measured(gallery: Gallery, query: NDArray[np.float32], patient: str) -> tuple[Novelty, float]:
+    """What an answer says of a query, and its mean cosine distance to the nearest images of other patients."""
+    others = gallery.search(query, NEAREST, filter=Filter(exclude_patients=frozenset({patient}))).vectors
+    novelty = judge(query, others, gallery.own_distances)
+    if novelty is None:
+        raise click.ClickException(f"expected {FEWEST} training images or more, found {len(gallery)}")
+    return novelty, float(1 - (others[:_MEAN_OF] @ query).mean())
+
+
+def _auc(usual: Values, strange: Values) -> float:
+    """The chance that a strange image is farther out than a usual one."""
+    above = (strange[:, None] > usual).mean() + 0.5 * (strange[:, None] == usual).mean()
+    return float(above)
+
+
+def _dicom(folder: Path) -> Iterator[tuple[str, Pixels]]:
+    """Kind and pixels of the files that can be decoded, bone bright: some show the same picture."""
+    for path in sorted(folder.glob("*.dcm")):
+        kind = {"nonchest": path.stem.split("_")[1], "lut": "testpattern"}.get(path.stem.split("_")[0], "other chests")
+        try:
+            data = pydicom.dcmread(path, force=True)
+            stored = data.pixel_array.astype(np.float64)
+        except (AttributeError, ValueError, RuntimeError) as error:
+            click.echo(f"{path.name}: left out ({type(error).__name__})", err=True)
+            continue
+        low, high = np.percentile(stored, [0.5, 99.5])
+        grey = (255 * np.clip((stored - low) / (high - low), 0, 1)).astype(np.uint8)
+        yield f"DICOM: {kind}", 255 - grey if data.PhotometricInterpretation == "MONOCHROME1" else grey
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
