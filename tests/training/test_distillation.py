@@ -369,7 +369,7 @@ def test_exported_student_queries_the_teachers_gallery(
         for embedding, cells in zip(answer.embedding, answer.feature_map, strict=True):
             for row in engine.head:
                 assert evidence_map(cells, row).sum() == pytest.approx(embedding @ row, abs=1e-5)
-            hit = gallery.search(embedding, 1)[0]
+            hit = gallery.search(embedding, 1).hits[0]
             assert hit.cosine > 0.5
         with open_engine(tiny_model, threads=1) as stranger, pytest.raises(GalleryError):
             gallery.check_model(stranger.card)

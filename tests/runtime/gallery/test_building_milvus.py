@@ -14,8 +14,6 @@ from cbmir.manifest import Manifest, read_manifest
 from cbmir.runtime import Engine, add_to_gallery, build_gallery, open_engine, open_gallery
 from cbmir.runtime.gallery.updating import update_gallery
 
-pytest.importorskip("milvus_lite")
-
 
 @pytest.fixture
 def engine(tiny_model: Path) -> Iterator[Engine]:

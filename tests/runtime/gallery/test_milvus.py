@@ -25,9 +25,6 @@ from cbmir.runtime.gallery.milvus import MilvusGallery
 from cbmir.runtime.gallery.milvus_place import Connection, Place
 from cbmir.runtime.gallery.pseudonyms import Keys
 
-pytest.importorskip("pymilvus")
-pytest.importorskip("milvus_lite")
-
 LABELS = LabelSet(("Effusion", "Mass", "Nodule"))
 Vectors = NDArray[np.float32]
 

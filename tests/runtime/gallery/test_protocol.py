@@ -53,9 +53,6 @@ def vectors() -> Vectors:
 
 @pytest.fixture(scope="module", params=["folder", "milvus"])
 def kind(request: pytest.FixtureRequest) -> str:
-    if request.param == "milvus":
-        pytest.importorskip("pymilvus")
-        pytest.importorskip("milvus_lite")
     return str(request.param)
 
 

@@ -102,9 +102,9 @@ def test_who_has_the_key_finds_the_patient(filled: Path, key: Pseudonyms, make_v
             assert {int(n) for n in next(reader.columns()).patients} & known == known
         store.add([Entry("new", "", "patient0001")], make_vectors(1))
         assert store.entry("new").patient_id == store.entry("id0007").patient_id
-        assert store.remove(patient_ids=["patient0001"], study_ids=["study0000"]) == (
-            "id0000", "id0001", "id0006", "id0007", "id0008", "id0009", "id0010", "id0011", "new",
-        )  # fmt: skip
+        assert store.remove(study_ids=["study0000"]) == ("id0000", "id0001")
+        of_the_patient = ("id0006", "id0007", "id0008", "id0009", "id0010", "id0011", "new")
+        assert store.remove(patient_ids=["patient0001"]) == of_the_patient
     assert verify(filled) == []
 
 
