@@ -65,12 +65,12 @@ def _ranked(snapshot: Snapshot, query: NDArray[np.float32], k: int, rows: NDArra
         return Nearest(np.empty(0, np.int64), np.empty(0), np.empty(0), method)
     if len(rows) > _GATHERED:
         parts = (rows[at : at + _GATHERED] for at in range(0, len(rows), _GATHERED))
-        near = _near(np.concatenate([snapshot.vectors(part) @ query for part in parts]), wanted)
+        near = _near(np.concatenate([_cosines(query[None], snapshot.vectors(part))[0] for part in parts]), wanted)
         rows = rows[near]
         vectors = snapshot.vectors(rows)
     else:
         vectors = snapshot.vectors(rows)
-        near = _near(vectors @ query, wanted)
+        near = _near(_cosines(query[None], vectors)[0], wanted)
         rows, vectors = rows[near], vectors[near]
     exactly = vectors.astype(np.float64)
     distances = np.sqrt(np.square(exactly - query).sum(axis=1))
@@ -141,8 +141,9 @@ def _best(
 
 
 def _cosines(queries: NDArray[np.float32], part: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32 [M, n]. One query is multiplied as a vector: BLAS's product of two matrices would be slow for it."""
-    cosines: NDArray[np.float32] = (part @ queries[0])[None] if len(queries) == 1 else queries @ part.T
+    """float32 [M, n]. One query is compared by this thread alone: those of BLAS are slow to wake on a busy machine, and
+    go on spinning for some 30 ms after it, which takes the processors from the model's next image."""
+    cosines: NDArray[np.float32] = queries @ part.T if len(queries) > 1 else np.vecdot(part, queries[0])[None]
     return cosines
 
 

@@ -35,6 +35,7 @@ from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, Row
 from cbmir.preprocessing import PreprocessSpec
+from cbmir.runtime.gallery import nearest
 from cbmir.runtime.gallery.building import add_to_gallery, build_gallery
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.filters import Filter
@@ -152,6 +153,18 @@ class _Engine:
 
 
 ENGINE: Any = _Engine()
+
+
+def let_the_index_propose_all() -> None:
+    """And rank all: its answers are exact then, however often it was made anew."""
+    nearest._AND = nearest._AND_RANKED = 1000
+
+
+@pytest.fixture(autouse=True)
+def exact_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_AND", "_AND_RANKED"):
+        monkeypatch.setattr(nearest, name, getattr(nearest, name))  # to be put back
+    let_the_index_propose_all()
 
 
 def build(folder: Path, seed: int) -> None:
@@ -515,4 +528,5 @@ def test_200_damages_give_no_wrong_answer(server: Server, undamaged: Path, tmp_p
 
 
 if __name__ == "__main__":
+    let_the_index_propose_all()
     serve()
