@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import click
 import numpy as np
 from gallery_contenders import THREADS, ContenderProcess, names
+from measured_page import filled, table
 from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
@@ -127,7 +127,7 @@ def main(sizes: str, output: Path, scratch: Path | None, docs: Path | None) -> N
     draw(reports, output)
     if docs is not None:
         own = sections(reports) | {"load": load_text(output / "load.json")}
-        write_text(docs, filled(docs.read_text("utf-8"), own))
+        write_text(docs, filled(docs.read_text("utf-8"), "gallery", own))
 
 
 # -- measuring
@@ -276,7 +276,7 @@ def search_table(report: dict[str, Any]) -> str:
     ]  # fmt: skip
     header = ("", "recall@10", "ms", "p99", f"times `{BASELINE[0]} {BASELINE[1]}` [10-90%]", "queries/s", "build s",
               "index MB", "memory MB")  # fmt: skip
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def filter_table(reports: Sequence[dict[str, Any]]) -> str:
@@ -288,7 +288,7 @@ def filter_table(reports: Sequence[dict[str, Any]]) -> str:
         for row in report["rows"]
         if row["name"] == "cbmir gallery"
     ]  # fmt: skip
-    return _table(("vectors", "pass", "recall@10", "ms", "times as long as unfiltered [10-90%]"), rows)
+    return table(("vectors", "pass", "recall@10", "ms", "times as long as unfiltered [10-90%]"), rows)
 
 
 def gallery_table(reports: Sequence[dict[str, Any]]) -> str:
@@ -302,7 +302,7 @@ def gallery_table(reports: Sequence[dict[str, Any]]) -> str:
             f"{one['sqlite_mb']:,.0f}", f"{one['derived_mb']:,.0f}",
         ))  # fmt: skip
     header = ("vectors", "add s", "derive s", "open and answer ms", "add one and find it ms", "SQLite MB", "derived MB")
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def aims_table(reports: Sequence[dict[str, Any]]) -> str:
@@ -325,7 +325,7 @@ def aims_table(reports: Sequence[dict[str, Any]]) -> str:
     lines.append(("filter that leaves 0.1%: recall@10 in times of the unfiltered latency",
                   f"{rare['recall']:.4f} in {_ratio(rare['ratio'])}", "1 in 3",
                   _reached(rare["recall"] == 1 and rare["ratio"][0] <= 3)))  # fmt: skip
-    return _table(("at 100,000 vectors", "measured", "aim", ""), lines)
+    return table(("at 100,000 vectors", "measured", "aim", ""), lines)
 
 
 def draw(reports: Sequence[dict[str, Any]], folder: Path) -> None:
@@ -355,17 +355,6 @@ def draw(reports: Sequence[dict[str, Any]], folder: Path) -> None:
         save(figure, picture, folder, ("count", *CSV), rows)
 
 
-def filled(page: str, own: dict[str, str]) -> str:
-    """The page with each section between its marks. Raises UsageError for a section whose marks it lacks."""
-    for name, text in own.items():
-        first, last = f"<!-- gallery:{name} -->", f"<!-- /gallery:{name} -->"
-        pattern = re.compile(f"{re.escape(first)}.*?{re.escape(last)}", re.DOTALL)
-        if not pattern.search(page):
-            raise click.UsageError(f"expected the marks {first} and {last} in the page, found none")
-        page = pattern.sub(lambda _, new=f"{first}\n{text}\n{last}": new, page)
-    return page
-
-
 def _label(row: dict[str, Any]) -> str:
     setting = "" if row["setting"] in (0, 1000) else f" {row['setting']}"
     return f"`{row['name']}{setting}`"
@@ -377,11 +366,6 @@ def _reached(reached: bool) -> str:
 
 def _ratio(found: Sequence[float]) -> str:
     return f"{found[0]:.2f} [{found[1]:.2f}, {found[2]:.2f}]"
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,15 @@ between its marks, <!-- performance:NAME --> and <!-- /performance:NAME -->. Not
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from measured_page import filled, table
 
 from cbmir.files import write_json, write_text
 from cbmir.runtime import open_engine
@@ -98,7 +98,7 @@ def main(export: Path, output: Path, seconds: float, threads: int | None, docs: 
     }
     write_text(output / "performance.md", "\n\n".join(f"## {name}\n{text}" for name, text in sections.items()) + "\n")
     if docs is not None:
-        write_text(docs, filled(docs.read_text("utf-8"), sections))
+        write_text(docs, filled(docs.read_text("utf-8"), "performance", sections))
     click.echo(output / "performance.md")
 
 
@@ -138,7 +138,7 @@ def speed_table(report: BenchReport) -> str:
         for one in report.speeds
     ]  # fmt: skip
     header = ("batch", "contender", "ms a batch", "p99", "images/s", f"times as fast as `{report.baseline}` [10-90%]")
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _accepted(export: Path) -> set[str]:
@@ -162,7 +162,7 @@ def aims_table(report: BenchReport, beyond: Collection[str] = ()) -> str:
         words = aim.words if aim.own else f"{aim.words} (`{own.contender}`)"
         reached = "reached" if found.median >= aim.least else "not reached"
         rows.append((words, str(aim.batch), _ratio(found), f"{aim.least:g}", reached))
-    return _table(("comparison", "batch", "ratio [10-90%]", "aim", ""), rows)
+    return table(("comparison", "batch", "ratio [10-90%]", "aim", ""), rows)
 
 
 def entrants_table(report: BenchReport) -> str:
@@ -175,7 +175,7 @@ def entrants_table(report: BenchReport) -> str:
         )
         for one in report.entrants
     ]  # fmt: skip
-    return _table(("contender", "runs in", "precision", "load s", "peak MB", "1 - cosine"), rows)
+    return table(("contender", "runs in", "precision", "load s", "peak MB", "1 - cosine"), rows)
 
 
 def draw(report: BenchReport, folder: Path) -> None:
@@ -211,24 +211,8 @@ def draw(report: BenchReport, folder: Path) -> None:
         save(figure, picture, folder, ("batch", "contender", "ratio", "low", "high"), rows)
 
 
-def filled(page: str, sections: dict[str, str]) -> str:
-    """The page with each section between its marks. Raises UsageError for a section whose marks it lacks."""
-    for name, text in sections.items():
-        first, last = f"<!-- performance:{name} -->", f"<!-- /performance:{name} -->"
-        pattern = re.compile(f"{re.escape(first)}.*?{re.escape(last)}", re.DOTALL)
-        if not pattern.search(page):
-            raise click.UsageError(f"expected the marks {first} and {last} in the page, found none")
-        page = pattern.sub(lambda _, new=f"{first}\n{text}\n{last}": new, page)
-    return page
-
-
 def _ratio(found: Ratio) -> str:
     return f"{found.median:.2f} [{found.low:.2f}, {found.high:.2f}]"
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":

@@ -92,10 +92,10 @@ def test_the_page_has_a_place_for_each_section(growth: ModuleType, report: dict[
     page = PAGE.read_text("utf-8")
     sections = growth.sections([report]) | {"load": growth.load_text(PAGE.parent / "gallery" / "load.json")}
     assert set(re.findall(r"<!-- gallery:(\S+) -->", page)) == set(sections)
-    filled = growth.filled(page, sections)
-    assert growth.filled(filled, sections) == filled and sections["aims"] in filled
+    filled = growth.filled(page, "gallery", sections)
+    assert growth.filled(filled, "gallery", sections) == filled and sections["aims"] in filled
     with pytest.raises(click.UsageError, match="found none"):
-        growth.filled("# An empty page", sections)
+        growth.filled("# An empty page", "gallery", sections)
 
 
 def test_a_small_run(growth: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
