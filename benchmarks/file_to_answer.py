@@ -93,6 +93,7 @@ def write_gallery(model: Path, path: Path) -> Path:
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         entries = [Entry(f"image-{n}", f"/{n}.png", f"patient-{n % 1000}", sha256=f"{n:064}") for n in range(ENTRIES)]
         gallery.add(entries, vectors)
+        gallery.write_index()  # as a build does
     return path
 
 
