@@ -131,7 +131,7 @@ class Finder:
             found, novelty = _search(self.gallery, embedding, k, filter, look, exact)
             if novelty is not None and novelty.flagged:
                 warnings.insert(0, NOTHING_ALIKE)
-        hits = () if found is None else found.hits[:k]
+        hits = () if found is None else found.hits
         query_labels = {name for entry in look.known for name in entry.positive}
         if not look.known:
             query_labels = {f.label for f in findings if f.predicted}
@@ -146,7 +146,7 @@ class Finder:
             finding_vectors=finding_vectors(self.card, self.engine.head, embedding),
             neighbour_vectors={}
             if found is None
-            else {hit.entry.id: vector for hit, vector in zip(hits, found.vectors[:k], strict=True)},
+            else {hit.entry.id: vector for hit, vector in zip(hits, found.vectors, strict=False)},
             agreement=() if self.gallery is None else agreement(hits, self.gallery.labels.names, self.card.sigma),
             novelty=novelty,
         )
@@ -264,19 +264,22 @@ def _search(
     look: _Look,
     exact: bool | None,
 ) -> tuple[Found, Novelty | None]:
-    """At least the k neighbours that were asked for, where there are as many; and what the image is to the gallery: to
-    all of it but itself and its own patient's images, whatever was asked for."""
+    """The k neighbours that were asked for, and what the image is to the gallery: to all of it but itself and its own
+    patient's images, whatever was asked for."""
     wanted = replace(filter, exclude_patients=filter.exclude_patients | look.excluded)
     usual = Filter(exclude_patients=look.patients)
     own = gallery.own_distances
     if not len(own):
         return gallery.search(embedding, k, filter=wanted, exact=exact), None
     filters = [wanted] if wanted == usual else [wanted, usual]
-    itself = {entry.id for entry in look.known}  # where its patient is not known, no filter leaves it out
-    count = max(k, NEAREST + len(itself))
-    many = gallery.search_many(np.stack([embedding] * len(filters)), count, filters=filters, exact=exact)  # one moment
-    others = [hit.entry.id not in itself for hit in many[-1].hits]
-    return many[0], judge(embedding, many[-1].vectors[others], own)
+    itself = [entry.id for entry in look.known if not entry.patient_id]  # no filter leaves these out
+    queries = np.stack([embedding] * len(filters))
+    many = gallery.search_many(queries, k, filters=filters, exact=exact, vectors=NEAREST + len(itself))  # of one moment
+    others = many[-1].vectors
+    for id in itself:  # noqa: A001 - the field's own name
+        equal = np.flatnonzero((others == gallery.vector(id)).all(axis=1))
+        others = np.delete(others, equal[:1], axis=0)
+    return many[0], judge(embedding, others, own)
 
 
 def _neighbour(hit: Hit, query_labels: set[str]) -> Neighbour:

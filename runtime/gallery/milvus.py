@@ -228,10 +228,11 @@ class MilvusGallery:
         *,
         filter: Filter = Filter(),  # noqa: A002, B008 - the field's own name; frozen
         exact: bool | None = None,
+        vectors: int = 0,
     ) -> Found:
         """As `AnyGallery.search`. Raises GalleryError besides for k > `MOST`, and where `exact` is asked for and the
         gallery was not made with the index "exact": Milvus has no other way to compare all."""
-        return self.search_many(embedding[None], k, filters=[filter], exact=exact)[0]
+        return self.search_many(embedding[None], k, filters=[filter], exact=exact, vectors=vectors)[0]
 
     def search_many(
         self,
@@ -240,6 +241,7 @@ class MilvusGallery:
         *,
         filters: Sequence[Filter] | None = None,
         exact: bool | None = None,
+        vectors: int = 0,
     ) -> list[Found]:
         """`search` for each of float32 [M, D], with a filter each; queries of the same filter go together."""
         check_vectors(embeddings, len(embeddings), self.card.embedding_dim)
@@ -258,11 +260,11 @@ class MilvusGallery:
         found: dict[int, Found] = {}
         for expression, numbers in together.items():
             for number, near in zip(
-                numbers, self._rows.nearest(embeddings[numbers], k, expression, "entry"), strict=True
+                numbers, self._rows.nearest(embeddings[numbers], max(k, vectors), expression, "entry"), strict=True
             ):
-                hits = tuple(Hit(rows.entry_of(row), row["distance"], row["cosine"]) for row in near)
-                vectors = np.array([row["vector"] for row in near], np.float32).reshape(len(near), embeddings.shape[1])
-                found[number] = Found(0, hits, f"milvus {'exact' if kind == 'FLAT' else kind.lower()}", vectors)
+                hits = tuple(Hit(rows.entry_of(row), row["distance"], row["cosine"]) for row in near[:k])
+                own = np.array([row["vector"] for row in near], np.float32).reshape(len(near), embeddings.shape[1])
+                found[number] = Found(0, hits, f"milvus {'exact' if kind == 'FLAT' else kind.lower()}", own)
         return [found[number] for number in range(len(embeddings))]
 
     # -- looking up

@@ -99,12 +99,14 @@ class AnyGallery(Protocol):
         *,
         filter: Filter = ...,  # noqa: A002 - the field's own name
         exact: bool | None = None,
+        vectors: int = 0,
     ) -> Found:
         """The k nearest of the entries that pass the filter to a unit vector float32 [D], nearest first.
 
         All there are where fewer than k pass. Distances are exact, and equal ones in the order of their ids; `exact`
-        None lets the gallery choose between comparing all entries and an approximate index. Raises GalleryError for
-        k < 0, and for a query of another size or norm or with NaN.
+        None lets the gallery choose between comparing all entries and an approximate index. With `vectors` > k the
+        embeddings of so many nearest are answered, at a fraction of what so many hits would take. Raises GalleryError
+        for k < 0, and for a query of another size or norm or with NaN.
         """
         ...
 
@@ -115,6 +117,7 @@ class AnyGallery(Protocol):
         *,
         filters: Sequence[Filter] | None = None,
         exact: bool | None = None,
+        vectors: int = 0,
     ) -> list[Found]:
         """`search` for each of float32 [M, D], with a filter each."""
         ...

@@ -43,16 +43,18 @@ class Gallery(RefreshingStore):
         *,
         filter: Filter = Filter(),  # noqa: A002, B008 - the field's own name; it never changes
         exact: bool | None = None,
+        vectors: int = 0,
     ) -> Found:
         """The k nearest of the entries that pass the filter to a unit vector float32 [D], nearest first.
 
         All there are where fewer than k pass. Distances are exact and float64, equal ones in the order of their ids.
         With `exact` every entry is compared; without, those that the index proposes, where there is one (`info`): of
-        equal images, it may then propose others than the first by id. Raises GalleryError for a query of another size
-        or norm or with NaN, for k < 0, for a filter that does not fit the gallery's labels, and where what was found is
-        damaged.
+        equal images, it may then propose others than the first by id. With `vectors` > k the embeddings of so many
+        nearest are answered, at a fraction of what so many hits would take. Raises GalleryError for a query of another
+        size or norm or with NaN, for k < 0, for a filter that does not fit the gallery's labels, and where what was
+        found is damaged.
         """
-        return self.search_many(embedding[None], k, filters=[filter], exact=exact)[0]
+        return self.search_many(embedding[None], k, filters=[filter], exact=exact, vectors=vectors)[0]
 
     def search_many(
         self,
@@ -61,6 +63,7 @@ class Gallery(RefreshingStore):
         *,
         filters: Sequence[Filter] | None = None,
         exact: bool | None = None,
+        vectors: int = 0,
     ) -> list[Found]:
         """`search` for each of float32 [M, D], with a filter each: all of one generation, and multiplied together."""
         if k < 0:
@@ -73,8 +76,10 @@ class Gallery(RefreshingStore):
         for _ in range(2):
             with self._moment() as (reader, snapshot):
                 known = {one: Selection(one, self.labels, reader) if one else None for one in set(filters)}
-                found = nearest(snapshot, embeddings, k, [known[one] for one in filters], exact=bool(exact))
-                answers = [_answer(reader, snapshot, one, k) for one in found]
+                found = nearest(
+                    snapshot, embeddings, max(k, vectors), [known[one] for one in filters], exact=bool(exact)
+                )
+                answers = [_answer(reader, snapshot, one, k, vectors) for one in found]
             trusted = [one for one in answers if one is not None]
             if len(trusted) == count:
                 return trusted
@@ -118,26 +123,35 @@ class Gallery(RefreshingStore):
         }
 
 
-def _answer(reader: Reader, snapshot: Snapshot, found: Nearest, k: int) -> Found | None:
+def _answer(reader: Reader, snapshot: Snapshot, found: Nearest, k: int, vectors: int) -> Found | None:
     """None where the vectors that it would answer with are not those that are stored: mapped files are verified when
     they are loaded, and may be damaged after."""
-    rows, distances, cosines = found.rows, found.distances, found.cosines
-    if len(rows) > k:  # the last of these tie for the last places: they go by their ids
-        first = int(np.searchsorted(distances, distances[-1]))
-        tied = snapshot.numbers(rows[first:]).tolist()
-        sql = "SELECT number, id FROM entry WHERE number IN (SELECT value FROM json_each(?))"
-        ids = dict(reader.query(sql, json.dumps(tied)))
-        chosen = sorted(range(len(tied)), key=lambda at: str(ids.get(tied[at], "")))[: k - first]
-        at = np.array([*range(first), *(first + one for one in chosen)], np.int64)
-        rows, distances, cosines = rows[at], distances[at], cosines[at]
-    numbers = snapshot.numbers(rows)
-    entries = reader.entries(numbers)
-    hits = [Hit(*one) for one in zip(entries, distances.tolist(), cosines.tolist(), strict=True)]
-    order = sorted(range(len(hits)), key=lambda at: (hits[at].distance, hits[at].entry.id))
-    vectors = snapshot.vectors(rows)
-    if not np.array_equal(vectors, reader.vectors(numbers)):
+    order = _ordered(reader, snapshot, found, k)[: max(k, vectors)]
+    numbers = snapshot.numbers(found.rows[order])
+    distances, cosines = found.distances[order].tolist(), found.cosines[order].tolist()
+    entries = reader.entries(numbers[:k])
+    stored = snapshot.vectors(found.rows[order])
+    if not np.array_equal(stored, reader.vectors(numbers)):
         return None
-    return Found(snapshot.generation, tuple(hits[at] for at in order), found.method, vectors[order])
+    hits = tuple(Hit(*one) for one in zip(entries, distances, cosines, strict=False))
+    return Found(snapshot.generation, hits, found.method, stored)
+
+
+def _ordered(reader: Reader, snapshot: Snapshot, found: Nearest, k: int) -> NDArray[np.int64]:
+    """Positions in `found`, equal distances in the order of the ids as far as the first k go."""
+    distances = found.distances
+    order = np.arange(len(distances))
+    near = int(np.searchsorted(distances, distances[k - 1], side="right")) if 0 < k < len(distances) else len(distances)
+    starts = np.flatnonzero(np.diff(distances[:near], prepend=-1.0))
+    groups = [group for group in np.split(order[:near], starts[1:]) if k and len(group) > 1]
+    if not groups:
+        return order
+    numbers = snapshot.numbers(found.rows)
+    sql = "SELECT number, id FROM entry WHERE number IN (SELECT value FROM json_each(?))"
+    ids = dict(reader.query(sql, json.dumps(numbers[np.concatenate(groups)].tolist())))
+    for group in groups:
+        order[group] = sorted(group.tolist(), key=lambda at: str(ids.get(int(numbers[at]), "")))
+    return order
 
 
 def _bytes(folder: Path) -> int:

@@ -67,7 +67,7 @@ def test_what_is_written_is_loaded(folder: Path) -> None:
     assert_rows(snapshot.base, rows())
     assert not snapshot.base.vectors.flags.writeable
     assert snapshot.index is not None and len(snapshot.index) == COUNT and snapshot.index.codes == "int8"
-    assert snapshot.index.search(rows().vectors[5:6], 3)[0][0] == 5
+    assert snapshot.index.search(rows().vectors[5:6], COUNT)[0][0] == 5
     assert len(snapshot.own_distances) == COUNT and (np.diff(snapshot.own_distances) >= 0).all()
     assert derived.find(folder, GALLERY) == STAMP
     assert derived.exists(folder) and derived.problems(folder, GALLERY) == []
@@ -161,7 +161,7 @@ def test_the_newer_takes_the_place_of_the_older(folder: Path) -> None:
     assert place(folder).name == "derived-000000000008"
     assert older is not None and older.index is not None
     assert_rows(older.base, rows())
-    assert older.index.search(rows().vectors[140:141], 3)[0][0] == 140
+    assert older.index.search(rows().vectors[140:141], COUNT)[0][0] == 140
 
 
 def test_the_same_moment_is_written_again(folder: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_former_index_is_added_to(tmp_path: Path) -> None:
     snapshot = derived.load(tmp_path, GALLERY)
     assert snapshot is not None and snapshot.index is not None and len(snapshot.index) == COUNT
     assert len(former) == 100
-    assert snapshot.index.search(rows().vectors[140:141], 3)[0][0] == 140
+    assert snapshot.index.search(rows().vectors[140:141], COUNT)[0][0] == 140
 
 
 def test_fewer_rows_than_there_should_be_are_an_error(folder: Path) -> None:

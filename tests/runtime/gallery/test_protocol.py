@@ -309,6 +309,16 @@ class TestAnyGallery:
         with pytest.raises(GalleryError, match="k"):
             gallery.search(vectors[0], -1)
 
+    def test_more_vectors_than_hits(self, gallery: AnyGallery, vectors: Vectors) -> None:
+        query = unit(np.random.default_rng(4), 1)[0]
+        asked, passes = FILTERS["patient"]
+        many = gallery.search(query, COUNT, filter=asked)
+        for k, count in ((3, 8), (0, 8), (3, COUNT), (3, 2)):
+            found = gallery.search(query, k, filter=asked, vectors=count)
+            assert found.hits == many.hits[:k]
+            expected = [int(name[-3:]) for name, _ in brute_force(vectors, query, max(k, count), passes)]
+            np.testing.assert_array_equal(found.vectors, vectors[expected])
+
     def test_an_empty_gallery_has_no_neighbours(self, make: Make, tiny_card: ModelCard, vectors: Vectors) -> None:
         with make(tiny_card) as gallery:
             assert gallery.search(vectors[0], 10).hits == ()

@@ -273,6 +273,7 @@ def test_exact_is_exact_for_vectors_that_were_rounded(tmp_path: Path, tiny_card:
 def test_of_many_equal_images_only_those_that_are_answered_are_read(
     tmp_path: Path, tiny_card: ModelCard, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor are those read of which the vector alone is asked for."""
     read = []
     real = Reader.entries
     monkeypatch.setattr(Reader, "entries", lambda self, numbers: read.extend(numbers) or real(self, numbers))
@@ -283,7 +284,9 @@ def test_of_many_equal_images_only_those_that_are_answered_are_read(
         for query, expected in ((vectors[0], ["800", "801", "802"]), (vectors[7], ["992", "800", "801"])):
             read.clear()
             assert [hit.entry.id for hit in gallery.search(query, 3).hits] == expected
-            assert len(read) == 3
+            found = gallery.search(query, 3, vectors=50)
+            assert [hit.entry.id for hit in found.hits] == expected and len(found.vectors) == 50
+            assert len(read) == 6
 
 
 def test_info_while_another_removes(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,21 @@ def nearest(vectors: NDArray[np.float32], queries: NDArray[np.float32], k: int) 
 
 
 @pytest.mark.parametrize("codes", BOTH)
+def test_every_vector_is_found_though_several_threads_add(codes: Codes) -> None:
+    """Else an image is never found again: in nearly each build of so many, of one or more of them."""
+    vectors = unit(COUNT)
+    vectors = vectors[np.argsort(-np.abs(vectors).max(axis=1))]  # the largest value first: later ones fit its codes
+    for _ in range(4):
+        built = VectorIndex.build(codes, vectors, threads=2)
+        grown = VectorIndex.build(codes, vectors[:900], threads=2).extended(vectors, threads=2)
+        assert grown is not None
+        for index in (built, grown):
+            found = index.search(vectors, 256)
+            assert [row for row, near in enumerate(found) if row not in near] == []
+            assert len(index) == COUNT and sorted(index.search(vectors[:1], COUNT)[0].tolist()) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("codes", BOTH)
 def test_the_nearest_are_among_the_candidates(codes: Codes) -> None:
     vectors, queries = unit(COUNT), unit(50, seed=1)
     index = VectorIndex.build(codes, vectors)
