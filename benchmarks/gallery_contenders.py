@@ -73,7 +73,7 @@ class Faiss:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.settings = {"Flat": (0,), "HNSW": (64, 16, 32, 128, 256), "IVF-PQ": (64, 16)}[kind]
+        self.settings = {"Flat": (0,), "HNSW": (64, 16, 24, 32, 48, 128, 256), "IVF-PQ": (64, 16)}[kind]
 
     def build(self, vectors: Floats) -> int:
         import faiss
@@ -107,7 +107,7 @@ class Faiss:
 class Hnswlib:
     """Settings are ef."""
 
-    settings = (64, 16, 32, 128, 256)
+    settings = (64, 16, 24, 32, 48, 128, 256)
 
     def build(self, vectors: Floats) -> int:
         import hnswlib

@@ -166,17 +166,22 @@ def measure(count: int, scratch: Path) -> dict[str, Any]:
             against = ("cbmir gallery", 1000) if of_filter else BASELINE
             rounds = [float(np.median(seconds)) for seconds in times[one.name, way]]
             base = [float(np.median(seconds)) for seconds in times[against]]
-            ratios = np.array(rounds) / np.array(base)
             rows.append({
                 "name": one.name, "setting": way, "recall": recall(found[one.name, way], expected),
                 "ms": 1000 * float(np.median(rounds)), "p99_ms": 1000 * float(np.quantile(times[one.name, way], 0.99)),
-                "ratio": [float(np.quantile(ratios, share)) for share in (0.5, 0.1, 0.9)],
+                "rounds": rounds, "ratio": ratio(rounds, base),
                 "qps": BATCH / min(batches[one.name, way]) if batches[one.name, way] else None,
                 "build_s": built.seconds, "index_mb": built.index_mb, "own_mb": built.own_mb,
                 "mapped_mb": memory[one.name]["mapped"],
             })  # fmt: skip
     return {"count": count, "dim": Mixture.dim, "threads": THREADS, "machine": describe_machine(), "gallery": gallery,
             "rows": rows}  # fmt: skip
+
+
+def ratio(own: Sequence[float], against: Sequence[float]) -> list[float]:
+    """Median, 10th and 90th percentile of how many times as long one took, round by round."""
+    ratios = np.array(own) / np.array(against)
+    return [float(np.quantile(ratios, share)) for share in (0.5, 0.1, 0.9)]
 
 
 def make_gallery(mixture: Mixture, count: int, path: Path) -> dict[str, float]:
@@ -311,14 +316,19 @@ def aims_table(reports: Sequence[dict[str, Any]]) -> str:
     if report is None:
         return ""
     rows = {(row["name"], row["setting"]): row for row in report["rows"]}
-    int8, bf16, base = rows["cbmir int8", 0], rows["cbmir bf16", 0], rows[BASELINE]
-    rare = rows["cbmir gallery", 1]
+    int8, rare = rows["cbmir int8", 0], rows["cbmir gallery", 1]
     share = int8["index_mb"] * 1e6 / (4 * report["dim"] * report["count"])
     lines = []
-    for row, name in ((bf16, "bf16"), (int8, "int8")):
-        reached = row["recall"] >= 0.99 and row["ratio"][0] <= 1
-        lines.append((f"recall@10 of {name}, in times of faiss HNSW's latency (recall {base['recall']:.3f})",
-                      f"{row['recall']:.4f} in {_ratio(row['ratio'])}", "0.99 in 1", _reached(reached)))  # fmt: skip
+    for own in (rows["cbmir bf16", 0], int8):
+        # faiss as it is set for the same recall, within what 2,000 neighbours can tell
+        equal = [
+            row for (name, _), row in rows.items() if name == BASELINE[0] and row["recall"] >= own["recall"] - 0.002
+        ]
+        base = min(equal, key=lambda row: row["ms"])
+        times = ratio(own["rounds"], base["rounds"])
+        words = f"recall@10 of {own['name']}, in times of the latency of {_label(base)} (recall {base['recall']:.4f})"
+        reached = _reached(own["recall"] >= 0.99 and times[0] <= 1)
+        lines.append((words, f"{own['recall']:.4f} in {_ratio(times)}", "0.99 in 1", reached))
     lines.append(("recall@10 of int8 with rerank, in a share of float32's memory",
                   f"{int8['recall']:.4f} in {share:.2f}", "0.995 in 0.33",
                   _reached(int8["recall"] >= 0.995 and share <= 1 / 3)))  # fmt: skip
@@ -340,12 +350,14 @@ def draw(reports: Sequence[dict[str, Any]], folder: Path) -> None:
             for number, name in enumerate(lines):
                 points = [(report["count"], row[value]) for report in reports for row in report["rows"]
                           if row["name"] == name and row["setting"] in (0, 64, 1000) and row[value]]  # fmt: skip
-                if points:
+                if points and (name != "cbmir gallery" or value in ("recall", "ms")):  # it opens what is built
                     axis.plot(*zip(*points, strict=True), label=name, markersize=4, **numbered_style(number))
             axis.set_title(title)
             axis.set_xscale("log")
+            axis.xaxis.set_major_formatter("{x:,.0f}")
             if value != "recall":
                 axis.set_yscale("log")
+                axis.yaxis.set_major_formatter("{x:g}")
             axis.set_xlabel("vectors")
             axis.grid()
         figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)

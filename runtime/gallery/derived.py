@@ -26,6 +26,7 @@ import numpy as np
 
 from cbmir.errors import GalleryError
 from cbmir.runtime.engine import available_threads
+from cbmir.runtime.gallery.coding import Coding
 from cbmir.runtime.gallery.schema import DERIVED_OF_SCHEMA_1
 from cbmir.runtime.gallery.snapshot import Rows, Snapshot
 from cbmir.runtime.gallery.vector_index import Codes, VectorIndex
@@ -35,8 +36,8 @@ log = logging.getLogger("cbmir")
 LOCK = "derived.lock"
 _FOLDER = re.compile(r"derived-(\d{12,})")
 _PART = re.compile(r"\.derived-\d{12,}\.part")
-_ABOUT, _INDEX, _OWN = "about.json", "index.usearch", "own_distances.npy"
-_FORMAT = 1
+_ABOUT, _INDEX, _CODING, _OWN = "about.json", "index.usearch", "coding.npz", "own_distances.npy"
+_FORMAT = 2
 _COLUMNS = tuple(one.name for one in fields(Rows) if one.name != "names")
 _CHUNK = 4 << 20  # bytes that are hashed at once, by as many threads as there are processors
 
@@ -194,18 +195,18 @@ def _write(
             np.save(part / f"{name}.npy", getattr(columns, name))
     vectors = _map(part / "vectors.npy")
     np.save(part / _OWN, own_distances(vectors, columns.patients))
-    scale = 1.0
     if stamp.codes is not None:
         index = None if former is None or former.codes != stamp.codes else former.extended(vectors)
         if index is None:
             index = VectorIndex.build(stamp.codes, vectors)
         index.save(part / _INDEX)
-        scale = index.scale
+        if index.coding is not None:
+            index.coding.save(part / _CODING)
     names = sorted(file.name for file in part.iterdir())
     for name in names:
         _sync(part / name)
     about = {
-        "format": _FORMAT, **asdict(stamp), "views": list(columns.names), "scale": scale,
+        "format": _FORMAT, **asdict(stamp), "views": list(columns.names),
         "files": {name: _digest(part / name) for name in names},
     }  # fmt: skip
     (part / _ABOUT).write_text(json.dumps(_sealed(about)), "utf-8")
@@ -310,7 +311,8 @@ def _mapped(place: Path, about: dict[str, Any]) -> Snapshot:
     """Verified files as a snapshot."""
     columns = {name: _map(place / f"{name}.npy") for name in _COLUMNS}
     codes = about["codes"]
-    index = None if codes is None else VectorIndex.view(place / _INDEX, codes, about["scale"])
+    coding = Coding.load(place / _CODING) if codes == "int8" else None
+    index = None if codes is None else VectorIndex.view(place / _INDEX, coding)
     base = Rows(**columns, names=tuple(about["views"]))
     tail = Rows.empty(len(base.labels), base.vectors.shape[1])
     generation = about["generation"]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.runtime.gallery.filters import Selection
+from cbmir.runtime.gallery.products import products
 from cbmir.runtime.gallery.snapshot import Snapshot
 from cbmir.runtime.gallery.vector_index import VectorIndex
 
@@ -22,7 +23,7 @@ _BLOCK = 16_384  # rows that are multiplied at once
 _GATHERED = 2048  # rows that are copied together at once: as many as the cache holds
 _QUERIES = 256
 #: The index is asked for so many times k, and some more: the wider its walk, the fewer near ones it misses.
-_MORE, _AND = 3, 20
+_MORE, _AND = 3, 34
 #: So many times k of what it finds, and some more, are ranked by their vectors: its codes tell them nearly in order.
 _RANKED, _AND_RANKED = 2, 8
 #: So large a share of what it finds must pass a filter; else it is asked for more, to miss no more than without one.
@@ -65,12 +66,12 @@ def _ranked(snapshot: Snapshot, query: NDArray[np.float32], k: int, rows: NDArra
         return Nearest(np.empty(0, np.int64), np.empty(0), np.empty(0), method)
     if len(rows) > _GATHERED:
         parts = (rows[at : at + _GATHERED] for at in range(0, len(rows), _GATHERED))
-        near = _near(np.concatenate([_cosines(query[None], snapshot.vectors(part))[0] for part in parts]), wanted)
+        near = _near(np.concatenate([products(query[None], snapshot.vectors(part))[0] for part in parts]), wanted)
         rows = rows[near]
         vectors = snapshot.vectors(rows)
     else:
         vectors = snapshot.vectors(rows)
-        near = _near(_cosines(query[None], vectors)[0], wanted)
+        near = _near(products(query[None], vectors)[0], wanted)
         rows, vectors = rows[near], vectors[near]
     exactly = vectors.astype(np.float64)
     distances = np.sqrt(np.square(exactly - query).sum(axis=1))
@@ -122,7 +123,7 @@ def _best(
     start = 0
     for part in parts:
         for at in range(0, len(part) if len(queries) else 0, _BLOCK):
-            cosines = _cosines(queries, part[at : at + _BLOCK])
+            cosines = products(queries, part[at : at + _BLOCK])
             for number, mask in enumerate(passing):
                 if mask is not None:
                     cosines[number, ~mask[start : start + cosines.shape[1]]] = -np.inf
@@ -140,13 +141,6 @@ def _best(
     return [rows for rows, _ in kept]
 
 
-def _cosines(queries: NDArray[np.float32], part: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32 [M, n]. One query is compared by this thread alone: those of BLAS are slow to wake on a busy machine, and
-    go on spinning for some 30 ms after it, which takes the processors from the model's next image."""
-    cosines: NDArray[np.float32] = queries @ part.T if len(queries) > 1 else np.vecdot(part, queries[0])[None]
-    return cosines
-
-
 # -- the index
 
 
@@ -161,11 +155,14 @@ def _by_index(
     fetch = _MORE * k + _AND
     proposed = index.search(queries, fetch)
     tail = _near_in_tail(snapshot, queries, k, selections)
+    every: dict[Selection | None, NDArray[np.int64]] = {}  # rows of the base that pass, where that had to be known
     found = []
     for number, (query, selection) in enumerate(zip(queries, selections, strict=True)):
         near, method = snapshot.passing_base(selection, proposed[number]), f"hnsw {index.codes}"
         if len(near) < fetch * _LEFT:
-            near, method = _with_growth(snapshot, index, query, fetch, selection, near)
+            if selection not in every:
+                every[selection] = snapshot.passing_base(selection, np.arange(len(index)))
+            near, method = _with_growth(index, query, fetch, every[selection], near)
         if method != "exact":
             near = near[: _RANKED * k + _AND_RANKED]
         found.append((np.concatenate([near, tail[number]]), method))
@@ -185,17 +182,17 @@ def _near_in_tail(
 
 
 def _with_growth(
-    snapshot: Snapshot, index: VectorIndex, query: NDArray[np.float32], wanted: int, selection: Selection | None,
-    near: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], str]:  # fmt: skip
-    """The index has no filter. Where too few of its candidates pass, it is asked for more, as long as that costs less
-    than to compare every row that passes."""
-    passing = snapshot.passing(selection)
-    rows = np.arange(len(snapshot.base)) if passing is None else np.flatnonzero(passing[: len(snapshot.base)])
+    index: VectorIndex, query: NDArray[np.float32], wanted: int, rows: NDArray[np.int64], near: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], str]:
+    """The index has no filter. Where too few of its candidates are among the rows that pass, it is asked for more, as
+    long as that costs less than to compare them all."""
+    passing = np.zeros(len(index), np.bool_)
+    passing[rows] = True
     fetch = wanted
     while len(near) < min(wanted * _LEFT, len(rows)):
-        fetch = max(2 * fetch, wanted * len(snapshot.base) // max(len(rows), 1))
+        fetch = max(2 * fetch, wanted * len(index) // max(len(rows), 1))
         if len(rows) <= _ROWS_PER_CANDIDATE * fetch or fetch >= len(index):
             return rows, "exact"
-        near = snapshot.passing_base(selection, index.search(query[None], fetch)[0])
+        (found,) = index.search(query[None], fetch)
+        near = found[passing[found]]
     return near, f"hnsw {index.codes}"

@@ -1,14 +1,12 @@
 """The approximate index of a large gallery: usearch's HNSW graph over bfloat16 or int8 codes of the vectors.
 
-What it answers are candidates, to be ranked by the vectors themselves: a code of two bytes, or of one, tells the
-neighbourhood well and the order within it less so. int8 codes use the whole range, 127 at the largest value of all
-vectors; usearch's own conversion, which scales by 1, keeps 87% of the neighbours where this keeps 99%. Codes are
-compared by their Euclidean distance: an inner product would be led astray by what rounding does to their lengths, which
-between near neighbours is more than the distance itself.
+What it answers are candidates, to be ranked by the vectors themselves: a code (`coding`, for int8) tells the
+neighbourhood well and the order within it less so. Codes are compared by their Euclidean distance: an inner product
+would be led astray by what rounding does to their lengths, which between near neighbours is more than the distance.
 
-Several threads that add at once leave some vectors, 3 to 10 of 20,000, to which no way through the graph leads: a bug of
-usearch (2.26; https://github.com/unum-cloud/USearch/issues/735). What a walk over the whole graph does not meet is added
-once more, by one thread, which leaves none.
+Several threads that add at once leave some vectors, 3 to 10 of 20,000, to which no way through the graph leads: a bug
+of usearch (2.26; https://github.com/unum-cloud/USearch/issues/735). What a walk over the whole graph does not meet is
+added once more, by one thread, which leaves none.
 
 Keys are the vectors' positions. A saved index must be verified by its digest before usearch sees it (`derived`): a
 flipped bit would crash the process, not raise.
@@ -30,6 +28,7 @@ from numpy.typing import NDArray
 
 from cbmir.errors import GalleryError
 from cbmir.runtime.engine import available_threads
+from cbmir.runtime.gallery.coding import Coding
 
 Codes = Literal["bf16", "int8"]
 
@@ -41,10 +40,10 @@ _BLOCK = 8192  # vectors that are coded and added at once: what is mapped from a
 class VectorIndex:
     """Made by `build` or `view`. Searching is safe from many threads."""
 
-    def __init__(self, codes: Codes, scale: float, index: Any) -> None:
-        """`scale` is what values are multiplied by before they are rounded to int8; 1 for bf16."""
-        self.codes = codes
-        self.scale = scale
+    def __init__(self, index: Any, coding: Coding | None) -> None:
+        """`coding` is of int8 codes; None for bf16."""
+        self.codes: Codes = "bf16" if coding is None else "int8"
+        self.coding = coding
         self._index = index
         self._index.expansion_search = 1  # what is asked for decides how far the graph is walked
         self._lock = threading.Lock()  # usearch hands out its thread contexts by number: two callers would share one
@@ -60,30 +59,25 @@ class VectorIndex:
     @classmethod
     def build(cls, codes: Codes, vectors: NDArray[np.float32], *, threads: int | None = None) -> VectorIndex:
         """Index unit vectors float32 [N, D]. Only a build with one thread repeats to the bit."""
-        largest = max((float(np.abs(block).max()) for _, block in _blocks(vectors, 0)), default=1.0)
-        index = cls(
-            codes,
-            127 / largest if codes == "int8" else 1.0,
-            _usearch().Index(ndim=vectors.shape[1], metric="l2sq", dtype=_DTYPES[codes]),
-        )
+        coding = Coding.fitted(vectors, _BLOCK) if codes == "int8" else None
+        dim = vectors.shape[1] if coding is None else coding.dim
+        index = cls(_usearch().Index(ndim=dim, metric="l2sq", dtype=_DTYPES[codes]), coding)
         index._add(vectors, 0, threads)
         return index
 
     def extended(self, vectors: NDArray[np.float32], *, threads: int | None = None) -> VectorIndex | None:
         """An index in memory of float32 [N, D], the first of which this one holds; or None where it cannot be had by
-        adding, since a new vector exceeds the range of the int8 codes."""
+        adding, since the new vectors do not fit its codes."""
         start = len(self)
-        if self.codes == "int8" and any(
-            float(np.abs(block).max()) * self.scale > 127.5 for _, block in _blocks(vectors, start)
-        ):
+        if self.coding is not None and not self.coding.fits(block for _, block in _blocks(vectors, start)):
             return None
         with self._lock:
-            index = VectorIndex(self.codes, self.scale, self._index.copy())
+            index = VectorIndex(self._index.copy(), self.coding)
         index._add(vectors, start, threads)
         return index
 
     @classmethod
-    def view(cls, path: Path, codes: Codes, scale: float) -> VectorIndex:
+    def view(cls, path: Path, coding: Coding | None) -> VectorIndex:
         """Map a saved index, whose bytes have been verified and must never change.
 
         Raises GalleryError where this version of usearch cannot read it.
@@ -96,7 +90,7 @@ class VectorIndex:
             ) from error
         if index is None:
             raise GalleryError(f"{path}: expected an index of usearch, found none")
-        return cls(codes, scale, index)
+        return cls(index, coding)
 
     def save(self, path: Path) -> None:
         """Write to a new file. Raises OSError where it cannot be written."""
@@ -125,9 +119,9 @@ class VectorIndex:
         threads = threads or available_threads()
         for at, block in _blocks(vectors, start):
             self._index.add(np.arange(at, at + len(block), dtype=np.uint64), self._coded(block), threads=threads)
-        for _ in range(_PASSES):
-            (found,) = self.search(vectors[:1], len(self))  # which walks the whole graph
-            lost = np.setdiff1d(np.arange(len(self)), found)
+        for _ in range(_PASSES if len(self) else 0):
+            (met,) = self.search(vectors[:1], len(self))  # a walk over the whole graph
+            lost = np.setdiff1d(np.arange(len(self)), met)
             if not len(lost):
                 return
             keys = lost.astype(np.uint64)
@@ -136,10 +130,7 @@ class VectorIndex:
 
     def _coded(self, vectors: NDArray[np.float32]) -> NDArray[np.float32] | NDArray[np.int8]:
         """What usearch is given: float32, which it rounds to bfloat16, or int8."""
-        if self.codes == "bf16":
-            return vectors
-        codes: NDArray[np.int8] = np.clip(np.rint(vectors * np.float32(self.scale)), -127, 127).astype(np.int8)
-        return codes
+        return vectors if self.coding is None else self.coding.codes(vectors)
 
 
 def _usearch() -> ModuleType:

@@ -28,7 +28,7 @@ def growth() -> Iterator[ModuleType]:
 def row(name: str, setting: int, recall: float, ratio: float, index_mb: float = 100.0) -> dict[str, Any]:
     return {"name": name, "setting": setting, "recall": recall, "ms": ratio / 2, "p99_ms": ratio,
             "ratio": [ratio, ratio - 0.1, ratio + 0.1], "qps": 1000.0, "build_s": 5.0, "index_mb": index_mb,
-            "own_mb": 110.0, "mapped_mb": 3.0}  # fmt: skip
+            "own_mb": 110.0, "mapped_mb": 3.0, "rounds": [ratio, 2 * ratio]}  # fmt: skip
 
 
 @pytest.fixture
@@ -36,7 +36,8 @@ def report() -> dict[str, Any]:
     """Worked out by hand: int8 reaches what was aimed at, bf16 is too slow, and the filter too."""
     rows = [
         row("cbmir gallery", 1000, 0.998, 3.0), row("cbmir gallery", 1, 1.0, 4.0), row("cbmir bf16", 0, 0.992, 1.2),
-        row("cbmir int8", 0, 0.996, 0.8), row("faiss HNSW", 64, 0.981, 1.0, 440.0),
+        row("cbmir int8", 0, 0.996, 0.8), row("faiss HNSW", 64, 0.9945, 1.0, 440.0), row("faiss HNSW", 16, 0.981, 0.5),
+        row("faiss HNSW", 256, 1.0, 3.0),
     ]  # fmt: skip
     gallery = {"add_s": 1.0, "write_index_s": 2.0, "open_and_answer_s": 0.05, "add_one_and_find_it_s": 0.004,
                "sqlite_mb": 500.0, "derived_mb": 530.0}  # fmt: skip
@@ -74,7 +75,8 @@ def test_recall(growth: ModuleType) -> None:
 def test_aims(growth: ModuleType, report: dict[str, Any]) -> None:
     lines = growth.aims_table([report]).splitlines()[2:]
     assert [line.rsplit("|", 2)[1].strip() for line in lines] == ["not reached", "reached", "reached", "not reached"]
-    assert "0.9960 in 0.24" in lines[2]
+    assert "latency of `faiss HNSW 64` (recall 0.9945) | 0.9920 in 1.20 [1.20, 1.20]" in lines[0]
+    assert "0.9960 in 0.80" in lines[1] and "0.9960 in 0.24" in lines[2]
     assert growth.aims_table([report | {"count": 1000}]) == ""
 
 
@@ -85,7 +87,7 @@ def test_every_table_and_the_chart(growth: ModuleType, report: dict[str, Any], t
     assert "| 100,000 | 1.0 | 2.0 | 50 | 4 | 500 | 530 |" in sections["gallery"]
     growth.draw([report, report | {"count": 1000}], tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["growth.csv", "growth.png", "growth.svg"]
-    assert len((tmp_path / "growth.csv").read_text().splitlines()) == 11
+    assert len((tmp_path / "growth.csv").read_text().splitlines()) == 15
 
 
 def test_the_page_has_a_place_for_each_section(growth: ModuleType, report: dict[str, Any]) -> None:
@@ -105,5 +107,6 @@ def test_a_small_run(growth: ModuleType, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(growth, "ROUNDS", 2)
     report = growth.measure(300, tmp_path)
     assert {one["name"] for one in report["rows"]} == {"cbmir gallery", "cbmir int8", "faiss HNSW"}
-    assert all(one["recall"] >= 0.99 for one in report["rows"]) and all(one["ms"] > 0 for one in report["rows"])
-    assert report["gallery"]["sqlite_mb"] > 1 and growth.search_table(report).count("\n") == 8
+    assert all(one["ms"] > 0 for one in report["rows"])
+    assert min(one["recall"] for one in report["rows"]) >= 0.99
+    assert report["gallery"]["sqlite_mb"] > 1 and growth.search_table(report).count("\n") == 10

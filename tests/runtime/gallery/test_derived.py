@@ -90,8 +90,8 @@ def files(folder: Path) -> list[str]:
     return sorted(file.name for file in place(folder).iterdir())
 
 
-NAMES = ("about.json", "dates.npy", "index.usearch", "labels.npy", "numbers.npy", "own_distances.npy", "patients.npy",
-         "studies.npy", "vectors.npy", "views.npy")  # fmt: skip
+NAMES = ("about.json", "coding.npz", "dates.npy", "index.usearch", "labels.npy", "numbers.npy", "own_distances.npy",
+         "patients.npy", "studies.npy", "vectors.npy", "views.npy")  # fmt: skip
 
 
 def flip(file: Path, rng: np.random.Generator) -> None:
@@ -133,7 +133,7 @@ def reseal(folder: Path, **changes: Any) -> None:
     file.write_text(json.dumps(derived._sealed(about)))
 
 
-@pytest.mark.parametrize("changes", [{"gallery": "b" * 32}, {"generation": 6}, {"format": 2}])
+@pytest.mark.parametrize("changes", [{"gallery": "b" * 32}, {"generation": 6}, {"format": 1}])
 def test_what_is_of_another_gallery_or_moment_is_passed_over(folder: Path, changes: dict[str, Any]) -> None:
     reseal(folder, **changes)
     assert derived.load(folder, GALLERY) is None and derived.find(folder, GALLERY) is None

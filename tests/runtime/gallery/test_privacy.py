@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery import Gallery, derived
+from cbmir.runtime.gallery.coding import Coding
 from cbmir.runtime.gallery.schema import patient_number, study_number
 from cbmir.runtime.gallery.store import Store
 from cbmir.runtime.gallery.verifying import verify
@@ -24,13 +25,13 @@ def on_disk(folder: Path) -> bytes:
     return b"\n".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
 
 
-def codes(vector: NDArray[np.float32], largest: float) -> dict[str, bytes]:
-    """How an embedding may stand in a file."""
+def codes(vector: NDArray[np.float32], vectors: NDArray[np.float32]) -> dict[str, bytes]:
+    """How an embedding may stand in a file, where an index is of these vectors."""
     bits = vector.view(np.uint32)
     return {
         "float32": vector.tobytes(),
         "bf16": ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16).tobytes(),  # rounded to even
-        "int8": np.clip(np.rint(vector * np.float32(127 / largest)), -127, 127).astype(np.int8).tobytes(),
+        "int8": Coding.fitted(vectors, COUNT).codes(vector[None]).tobytes(),
     }
 
 
@@ -56,7 +57,6 @@ def path(store: Store) -> Path:
 @pytest.mark.parametrize("by", ["ids", "patient_ids", "study_ids"])
 def test_what_is_removed_is_gone(path: Path, make_vectors: MakeVectors, setting: str, by: str) -> None:
     vectors = make_vectors(COUNT)
-    largest = float(np.abs(vectors).max())
     own = setting if setting != "exact" else "float32"
     with Gallery.open(path) as gallery:
         gallery.set_index(setting)
@@ -64,19 +64,21 @@ def test_what_is_removed_is_gone(path: Path, make_vectors: MakeVectors, setting:
         gallery.search(vectors[0], 5)
         before = on_disk(path)
         for number in (20, 30):  # all of it is looked for rightly: it is there before
-            for name, trace in texts(number).items() | {(own, codes(vectors[number], largest)[own])}:
+            for name, trace in texts(number).items() | {(own, codes(vectors[number], vectors)[own])}:
                 assert trace in before, name
         gone = {"ids": ["id0020"], "patient_ids": ["patient0003"], "study_ids": ["study0010"]}[by]
         gallery.remove(**{by: gone})
+        rest = np.stack([gallery.vector(name) for name in gallery.ids()])
         for again in range(2):
             after = on_disk(path)
-            left = [name for name, trace in (texts(20) | codes(vectors[20], largest)).items() if trace in after]
+            traces = [*texts(20).items(), *codes(vectors[20], vectors).items(), *codes(vectors[20], rest).items()]
+            left = [name for name, trace in traces if trace in after]
             assert left == {
                 "ids": ["patient", "study", "patient's number", "patient's number in SQLite", "study's number"],
                 "patient_ids": [],
                 "study_ids": ["patient", "patient's number", "patient's number in SQLite"],
             }[by]  # fmt: skip
-            assert codes(vectors[30], largest)[own] in after
+            assert codes(vectors[30], rest)[own] in after
             if not again:
                 gallery.compact()
         assert "id0020" not in {hit.entry.id for hit in gallery.search(vectors[20], COUNT).hits}

@@ -54,24 +54,13 @@ def test_the_nearest_are_among_the_candidates(codes: Codes) -> None:
     assert all(len(set(rows.tolist())) == 64 for rows in found)
 
 
-def test_int8_codes_use_the_whole_range() -> None:
-    """At 1,024 dimensions values are near 1/32: without an own scale most of their bits would be lost."""
-    vectors = unit(COUNT)
-    index = VectorIndex.build("int8", vectors)
-    assert index.scale == pytest.approx(127 / np.abs(vectors).max())
-    codes = index._coded(vectors)
-    assert codes.dtype == np.int8 and codes.max() == 127
-    np.testing.assert_allclose(codes / index.scale, vectors, atol=0.5 / index.scale * 1.001)
-    assert index._coded(np.full((1, DIM), 2, np.float32)).max() == 127  # a query beyond the range is clipped
-
-
 @pytest.mark.parametrize("codes", BOTH)
 def test_a_saved_index_is_mapped(codes: Codes, tmp_path: Path) -> None:
     vectors, queries = unit(COUNT), unit(20, seed=1)
     index = VectorIndex.build(codes, vectors, threads=1)
     index.save(tmp_path / "index")
     assert index.bytes == (tmp_path / "index").stat().st_size
-    viewed = VectorIndex.view(tmp_path / "index", codes, index.scale)
+    viewed = VectorIndex.view(tmp_path / "index", index.coding)
     assert len(viewed) == COUNT
     for mine, theirs in zip(index.search(queries, 30), viewed.search(queries, 30), strict=True):
         np.testing.assert_array_equal(mine, theirs)
@@ -80,14 +69,14 @@ def test_a_saved_index_is_mapped(codes: Codes, tmp_path: Path) -> None:
 @pytest.mark.parametrize("codes", BOTH)
 def test_a_mapped_index_is_added_to_in_memory(codes: Codes, tmp_path: Path) -> None:
     vectors = unit(COUNT)
-    VectorIndex.build(codes, vectors[:1000]).save(tmp_path / "index")
+    index = VectorIndex.build(codes, vectors[:1000])
+    index.save(tmp_path / "index")
     before = hashlib.sha256((tmp_path / "index").read_bytes()).digest()
-    scale = VectorIndex.build(codes, vectors[:1000]).scale
-    grown = VectorIndex.view(tmp_path / "index", codes, scale).extended(vectors)
+    grown = VectorIndex.view(tmp_path / "index", index.coding).extended(vectors)
     if grown is None:  # the largest value came later
         assert codes == "int8" and np.abs(vectors[1000:]).max() > np.abs(vectors[:1000]).max()
         vectors[1000:] = vectors[200:700]
-        grown = VectorIndex.view(tmp_path / "index", codes, scale).extended(vectors)
+        grown = VectorIndex.view(tmp_path / "index", index.coding).extended(vectors)
     assert grown is not None and len(grown) == COUNT
     assert hashlib.sha256((tmp_path / "index").read_bytes()).digest() == before
     queries = unit(50, seed=1)
@@ -114,7 +103,7 @@ def test_fewer_than_asked_for(codes: Codes, tmp_path: Path) -> None:
     assert sorted(few.search(queries[:1], 50)[0].tolist()) == [0, 1, 2, 3]
     assert few.search(queries[:0], 5) == []
     empty.save(tmp_path / "empty")
-    assert len(VectorIndex.view(tmp_path / "empty", codes, 1.0)) == 0
+    assert len(VectorIndex.view(tmp_path / "empty", None)) == 0
 
 
 def test_many_threads_search_one_index() -> None:
@@ -129,7 +118,7 @@ def test_many_threads_search_one_index() -> None:
 def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
     (tmp_path / "garbage").write_bytes(b"usearch of the future" * 100)
     with pytest.raises(GalleryError, match="this version of usearch"):
-        VectorIndex.view(tmp_path / "garbage", "int8", 1.0)
+        VectorIndex.view(tmp_path / "garbage", None)
 
 
 def test_an_index_that_is_half_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
