@@ -25,7 +25,7 @@ _QUERIES = 256
 #: The index is asked for so many times k, and some more: the wider its walk, the fewer near ones it misses.
 _MORE, _AND = 3, 34
 #: So many times k of what it finds, and some more, are ranked by their vectors: its codes tell them nearly in order.
-_RANKED, _AND_RANKED = 2, 8
+_RANKED, _AND_RANKED = 1.5, 5
 #: So large a share of what it finds must pass a filter; else it is asked for more, to miss no more than without one.
 _LEFT = 0.75
 #: The index finds one more candidate in the time in which so many rows are compared.
@@ -64,15 +64,10 @@ def _ranked(snapshot: Snapshot, query: NDArray[np.float32], k: int, rows: NDArra
     wanted = min(k, len(rows))
     if not wanted:
         return Nearest(np.empty(0, np.int64), np.empty(0), np.empty(0), method)
-    if len(rows) > _GATHERED:
+    if len(rows) > 2 * wanted + _AND_RANKED:  # else float64 for all of them costs less than to tell which need it
         parts = (rows[at : at + _GATHERED] for at in range(0, len(rows), _GATHERED))
-        near = _near(np.concatenate([products(query[None], snapshot.vectors(part))[0] for part in parts]), wanted)
-        rows = rows[near]
-        vectors = snapshot.vectors(rows)
-    else:
-        vectors = snapshot.vectors(rows)
-        near = _near(products(query[None], vectors)[0], wanted)
-        rows, vectors = rows[near], vectors[near]
+        rows = rows[_near(np.concatenate([products(query[None], snapshot.vectors(part))[0] for part in parts]), wanted)]
+    vectors = snapshot.vectors(rows)
     exactly = vectors.astype(np.float64)
     distances = np.sqrt(np.square(exactly - query).sum(axis=1))
     order = np.argsort(distances, kind="stable")
@@ -164,7 +159,7 @@ def _by_index(
                 every[selection] = snapshot.passing_base(selection, np.arange(len(index)))
             near, method = _with_growth(index, query, fetch, every[selection], near)
         if method != "exact":
-            near = near[: _RANKED * k + _AND_RANKED]
+            near = near[: int(_RANKED * k) + _AND_RANKED]
         found.append((np.concatenate([near, tail[number]]), method))
     return found
 
@@ -173,6 +168,8 @@ def _near_in_tail(
     snapshot: Snapshot, queries: NDArray[np.float32], k: int, selections: Sequence[Selection | None]
 ) -> list[NDArray[np.int64]]:
     """For each query, rows among which the k nearest of the tail are."""
+    if not len(snapshot.tail):
+        return [np.empty(0, np.int64)] * len(queries)
     found: list[NDArray[np.int64]] = []
     for at in range(0, len(queries), _QUERIES):
         some = selections[at : at + _QUERIES]
