@@ -68,12 +68,12 @@ def _ranked(snapshot: Snapshot, query: NDArray[np.float32], k: int, rows: NDArra
         parts = (rows[at : at + _GATHERED] for at in range(0, len(rows), _GATHERED))
         rows = rows[_near(np.concatenate([products(query[None], snapshot.vectors(part))[0] for part in parts]), wanted)]
     vectors = snapshot.vectors(rows)
-    exactly = vectors.astype(np.float64)
-    distances = np.sqrt(np.square(exactly - query).sum(axis=1))
+    exactly, own = vectors.astype(np.float64), query.astype(np.float64)
+    differences = exactly - own
+    distances = np.sqrt(np.vecdot(differences, differences))
     order = np.argsort(distances, kind="stable")
     order = order[: np.searchsorted(distances[order], distances[order[wanted - 1]], side="right")]
-    cosines = np.clip((exactly[order] * query).sum(axis=1), -1, 1)
-    return Nearest(rows[order], distances[order], cosines, method)
+    return Nearest(rows[order], distances[order], np.clip(np.vecdot(exactly, own)[order], -1, 1), method)
 
 
 def _near(cosines: NDArray[np.float32], wanted: int) -> NDArray[np.bool_]:
