@@ -14,6 +14,7 @@ from typing import Any
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.errors import CardError, EngineError, ModelError, require
 from cbmir.runtime.engine import OUTPUTS, Engine, Mode, Runner, available_threads
+from cbmir.runtime.freed_memory import give_back_freed_memory
 from cbmir.runtime.head import decode_head
 from cbmir.runtime.nvidia import cache_key, current_gpu, loaded_tensorrt
 from cbmir.runtime.providers import Options, provider_options
@@ -104,6 +105,7 @@ class OnnxEngine(Engine):
                 f"engine {self._engine!r} was asked for, and ONNX Runtime fell back to {session.get_providers()[0]}; "
                 f"'cbmir doctor' says what is missing"
             )
+        give_back_freed_memory()  # loading took the model's size several times over
         return session
 
     def _runner_of(self, session: Any) -> Runner:
