@@ -135,11 +135,12 @@ class Finder:
         query_labels = {name for entry in look.known for name in entry.positive}
         if not look.known:
             query_labels = {f.label for f in findings if f.predicted}
+        wanted = {canonical(name) for name in query_labels}
 
         return Analysis(
             image=radiograph.name,
             findings=findings,
-            neighbours=tuple(_neighbour(hit, query_labels) for hit in hits),
+            neighbours=tuple(_neighbour(hit, wanted) for hit in hits),
             warnings=tuple(warnings),
             embedding=embedding,
             feature_map=feature_map[0],
@@ -282,8 +283,8 @@ def _search(
     return many[0], judge(embedding, others, own)
 
 
-def _neighbour(hit: Hit, query_labels: set[str]) -> Neighbour:
-    wanted = {canonical(name) for name in query_labels}
+def _neighbour(hit: Hit, wanted: set[str]) -> Neighbour:
+    """`wanted`: canonical names of the labels that the query has."""
     entry = hit.entry
     return Neighbour(
         id=entry.id,
