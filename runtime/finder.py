@@ -273,14 +273,10 @@ def _search(
     if not len(own):
         return gallery.search(embedding, k, filter=wanted, exact=exact), None
     filters = [wanted] if wanted == usual else [wanted, usual]
-    itself = [entry.id for entry in look.known if not entry.patient_id]  # no filter leaves these out
+    itself = sum(not entry.patient_id for entry in look.known)  # no filter leaves these out; they are the nearest
     queries = np.stack([embedding] * len(filters))
-    many = gallery.search_many(queries, k, filters=filters, exact=exact, vectors=NEAREST + len(itself))  # of one moment
-    others = many[-1].vectors
-    for id in itself:  # noqa: A001 - the field's own name
-        equal = np.flatnonzero((others == gallery.vector(id)).all(axis=1))
-        others = np.delete(others, equal[:1], axis=0)
-    return many[0], judge(embedding, others, own)
+    many = gallery.search_many(queries, k, filters=filters, exact=exact, vectors=NEAREST + itself)  # of one moment
+    return many[0], judge(embedding, many[-1].vectors[itself:], own)
 
 
 def _neighbour(hit: Hit, wanted: set[str]) -> Neighbour:

@@ -3,8 +3,7 @@
 Embeddings that were trained by proxies differ in few directions: of 1,776 chest radiographs of NIH's by a DenseNet121,
 84 of 1,024 hold 99% of the variance. So a code is of the principal components that hold as much, found in the vectors
 themselves, where these are no more than half of the dimensions; else of all dimensions. It uses the whole range of
-int8, 127 at the largest value: usearch's own conversion, which scales by 1, keeps 87% of the neighbours where this
-keeps 99%.
+int8, 127 at the largest value: values of 1,024 dimensions are near 1/32, and most of their bits would be lost else.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,13 @@ from cbmir.runtime.gallery.products import products
 
 #: The share of the variance that a code holds. What is lost of neighbours by the rest is won back by ranking more.
 _KEPT = 0.99
-#: Vectors of which more than this share is lost are of another kind than those that the code was made for.
-_MOST_LOST = 0.03
+#: Of vectors that are coded no more than this share of the variance may be lost, and no more than so many of them may
+#: lose a fifth of theirs: else they are of another kind than those that the code was made for.
+_MOST_LOST, _ODD, _MOST_ODD = 0.03, 0.2, 0.005
 _STEP = 64  # a code's length is a multiple of this, as processors compare so many values at once
 _SAMPLE = 20_000
 _LARGEST = 127
+_LEAST = 1e-6  # the range of vectors that are all the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +42,19 @@ class Coding:
     @classmethod
     def fitted(cls, vectors: NDArray[np.float32], size: int) -> Self:
         """For float32 [N, D], which may be mapped from a file; `size` of them are in memory at once, and a sample."""
-        sample = np.array(vectors[:: -(-len(vectors) // _SAMPLE) or 1], np.float32)
-        mean = sample.mean(axis=0, dtype=np.float64).astype(np.float32) if len(sample) else np.zeros(
-            vectors.shape[1], np.float32
-        )  # fmt: skip
-        coding = cls(mean, _principal(sample - mean), 1.0)
-        blocks = (vectors[at : at + size] for at in range(0, len(vectors), size))
-        largest = max((float(np.abs(coding._kept(block)).max()) for block in blocks), default=0.0)
-        return cls(mean, coding.directions, _LARGEST / largest if largest else 1.0)
+        if not len(vectors):
+            return cls(np.zeros(vectors.shape[1], np.float32), None, _LARGEST / _LEAST)
+        rng = np.random.default_rng(0)  # not each so-many-th: kinds may take turns
+        sample = vectors[np.sort(rng.choice(len(vectors), min(_SAMPLE, len(vectors)), replace=False))]
+        mean = sample.mean(axis=0, dtype=np.float64).astype(np.float32)
+        for directions in (_principal(sample - mean), None):
+            coding = cls(mean, directions, 1.0)
+            blocks = (vectors[at : at + size] for at in range(0, len(vectors), size))
+            largest = max(float(np.abs(coding._kept(block)).max()) for block in blocks)
+            coding = cls(mean, directions, _LARGEST / max(largest, _LEAST))
+            if directions is None or coding.fits(vectors[at : at + size] for at in range(0, len(vectors), size)):
+                break
+        return coding
 
     @property
     def dim(self) -> int:
@@ -61,16 +68,16 @@ class Coding:
         return codes
 
     def fits(self, blocks: Iterable[NDArray[np.float32]]) -> bool:
-        """Whether blocks of other vectors lose no more by it than those that it was made for."""
+        """Whether vectors, in blocks, lose little by it: by directions that are not kept, and by what is cut."""
         whole = lost = 0.0
+        count = odd = 0
+        end = np.float32((_LARGEST + 0.5) / self.scale)
         for block in blocks:
-            kept = self._kept(block)
-            if float(np.abs(kept).max(initial=0)) * self.scale > _LARGEST + 0.5:
-                return False
-            variance = float(np.square(block - self.mean).sum(dtype=np.float64))
-            whole += variance
-            lost += variance - float(np.square(kept).sum(dtype=np.float64))
-        return lost <= _MOST_LOST * whole
+            own = np.square(block - self.mean).sum(axis=1, dtype=np.float64)
+            missing = own - np.square(np.clip(self._kept(block), -end, end)).sum(axis=1, dtype=np.float64)
+            whole, lost = whole + float(own.sum()), lost + float(missing.sum())
+            count, odd = count + len(block), odd + int(np.count_nonzero(missing > _ODD * own))
+        return lost <= _MOST_LOST * whole + 1e-9 and odd <= _MOST_ODD * count
 
     def save(self, path: Path) -> None:
         """To a new file of numpy's. Raises OSError where it cannot be written."""
@@ -81,9 +88,12 @@ class Coding:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Raises OSError or ValueError where there is none."""
-        with np.load(path) as saved:
-            directions = saved["directions"]
-            return cls(saved["mean"], directions if len(directions) else None, float(saved["scale"]))
+        try:
+            with path.open("rb") as stream, np.load(stream) as saved:
+                directions = saved["directions"]
+                return cls(saved["mean"], directions if len(directions) else None, float(saved["scale"]))
+        except (BadZipFile, KeyError) as error:
+            raise ValueError(f"{path}: expected how an index's codes are made, found something else") from error
 
     def _kept(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         centred = vectors - self.mean

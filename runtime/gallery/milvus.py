@@ -248,8 +248,8 @@ class MilvusGallery:
         filters = [Filter()] * len(embeddings) if filters is None else filters
         if len(filters) != len(embeddings):
             raise GalleryError(f"expected a filter for each of {len(embeddings)} queries, found {len(filters)}")
-        if not 0 <= k <= MOST:
-            raise GalleryError(f"expected 0 <= k <= {MOST:,} neighbours, found {k}")
+        if not 0 <= k <= MOST or vectors > MOST:
+            raise GalleryError(f"expected 0 <= k <= {MOST:,} neighbours, found {max(k, vectors)}")
         kind = self._rows.index_type
         if exact and kind != "FLAT":
             raise GalleryError(f"{self._place.text}: expected a gallery made for exact search, found one with the "

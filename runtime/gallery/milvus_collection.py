@@ -118,9 +118,9 @@ class Collection:
         vectors = np.array([hit["vector"] for hit in hits], np.float32)
         if not are_unit(vectors).all():
             raise GalleryError(f"{self._place.text}: expected embeddings of norm 1, found others; build it again")
-        vectors = vectors.astype(np.float64)
-        distances = np.sqrt(np.square(vectors - query).sum(axis=1))
-        cosines = (vectors * query).sum(axis=1)
+        exactly, own = vectors.astype(np.float64), query.astype(np.float64)
+        distances = np.sqrt(np.vecdot(exactly - own, exactly - own))
+        cosines = np.vecdot(exactly, own)
         order = np.lexsort((np.array([hit["id"] for hit in hits]), distances))
         return [hits[at] | {"distance": float(distances[at]), "cosine": float(cosines[at])} for at in order]
 

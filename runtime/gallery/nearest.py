@@ -22,6 +22,7 @@ _SLACK = 2e-6
 _BLOCK = 16_384  # rows that are multiplied at once
 _GATHERED = 2048  # rows that are copied together at once: as many as the cache holds
 _QUERIES = 256
+_FEW = 256
 #: The index is asked for so many times k, and some more: the wider its walk, the fewer near ones it misses.
 _MORE, _AND = 3, 34
 #: So many times k of what it finds, and some more, are ranked by their vectors: its codes tell them nearly in order.
@@ -53,7 +54,9 @@ def nearest(
 ) -> list[Nearest]:
     """For each of the unit vectors float32 [M, D] the k nearest of the rows that its selection lets pass, or all where
     there are fewer. Without an index all answers are exact."""
-    if exact or snapshot.index is None or k == 0:
+    if k == 0:
+        found = [(np.empty(0, np.int64), "exact")] * len(queries)
+    elif exact or snapshot.index is None:
         found = _by_product(snapshot, queries, k, selections)
     else:
         found = _by_index(snapshot, snapshot.index, queries, k, selections)
@@ -64,7 +67,7 @@ def _ranked(snapshot: Snapshot, query: NDArray[np.float32], k: int, rows: NDArra
     wanted = min(k, len(rows))
     if not wanted:
         return Nearest(np.empty(0, np.int64), np.empty(0), np.empty(0), method)
-    if len(rows) > 2 * wanted + _AND_RANKED:  # else float64 for all of them costs less than to tell which need it
+    if len(rows) > min(2 * wanted + _AND_RANKED, _FEW):  # else float64 for all costs less than to tell which need it
         parts = (rows[at : at + _GATHERED] for at in range(0, len(rows), _GATHERED))
         rows = rows[_near(np.concatenate([products(query[None], snapshot.vectors(part))[0] for part in parts]), wanted)]
     vectors = snapshot.vectors(rows)

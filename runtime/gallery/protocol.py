@@ -105,8 +105,8 @@ class AnyGallery(Protocol):
 
         All there are where fewer than k pass. Distances are exact, and equal ones in the order of their ids; `exact`
         None lets the gallery choose between comparing all entries and an approximate index. With `vectors` > k the
-        embeddings of so many nearest are answered, at a fraction of what so many hits would take. Raises GalleryError
-        for k < 0, and for a query of another size or norm or with NaN.
+        embeddings of so many nearest are answered. Raises GalleryError for k < 0, and for a query of another size or
+        norm or with NaN.
         """
         ...
 

@@ -5,8 +5,9 @@ neighbourhood well and the order within it less so. Codes are compared by their 
 would be led astray by what rounding does to their lengths, which between near neighbours is more than the distance.
 
 Several threads that add at once leave some vectors, 3 to 10 of 20,000, to which no way through the graph leads: a bug
-of usearch (2.26; https://github.com/unum-cloud/USearch/issues/735). What a walk over the whole graph does not meet is
-added once more, by one thread, which leaves none.
+of usearch (2.26; https://github.com/unum-cloud/USearch/issues/735). So each vector is looked for by itself, and those
+that are not found are added once more, by one thread. Hundreds of equal vectors may still cut the graph apart: the log
+says how many stay out of reach.
 
 Keys are the vectors' positions. A saved index must be verified by its digest before usearch sees it (`derived`): a
 flipped bit would crash the process, not raise.
@@ -15,6 +16,7 @@ flipped bit would crash the process, not raise.
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 import threading
 from collections.abc import Iterator
@@ -30,10 +32,15 @@ from cbmir.errors import GalleryError
 from cbmir.runtime.engine import available_threads
 from cbmir.runtime.gallery.coding import Coding
 
+log = logging.getLogger("cbmir")
+
 Codes = Literal["bf16", "int8"]
 
 _DTYPES: dict[Codes, str] = {"bf16": "bf16", "int8": "i8"}
-_PASSES = 8  # one does, nearly always
+#: A vector is looked for among so many candidates; if it is not there, among more.
+_LOOKED_AT = (1, 16, 256)
+_SAME = 1e-6  # a squared distance between codes: of int8 a whole number, of bfloat16 rounded
+_PASSES = 3  # one does, nearly always
 _BLOCK = 8192  # vectors that are coded and added at once: what is mapped from a file never is in memory as a whole
 
 
@@ -90,6 +97,8 @@ class VectorIndex:
             ) from error
         if index is None:
             raise GalleryError(f"{path}: expected an index of usearch, found none")
+        if coding is not None and index.ndim != coding.dim:
+            raise GalleryError(f"{path}: expected an index of codes of {coding.dim} values, found {index.ndim}")
         return cls(index, coding)
 
     def save(self, path: Path) -> None:
@@ -108,25 +117,39 @@ class VectorIndex:
         count = min(count, len(self))
         if not count or not len(queries):
             return [np.empty(0, np.int64) for _ in queries]
-        with self._lock:
-            matches = self._index.search(self._coded(queries), count, threads=min(len(queries), available_threads()))
+        matches = self._matches(self._coded(queries), count)
         keys = np.asarray(matches.keys, np.int64).reshape(len(queries), -1)
         if len(queries) == 1:  # then usearch answers with as many as it found
             return [keys[0]]
         return [row[:found] for row, found in zip(keys, matches.counts, strict=True)]
 
+    def _matches(self, codes: NDArray[np.float32] | NDArray[np.int8], count: int) -> Any:
+        with self._lock:
+            return self._index.search(codes, count, threads=min(len(codes), available_threads()))
+
     def _add(self, vectors: NDArray[np.float32], start: int, threads: int | None) -> None:
         threads = threads or available_threads()
         for at, block in _blocks(vectors, start):
             self._index.add(np.arange(at, at + len(block), dtype=np.uint64), self._coded(block), threads=threads)
-        for _ in range(_PASSES if len(self) else 0):
-            (met,) = self.search(vectors[:1], len(self))  # a walk over the whole graph
-            lost = np.setdiff1d(np.arange(len(self)), met)
-            if not len(lost):
-                return
-            keys = lost.astype(np.uint64)
-            self._index.remove(keys)
-            self._index.add(keys, self._coded(vectors[lost]), threads=1)
+        lost = np.concatenate([at + self._lost(block) for at, block in _blocks(vectors, start)] or [np.empty(0, int)])
+        for _ in range(_PASSES):
+            for at in range(0, len(lost), _BLOCK):
+                keys = lost[at : at + _BLOCK].astype(np.uint64)
+                self._index.remove(keys)
+                self._index.add(keys, self._coded(vectors[keys]), threads=1)
+            lost = lost[self._lost(vectors[lost])]
+        if len(lost):
+            log.warning("%d of %d vectors are out of the index's reach, as many are equal; 'cbmir index rebuild "
+                        "--index exact' finds all", len(lost), len(self))  # fmt: skip
+
+    def _lost(self, vectors: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Which of the vectors that are in the index cannot be found by themselves, nor one that is equal."""
+        lost, codes = np.arange(len(vectors)), self._coded(vectors)
+        for count in _LOOKED_AT:
+            if len(lost):
+                matches = self._matches(codes[lost], count)
+                lost = lost[np.asarray(matches.distances).reshape(len(lost), -1)[:, 0] > _SAME]
+        return lost
 
     def _coded(self, vectors: NDArray[np.float32]) -> NDArray[np.float32] | NDArray[np.int8]:
         """What usearch is given: float32, which it rounds to bfloat16, or int8."""

@@ -78,6 +78,10 @@ def test_aims(growth: ModuleType, report: dict[str, Any]) -> None:
     assert "latency of `faiss HNSW 64` (recall 0.9945) | 0.9920 in 1.20 [1.20, 1.20]" in lines[0]
     assert "0.9960 in 0.80" in lines[1] and "0.9960 in 0.24" in lines[2]
     assert growth.aims_table([report | {"count": 1000}]) == ""
+    for one in report["rows"]:
+        if one["name"] == "faiss HNSW":
+            one["recall"] = 0.9
+    assert "latency of `faiss HNSW 64` (recall 0.9000) | 0.9920" in growth.aims_table([report])  # none finds as many
 
 
 def test_every_table_and_the_chart(growth: ModuleType, report: dict[str, Any], tmp_path: Path) -> None:

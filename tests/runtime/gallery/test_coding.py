@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from cbmir.card import ModelCard
+from cbmir.runtime import Entry, Gallery
 from cbmir.runtime.gallery.coding import Coding
 from cbmir.runtime.gallery.vector_index import VectorIndex
 
@@ -94,11 +97,26 @@ def test_one_is_coded_as_many_are() -> None:
 
 def test_vectors_of_another_kind_do_not_fit() -> None:
     coding = of(alike(COUNT))
-    assert coding.fits([alike(500, seed=1) * np.float32(0.99)]) and coding.fits([])
+    assert coding.fits([alike(500, seed=1)]) and coding.fits([])
     assert not coding.fits([alike(500, plane=1)])
     assert not coding.fits([alike(500, seed=1), alike(500, plane=1)])
-    assert not coding.fits([2 * alike(500, seed=1)])  # beyond the range
-    assert coding.fits([alike(5000, seed=1) * np.float32(0.99), alike(1, plane=1)])  # a single one may be
+    assert not coding.fits([3 * alike(500, seed=1)])  # much is cut
+    assert coding.fits([1.01 * alike(500, seed=1)])  # hardly anything
+    assert coding.fits([alike(5000, seed=1), alike(20, plane=1)])  # a few may be
+    assert not coding.fits([alike(5000, seed=1), alike(60, plane=1)])  # though of all the variance little is lost
+
+
+def test_kinds_that_take_turns_are_all_seen() -> None:
+    """A sample of each so-many-th vector would know one of them."""
+    vectors = np.empty((40_000, DIM), np.float32)
+    vectors[::2], vectors[1::2] = alike(20_000), alike(20_000, seed=1, plane=1)
+    assert of(vectors).fits([alike(500, seed=2), alike(500, seed=2, plane=1)])
+
+
+def test_what_the_sample_did_not_see_keeps_all_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cbmir.runtime.gallery.coding._SAMPLE", 3)
+    coding = of(np.concatenate([alike(100), noise(100)]))
+    assert coding.directions is None and coding.fits([alike(100), noise(100)])
 
 
 def test_an_index_is_made_anew_for_vectors_of_another_kind() -> None:
@@ -113,6 +131,38 @@ def test_it_is_saved(tmp_path: Path) -> None:
         again = Coding.load(tmp_path / "coding")
         np.testing.assert_array_equal(again.codes(vectors), coding.codes(vectors))
         assert (again.dim, again.scale) == (coding.dim, coding.scale)
+    for damage in (b"", (tmp_path / "coding").read_bytes()[:500]):
+        (tmp_path / "damaged").write_bytes(damage)
+        with pytest.raises((ValueError, EOFError)):
+            Coding.load(tmp_path / "damaged")
+
+
+def test_a_gallery_of_short_codes(tmp_path: Path, tiny_card: ModelCard) -> None:
+    """Written, mapped, added to, and with what was removed gone from every file."""
+    vectors, queries = alike(900), alike(20, seed=3)
+    card = replace(tiny_card, embedding_dim=DIM)
+    entries = [Entry(f"e{n:03}", f"/{n}.png", f"p{n}", sha256=f"{n:064x}") for n in range(900)]
+    with Gallery.create(tmp_path / "g", card, index="int8") as gallery:
+        gallery.add(entries[:600], vectors[:600])
+        gallery.write_index()
+    with Gallery.open(tmp_path / "g") as gallery:
+        gallery.add(entries[600:], vectors[600:])
+        gallery.write_index()
+        (place,) = (tmp_path / "g").glob("derived-*")
+        coding = Coding.load(place / "coding.npz")
+        assert coding.dim == 64
+        nearest = np.argsort(-(queries @ vectors.T), axis=1)[:, :10]
+        found = [gallery.search(query, 10) for query in queries]
+        assert {one.method for one in found} == {"hnsw int8"}
+        kept = [len({f"e{n:03}" for n in own} & {hit.entry.id for hit in one.hits})
+                for own, one in zip(nearest.tolist(), found, strict=True)]  # fmt: skip
+        assert sum(kept) >= 190
+        code = coding.codes(vectors[77][None]).tobytes()
+        assert code in (place / "index.usearch").read_bytes()
+        gallery.remove(ids=["e077"])
+        left = b"".join(file.read_bytes() for file in (tmp_path / "g").rglob("*") if file.is_file())
+        (place,) = (tmp_path / "g").glob("derived-*")
+        assert code not in left and Coding.load(place / "coding.npz").codes(vectors[77][None]).tobytes() not in left
 
 
 @pytest.mark.parametrize("vectors", [noise(0), noise(1), noise(1).repeat(50, axis=0)], ids=["none", "one", "the same"])

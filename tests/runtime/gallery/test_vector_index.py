@@ -85,6 +85,17 @@ def test_a_mapped_index_is_added_to_in_memory(codes: Codes, tmp_path: Path) -> N
     assert sum(kept) >= 0.97 * 500
 
 
+def test_vectors_that_stay_out_of_reach_are_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = VectorIndex.build("int8", unit(100))
+    monkeypatch.setattr(VectorIndex, "_lost", lambda self, vectors: np.arange(min(2, len(vectors))))
+    with caplog.at_level("WARNING"):
+        assert index.extended(unit(100)) is not None and not caplog.text
+        VectorIndex.build("int8", unit(100))
+    assert "2 of 100 vectors are out of the index's reach" in caplog.text
+
+
 def test_int8_codes_are_not_stretched() -> None:
     vectors = unit(200)
     index = VectorIndex.build("int8", vectors[:100])
