@@ -95,7 +95,8 @@ class Replica:
             and (not wanted.view or entry.view == wanted.view)
             and (not wanted.where or wanted.where in entry.positive)
         ]
-        distances = np.sqrt(np.square(self.vectors[passing] - query).sum(axis=1))
+        differences = self.vectors[passing] - query
+        distances = np.sqrt(np.vecdot(differences, differences))  # summed as the gallery does, so equal to the bit
         order = sorted(range(len(passing)), key=lambda n: (distances[n], self.entries[passing[n]].id))
         return [self.entries[passing[n]] for n in order], distances[order]
 
@@ -114,7 +115,7 @@ def check(replica: Replica, query: NDArray[np.float32], wanted: Filter, found: F
     true = {entry.id: (entry, distance) for entry, distance in zip(entries, distances.tolist(), strict=True)}
     for hit in found.hits:
         entry, distance = true.get(hit.entry.id, (None, -1.0))
-        if hit.entry != entry or abs(hit.distance - distance) > 1e-12:  # sums in another order
+        if hit.entry != entry or hit.distance != distance:
             raise AssertionError(f"generation {found.generation}: expected {entry} at {distance}, found {hit}")
     if len(hits) != len(expected) or [hit.distance for hit in found.hits] != sorted(hit.distance for hit in found.hits):
         raise AssertionError(f"generation {found.generation}: expected {len(expected)} in order, found {found.hits}")

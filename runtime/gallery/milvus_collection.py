@@ -119,7 +119,8 @@ class Collection:
         if not are_unit(vectors).all():
             raise GalleryError(f"{self._place.text}: expected embeddings of norm 1, found others; build it again")
         exactly, own = vectors.astype(np.float64), query.astype(np.float64)
-        distances = np.sqrt(np.vecdot(exactly - own, exactly - own))
+        differences = exactly - own
+        distances = np.sqrt(np.vecdot(differences, differences))
         cosines = np.vecdot(exactly, own)
         order = np.lexsort((np.array([hit["id"] for hit in hits]), distances))
         return [hits[at] | {"distance": float(distances[at]), "cosine": float(cosines[at])} for at in order]

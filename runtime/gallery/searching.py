@@ -142,10 +142,10 @@ def _ordered(reader: Reader, snapshot: Snapshot, found: Nearest, k: int) -> NDAr
     distances = found.distances
     order = np.arange(len(distances))
     near = int(np.searchsorted(distances, distances[k - 1], side="right")) if 0 < k < len(distances) else len(distances)
-    starts = np.flatnonzero(np.diff(distances[:near], prepend=-1.0))
-    groups = [group for group in np.split(order[:near], starts[1:]) if k and len(group) > 1]
-    if not groups:
+    differences = np.diff(distances[:near])
+    if k == 0 or differences.all():  # no two are equal
         return order
+    groups = [group for group in np.split(order[:near], np.flatnonzero(differences) + 1) if len(group) > 1]
     numbers = snapshot.numbers(found.rows)
     sql = "SELECT number, id FROM entry WHERE number IN (SELECT value FROM json_each(?))"
     ids = dict(reader.query(sql, json.dumps(numbers[np.concatenate(groups)].tolist())))

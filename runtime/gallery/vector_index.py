@@ -39,7 +39,6 @@ Codes = Literal["bf16", "int8"]
 _DTYPES: dict[Codes, str] = {"bf16": "bf16", "int8": "i8"}
 #: A vector is looked for among so many candidates; if it is not there, among more.
 _LOOKED_AT = (1, 16, 256)
-_SAME = 1e-6  # a squared distance between codes: of int8 a whole number, of bfloat16 rounded
 _PASSES = 3  # one does, nearly always
 _BLOCK = 8192  # vectors that are coded and added at once: what is mapped from a file never is in memory as a whole
 
@@ -148,7 +147,7 @@ class VectorIndex:
         for count in _LOOKED_AT:
             if len(lost):
                 matches = self._matches(codes[lost], count)
-                lost = lost[np.asarray(matches.distances).reshape(len(lost), -1)[:, 0] > _SAME]
+                lost = lost[np.asarray(matches.distances).reshape(len(lost), -1)[:, 0] > 0]
         return lost
 
     def _coded(self, vectors: NDArray[np.float32]) -> NDArray[np.float32] | NDArray[np.int8]:
