@@ -6,8 +6,9 @@ would be led astray by what rounding does to their lengths, which between near n
 
 Several threads that add at once leave some vectors, 3 to 10 of 20,000, to which no way through the graph leads: a bug
 of usearch (2.26; https://github.com/unum-cloud/USearch/issues/735). So each vector is looked for by itself, and those
-that are not found are added once more, by one thread. Hundreds of equal vectors may still cut the graph apart: the log
-says how many stay out of reach.
+that are not found are added once more, by one thread. (A walk through the whole graph that begins elsewhere may still
+pass one by: HNSW's links go one way.) Hundreds of equal vectors may still cut the graph apart: the log says how many
+stay out of reach.
 
 Keys are the vectors' positions. A saved index must be verified by its digest before usearch sees it (`derived`): a
 flipped bit would crash the process, not raise.

@@ -41,7 +41,7 @@ def test_every_vector_is_found_though_several_threads_add(codes: Codes) -> None:
         for index in (built, grown):
             found = index.search(vectors, 256)
             assert [row for row, near in enumerate(found) if row not in near] == []
-            assert len(index) == COUNT and sorted(index.search(vectors[:1], COUNT)[0].tolist()) == list(range(COUNT))
+            assert sorted(np.asarray(index._index.keys).tolist()) == list(range(COUNT))  # what was added again is once
 
 
 @pytest.mark.parametrize("codes", BOTH)
