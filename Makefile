@@ -6,7 +6,7 @@ NIH ?=
 BIN := .venv/bin
 CBMIR := $(BIN)/cbmir
 
-.PHONY: help venv chromium test demo demo-steps clean-demo FORCE
+.PHONY: help venv chromium test docs fuzz demo demo-steps clean-demo FORCE
 
 help:  ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,7 +36,16 @@ test: .venv/installed chromium  ## style, types, direction of imports, then all 
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=90
+	$(BIN)/python -m pytest -n auto --dist loadfile --cov --cov-report=term --cov-fail-under=90
+
+docs: .venv/installed  ## build the documentation into site/; no network, no warnings
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+FUZZ_SECONDS ?= 600
+
+fuzz: .venv/installed  ## look for files that crash, stall or swell the readers (FUZZ_SECONDS=600 for each)
+	nice -n 19 $(BIN)/python tests/fuzzing/fuzz.py --seconds $(FUZZ_SECONDS)
 
 # --- demo: each file is a step that is done once, so a stopped `make demo` goes on where it was ------------------
 
@@ -77,7 +86,10 @@ $(DATA)/model.fp16.onnx: $(DATA)/run/card.json
 $(DATA)/gallery/gallery.sqlite: $(DATA)/model.fp16.onnx
 	$(CBMIR) index build $(DATA)/model.onnx $(MANIFEST) -o $(@D)
 
-demo-steps: $(DATA)/evaluation/per_query.csv $(DATA)/gallery/gallery.sqlite  ## everything for the demo, without the page
+$(DATA)/gallery/map.npz: $(DATA)/gallery/gallery.sqlite
+	$(CBMIR) index map $(@D)
+
+demo-steps: $(DATA)/evaluation/per_query.csv $(DATA)/gallery/map.npz  ## everything for the demo, without the page
 
 demo: demo-steps  ## from synthetic X-rays to a page in the browser: data, training, evaluation, export, gallery
 	$(CBMIR) demo $(DATA)/model.onnx $(DATA)/gallery --port $(PORT)

@@ -32,11 +32,13 @@ if TYPE_CHECKING:
     from cbmir.runtime.gallery.building import IndexReport, add_to_gallery, build_gallery
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
     from cbmir.runtime.gallery.searching import Gallery
+    from cbmir.runtime.live import LiveFinder
 
 #: Imported when asked for: findings need no gallery, and an answer builds none.
 _LATER = {
     "Gallery": "cbmir.runtime.gallery.searching",
     "IndexReport": "cbmir.runtime.gallery.building",
+    "LiveFinder": "cbmir.runtime.live",
     "Pseudonyms": "cbmir.runtime.gallery.pseudonyms",
     "add_to_gallery": "cbmir.runtime.gallery.building",
     "build_gallery": "cbmir.runtime.gallery.building",
@@ -57,6 +59,7 @@ __all__ = [
     "IndexReport",
     "LabelAgreement",
     "Limits",
+    "LiveFinder",
     "Neighbour",
     "Novelty",
     "Outputs",

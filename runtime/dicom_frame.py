@@ -1,7 +1,8 @@
 """The one frame of a DICOM object: where its encoded pixels lie in the file, and how they become stored values.
 
-imagecodecs decodes RLE, JPEG Lossless, JPEG-LS and JPEG 2000 two to three times as fast as pydicom's own plugins, and
-to the same values. Where it is not installed or does not understand a frame, pydicom's plugins have the last word.
+imagecodecs decodes JPEG Lossless, JPEG-LS and JPEG 2000 two to three times as fast as pydicom's plugins, and to the
+same values. Where it is not installed or does not understand a frame, pydicom's plugins have the last word; RLE is
+decoded by `dicom_rle`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from __future__ import annotations
 import importlib
 import io
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -18,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.errors import DamagedImageError, DicomImageError, MissingDependencyError
+from cbmir.runtime.codestream import codestream_shape
+from cbmir.runtime.dicom_rle import decode_rle
 from cbmir.runtime.dicom_tags import Tags, pydicom_unlogged, read_errors, tag_name
 from cbmir.runtime.jpeg2000 import decode_halved
-from cbmir.runtime.together import together
 
 _PIXEL_DATA = 0x7FE00010
 _RLE = "1.2.840.10008.1.2.5"
@@ -32,11 +32,17 @@ _CODECS = {
     "1.2.840.10008.1.2.4.81": "jpegls_decode",
     "1.2.840.10008.1.2.4.90": "jpeg2k_decode",
     "1.2.840.10008.1.2.4.91": "jpeg2k_decode",
+    "1.2.840.10008.1.2.4.201": "jpeg2k_decode",  # HTJ2K: OpenJPEG decodes it too
+    "1.2.840.10008.1.2.4.202": "jpeg2k_decode",
+    "1.2.840.10008.1.2.4.203": "jpeg2k_decode",
 }
 _JPEG_2000 = ("1.2.840.10008.1.2.4.90", "1.2.840.10008.1.2.4.91")
+#: JPEG itself knows no signs: of a signed image it holds bit patterns.
+_UNSIGNED = tuple(f"1.2.840.10008.1.2.4.{number}" for number in (50, 51, 57, 70))
+_LOSSY = tuple(f"1.2.840.10008.1.2.4.{number}" for number in (50, 51, 81, 91, 203))
+_THREADED = tuple(syntax for syntax, codec in _CODECS.items() if codec == "jpeg2k_decode")
 #: What imagecodecs raises on damage, and where a codec is not built.
-_CODEC_ERRORS = (RuntimeError, ValueError, LookupError, MemoryError, ImportError)
-_AT_ONCE = 2**15  # values put together at a time, so that they stay in the cache
+_CODEC_ERRORS = (RuntimeError, ValueError, LookupError, ImportError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +58,7 @@ class Frame:
     signed: bool
     photometric: str
     damaged: DamagedImageError  # what to raise
+    contradictory: DicomImageError  # what to raise where values have more bits than BitsStored
 
     def values(self) -> NDArray[np.float64]:
         """What each bit pattern of `decode` stands for, float64 [2 ** allocated].
@@ -64,7 +71,10 @@ class Frame:
         return (raised >> (self.allocated - self.stored)).astype(np.float64)
 
     def decode(self, threads: int = 1) -> NDArray[Any]:
-        """Bit patterns, uint8 or uint16 [H,W], in the machine's byte order."""
+        """Bit patterns, uint8 or uint16 [H,W], in the machine's byte order.
+
+        Raises DamagedImageError, and DicomImageError for a codestream with values of more bits than BitsStored.
+        """
         pixels = self._decompressed(threads) if self.syntax.is_encapsulated else self._native()
         if pixels.shape != self.shape or pixels.dtype.itemsize > self.allocated // 8:
             raise self.damaged
@@ -77,8 +87,10 @@ class Frame:
         pixels = decode_halved(bytes(self.data), self.shape, times)
         if pixels is None or pixels.dtype.itemsize > self.allocated // 8:
             return None
-        stored: NDArray[Any] = np.minimum(pixels, 2**self.stored - 1)  # the wavelet may overshoot
-        return stored.astype(f"u{self.allocated // 8}", copy=False)
+        if pixels.max() >= 2**self.stored:  # the wavelet overshoots, or BitsStored is wrong
+            return None
+        halved: NDArray[Any] = pixels.astype(f"u{self.allocated // 8}", copy=False)
+        return halved
 
     def _native(self) -> NDArray[Any]:
         order = "<" if self.syntax.is_little_endian else ">"
@@ -86,58 +98,40 @@ class Frame:
 
     def _decompressed(self, threads: int) -> NDArray[Any]:
         imagecodecs = _imagecodecs()
-        if imagecodecs is not None:
-            pixels = self._by_imagecodecs(imagecodecs, threads)
-            if pixels is not None:
-                return pixels
-        with pydicom_unlogged():
-            return self._by_pydicom()
+        if self.syntax == _RLE:
+            try:
+                return decode_rle(self.data, self.shape, self.allocated // 8, imagecodecs, threads)
+            except ValueError:
+                raise self.damaged from None
+        pixels = None if imagecodecs is None else self._by_imagecodecs(imagecodecs, threads)
+        if pixels is None:
+            with pydicom_unlogged():
+                pixels = self._by_pydicom()
+        return self._within_stored_bits(pixels)
+
+    def _within_stored_bits(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        """Of a codestream, which has no bits beside the stored ones: larger values contradict BitsStored, but that a
+        lossy codec overshoots by a little."""
+        half = 2 ** (self.stored - 1)
+        low, high = (-half if self.signed else 0), (half if self.signed and self.syntax not in _UNSIGNED else 2 * half)
+        lowest, highest = int(pixels.min()), int(pixels.max())
+        if low <= lowest and highest < high:
+            return pixels
+        beyond = half // 4 if self.syntax in _LOSSY else 0
+        if lowest < low - beyond or highest >= high + beyond:
+            raise self.contradictory
+        return pixels.clip(low, high - 1)
 
     def _by_imagecodecs(self, imagecodecs: ModuleType, threads: int) -> NDArray[Any] | None:
         """Bit patterns [H,W], None where pydicom must decide."""
         try:
-            if self.syntax == _RLE:
-                return self._run_lengths(imagecodecs, threads)
             if self.signed or self.syntax not in _CODECS:  # pydicom mends codestreams that contradict a signed header
                 return None
-            options = {"numthreads": threads} if self.syntax in _JPEG_2000 else {}
+            options = {"numthreads": threads} if self.syntax in _THREADED else {}
             pixels = np.asarray(getattr(imagecodecs, _CODECS[self.syntax])(self.data, **options))
         except _CODEC_ERRORS:
             return None
         return pixels if pixels.shape == self.shape and pixels.dtype.kind == "u" else None
-
-    def _run_lengths(self, imagecodecs: ModuleType, threads: int) -> NDArray[Any] | None:
-        """RLE (PS3.5 annex G): a plane of bytes a segment, the most significant first, each packed by PackBits."""
-        header = np.frombuffer(self.data[:64], "<u4")
-        planes = self.allocated // 8
-        edges = [*header[1 : planes + 1].tolist(), len(self.data)]
-        if header[0] != planes or edges[0] < 64 or edges != sorted(edges):
-            return None
-        size = self.shape[0] * self.shape[1]
-
-        def unpacked(plane: int) -> NDArray[np.uint8]:
-            segment = self.data[edges[plane] : edges[plane + 1]]
-            values: NDArray[np.uint8] = imagecodecs.packbits_decode(segment, out=np.empty(size, np.uint8))
-            return values
-
-        unpacked_planes = together(threads, *(partial(unpacked, plane) for plane in range(planes)))
-        if any(len(values) != size for values in unpacked_planes):
-            return None
-        if planes == 1:
-            return unpacked_planes[0].reshape(self.shape)
-        high, low = unpacked_planes
-        pixels = np.empty(size, np.uint16)
-
-        def join(first: int, last: int) -> None:
-            for start in range(first, last, _AT_ONCE):
-                part = slice(start, min(start + _AT_ONCE, last))
-                pixels[part] = high[part]
-                pixels[part] <<= 8
-                pixels[part] |= low[part]
-
-        edges = [size * share // threads for share in range(threads + 1)]
-        together(threads, *(partial(join, *ends) for ends in pairwise(edges)))
-        return pixels.reshape(self.shape)
 
     def _by_pydicom(self) -> NDArray[Any]:
         from pydicom.encaps import encapsulate
@@ -152,13 +146,14 @@ class Frame:
             "bits_stored": self.stored,
             "pixel_representation": int(self.signed),
             "photometric_interpretation": self.photometric,
+            "correct_unused_bits": False,  # it would wrap values that are too large
         }
-        # pylibjpeg-rle panics on damage, beyond every `except Exception`
-        plugin = "pydicom" if self.syntax == _RLE else ""
+        source = encapsulate([bytes(self.data)], has_bot=False)
+        native = self.shape[0] * self.shape[1] * self.allocated // 8
+        if len(source) in (native, native + native % 2):  # pydicom would warn that it may be no compressed frame
+            source = encapsulate([bytes(self.data)], has_bot=True)
         try:
-            pixels, _ = get_decoder(self.syntax).as_array(
-                encapsulate([bytes(self.data)], has_bot=False), decoding_plugin=plugin, **about
-            )
+            pixels, _ = get_decoder(self.syntax).as_array(source, **about)
         except read_errors():
             raise self.damaged from None
         return np.asarray(pixels)
@@ -192,6 +187,8 @@ def find_frame(tags: Tags, buffer: bytes) -> Frame:
         # Decoders fill in what is missing. JPEG, JPEG-LS and JPEG 2000 end alike; a frame is padded to even length.
         if syntax != _RLE and not data.rstrip(b"\0\xff").endswith(b"\xff\xd9"):
             raise damaged
+        if syntax != _RLE:
+            _check_codestream(data, shape, tags.name)
     else:
         expected = shape[0] * shape[1] * allocated // 8
         data = memoryview(buffer)[element.value_tell :][: element.length]
@@ -203,7 +200,19 @@ def find_frame(tags: Tags, buffer: bytes) -> Frame:
             data = np.frombuffer(data, "u2").byteswap().tobytes()  # two pixels a word, the first in its low byte
         data = data[:expected]
     signed, photometric = tags.integer("PixelRepresentation") == 1, tags.text("PhotometricInterpretation").upper()
-    return Frame(data, syntax, shape, allocated, stored, high_bit, signed, photometric, damaged)
+    contradictory = tags.refusal("BitsStored", "expected as many bits as the values of the compressed frame have")
+    return Frame(data, syntax, shape, allocated, stored, high_bit, signed, photometric, damaged, contradictory)
+
+
+def _check_codestream(data: bytes, shape: tuple[int, int], name: str) -> None:
+    """Raise DamagedImageError for a frame of another size than the tags say, before a decoder makes room for it."""
+    found = codestream_shape(data)
+    if found != (*shape, 1):
+        what = "no header" if found is None else "{1}x{0} pixels of {2} component(s)".format(*found)
+        raise DamagedImageError(
+            f"{name}: {tag_name('PixelData')}: expected a frame of {shape[1]}x{shape[0]} grey pixels, as Columns and "
+            f"Rows say, found {what}"
+        )
 
 
 def _decodable_syntax(tags: Tags) -> Any:

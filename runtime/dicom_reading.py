@@ -1,22 +1,15 @@
-"""Reading a DICOM object that is one frontal chest radiograph.
+"""Reading a DICOM object that is one chest radiograph: parsed and checked by its header, decoded, then made grey.
 
-Stored value -> modality LUT or rescale -> VOI LUT or window -> inverted if MONOCHROME1 (DICOM PS3.3 C.7.6.3.1.2,
-C.11.1, C.11.2). The whole chain is worked out once for each possible stored value, then looked up pixel by pixel.
+`dicom_object` says what is a chest radiograph, `dicom_frame` decodes, `dicom_greys` has the chain of stored values.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import math
-import re
 import struct
 import zlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from cbmir.errors import (
     DamagedImageError,
@@ -28,7 +21,9 @@ from cbmir.errors import (
 from cbmir.manifest import is_date
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.dicom_frame import find_frame
-from cbmir.runtime.dicom_tags import Tags, pydicom_unlogged, read_errors, tag_name
+from cbmir.runtime.dicom_greys import Chain
+from cbmir.runtime.dicom_object import check_object
+from cbmir.runtime.dicom_tags import LARGE, Tags, pydicom_unlogged, read_errors, tag_name
 from cbmir.runtime.jpeg2000 import halvings
 from cbmir.runtime.radiograph import Limits, Radiograph, Reduction, check_contrast, collected_warnings
 from cbmir.runtime.together import beside
@@ -36,14 +31,7 @@ from cbmir.runtime.together import beside
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-MODALITIES = ("CR", "DX", "RG")
-BODY_PARTS = ("CHEST", "THORAX", "TORAX", "LUNG", "LUNGS")
-#: PS3.3 C.8.1.1 (CR Series) and what vendors write: lateral, decubitus, oblique.
-OTHER_VIEWS = (
-    "LL", "RL", "LLD", "RLD", "LLO", "RLO", "LAO", "RAO", "LPO", "RPO", "LAT", "LATERAL", "LLAT", "RLAT", "OBLIQUE",
-)  # fmt: skip
-
-_LARGE = 2**20  # bytes: nothing that is read here but pixels has so many
+_MOST_READS = 200_000  # two or three an element: no radiograph has a thousand
 
 
 def is_dicom(data: bytes) -> bool:
@@ -61,22 +49,29 @@ def is_dicom(data: bytes) -> bool:
 
 
 def read_dicom(
-    data: bytes, name: str, limits: Limits, threads: int = 1, reduced_for: PreprocessSpec | None = None
+    data: bytes,
+    name: str,
+    limits: Limits,
+    *,
+    intensity: str = "header",
+    allow_lateral: bool = False,
+    threads: int = 1,
+    reduced_for: PreprocessSpec | None = None,
 ) -> Radiograph:
-    """Read a DICOM file's bytes. `name` is for messages; `reduced_for` as `read_image` has it.
+    """Read a DICOM file's bytes. `name` is for messages; the rest is as `read_image` has it.
 
-    Raises DicomImageError for what is not one frontal chest radiograph or contradicts itself, DamagedImageError for
-    broken content, ImageSizeError, BlankImageError, MissingDependencyError.
+    Raises DicomImageError for what is not one chest radiograph of an allowed view or contradicts itself,
+    DamagedImageError for broken content, ImageSizeError, BlankImageError, MissingDependencyError.
     """
     require("pydicom", "dicom")
     with beside(threads, lambda: hashlib.sha256(data).hexdigest()) as digest:
         with collected_warnings() as collected, pydicom_unlogged():
-            dataset, buffer = _parse(data, name, limits)
+            dataset, buffer = parse_dicom(data, name, limits)
             tags = Tags(dataset, name)
-            view = _check_object(tags)
+            view = check_object(tags, allow_lateral)
             _check_pixels(tags, limits)
             frame = find_frame(tags, buffer)
-            chain = _chain(tags, frame.values())
+            chain = Chain.of(tags, frame.values(), intensity)
             patient_id, study_id = tags.text("PatientID"), tags.text("StudyInstanceUID")
             instance, day = tags.text("SOPInstanceUID"), _study_date(tags)
         # Beyond the lock on warnings, so that threads decode at the same time.
@@ -89,8 +84,9 @@ def read_dicom(
         tags.warnings.append(f"DICOM: {len(collected)} deviation(s) from the standard, read as well as they allow")
     reduction = None if halved is None else Reduction(2**times, frame.shape)
     return Radiograph(
-        stored, name, digest(), patient_id, study_id, view, tuple(tags.warnings), greys, reduction, instance, day
-    )
+        stored, name, digest(), patient_id, study_id, view, tuple(tags.warnings), greys, reduction, instance, day,
+        intensity,
+    )  # fmt: skip
 
 
 def _study_date(tags: Tags) -> str:
@@ -103,19 +99,41 @@ def _study_date(tags: Tags) -> str:
     return ""
 
 
-def _parse(data: bytes, name: str, limits: Limits) -> tuple[Dataset, bytes]:
-    """The data set, and the bytes in which its large elements lie: those are left where they are."""
+def parse_dicom(
+    data: bytes, name: str, limits: Limits, *, large: int = LARGE, most_reads: int = _MOST_READS
+) -> tuple[Dataset, bytes]:
+    """The data set of a file's bytes, and the bytes in which elements of more than `large` bytes lie: those are left
+    where they are. After `most_reads` reads a file counts as damaged; an element takes two or three.
+
+    Wants pydicom's warnings collected and its loggers silenced (`collected_warnings`, `pydicom_unlogged`). Raises
+    DamagedImageError, NotAnImageError for a file without elements, ImageSizeError for one that inflates too far.
+    """
     from pydicom import dcmread
 
     try:
         buffer = _inflated(data, name, limits)
-        dataset = dcmread(io.BytesIO(buffer), force=True, defer_size=_LARGE)
+        dataset = dcmread(_Header(buffer, most_reads), force=True, defer_size=large)
         tags = len(dataset)
     except read_errors() as error:
         raise DamagedImageError(f"{name}: the DICOM file is damaged or cut off ({type(error).__name__})") from None
     if tags == 0:
         raise NotAnImageError(f"{name}: expected a DICOM object, found no element after its header")
     return dataset, buffer
+
+
+class _Header(io.BytesIO):
+    """A file that pydicom may go through for about a second, unless told otherwise: megabytes of elements, or of items
+    of a sequence, would keep it busy for minutes."""
+
+    def __init__(self, data: bytes, most_reads: int = _MOST_READS) -> None:
+        super().__init__(data)
+        self._left = most_reads
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError("more elements than any radiograph has")
+        return super().read(size)
 
 
 def _inflated(data: bytes, name: str, limits: Limits) -> bytes:
@@ -139,31 +157,10 @@ def _deflated_from(data: bytes) -> int | None:
     from pydicom.filereader import read_dataset
     from pydicom.uid import DeflatedExplicitVRLittleEndian
 
-    stream = io.BytesIO(data)
+    stream = _Header(data)
     stream.seek(132 if data[128:132] == b"DICM" else 0)
     meta = read_dataset(stream, False, True, stop_when=lambda tag, vr, length: tag >> 16 != 0x0002)
     return stream.tell() if meta.get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian else None
-
-
-def _check_object(tags: Tags) -> str:
-    """Refuse what is known not to be a frontal chest radiograph; warn of what is not known. Gives PA, AP or ""."""
-    modality, part, view = (tags.text(k).upper() for k in ("Modality", "BodyPartExamined", "ViewPosition"))
-    if modality and modality not in MODALITIES:
-        raise tags.refusal("Modality", f"expected a chest radiograph ({', '.join(MODALITIES)})")
-    if part and not set(_words(part)) & set(BODY_PARTS):
-        raise tags.refusal("BodyPartExamined", "expected CHEST")
-    if set(_words(view)) & set(OTHER_VIEWS):
-        raise tags.refusal("ViewPosition", "expected a frontal view (PA or AP)")
-    for keyword, text in (("Modality", modality), ("BodyPartExamined", part), ("ViewPosition", view)):
-        if not text:
-            tags.warnings.append(f"{tag_name(keyword)} is missing: not known to be a frontal chest radiograph")
-    processing = "AcquisitionDeviceProcessingDescription"  # free text of one image: doubt, no refusal
-    for word in set(_words(tags.text(processing).upper())) & set(OTHER_VIEWS):
-        tags.warnings.append(f"{tag_name(processing)} says {word}: probably not frontal")
-    frontal = next((word for word in _words(view) if word in ("PA", "AP")), "")
-    if view and not frontal:
-        tags.warnings.append(f"{tag_name('ViewPosition')} is none of PA and AP: not known to be frontal")
-    return frontal
 
 
 def _check_pixels(tags: Tags, limits: Limits) -> None:
@@ -186,149 +183,3 @@ def _check_pixels(tags: Tags, limits: Limits) -> None:
     if not tags.integer("BitsStored") <= tags.integer("HighBit") + 1 <= tags.integer("BitsAllocated"):
         raise tags.refusal("HighBit", f"expected {tags.integer('BitsStored') - 1} (BitsStored - 1)")
     limits.check_size(tags.integer("Columns"), tags.integer("Rows"), tags.name)
-
-
-@dataclass(frozen=True, eq=False)
-class _Chain:
-    """What each bit pattern that the pixels' type can hold becomes; entry i is for the pattern i."""
-
-    modality: NDArray[np.float64]
-    voi: NDArray[np.float64] | None  # 0..1; None: from the lowest to the highest value present
-    padding: NDArray[np.bool_]
-    inverted: bool
-
-    @property
-    def averages(self) -> bool:
-        """Whether the chain may be applied to averages of stored values: not where padding would be mixed with image,
-        nor where the range is taken from the values present."""
-        return self.voi is not None and not self.padding.any()
-
-    def greys(self, stored: NDArray[Any], tags: Tags) -> NDArray[np.uint8]:
-        """uint8, bone bright, for patterns as in `stored` [H,W]."""
-        grey = self._by_range(stored, tags) if self.voi is None else self.voi
-        if self.inverted:
-            grey = 1 - grey
-        grey = np.where(self.padding, 0, grey)  # outside of the image: as dark as air
-        return np.rint(grey * 255).astype(np.uint8)
-
-    def _by_range(self, stored: NDArray[Any], tags: Tags) -> NDArray[np.float64]:
-        present = np.zeros(len(self.modality), dtype=bool)
-        for row in stored:  # NumPy makes its indices 8 bytes long: a row of them stays in the cache
-            present[row] = True
-        used = self.modality[present & ~self.padding]
-        if used.size == 0:
-            raise tags.refusal("PixelPaddingValue", "expected pixels beside the padding")
-        low, high = used.min(), used.max()
-        if not math.isfinite(high - low):
-            raise tags.refusal("RescaleSlope", "expected a number that keeps values finite")
-        grey: NDArray[np.float64] = np.clip((self.modality - low) / (high - low or 1.0), 0, 1)
-        return grey
-
-
-def _chain(tags: Tags, values: NDArray[np.float64]) -> _Chain:
-    modality = _modality(tags, values)
-    inverted = tags.text("PhotometricInterpretation").upper() == "MONOCHROME1"
-    return _Chain(modality, _voi(tags, modality), _padding(tags, values), inverted)
-
-
-def _padding(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which stored values are padding (PS3.3 C.7.5.1.1.2): one, or a range."""
-    value = tags.number("PixelPaddingValue")
-    if value is None:
-        return np.zeros(len(values), dtype=bool)
-    limit = tags.number("PixelPaddingRangeLimit")
-    low, high = sorted(_of_sign(number, values) for number in (value, value if limit is None else limit))
-    return (values >= low) & (values <= high)
-
-
-def _of_sign(number: float, values: NDArray[np.float64]) -> float:
-    """A tag's 16-bit number as the pixels' own type has it, whether it was written as signed or unsigned."""
-    if number > values.max() and values.min() < 0:
-        return number - 2**16
-    return number + 2**16 if number < values.min() else number
-
-
-def _modality(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Modality LUT, or rescale slope and intercept (PS3.3 C.11.1)."""
-    table = _lookup_table(tags, "ModalityLUTSequence")
-    if table is not None:
-        return table.lookup(values)
-    slope, intercept = tags.number("RescaleSlope"), tags.number("RescaleIntercept")
-    if slope is not None and (slope == 0 or not math.isfinite(slope)):
-        raise tags.refusal("RescaleSlope", "expected a number other than 0")
-    if intercept is not None and not math.isfinite(intercept):
-        raise tags.refusal("RescaleIntercept", "expected a finite number")
-    return values * (1.0 if slope is None else slope) + (intercept or 0.0)
-
-
-def _voi(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """VOI LUT or first usable window -> 0..1 (PS3.3 C.11.2); None, and a warning, where there is neither."""
-    table = _lookup_table(tags, "VOILUTSequence")
-    if table is not None:
-        return table.lookup(values) / table.full
-    function = tags.text("VOILUTFunction").upper() or "LINEAR"
-    if function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
-        tags.warnings.append(f"{tag_name('VOILUTFunction')} is unknown: taken as LINEAR")
-        function = "LINEAR"
-    centres, widths = tags.numbers("WindowCenter"), tags.numbers("WindowWidth")
-    for number, (centre, width) in enumerate(zip(centres, widths, strict=False)):
-        if math.isfinite(centre) and math.isfinite(width) and (width >= 1 or (width > 0 and function != "LINEAR")):
-            if number:
-                tags.warnings.append(f"{tag_name('WindowWidth')}: window {number + 1} taken, those before are invalid")
-            return window(values, centre, width, function)
-    why = "holds no valid window" if centres or widths else "is missing, and there is no VOI LUT"
-    tags.warnings.append(f"{tag_name('WindowWidth')} {why}: grey runs from the lowest to the highest value present")
-    return None
-
-
-def _lookup_table(tags: Tags, keyword: str) -> _Table | None:
-    sequence = tags.value(keyword)
-    if sequence is None:
-        return None
-    try:
-        item = sequence[0]
-        entries, first, bits = (int(v) for v in item.LUTDescriptor)
-        data = item.LUTData
-        order = "<" if tags.dataset.original_encoding[1] else ">"  # of words that pydicom leaves as bytes
-        values = np.frombuffer(data, f"{order}u2") if isinstance(data, bytes) else np.atleast_1d(data)
-        values = values.astype(np.float64)
-    except read_errors():
-        raise DicomImageError(f"{tags.name}: {tag_name(keyword)} holds a lookup table that cannot be read") from None
-    entries = entries % 2**16 or 2**16  # written as signed, or 0 for 65536
-    if first >= 2**15 and tags.number("PixelRepresentation") == 1:
-        first -= 2**16  # of the pixels' own sign (PS3.3 C.11.1.1.1), whatever VR it was written with
-    full = 2.0 ** min(bits, 16) - 1
-    if not 1 <= bits <= 16 or len(values) < entries or values.max() > full:
-        raise DicomImageError(
-            f"{tags.name}: {tag_name(keyword)}: expected {entries} entries of 1 to 16 bits, found {len(values)} "
-            f"up to {values.max(initial=0):.0f}, said to be of {bits} bits"
-        )
-    return _Table(first, values[:entries], full)
-
-
-@dataclass(frozen=True, eq=False)
-class _Table:
-    """A LUT of DICOM (PS3.3 C.11.1.1): `values[0]` is for inputs up to `first`, the last for all beyond the end."""
-
-    first: int
-    values: NDArray[np.float64]
-    full: float  # the largest value that its bits can hold
-
-    def lookup(self, inputs: NDArray[np.float64]) -> NDArray[np.float64]:
-        index: NDArray[np.intp] = np.clip(np.rint(inputs) - self.first, 0, len(self.values) - 1).astype(np.intp)
-        return self.values[index]
-
-
-def window(values: NDArray[np.float64], centre: float, width: float, function: str = "LINEAR") -> NDArray[np.float64]:
-    """Grey 0..1 by a window: LINEAR (PS3.3 C.11.2.1.2.1), LINEAR_EXACT (C.11.2.1.3.2) or SIGMOID (C.11.2.1.3.1)."""
-    if function == "SIGMOID":
-        return 1 / (1 + np.exp(np.clip(-4 * (values - centre) / width, -700, 700)))
-    if function == "LINEAR":
-        centre, width = centre - 0.5, width - 1
-    if width == 0:
-        return (values > centre).astype(np.float64)
-    return np.clip((values - centre) / width + 0.5, 0, 1)
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"[A-Z]+", text)

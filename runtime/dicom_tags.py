@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 
-_LIBRARIES = ("pydicom", "pylibjpeg", "libjpeg", "openjpeg", "rle")
+LARGE = 2**20  # bytes: nothing that is read here but pixels has so many
+_UNDEFINED = 2**32 - 1  # length of a sequence that says where it ends
+
+_LIBRARIES = ("pydicom", "highdicom", "pylibjpeg", "libjpeg", "openjpeg", "rle")
 _HERE = threading.local()
 
 
@@ -38,20 +41,24 @@ def pydicom_unlogged() -> Iterator[None]:
     for name in list(logging.root.manager.loggerDict):
         if name.split(".", 1)[0] in _LIBRARIES:
             logging.getLogger(name).addFilter(_is_heard)
+    before = getattr(_HERE, "unlogged", False)
     _HERE.unlogged = True
     try:
         yield
     finally:
-        _HERE.unlogged = False
+        _HERE.unlogged = before
 
 
 def read_errors() -> tuple[type[Exception], ...]:
-    """All that pydicom and its codecs raise on damaged content (a fuzz test holds this list)."""
+    """All that pydicom and its codecs raise on damaged content (a fuzz test holds this list).
+
+    Not MemoryError: sizes are checked first, so that it says nothing of the file, which may be read another time.
+    """
     from pydicom.errors import BytesLengthException, InvalidDicomError
 
     return (
         BytesLengthException, InvalidDicomError, OSError, ValueError, TypeError, LookupError, AttributeError, EOFError,
-        ArithmeticError, MemoryError, RuntimeError, struct.error, zlib.error,
+        ArithmeticError, RuntimeError, struct.error, zlib.error,
     )  # fmt: skip
 
 
@@ -71,8 +78,13 @@ class Tags:
         self.warnings: list[str] = []
 
     def value(self, keyword: str) -> Any:
-        """A tag's value, None where it is absent or empty."""
+        """A tag's value, None where it is absent or empty. DicomImageError for one that is damaged or huge."""
+        from pydicom.datadict import tag_for_keyword
+
         try:
+            element = self.dataset.get_item(tag_for_keyword(keyword) or 0, keep_deferred=True)
+            if LARGE < getattr(element, "length", 0) != _UNDEFINED:  # not taken apart yet, which would take its time
+                raise ValueError("too long")
             value = self.dataset.get(keyword)
             return None if value is None or (hasattr(value, "__len__") and len(value) == 0) else value
         except read_errors():
@@ -81,6 +93,12 @@ class Tags:
     def text(self, keyword: str) -> str:
         value = self.value(keyword)
         return "" if value is None else str(value).strip()
+
+    def text_of_first(self, keyword: str) -> str:
+        """The first text of a tag that may hold several."""
+        value = self.value(keyword)
+        several = value is not None and not isinstance(value, str) and hasattr(value, "__getitem__")
+        return str(value[0] if several else value or "").strip()
 
     def number(self, keyword: str) -> float | None:
         """The first number of a tag, None where it is absent or empty."""
@@ -103,9 +121,11 @@ class Tags:
             raise self.refusal(keyword, "expected a whole number")
         return int(number)
 
-    def refusal(self, keyword: str, expected: str) -> DicomImageError:
-        text = self.text(keyword)
-        found = repr(text) if text else "it missing or empty"
-        if len(text) > 16 or not text.isprintable():  # no code or number: a damaged length may take in other tags
-            found = f"{len(text)} characters that are no such value"
-        return DicomImageError(f"{self.name}: {tag_name(keyword)}: {expected}, found {found}")
+    def refusal(self, keyword: str, expected: str, *, found: str = "") -> DicomImageError:
+        """What to raise; `found` where the tag's value is better said otherwise, and holds nothing of a patient."""
+        text = found[:64] or self.text(keyword)
+        said = repr(text) if text else "it missing or empty"
+        # No code or number: a damaged length may take in other tags.
+        if not found and (len(text) > 16 or not text.isprintable()):
+            said = f"{len(text)} characters that are no such value"
+        return DicomImageError(f"{self.name}: {tag_name(keyword)}: {expected}, found {said}")

@@ -22,12 +22,12 @@ from cbmir.files import replacing
 from cbmir.manifest import Manifest
 from cbmir.runtime.embedded_blocks import Blocks
 from cbmir.runtime.engine import Engine
-from cbmir.runtime.picture import BATCH, Picture, embed_pictures, read_picture
+from cbmir.runtime.picture import BATCH, Picture, Source, embed_pictures, read_picture
 
 log = logging.getLogger("cbmir")
 
 #: Embeds some blocks, and says of each as it ends how many images it holds.
-Run = Callable[[Blocks, Sequence[Path], Sequence[int]], Iterator[int]]
+Run = Callable[[Blocks, Sequence[Source], Sequence[int]], Iterator[int]]
 
 
 @dataclass(frozen=True)
@@ -73,19 +73,19 @@ def embed_blocks(blocks: Blocks, manifest: Manifest, run: Run, *, shard: tuple[i
     there = images - sum(len(blocks.rows(block)) for block in missing)
     if there:
         log.info("%s: %d of %d images are embedded already; going on", blocks.folder, there, images)
-    paths = [row.image for row in manifest]
+    sources = [Source.of(row) for row in manifest]
     with tqdm(total=images, initial=there, desc="Embedding", unit="image", disable=None) as progress:
-        for count in run(blocks, paths, missing):
+        for count in run(blocks, sources, missing):
             progress.update(count)
-    return EmbedReport(images, there, list_unreadable(blocks, paths, own, "" if of == 1 else f"-{number}-of-{of}"))
+    return EmbedReport(images, there, list_unreadable(blocks, sources, own, "" if of == 1 else f"-{number}-of-{of}"))
 
 
 def list_unreadable(
-    blocks: Blocks, paths: Sequence[Path], own: Iterable[int], name: str
+    blocks: Blocks, sources: Sequence[Source], own: Iterable[int], name: str
 ) -> tuple[tuple[str, str], ...]:
     """The (path, reason) of each image of these blocks that could not be read, also in `unreadable<name>.csv`."""
     unreadable = tuple(
-        (str(paths[row]), error)
+        (str(sources[row].path), error)
         for block in own
         for row, error in zip(blocks.rows(block), blocks.errors(block), strict=True)
         if error
@@ -121,19 +121,19 @@ def embed_block(engine: Engine, blocks: Blocks, block: int, results: Iterator[Pi
 
 
 def embed_here(
-    engine: Engine, workers: int | None, blocks: Blocks, paths: Sequence[Path], missing: Sequence[int]
+    engine: Engine, workers: int | None, blocks: Blocks, sources: Sequence[Source], missing: Sequence[int]
 ) -> Iterator[int]:
     """All of them in this process, with one set of workers that read ahead into the next block."""
     from cbmir.runtime.bulk import work_through
 
-    items = ((paths[row], "") for block in missing for row in blocks.rows(block))
-    results = work_through(reader(engine, blocks), items, workers=workers)
+    ahead = (sources[row] for block in missing for row in blocks.rows(block))
+    results = work_through(reader(engine, blocks), ahead, workers=workers)
     with closing(results):
         for block in missing:
             yield from embed_block(engine, blocks, block, results)
 
 
-def reader(engine: Engine, blocks: Blocks) -> Callable[[tuple[Path, str]], Picture]:
+def reader(engine: Engine, blocks: Blocks) -> Callable[[Source], Picture]:
     """What reads an image for these blocks; picklable."""
     spec = engine.card.preprocess
     return partial(read_picture, spec, spec if blocks.stamp["reduced_jpeg2000"] else None)

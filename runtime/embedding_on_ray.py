@@ -19,6 +19,7 @@ from cbmir.card import ModelCard
 from cbmir.errors import UserError, WorkerError, require
 from cbmir.runtime.embedded_blocks import Blocks
 from cbmir.runtime.embedding import Run, embed_block, reader
+from cbmir.runtime.picture import Source
 
 log = logging.getLogger("cbmir")
 
@@ -38,13 +39,20 @@ def on_ray(address: str, model: str | Path, engine: str) -> Run:
     needs = actor_needs(nodes)
     log.info("Ray: %d CPUs, %d GPUs; each model takes %s.", cpus, gpus, needs)
 
-    def run(blocks: Blocks, paths: Sequence[Path], missing: Sequence[int]) -> Iterator[int]:
+    def run(blocks: Blocks, sources: Sequence[Source], missing: Sequence[int]) -> Iterator[int]:
         if not missing:
             return
         context = data.DataContext.get_current()
         context.enable_progress_bars = context.print_on_execution_start = False
         context.max_errored_blocks = 0
-        work = [{"block": block, "paths": [str(paths[row]) for row in blocks.rows(block)]} for block in missing]
+        work = [
+            {
+                "block": block,
+                "paths": [str(sources[row].path) for row in blocks.rows(block)],
+                "lateral": [sources[row].lateral for row in blocks.rows(block)],
+            }
+            for block in missing
+        ]
         done = data.from_items(work, override_num_blocks=len(work)).map(
             _Embedder,
             fn_constructor_args=(str(Path(model).resolve()), engine, blocks, needs["num_cpus"]),
@@ -100,8 +108,10 @@ class _Embedder:
     def __call__(self, work: dict[str, Any]) -> dict[str, Any]:
         from cbmir.runtime.bulk import work_through
 
-        items = ((Path(path), "") for path in work["paths"])
-        results = work_through(reader(self._engine, self._blocks), items, workers=self._workers)
+        sources = (
+            Source(Path(path), bool(lateral)) for path, lateral in zip(work["paths"], work["lateral"], strict=True)
+        )
+        results = work_through(reader(self._engine, self._blocks), sources, workers=self._workers)
         with closing(results):
             images = sum(embed_block(self._engine, self._blocks, int(work["block"]), results))
         return {"images": images, "model": f"{platform.node()} {os.getpid()}"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,15 +19,16 @@ from cbmir.errors import EngineError, ImageError, UserError
 from cbmir.labels import canonical
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.agreement import agreement
+from cbmir.runtime.combination import combination_vector
 from cbmir.runtime.engine import Engine, EngineHealth, Mode
-from cbmir.runtime.evidence import finding_vectors
+from cbmir.runtime.evidence import evidence_map, finding_vectors
 from cbmir.runtime.gallery.entry import Entry, Found, Hit
 from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.gallery.protocol import AnyGallery, open_gallery
 from cbmir.runtime.novelty import NEAREST, Novelty, judge
 from cbmir.runtime.opening import open_engine
 from cbmir.runtime.preprocess import preprocess
-from cbmir.runtime.radiograph import Radiograph
+from cbmir.runtime.radiograph import Limits, Radiograph
 from cbmir.runtime.reading import read_image
 from cbmir.runtime.result import Analysis, Finding, Neighbour
 
@@ -41,23 +42,44 @@ NOTHING_ALIKE = (
     "Nothing in the gallery looks like this image: it may be no chest X-ray, inverted or turned. Its findings and "
     "neighbours are not to be relied on."
 )
+#: What an analysis warns of where `known` has ids.
+IN_GALLERY = "This image is in the gallery itself."
+#: What is warned of where the same patient's images are to be left out: it is not known whose, or none is there.
+PATIENT_UNKNOWN = (
+    "The patient of this image is not known, so neighbours may be images of the same patient; give the patient's id to "
+    "leave them out."
+)
+PATIENT_NOT_FOUND = "No image of this patient id is in the gallery: nothing was left out."
 _BATCH = 32  # images that `embed_many` gives to the engine at once
 
 
 class Finder:
     """A model, and a gallery where neighbours are wanted. One finder serves any number of threads."""
 
-    def __init__(self, engine: Engine, gallery: AnyGallery | None = None, *, reduced_jpeg2000: bool = False) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        gallery: AnyGallery | None = None,
+        *,
+        reduced_jpeg2000: bool = False,
+        allow_lateral: bool = False,
+    ) -> None:
         """Takes both over: `close` closes them. Raises GalleryError for a gallery of another model.
 
         `reduced_jpeg2000` lets large JPEG 2000 images be decoded at a lower resolution: faster, and within one grey
-        level of the model's input but for a few pixels (see `read_image`, `reduced_for`).
+        level of the model's input but for a few pixels (see `read_image`, `reduced_for`). `allow_lateral` takes DICOM
+        files of lateral views too, with a warning.
         """
         if gallery is not None:
             gallery.check_model(engine.card)
         self.engine = engine
         self.gallery = gallery
-        self._reduced_for = engine.card.preprocess if reduced_jpeg2000 else None
+        self._read = partial(
+            read_image,
+            intensity=engine.card.preprocess.intensity,
+            allow_lateral=allow_lateral,
+            reduced_for=engine.card.preprocess if reduced_jpeg2000 else None,
+        )
 
     @classmethod
     def open(
@@ -71,12 +93,13 @@ class Finder:
         cache: str | Path | None = None,
         allow_fallback: bool = False,
         reduced_jpeg2000: bool = False,
+        allow_lateral: bool = False,
         pseudonyms: Pseudonyms | None = None,
     ) -> Self:
         """Open a model by `open_engine`, and a gallery by its folder or `milvus:` place (`open_gallery`).
 
-        `reduced_jpeg2000` is as `Finder` has it, `pseudonyms` as `Gallery.open`. Raises what `open_engine` raises, and
-        GalleryError.
+        `reduced_jpeg2000` and `allow_lateral` are as `Finder` has them, `pseudonyms` as `Gallery.open`. Raises what
+        `open_engine` raises, and GalleryError.
         """
         loaded = open_engine(
             model, engine=engine, threads=threads, mode=mode, cache=cache, allow_fallback=allow_fallback
@@ -84,7 +107,7 @@ class Finder:
         opened = None
         try:
             opened = None if gallery is None else open_gallery(gallery, pseudonyms=pseudonyms)
-            return cls(loaded, opened, reduced_jpeg2000=reduced_jpeg2000)
+            return cls(loaded, opened, reduced_jpeg2000=reduced_jpeg2000, allow_lateral=allow_lateral)
         except BaseException:
             loaded.close()
             if opened is not None:
@@ -94,6 +117,11 @@ class Finder:
     @property
     def card(self) -> ModelCard:
         return self.engine.card
+
+    def read(self, image: Image, *, limits: Limits | None = None) -> Radiograph:
+        """Read an image as this finder's model takes it (`read_image`): by its card's intensity policy. Raises
+        ImageError."""
+        return self._read(image, limits=limits, threads=self.engine.threads)
 
     def analyze(
         self,
@@ -106,7 +134,7 @@ class Finder:
         exact: bool | None = None,
     ) -> Analysis:
         """Findings and the k nearest neighbours of one image: a path, a file's bytes, a grey array [H, W], or
-        what `read_image` made of one. `filter` and `exact` are as `Gallery.search` has them.
+        what `read` made of one. `filter` and `exact` are as `Gallery.search` has them.
 
         The same patient's images are left out of the neighbours: those of `patient_id`, of the patients of the
         gallery's entries made from the same file, and of the DICOM file's patient. A warning says where none of these
@@ -116,7 +144,7 @@ class Finder:
         threads = self.engine.threads
         radiograph = image
         if not isinstance(radiograph, Radiograph):
-            radiograph = read_image(radiograph, threads=threads, reduced_for=self._reduced_for)
+            radiograph = self.read(radiograph)
         batch = preprocess(radiograph, self.card.preprocess, threads=threads)[None, None]
         outputs = self.engine.run(batch, feature_map=True)
         embedding, feature_map = outputs.embedding[0], outputs.feature_map
@@ -140,7 +168,7 @@ class Finder:
         return Analysis(
             image=radiograph.name,
             findings=findings,
-            neighbours=tuple(_neighbour(hit, wanted) for hit in hits),
+            neighbours=tuple(neighbour_of(hit, wanted) for hit in hits),
             warnings=tuple(warnings),
             embedding=embedding,
             feature_map=feature_map[0],
@@ -150,7 +178,37 @@ class Finder:
             else {hit.entry.id: vector for hit, vector in zip(hits, found.vectors, strict=False)},
             agreement=() if self.gallery is None else agreement(hits, self.gallery.labels.names, self.card.sigma),
             novelty=novelty,
+            query_labels=tuple(sorted(query_labels)),
+            known=tuple(entry.id for entry in look.known),
         )
+
+    def with_findings(
+        self,
+        labels: Sequence[str],
+        k: int = 10,
+        *,
+        filter: Filter = Filter(),  # noqa: A002, B008
+    ) -> tuple[Neighbour, ...]:
+        """The k entries of the gallery nearest to what the model holds for these findings together: a query without an
+        image (`cbmir.runtime.combination`). `shared` are those of `labels` that a neighbour has.
+
+        Raises UserError without a gallery, and what `combination_vector` raises.
+        """
+        if self.gallery is None:
+            raise UserError("expected a gallery to search, found none: open the finder with one")
+        vector = combination_vector(self.card, self.engine.head, labels)
+        wanted = {canonical(label) for label in labels}
+        return tuple(neighbour_of(hit, wanted) for hit in self.gallery.search(vector, k, filter=filter).hits)
+
+    def evidence_towards(self, image: Image | Radiograph, vector: NDArray[np.float32]) -> NDArray[np.float32]:
+        """float32 [h, w]: each cell's share in the cosine between an image and a vector [D], as of another image: what
+        makes *this* image like that one. Raises ImageError for an image that cannot be analysed."""
+        radiograph = image if isinstance(image, Radiograph) else self.read(image)
+        batch = preprocess(radiograph, self.card.preprocess)[None, None]
+        feature_map = self.engine.run(batch, feature_map=True).feature_map
+        if feature_map is None:
+            raise EngineError("expected a feature map from the engine, found none")
+        return evidence_map(feature_map[0], vector)
 
     def embed(self, batch: Sequence[Image] | NDArray[np.uint8]) -> NDArray[np.float32]:
         """Embeddings float32 [N, D], unit norm, of a list of images or of preprocessed uint8 [N, 1, S, S].
@@ -161,7 +219,7 @@ class Finder:
             raise UserError("expected a list of images, found a single one; put it into a list")
         if not isinstance(batch, np.ndarray):
             size = self.card.preprocess.crop
-            images = [_read(self.card.preprocess, self._reduced_for, image) for image in batch]
+            images = [_preprocessed(self.card.preprocess, self._read, image) for image in batch]
             batch = np.array(images, np.uint8).reshape(-1, 1, size, size)
         return self.engine.run(batch).embedding
 
@@ -178,7 +236,7 @@ class Finder:
 
         if isinstance(images, str | bytes | Path):
             raise UserError("expected images to iterate over, found a single one; put it into a list")
-        read = partial(_read, self.card.preprocess, self._reduced_for)
+        read = partial(_preprocessed, self.card.preprocess, self._read)
         return self._embedded(work_through(read, images, workers=workers))
 
     def _embedded(
@@ -218,14 +276,14 @@ class Finder:
         return tuple(findings)
 
 
-def _read(spec: PreprocessSpec, reduced_for: PreprocessSpec | None, image: Image) -> NDArray[np.uint8]:
-    return preprocess(read_image(image, reduced_for=reduced_for), spec)
+def _preprocessed(spec: PreprocessSpec, read: Callable[[Image], Radiograph], image: Image) -> NDArray[np.uint8]:
+    return preprocess(read(image), spec)
 
 
 @dataclass(frozen=True)
 class _Look:
     """What a gallery knows of an image before its neighbours are searched: entries made from the same file, the
-    patients it is of, those of them to leave out, and what a reader must know of these. No id is named but entries'."""
+    patients it is of, those of them to leave out, and what a reader must know of these, which names nobody."""
 
     known: tuple[Entry, ...] = ()
     patients: frozenset[str] = frozenset()
@@ -239,7 +297,7 @@ class _Look:
         warnings = []
         known = tuple(gallery.find(image.sha256))
         if known:
-            warnings.append(f"This image is in the gallery itself (id {', '.join(entry.id for entry in known)}).")
+            warnings.append(IN_GALLERY)
         patients = {patient_id, *(entry.patient_id for entry in known)} - {""}
         of_file = image.patient_id.strip()
         if of_file and gallery.finds_patients:
@@ -250,10 +308,9 @@ class _Look:
             warnings.append("The gallery keeps pseudonyms of its patients and was opened without their key, so "
                             "neighbours may be images of this file's patient.")  # fmt: skip
         elif not patients:
-            warnings.append("The patient of this image is not known, so neighbours may be images of the same patient; "
-                            "give the patient's id to leave them out.")  # fmt: skip
+            warnings.append(PATIENT_UNKNOWN)
         elif not any(gallery.has_patient(patient) for patient in patients):
-            warnings.append("No image of this patient id is in the gallery: nothing was left out.")
+            warnings.append(PATIENT_NOT_FOUND)
         return cls(known, frozenset(patients), frozenset(patients), tuple(warnings))
 
 
@@ -279,8 +336,8 @@ def _search(
     return many[0], judge(embedding, many[-1].vectors[itself:], own)
 
 
-def _neighbour(hit: Hit, wanted: set[str]) -> Neighbour:
-    """`wanted`: canonical names of the labels that the query has."""
+def neighbour_of(hit: Hit, wanted: set[str]) -> Neighbour:
+    """A hit as an answer shows it. `wanted`: canonical names of the labels that the query has."""
     entry = hit.entry
     return Neighbour(
         id=entry.id,
@@ -291,4 +348,5 @@ def _neighbour(hit: Hit, wanted: set[str]) -> Neighbour:
         labels=entry.positive,
         shared=tuple(name for name in entry.positive if canonical(name) in wanted),
         report=entry.report,
+        uncertain=tuple(name for name in entry.positive if (entry.labels or {})[name] == -1),
     )

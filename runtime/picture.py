@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from cbmir.manifest import Row
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.engine import Engine
 from cbmir.runtime.preprocess import preprocess
@@ -38,15 +39,30 @@ class Picture:
     embedding: NDArray[np.float32] | None = None
 
 
-def read_picture(spec: PreprocessSpec, reduced_for: PreprocessSpec | None, item: tuple[Path, str]) -> Picture:
-    """Read the image at a path; one whose content is known, by the SHA-256 beside it, is not decoded.
+@dataclass(frozen=True)
+class Source:
+    """An image file to read: a DICOM file of a lateral view where the manifest says that it is `lateral`. One whose
+    content is `known`, by its SHA-256, need not be decoded."""
 
-    That one comes back with its digest alone. `reduced_for` is as `read_image` has it, which names the errors.
+    path: Path
+    lateral: bool = False
+    known: str = ""
+
+    @classmethod
+    def of(cls, row: Row, known: str = "") -> Source:
+        return cls(row.image, row.view == "LATERAL", known)
+
+
+def read_picture(spec: PreprocessSpec, reduced_for: PreprocessSpec | None, source: Source) -> Picture:
+    """Read an image; one whose content is as known comes back with its digest alone.
+
+    `reduced_for` is as `read_image` has it, which names the errors.
     """
-    path, known = item
-    if known and file_digest(path) == known:
-        return Picture(known)
-    radiograph = read_image(path, reduced_for=reduced_for)
+    if source.known and file_digest(source.path) == source.known:
+        return Picture(source.known)
+    radiograph = read_image(
+        source.path, intensity=spec.intensity, allow_lateral=source.lateral, reduced_for=reduced_for
+    )
     return Picture(
         radiograph.sha256,
         thumbnail_jpeg(radiograph.pixels),

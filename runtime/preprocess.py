@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cbmir.errors import NotAnImageError
+from cbmir.errors import NotAnImageError, UserError
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.radiograph import Radiograph, Reduction, look_up
 from cbmir.runtime.together import together
@@ -50,9 +50,14 @@ def preprocess(image: Radiograph | NDArray[np.uint8], spec: PreprocessSpec, *, t
 
     What `centre_crop(resize_square(...))` gives, within one grey level, made from the part of the image that the crop
     shows: it alone is looked up and resized. The answer does not depend on `threads`. Raises NotAnImageError for
-    another dtype or number of axes.
+    another dtype or number of axes, UserError for a radiograph that was read by another intensity policy than `spec`'s.
     """
     radiograph = image if isinstance(image, Radiograph) else Radiograph(_checked(image), "array", "")
+    if radiograph is image and radiograph.intensity != spec.intensity:
+        raise UserError(
+            f"{radiograph.name}: expected an image that was read by intensity {spec.intensity!r}, as the model was "
+            f"trained; found {radiograph.intensity!r}; read it by Finder.read, or read_image(…, intensity=…)"
+        )
     bands = min(_MOST_BANDS, 1 + radiograph.stored.size // _BAND)
     edges = [round(band * spec.crop / bands) for band in range(bands + 1)]
     return np.concatenate(together(threads, *(partial(_rows, radiograph, spec, *ends) for ends in pairwise(edges))))

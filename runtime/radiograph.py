@@ -65,10 +65,11 @@ class Radiograph:
 
     `stored` is uint8 or uint16 [H,W], and `greys` (uint8 [256] or [65536]) what each of its values looks like; None:
     just as it is. `preprocess` looks up the part that it needs, `pixels` is all of it. `name` is for messages. `sha256`
-    is the hex digest of the file's bytes, or of the array's. `view` is PA, AP or empty (unknown). `warnings` are
-    sentences for the user; like every error message they never hold a patient's name or ID. `reduction` is there where
-    `stored`, and so `pixels`, is smaller than the image in the file. Of a DICOM object `study_id` and
-    `sop_instance_uid` are its UIDs, and `date` is the study's, YYYY-MM-DD; empty where not known.
+    is the hex digest of the file's bytes, or of the array's. `view` is PA, AP, LATERAL or empty (unknown). `warnings`
+    are sentences for the user; like every error message they never hold a patient's name or ID. `reduction` is there
+    where `stored`, and so `pixels`, is smaller than the image in the file. Of a DICOM object `study_id` and
+    `sop_instance_uid` are its UIDs, and `date` is the study's, YYYY-MM-DD; empty where not known. `intensity` is the
+    policy that made `greys` (PreprocessSpec): `preprocess` takes none of another.
     """
 
     stored: NDArray[np.uint8] | NDArray[np.uint16]
@@ -82,6 +83,7 @@ class Radiograph:
     reduction: Reduction | None = None
     sop_instance_uid: str = ""
     date: str = ""
+    intensity: str = "header"
 
     @property
     def pixels(self) -> NDArray[np.uint8]:

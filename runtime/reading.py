@@ -1,7 +1,8 @@
 """Reading an image: PNG, JPEG, TIFF or DICOM, from a path, bytes or an array, into one grey `Radiograph`.
 
 Intensities are never guessed: a format's full range becomes 0..255 (a DICOM object's header says more, see
-`cbmir.runtime.dicom_reading`). What cannot be an X-ray is refused with a typed error; what is merely odd is a warning.
+`cbmir.runtime.dicom_greys`), or the policy of a model's card decides. What cannot be an X-ray is refused with a typed
+error; what is merely odd is a warning.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import hashlib
 import io
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +22,13 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from cbmir.errors import BlankImageError, DamagedImageError, ImageSizeError, NotAnImageError
-from cbmir.preprocessing import PreprocessSpec
+from cbmir.errors import BlankImageError, DamagedImageError, ImageSizeError, NotAnImageError, UserError
+from cbmir.preprocessing import INTENSITIES, PreprocessSpec
 from cbmir.runtime.dicom_reading import is_dicom, read_dicom
-from cbmir.runtime.radiograph import Limits, Radiograph, check_contrast, collected_warnings, look_up
+from cbmir.runtime.intensity import greys_of
+from cbmir.runtime.radiograph import Limits, Radiograph, check_contrast, collected_warnings
 
-__all__ = ["Limits", "Radiograph", "read_image"]
+__all__ = ["Limits", "Radiograph", "file_bytes", "read_image"]
 
 # Pillow's classes are called directly: `Image.open` would add its own pixel limit, which is a global.
 _PLUGINS: dict[bytes, type[ImageFile.ImageFile]] = {
@@ -69,6 +73,8 @@ def read_image(
     source: str | Path | bytes | bytearray | memoryview | NDArray[np.generic],
     *,
     limits: Limits | None = None,
+    intensity: str = "header",
+    allow_lateral: bool = False,
     threads: int = 1,
     reduced_for: PreprocessSpec | None = None,
 ) -> Radiograph:
@@ -78,6 +84,10 @@ def read_image(
     16-bit values are scaled by 255/65535, colour becomes luma (ITU-R 601), transparency lies on black, EXIF orientation
     is applied. Raises a subclass of ImageError, or MissingDependencyError where DICOM support is not installed.
 
+    `intensity` says how stored values become grey, as PreprocessSpec has it: a model takes images that were read by its
+    own card's (`Finder.read` does so). `allow_lateral` takes lateral views in DICOM files too, with a warning; without
+    it they are refused.
+
     `reduced_for` lets a large JPEG 2000 image in a DICOM file be decoded at half or a quarter of its resolution, with
     three pixels of a side or more left for one of the resized square: `preprocess` for that spec then gives what it
     gives of the full image, within one grey level but for a few pixels at sharp edges, in a fraction of the time. Such
@@ -85,12 +95,14 @@ def read_image(
     and for a crop that reaches the border. Pillow decodes, and holds Python's lock meanwhile: threads take turns.
     """
     limits = limits or Limits()
+    if intensity not in INTENSITIES:
+        raise UserError(f"expected intensity {', '.join(INTENSITIES)}, found {intensity!r}")
     if isinstance(source, np.ndarray):
-        return _read_array(source, limits)
+        return _read_array(source, limits, intensity)
     if isinstance(source, bytes | bytearray | memoryview):
         data, name = bytes(source), "image"
     elif isinstance(source, str | Path):
-        data, name = _file_bytes(Path(source), limits), str(source)
+        data, name = file_bytes(Path(source), limits), str(source)
     else:
         raise NotAnImageError(f"expected a path, a file's bytes or a NumPy array, found {type(source).__name__}")
     if not data:
@@ -98,11 +110,16 @@ def read_image(
     if len(data) > limits.max_bytes:
         raise _too_many_bytes(name, len(data), limits)
     if is_dicom(data):
-        return read_dicom(data, name, limits, threads, reduced_for)
-    return _read_picture(data, name, limits)
+        return read_dicom(
+            data, name, limits, intensity=intensity, allow_lateral=allow_lateral, threads=threads,
+            reduced_for=reduced_for,
+        )  # fmt: skip
+    return _read_picture(data, name, limits, intensity)
 
 
-def _file_bytes(path: Path, limits: Limits) -> bytes:
+def file_bytes(path: Path, limits: Limits | None = None) -> bytes:
+    """The bytes of an image file, as many as the limits allow. Raises NotAnImageError."""
+    limits = limits or Limits()
     try:
         if path.is_dir():
             raise NotAnImageError(f"{path}: expected an image file ({_READS}), found a folder")
@@ -125,7 +142,7 @@ def _too_many_bytes(name: str, size: int, limits: Limits) -> NotAnImageError:
     )
 
 
-def _read_array(array: NDArray[np.generic], limits: Limits) -> Radiograph:
+def _read_array(array: NDArray[Any], limits: Limits, intensity: str) -> Radiograph:
     name = "array"
     grey = array.ndim == 2 and array.dtype in (np.uint8, np.uint16)
     colour = array.ndim == 3 and array.shape[2] == 3 and array.dtype == np.uint8
@@ -136,12 +153,24 @@ def _read_array(array: NDArray[np.generic], limits: Limits) -> Radiograph:
         )
     limits.check_size(array.shape[1], array.shape[0], name)
     array = np.array(array, order="C")  # a copy: the caller may go on writing to its own
-    pixels, warnings = (_to_8_bit(array), ()) if grey else _to_grey(Image.fromarray(array), name)
-    warnings = (*warnings, *check_contrast(pixels, None, name))
-    return Radiograph(pixels, name, hashlib.sha256(array.data).hexdigest(), warnings=warnings)
+    stored, warnings = (array, ()) if grey else _to_grey(Image.fromarray(array), name)
+    sha256 = hashlib.sha256(array.data).hexdigest()
+    return _radiograph(stored, 16, name, sha256, intensity, warnings)
 
 
-def _read_picture(data: bytes, name: str, limits: Limits) -> Radiograph:
+def _radiograph(
+    stored: NDArray[Any], bits: int, name: str, sha256: str, intensity: str, warnings: tuple[str, ...]
+) -> Radiograph:
+    """Of stored values uint8, or uint16 of so many bits, [H,W]. Raises BlankImageError."""
+    if intensity == "header":  # which these formats have not: their full range
+        greys = None if stored.dtype == np.uint8 else _to_8_bit(bits)
+    else:
+        greys = greys_of(stored, intensity)
+    warnings = (*warnings, *check_contrast(stored, greys, name))
+    return Radiograph(stored, name, sha256, warnings=warnings, greys=greys, intensity=intensity)
+
+
+def _read_picture(data: bytes, name: str, limits: Limits, intensity: str) -> Radiograph:
     plugin = next((plugin for signature, plugin in _PLUGINS.items() if data.startswith(signature)), None)
     if plugin is None:
         raise NotAnImageError(f"{name}: expected {_READS}, found {_kind(data)}")
@@ -162,12 +191,12 @@ def _read_picture(data: bytes, name: str, limits: Limits) -> Radiograph:
         raise DamagedImageError(
             f"{name}: the {plugin.format} file is damaged, cut off or of an unknown kind: {error}"
         ) from error
-    pixels, warnings = _decoded(image, name)
+    stored, bits, warnings = _decoded(image, name)
     if orientation in _TRANSPOSES:
-        pixels = np.asarray(Image.fromarray(pixels).transpose(_TRANSPOSES[orientation]))
+        stored = np.asarray(Image.fromarray(stored).transpose(_TRANSPOSES[orientation]))
+    radiograph = _radiograph(stored, bits, name, hashlib.sha256(data).hexdigest(), intensity, warnings)
     notes = dict.fromkeys(f"{plugin.format}: {warning}" for warning in collected)
-    warnings = (*warnings, *check_contrast(pixels, None, name), *notes)
-    return Radiograph(pixels, name, hashlib.sha256(data).hexdigest(), warnings=warnings)
+    return replace(radiograph, warnings=(*radiograph.warnings, *notes))
 
 
 def _kind(data: bytes) -> str:
@@ -189,30 +218,29 @@ def _orientation(image: ImageFile.ImageFile) -> int:
     return int(image.getexif().get(_ORIENTATION_TAG, 1))
 
 
-def _decoded(image: ImageFile.ImageFile, name: str) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
-    """Pixels uint8 [H,W] of a loaded image, and warnings."""
+def _decoded(image: ImageFile.ImageFile, name: str) -> tuple[NDArray[Any], int, tuple[str, ...]]:
+    """Values uint8 or uint16 [H,W] of a loaded image, how many bits they have, and warnings."""
     if image.mode.startswith("I;16") or (image.mode == "I" and isinstance(image, PngImageFile)):  # "I": older Pillow
         bits, white_is_zero = 16, False
         if isinstance(image, TiffImageFile):
             bits, white_is_zero = image.tag_v2.get(258, (16,))[0], image.tag_v2.get(262) == 0
-        pixels = _to_8_bit(np.asarray(image).astype(np.uint16, copy=False), bits)
-        return (255 - pixels if white_is_zero else pixels), ()
+        values = np.asarray(image).astype(np.uint16, copy=False)
+        return (np.uint16(2**bits - 1) - values if white_is_zero else values), bits, ()
     if image.mode in ("I", "F"):
         kind = "floating-point" if image.mode == "F" else "signed or 32-bit"
         raise NotAnImageError(
             f"{name}: expected 8 or 16 unsigned bits a pixel, found {kind} values, whose range is not guessed; "
             f"scale them to 16 bits first"
         )
-    return _to_grey(image, name)
+    grey, warnings = _to_grey(image, name)
+    return grey, 8, warnings
 
 
-def _to_8_bit(values: NDArray[np.generic], bits: int = 16) -> NDArray[np.uint8]:
-    """Scale unsigned values (uint16; uint8 passes) from 0..2^bits-1 to 0..255, rounded."""
-    if values.dtype == np.uint8:
-        return values.astype(np.uint8, copy=False)
+def _to_8_bit(bits: int) -> NDArray[np.uint8]:
+    """What values 0..2^bits-1 look like, rounded: uint8 [65536]."""
     full = 2**bits - 1
-    scale = np.rint(np.arange(full + 1) * (255 / full)).astype(np.uint8)
-    return look_up(scale, values)
+    greys: NDArray[np.uint8] = np.rint(np.minimum(np.arange(2**16), full) * (255 / full)).astype(np.uint8)
+    return greys
 
 
 def _to_grey(image: Image.Image, name: str) -> tuple[NDArray[np.uint8], tuple[str, ...]]:

@@ -30,7 +30,8 @@ class Finding:
 @dataclass(frozen=True)
 class Neighbour:
     """An image of the gallery. `distance` is Euclidean between unit vectors, in [0, 2]; `labels` are those positive or
-    uncertain; `shared` are those of them that the query is known to have, or else is predicted to have."""
+    uncertain; `shared` are those of them that the query is known to have, or else is predicted to have; `uncertain`
+    are those of them that are not known to be positive."""
 
     id: str
     image: str
@@ -40,6 +41,7 @@ class Neighbour:
     labels: tuple[str, ...]
     shared: tuple[str, ...]
     report: str
+    uncertain: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +51,9 @@ class Analysis:
     `agreement` says of each of the gallery's labels what the neighbours have of it; empty without neighbours. `novelty`
     says whether anything in the gallery looks like the image, whatever neighbours were asked for; None where that
     cannot be told: without a gallery, and with a small one.
+
+    `known` are the ids of the gallery's entries that were made from the same file. `query_labels` are those that the
+    image is known to have, where it is in the gallery, or else is predicted to have.
 
     embedding: float32 [D], unit norm; feature_map: float32 [D, h, w]. It stands on its own: closing the finder that
     made it leaves it usable.
@@ -64,6 +69,8 @@ class Analysis:
     neighbour_vectors: Mapping[str, NDArray[np.float32]] = field(repr=False)
     agreement: tuple[LabelAgreement, ...] = ()
     novelty: Novelty | None = None
+    query_labels: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
 
     def evidence_for_finding(self, label: str) -> NDArray[np.float32]:
         """float32 [h, w]: each cell's share in the cosine to the finding's vector (`evidence.finding_vectors`).
@@ -77,15 +84,20 @@ class Analysis:
         return evidence_map(self.feature_map, _pick(self.neighbour_vectors, id, "neighbour"))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain Python values, without the arrays: image, findings, neighbours, agreement, novelty, warnings."""
+        """Plain Python values, without the arrays: image, known, findings, neighbours, agreement, novelty, warnings."""
         return {
             "image": self.image,
+            "known": list(self.known),
             "findings": [asdict(finding) for finding in self.findings],
-            "neighbours": [asdict(n) | {"labels": list(n.labels), "shared": list(n.shared)} for n in self.neighbours],
+            "neighbours": [_plain(n) for n in self.neighbours],
             "agreement": [asdict(of_label) for of_label in self.agreement],
             "novelty": None if self.novelty is None else asdict(self.novelty),
             "warnings": list(self.warnings),
         }
+
+
+def _plain(neighbour: Neighbour) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(neighbour).items()}
 
 
 def _pick(vectors: Mapping[str, NDArray[np.float32]], key: str, what: str) -> NDArray[np.float32]:

@@ -108,7 +108,7 @@ def _read_all(rows: list[Row], workers: int) -> Iterator[tuple[str, tuple[str, .
 def _read(row: Row) -> tuple[str, tuple[str, ...]] | ImageError:
     """The file's SHA-256 and the warnings, or why it cannot be analysed; the pixels are let go at once."""
     try:
-        radiograph = read_image(row.image)
+        radiograph = read_image(row.image, allow_lateral=row.view == "LATERAL")
     except ImageError as error:
         return error
     return radiograph.sha256, radiograph.warnings

@@ -51,6 +51,7 @@ class TrainConfig:
     class_weights: bool | None = None
     code_bits: int = 64
     image_size: int = 224
+    intensity: str = "header"
     precision: Precision = "auto"
     devices: str = "auto"
     seed: int = 0
@@ -80,7 +81,7 @@ class TrainConfig:
 
     @property
     def preprocess(self) -> PreprocessSpec:
-        return PreprocessSpec.for_image_size(self.image_size)
+        return PreprocessSpec.for_image_size(self.image_size, self.intensity)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

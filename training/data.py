@@ -44,7 +44,8 @@ def cached_images(manifest: Manifest, spec: PreprocessSpec, folder: Path) -> NDA
     """Every image of the manifest decoded and resized, uint8 [N, R, R], memory-mapped from `folder`.
 
     Decodes only what is not there yet, so a stopped run goes on where it was. The cache is keyed by the files' paths,
-    sizes and times and by the spec. Raises ManifestError that names the images which cannot be read.
+    sizes and times and by the spec, its intensity policy included. A DICOM file of a lateral view is taken where the
+    manifest says that it is one. Raises ManifestError that names the images which cannot be read.
     """
     digest = hashlib.sha256(repr(spec).encode())
     for row in manifest:
@@ -68,7 +69,9 @@ def _decode(manifest: Manifest, spec: PreprocessSpec, images: NDArray[np.uint8],
 
     def decode(position: int) -> None:
         try:
-            images[position] = resize_square(read_image(manifest.rows[position].image).pixels, spec)
+            row = manifest.rows[position]
+            radiograph = read_image(row.image, intensity=spec.intensity, allow_lateral=row.view == "LATERAL")
+            images[position] = resize_square(radiograph.pixels, spec)
             done[position] = True
         except ImageError as error:
             broken.append(str(error))

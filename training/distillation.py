@@ -64,6 +64,7 @@ def teacher_options(run: Path, manifest_fingerprint: str) -> dict[str, Any]:
         "sigma": card.sigma,
         "negative_proxies": card.negative_proxies,
         "image_size": card.preprocess.crop,
+        "intensity": card.preprocess.intensity,
         "fold": config.fold if config.manifest_fingerprint == manifest_fingerprint else "",
     }
 
@@ -81,7 +82,7 @@ def load_teacher(config: TrainConfig, manifest: Manifest) -> Teacher:
         )
     wanted: dict[str, tuple[object, object]] = {
         "labels": (card.labels.names, manifest.labels.names),
-        "image size": (card.preprocess, config.preprocess),
+        "image size or intensity": (card.preprocess, config.preprocess),
     }
     if own.manifest_fingerprint == config.manifest_fingerprint:
         wanted["fold"] = (own.fold, config.fold)

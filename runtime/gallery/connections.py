@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cbmir.errors import GalleryError
+from cbmir.errors import GalleryError, GalleryReplacedError
 
 DATABASE = "gallery.sqlite"
 LOG_FILE, SHARED_FILE = f"{DATABASE}-wal", f"{DATABASE}-shm"
@@ -107,7 +107,7 @@ class Connections:
 
     def _check_place(self) -> None:
         if self.replaced():
-            raise GalleryError(f"{self.folder}: the gallery was moved, deleted or replaced; open it again")
+            raise GalleryReplacedError(f"{self.folder}: the gallery was moved, deleted or replaced; open it again")
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         with self._lock:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from cbmir.errors import GalleryError
+from cbmir.files import sync
 from cbmir.runtime.engine import available_threads
 from cbmir.runtime.gallery.coding import Coding
 from cbmir.runtime.gallery.schema import DERIVED_OF_SCHEMA_1
@@ -129,7 +130,7 @@ def write(
         part.rename(place)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    _sync(folder)
+    sync(folder)
     _remove(other for other in _folders(folder) if other != place)
     return _mapped(place, about)
 
@@ -147,7 +148,7 @@ def drop(folder: Path) -> bool:
             if is_ours:
                 places += _leftovers(folder)
                 _remove(_leftovers(folder))
-        _sync(folder)
+        sync(folder)
     except OSError as error:
         raise GalleryError(f"{folder}: cannot remove what is derived there ({error}), which holds what was removed "
                            f"from the gallery; delete its folders derived-* by hand") from error  # fmt: skip
@@ -204,31 +205,20 @@ def _write(
             index.coding.save(part / _CODING)
     names = sorted(file.name for file in part.iterdir())
     for name in names:
-        _sync(part / name)
+        sync(part / name)
     about = {
         "format": _FORMAT, **asdict(stamp), "views": list(columns.names),
         "files": {name: _digest(part / name) for name in names},
     }  # fmt: skip
     (part / _ABOUT).write_text(json.dumps(_sealed(about)), "utf-8")
-    _sync(part / _ABOUT)
-    _sync(part)
+    sync(part / _ABOUT)
+    sync(part)
     return about
 
 
 def _sealed(about: dict[str, Any]) -> dict[str, str]:
     text = json.dumps(about, ensure_ascii=False)
     return {"about": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-
-
-def _sync(path: Path) -> None:
-    """Let a file's bytes, or a folder's names, be on the disk."""
-    if path.is_dir() and sys.platform == "win32":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _digest(path: Path) -> str:

@@ -16,7 +16,7 @@ from cbmir.runtime.embedded_blocks import Blocks
 from cbmir.runtime.engine import Engine
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.protocol import AnyGallery
-from cbmir.runtime.picture import BATCH, Picture, embed_pictures, read_picture
+from cbmir.runtime.picture import BATCH, Picture, Source, embed_pictures, read_picture
 
 log = logging.getLogger("cbmir")
 
@@ -76,8 +76,8 @@ class Work:
             return self.blocks.read_all([task.position for task in tasks])
         spec = self.engine.card.preprocess
         read = partial(read_picture, spec, spec if self.reduced_jpeg2000 else None)
-        items = ((task.row.image, task.there[1] if task.there else "") for task in tasks)
-        return work_through(read, items, workers=self.workers)
+        sources = (Source.of(task.row, task.there[1] if task.there else "") for task in tasks)
+        return work_through(read, sources, workers=self.workers)
 
 
 @dataclass(frozen=True)

@@ -61,10 +61,10 @@ class Filter:
     """What an entry must be to be among the neighbours; the empty filter lets all pass.
 
     `exclude_patients` and `exclude_studies` are ids as they were given to `add`; a study's excludes that of every
-    patient who has one of this id. `where` is an expression of labels
+    patient who has one of this id. With `only_patients`, only entries of these pass. `where` is an expression of labels
     (see the module), `view` a name such as PA, in either case. `since` and `until` are days, YYYY-MM-DD, both included;
     an entry without a date does not pass them. Spaces around a text do not count. Raises GalleryError for a date that
-    is none, and for a text in a set's place or something else in a text's.
+    is none, for a text in a set's place or something else in a text's, and for an empty id in `only_patients`.
     """
 
     exclude_patients: frozenset[str] = field(default=frozenset())
@@ -73,14 +73,17 @@ class Filter:
     view: str = ""
     since: str = ""
     until: str = ""
+    only_patients: frozenset[str] = field(default=frozenset())
 
     def __post_init__(self) -> None:
-        for name in ("exclude_patients", "exclude_studies"):
+        for name in ("exclude_patients", "exclude_studies", "only_patients"):
             given = getattr(self, name)
             if given is None or isinstance(given, str):
                 found = "nothing" if given is None else "a single text"
                 raise GalleryError(f"expected a set of ids for {name}, found {found}; put them into a set")
             object.__setattr__(self, name, frozenset(given))
+        if "" in self.only_patients:
+            raise GalleryError("expected patients' ids for only_patients, found an empty one")
         for name in ("where", "view", "since", "until"):
             given = getattr(self, name)
             if not isinstance(given, str):
@@ -219,6 +222,7 @@ class Selection:
         """Raises GalleryError for labels that `parse` refuses. Ids that the gallery does not know exclude nothing."""
         self._patients = np.array(sorted(reader.patient_numbers(filter.exclude_patients)), np.int64)
         self._studies = np.array(sorted(reader.study_numbers(filter.exclude_studies)), np.int64)
+        self._only = sorted(reader.patient_numbers(filter.only_patients)) if filter.only_patients else None
         self._where = parse(filter.where, labels) if filter.where else None
         self._view = filter.view.casefold()
         self._days = (filter.first_day, filter.last_day) if filter.since or filter.until else None
@@ -231,6 +235,8 @@ class Selection:
                 passing &= column[at] != number
             if len(excluded) > _FEW:
                 passing &= ~np.isin(column[at], excluded)
+        if self._only is not None:
+            passing &= np.isin(rows.patients[at], self._only)
         if self._where is not None:
             passing &= _holds(self._where, rows.labels, at)
         if self._view:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import json
+import uuid
 from collections import defaultdict
 from collections.abc import Collection as Several
 from collections.abc import Iterator, Sequence
@@ -61,6 +62,7 @@ class MilvusGallery:
             own = base64.b64decode(about.get("own distances", ""), validate=True)
             self._own = np.frombuffer(own, "<f4").astype(np.float32)
             self._keys = Keys(Path(self._place.name), about["pseudonyms"], pseudonyms)
+            self._uuid = about.get("uuid", "")
         except (KeyError, ValueError, CardError) as error:
             raise GalleryError(f"{self._place.text}: expected a whole gallery of this cbmir, found "
                                f"{type(error).__name__}: {error}; build it again") from error  # fmt: skip
@@ -97,6 +99,7 @@ class MilvusGallery:
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
                 "index": index,
                 "pseudonyms": pseudonyms.check if pseudonyms is not None else "",
+                "uuid": uuid.uuid4().hex,
             }
             about.write(values)  # last: a gallery without it is not whole
             return cls(connection, values, pseudonyms)
@@ -118,6 +121,14 @@ class MilvusGallery:
         except BaseException:
             connection.close()
             raise
+
+    @property
+    def uuid(self) -> str:
+        """As `AnyGallery.uuid`. Raises GalleryError where the gallery was built by a cbmir that gave it none."""
+        if not self._uuid:
+            raise GalleryError(f"{self._place.text}: expected a gallery with a uuid, found an older one without; build "
+                               f"it again")  # fmt: skip
+        return self._uuid
 
     @property
     def finds_patients(self) -> bool:

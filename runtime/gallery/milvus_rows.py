@@ -115,6 +115,8 @@ def expression(filter: Filter, labels: LabelSet, keys: Keys) -> str:  # noqa: A0
         parts.append(f"patient not in {texts(patients)}")
     if studies:
         parts.append(f"study not in {texts(studies)}")
+    if filter.only_patients:
+        parts.append(f"patient in {texts({keys.patient(patient) for patient in filter.only_patients})}")
     if filter.view:
         parts.append(f"view == {text(filter.view.casefold())}")
     if filter.since or filter.until:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cbmir.errors import GalleryError
+from cbmir.files import sync
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 from cbmir.runtime.gallery.searching import Gallery, is_gallery_file
 from cbmir.runtime.gallery.store import DATABASE
@@ -102,7 +103,7 @@ def take_place(part: Path, path: Path) -> None:
                 if part.exists() and part.stat().st_ino != identity:
                     shutil.rmtree(part)
     (path / _MARKER).unlink(missing_ok=True)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def _exchanged(one: Path, other: Path) -> bool:
@@ -129,17 +130,6 @@ def _replace_by_renames(new: Path, path: Path) -> None:
             shutil.rmtree(old)
         else:
             old.rename(path)
-
-
-def _sync(folder: Path) -> None:
-    """Let a folder's names be on the disk."""
-    if sys.platform == "win32":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def put_back(path: Path) -> None:

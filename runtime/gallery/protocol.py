@@ -52,6 +52,11 @@ class AnyGallery(Protocol):
         ...
 
     @property
+    def uuid(self) -> str:
+        """32 random hexadecimal digits that name this gallery: a secret of its owner, since case ids are made by it."""
+        ...
+
+    @property
     def own_distances(self) -> NDArray[np.float32]:
         """float32 [m], sorted: `cbmir.runtime.novelty.own_distances` of the entries; empty where they are too few."""
         ...

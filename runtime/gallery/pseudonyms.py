@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import re
 import secrets
 from pathlib import Path
 from typing import Self
 
 from cbmir.errors import GalleryError
+from cbmir.secret import read_secret
 
 #: Bytes that a key must have at least, and different ones among them.
 LEAST_BYTES, LEAST_DIFFERENT = 32, 16
@@ -48,20 +48,7 @@ class Pseudonyms:
 
         Raises GalleryError where there is none, where it is weak, and for a file that others may read.
         """
-        if place.startswith("env:"):
-            text = os.environ.get(place[4:])
-            if text is None:
-                raise GalleryError(f"expected the key for pseudonyms in the environment variable {place[4:]}, "
-                                   f"found it not set")  # fmt: skip
-            return cls(os.fsencode(text).strip())
-        path = Path(place)
-        try:
-            if os.name == "posix" and path.stat().st_mode & 0o077:
-                raise GalleryError(f"{path}: expected a key that only its owner may read, found one open to others; "
-                                   f"run: chmod 600 {path}")  # fmt: skip
-            return cls(path.read_bytes().strip())
-        except OSError as error:
-            raise GalleryError(f"{path}: cannot read the key for pseudonyms ({error.strerror}); {_ADVICE}") from error
+        return cls(read_secret(place, "the key for pseudonyms", _ADVICE, GalleryError))
 
     @classmethod
     def throw_away(cls) -> Self:

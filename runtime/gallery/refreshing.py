@@ -29,6 +29,8 @@ log = logging.getLogger("cbmir")
 
 #: What the last build or addition left out, listed in the gallery's folder.
 UNREADABLE, DUPLICATES, CHANGED = LISTS = "unreadable.csv", "duplicates.csv", "changed.csv"
+#: A picture of the gallery, where `cbmir index map` made one (`cbmir.runtime.gallery_map`).
+MAP = "map.npz"
 #: Up to this many entries a gallery whose setting is "auto" is searched exactly.
 EXACT_LIMIT = 20_000
 #: With no more entries than this a search writes nothing by itself: they are read from SQLite as fast.
@@ -125,7 +127,7 @@ class RefreshingStore(Store):
     ) -> tuple[str, ...]:
         """As `Store.remove`. What was derived goes at once if it holds the same, and is made anew."""
         removed = super().remove(ids=ids, patient_ids=patient_ids, study_ids=study_ids)
-        for name in LISTS if removed else ():
+        for name in (*LISTS, MAP) if removed else ():
             (self.path / name).unlink(missing_ok=True)  # they may name the same images
         if removed and self._derived_may_hold_removed() and derived.drop(self.path):
             self._follow()

@@ -17,7 +17,16 @@ from cbmir.runtime.gallery import derived
 from cbmir.runtime.gallery.entry import Found, Hit
 from cbmir.runtime.gallery.filters import Filter, Selection
 from cbmir.runtime.gallery.nearest import Nearest, nearest
-from cbmir.runtime.gallery.refreshing import CHANGED, DUPLICATES, LISTS, SMALL, UNREADABLE, RefreshingStore, codes_for
+from cbmir.runtime.gallery.refreshing import (
+    CHANGED,
+    DUPLICATES,
+    LISTS,
+    MAP,
+    SMALL,
+    UNREADABLE,
+    RefreshingStore,
+    codes_for,
+)
 from cbmir.runtime.gallery.schema import SCHEMA
 from cbmir.runtime.gallery.snapshot import Snapshot
 from cbmir.runtime.gallery.store import STORE_FILES, Reader
@@ -27,7 +36,7 @@ __all__ = ["CHANGED", "DUPLICATES", "SMALL", "UNREADABLE", "Gallery", "is_galler
 
 def is_gallery_file(name: str) -> bool:
     """Whether a file or folder of this name in a gallery's folder is the gallery's own."""
-    return name in STORE_FILES or name in LISTS or derived.is_derived(name)
+    return name in STORE_FILES or name in (*LISTS, MAP) or derived.is_derived(name)
 
 
 class Gallery(RefreshingStore):

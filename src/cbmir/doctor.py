@@ -18,7 +18,8 @@ from cbmir.errors import EngineError, MissingDependencyError
 _Answer = TypeVar("_Answer")
 
 EXTRAS = (
-    "cpu", "gpu", "openvino", "tensorrt", "tensorrt-rtx", "dicom", "fast-dicom", "train", "export", "quantise", "demo",
+    "cpu", "gpu", "openvino", "tensorrt", "tensorrt-rtx", "dicom", "fast-dicom", "serve", "train", "export", "quantise",
+    "demo",
 )  # fmt: skip
 #: The same package built otherwise: either serves.
 _STANDS_IN = {"onnxruntime": "onnxruntime-gpu"}

@@ -18,7 +18,14 @@
     │   │   └── CardError             no model card, a damaged one, or one of a newer schema
     │   ├── EngineError           an engine or device that was asked for and is not there
     │   ├── GalleryError          a gallery that is missing, damaged or of another model
+    │   │   └── GalleryReplacedError  it was moved, deleted or replaced while it was open
+    │   ├── PacsError             an address, certificate or queue folder of the PACS that does not work
+    │   │   └── PacsAwayError         the PACS cannot be reached, or lets nobody in, now
     │   └── MissingDependencyError    an optional package is not installed; says how to get it
+    ├── NotReadyError         nothing is open that could answer: not yet, or no longer    (exit 1)
+    ├── QueueFullError        no room for one more: to be sent again later                (exit 1)
+    ├── DeliveryError         a result that its receiver did not take                     (exit 1)
+    │   └── DeliveryAwayError     the receiver is away, or takes nothing now
     ├── WorkerError           a worker process died, most often for want of memory        (exit 1)
     ├── ParityError               an exported file answers differently from its source    (exit 1)
     └── TrainingError             training ran into NaN or another state it cannot leave   (exit 1)
@@ -100,8 +107,36 @@ class GalleryError(UserError):
     """A gallery that is missing, damaged or of another model."""
 
 
+class GalleryReplacedError(GalleryError):
+    """It was moved, deleted or replaced while it was open: to be opened again."""
+
+
+class PacsError(UserError):
+    """An address, certificate or queue folder of the PACS that does not work."""
+
+
+class PacsAwayError(PacsError):
+    """The PACS cannot be reached, or lets nobody in, now: whatever it is asked for."""
+
+
 class MissingDependencyError(UserError):
     """An optional package is not installed."""
+
+
+class NotReadyError(CbmirError):
+    """Nothing is open that could answer: not yet, or no longer."""
+
+
+class QueueFullError(CbmirError):
+    """No room for one more: to be sent again later."""
+
+
+class DeliveryError(CbmirError):
+    """A result that its receiver did not take."""
+
+
+class DeliveryAwayError(DeliveryError):
+    """The receiver is away, or takes nothing now: whatever is sent."""
 
 
 class WorkerError(CbmirError):

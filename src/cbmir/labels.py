@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from cbmir.errors import ManifestError
@@ -21,7 +22,9 @@ class Code:
     meaning: str
 
 
-# SNOMED CT. Only concepts that mean the label itself are listed; a label without one has no code, never a near one.
+# SNOMED CT, and DICOM's own where that has the radiograph's term (PS3.16 CID 6104). Only concepts that mean the label
+# itself are listed; a label without one has no code, never a near one: a widened mediastinum is no enlarged
+# cardiomediastinum.
 _CODES = {
     "Atelectasis": Code("SCT", "46621007", "Atelectasis"),
     "Cardiomegaly": Code("SCT", "8186001", "Cardiomegaly"),
@@ -31,7 +34,10 @@ _CODES = {
     "Emphysema": Code("SCT", "87433001", "Pulmonary emphysema"),
     "Fibrosis": Code("SCT", "51615001", "Fibrosis of lung"),
     "Hernia": Code("SCT", "84089009", "Hiatal hernia"),
+    "Infiltration": Code("SCT", "409609008", "Radiologic infiltrate of lung"),
+    "Lung Opacity": Code("DCM", "112001", "Opacity"),
     "Mass": Code("SCT", "309529002", "Lung mass"),
+    "Nodule": Code("SCT", "786838002", "Nodule of lung"),
     "Pneumonia": Code("SCT", "233604007", "Pneumonia"),
     "Pneumothorax": Code("SCT", "36118008", "Pneumothorax"),
 }
@@ -61,6 +67,7 @@ CHEXPERT_9 = (
 )  # fmt: skip
 
 
+@lru_cache(maxsize=1024)  # it is asked for each label of each look-alike
 def canonical(name: str) -> str:
     """The one name that cbmir uses for a finding which data sets spell differently; an unknown name stays as it is."""
     folded = " ".join(name.replace("_", " ").split()).lower()

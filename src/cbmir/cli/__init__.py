@@ -27,11 +27,16 @@ _COMMANDS = {
     "embed": "embed",
     "index": "gallery",
     "query": "query",
+    "pacs": "pacs",
     "demo": "demo",
+    "serve": "serving",
     "doctor": "doctor",
 }
-# What these say below a warning quotes an image's tags, a patient's name among them.
-_QUOTE_PATIENTS = ("PIL", "pydicom", "pylibjpeg", "libjpeg", "openjpeg", "rle")
+# What these say below a warning quotes an image's tags, a patient's name or a UID among them.
+_QUOTE_PATIENTS = (
+    "PIL", "pydicom", "highdicom", "pynetdicom", "dicomweb_client", "urllib3", "pylibjpeg", "libjpeg", "openjpeg",
+    "rle",
+)  # fmt: skip
 
 
 class _LazyGroup(click.Group):
@@ -51,12 +56,15 @@ class _LazyGroup(click.Group):
 @click.group(
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="\b\nExample, from nothing to a browser:\n"
+    epilog="\b\nThe five steps from nothing to a browser:\n"
     "  cbmir data phantom -n 800 -o phantoms\n"
     "  cbmir train phantoms/manifest.csv -o run --encoder resnet18 --image-size 64 --epochs 10\n"
     "  cbmir export run -o model.onnx --fp16\n"
     "  cbmir index build model.onnx phantoms/manifest.csv -o gallery\n"
-    "  cbmir demo model.onnx gallery",
+    "  cbmir demo model.onnx gallery\n"
+    "\n\b\nFirst aid: 'cbmir doctor' says what is installed, what works here, and how to get the rest.\n"
+    "\n\b\nExit codes: 0 done; 1 it failed, or a limit was missed; 2 something given was not as expected: an\n"
+    "argument, a file, a folder to write to, or some of the images (the others are done); 130 stopped by Ctrl-C.",
 )
 @click.version_option(__version__, prog_name="cbmir")
 @click.option("-v", "--verbose", count=True, help="Say more (-vv: everything).")
@@ -71,13 +79,13 @@ def cli(verbose: int, quiet: bool) -> None:
     # Other libraries speak up only when everything is asked for.
     if verbose < 2:
         logging.getLogger().setLevel(logging.WARNING)
-        logging.getLogger("cbmir").setLevel(logging.DEBUG if verbose else level)
+    logging.getLogger("cbmir").setLevel(logging.DEBUG if verbose else level)
     for name in _QUOTE_PATIENTS:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def main(args: list[str] | None = None) -> NoReturn:
-    """Run the command line. Expected errors print no traceback; exit 2 for the user's mistakes, 1 for ours."""
+    """Run the command line. Expected errors print no traceback. Exit codes as `cbmir --help` says."""
     try:
         result: Any = cli.main(args=args, prog_name="cbmir", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cbmir.cli.options import ENGINES, MODES
+from cbmir.cli.options import ENGINES, MODES, json_option, print_json
 from cbmir.errors import CbmirError, EngineError
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def _list_of(kind: Any) -> Callable[[click.Context, click.Parameter, str | None]
     "--seconds", type=click.FloatRange(min=0, min_open=True), default=5.0, show_default=True,
     help="Measure each contender for so long at each batch size.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@json_option
 @click.pass_context
 def bench(
     context: click.Context, /, models: tuple[Path, ...], engines: tuple[str, ...], batches: tuple[int, ...],
@@ -82,7 +81,10 @@ def bench(
     others = list(_others(models, card, peers, threads, peak=peak))
     baseline = others[0].name if peers else None
     report = measure([*own, *others], card.preprocess.crop, batches=batches, baseline=baseline, seconds=seconds)
-    click.echo(json.dumps(report.to_json(), indent=2) if as_json else text(report))
+    if as_json:
+        print_json(report.to_json())
+    else:
+        click.echo(text(report))
     if not report.finished:
         context.exit(130)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from cbmir.cli.options import json_option, print_json
+from cbmir.preprocessing import INTENSITIES
 
 if TYPE_CHECKING:
     from cbmir.manifest import Manifest
@@ -178,6 +180,59 @@ def table(
     _write(manifest, output)
 
 
+@data.command(
+    epilog="\b\nExample:\n"
+    "  cbmir data dicom archive/ -o manifest.csv\n"
+    "  cbmir data dicom /media/cdrom/DICOMDIR --labels Effusion,Mass -o manifest.csv\n"
+    "  cbmir index build model.onnx manifest.csv -o gallery --split all"
+)
+@click.argument("place", type=_PATH, metavar="DIR")
+@click.option(
+    "--labels", metavar="A,B,C", default="",
+    help="Label columns of the manifest, all unknown.  [default: the 14 findings of NIH]",
+)  # fmt: skip
+@click.option("--allow-lateral", is_flag=True, help="Take lateral views too, as view LATERAL.")
+@click.option(
+    "--intensity", type=click.Choice(INTENSITIES), default="header", show_default=True,
+    help="How stored values become grey, as 'cbmir train' has it: a file that cannot be read so is left out.",
+)  # fmt: skip
+@click.option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one a processor]")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True,
+    help="Draws the patients of train, val and test.",
+)  # fmt: skip
+@click.option(
+    "-o", "--output", type=_PATH, required=True, metavar="MANIFEST",
+    help="Manifest to write (.csv, .csv.gz or .parquet); beside it .about.json, and .left-out.csv with every file that "
+    "is not in it and the reason.",
+)  # fmt: skip
+@click.pass_context
+def dicom(
+    ctx: click.Context, place: Path, labels: str, allow_lateral: bool, intensity: str, workers: int | None, seed: int,
+    output: Path,
+) -> None:  # fmt: skip
+    """Manifest of the DICOM studies in a folder, or on a medium with a DICOMDIR.
+
+    DIR is searched with its subfolders; of a DICOMDIR file, what it lists. Patient, study, view and date are those of
+    the headers, findings are unknown. What is no chest radiograph is left out and listed; where damaged files are among
+    it, the exit code is 2. The manifest names patients and paths: keep it as safe as the images.
+    """
+    from cbmir.labels import NIH_14
+    from cbmir.training.readers.dicom import read_dicom_studies, write_left_out
+
+    names = [name.strip() for name in labels.split(",") if name.strip()] or NIH_14
+    manifest, left_out = read_dicom_studies(
+        place, labels=names, allow_lateral=allow_lateral, intensity=intensity, workers=workers, seed=seed
+    )
+    _write(manifest, output)
+    listed = write_left_out(left_out, output)
+    if left_out:
+        damaged = sum(entry.damaged for entry in left_out)
+        click.echo(f"{listed}: {len(left_out):,} files left out, {damaged:,} of them damaged", err=True)
+        if damaged:
+            ctx.exit(2)
+
+
 @data.command(epilog="\b\nExample:\n  cbmir data phantom -n 800 --seed 0 -o phantoms")
 @click.option("-n", "--count", type=click.IntRange(min=1), default=800, show_default=True, help="Number of images.")
 @click.option(
@@ -211,7 +266,7 @@ def phantom(count: int, seed: int, image_format: str, size: int, output: Path) -
     "--workers", type=click.IntRange(min=1), default=os.cpu_count() or 1, show_default="processors",
     help="Threads that read images.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print everything found as JSON.")
+@json_option
 @click.pass_context
 def check(ctx: click.Context, manifest: Path, quick: bool, workers: int, as_json: bool) -> None:
     """Look for what would spoil a training.
@@ -223,7 +278,10 @@ def check(ctx: click.Context, manifest: Path, quick: bool, workers: int, as_json
     from cbmir.training.checking import check_manifest
 
     report = check_manifest(read_manifest(manifest), quick=quick, workers=workers)
-    click.echo(json.dumps(report.to_json(), indent=2, ensure_ascii=False) if as_json else report.text())
+    if as_json:
+        print_json(report.to_json())
+    else:
+        click.echo(report.text())
     if not report.ok:
         ctx.exit(2)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     "  cbmir demo model.onnx gallery --port 8080 --examples xrays/"
 )  # fmt: skip
 @click.argument("model", type=click.Path(path_type=Path))
-@click.argument("gallery")
+@click.argument("gallery", type=click.Path())
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=7860, show_default=True, help="0: any free one.")
 @click.option(
@@ -28,21 +28,30 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="A folder of X-rays to choose from.  [default: some of the gallery]",
 )
+@click.option(
+    "--login", metavar="FILE|env:NAME",
+    help="Let in only who knows NAME:PASSWORD, which stands in a file that only you can read, or an environment "
+    "variable. It crosses the network in clear: put HTTPS in front where others listen.",
+)  # fmt: skip
 @pseudonyms_option
 @engine_option
 def demo(
-    model: Path, gallery: str, host: str, port: int, examples: Path | None, pseudonyms: Pseudonyms | None, engine: str
-) -> None:
+    model: Path, gallery: str, host: str, port: int, examples: Path | None, login: str | None,
+    pseudonyms: Pseudonyms | None, engine: str,
+) -> None:  # fmt: skip
     """Serve MODEL and GALLERY as a page in the browser, until Ctrl-C. Nothing leaves this machine.
+
+    'cbmir index map GALLERY' beforehand gives the page a map of the gallery.
 
     Research use only. Not a medical device, not for diagnosis.
     """
     from cbmir.runtime.finder import Finder
 
     with Finder.open(model, gallery, engine=engine, pseudonyms=pseudonyms) as finder:
-        from cbmir.demo import serve  # takes seconds; after the files are known to be good
+        from cbmir.demo import Login, serve  # takes seconds; after the files are known to be good
 
-        serve(finder, host=host, port=port, examples=examples, ready=_announce)
+        known = None if login is None else Login.load(login)
+        serve(finder, host=host, port=port, examples=examples, login=known, ready=_announce)
 
 
 def _announce(url: str) -> None:

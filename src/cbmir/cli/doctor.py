@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
-
 import click
+
+from cbmir.cli.options import json_option, print_json
 
 
 @click.command(epilog="\b\nExample:\n  cbmir doctor\n  cbmir doctor --json > doctor.json")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def doctor(as_json: bool) -> None:
     """Say what is installed here, which engines and devices really work, and how to get what is missing."""
     from cbmir.doctor import examine, text
 
     report = examine()
-    click.echo(json.dumps(report, indent=2, ensure_ascii=False) if as_json else text(report))
+    if as_json:
+        print_json(report)
+    else:
+        click.echo(text(report))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from cbmir.cli.options import engine_option, reading_options, resumable
+from cbmir.cli.options import engine_option, json_option, print_json, reading_options, resumable
 
 log = logging.getLogger("cbmir")
 
@@ -42,10 +42,11 @@ def _parse_shard(ctx: click.Context, option: click.Parameter, value: str) -> tup
 )  # fmt: skip
 @reading_options
 @engine_option
+@json_option
 @click.pass_context
 def embed(
     ctx: click.Context, model: Path, manifest: Path, output: Path, shard: tuple[int, int], ray: str | None,
-    workers: int | None, reduced_jpeg2000: bool, engine: str,
+    workers: int | None, reduced_jpeg2000: bool, engine: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Embed the images of MANIFEST with MODEL into files of 1,024 images each, for 'cbmir index build --embeddings'.
 
@@ -73,7 +74,12 @@ def embed(
 
             blocks = Blocks.of(output, read_card(model), table.rows, reduced_jpeg2000=reduced_jpeg2000)
             report = embed_blocks(blocks, table, on_ray(ray, model, engine), shard=shard)
-    click.echo(f"{output}: {report.images} images, {report.there_already} of them embedded before")
+    if as_json:
+        unreadable = [{"path": path, "reason": reason} for path, reason in report.unreadable]
+        print_json({"embeddings": output, "images": report.images, "there": report.there_already}
+                   | {"unreadable": unreadable})  # fmt: skip
+    else:
+        click.echo(f"{output}: {report.images} images, {report.there_already} of them embedded before")
     if report.unreadable:
         log.error(
             "%d images could not be read: see the lists unreadable*.csv in %s; a block is made again once its file "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
+
+from cbmir.cli.options import json_option, print_json
 
 #: Options that say how to make a file, and what asks for such a file.
 _NEEDS = {
@@ -101,7 +102,7 @@ def export(ctx: click.Context, /, run: Path, output: str, tensorrt: bool, target
 @click.argument("b", type=click.Path(path_type=Path))
 @click.argument("manifest", type=click.Path(path_type=Path))
 @_tolerance
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
 def parity(ctx: click.Context, a: Path, b: Path, manifest: Path, tolerances: tuple[str, ...], as_json: bool) -> None:
     """Compare the answers of two models, each a RUN or an exported file, on the images of MANIFEST.
@@ -116,7 +117,7 @@ def parity(ctx: click.Context, a: Path, b: Path, manifest: Path, tolerances: tup
 
     found = compare_models(a, b, manifest, tolerances)
     if as_json:
-        click.echo(json.dumps(found.to_json() | {"failures": found.failures}, indent=2))
+        print_json(found.to_json() | {"failures": found.failures})
     else:
         click.echo(found.table())
     if found.failures:

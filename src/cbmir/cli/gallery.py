@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from cbmir.cli.gallery_map import map_command
 from cbmir.cli.indexing import add, build, remove, update
-from cbmir.cli.options import INDEXES, STAYS_CLEAR, pseudonyms_option
+from cbmir.cli.options import INDEXES, STAYS_CLEAR, json_option, print_json, pseudonyms_option
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
@@ -32,13 +32,13 @@ def index() -> None:
     """Build and keep a gallery: the labelled images among which neighbours are found."""
 
 
-for _command in (build, add, update, remove):
+for _command in (build, add, update, remove, map_command):
     index.add_command(_command)
 
 
 @index.command(epilog="\b\nExample:\n  cbmir index info gallery --json")
-@click.argument("gallery")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.argument("gallery", type=click.Path())
+@json_option
 def info(gallery: str, as_json: bool) -> None:
     """Say what a gallery holds, of which model it is, and how it is searched."""
     from cbmir.runtime.gallery.parts import unfinished
@@ -49,7 +49,7 @@ def info(gallery: str, as_json: bool) -> None:
     if not is_milvus(gallery):
         facts["unfinished"] = [str(folder) for folder in unfinished(Path(gallery).resolve())]
     if as_json:
-        click.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        print_json(facts)
     else:
         for key, value in facts.items():
             if isinstance(value, dict):
@@ -66,7 +66,7 @@ def info(gallery: str, as_json: bool) -> None:
 
 @index.command(epilog="\b\nExample:\n  cbmir index verify gallery")
 @click.argument("gallery", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
 def verify(ctx: click.Context, gallery: Path, as_json: bool) -> None:
     """Read all of GALLERY and say what is damaged, which images that affects, and what to do.
@@ -79,7 +79,7 @@ def verify(ctx: click.Context, gallery: Path, as_json: bool) -> None:
 
     problems = look_through(gallery)
     if as_json:
-        click.echo(json.dumps([asdict(problem) for problem in problems], indent=2, ensure_ascii=False))
+        print_json([asdict(problem) for problem in problems])
     else:
         for problem in problems:
             affected = f" Affected: {', '.join(problem.affected)}." if problem.affected else ""
@@ -92,7 +92,8 @@ def verify(ctx: click.Context, gallery: Path, as_json: bool) -> None:
 @index.command(epilog="\b\nExample:\n  cbmir index rebuild gallery --index int8")
 @click.argument("gallery", type=click.Path(path_type=Path))
 @click.option("--index", "setting", type=click.Choice(INDEXES), help="How it is searched from now on.")
-def rebuild(gallery: Path, setting: str | None) -> None:
+@json_option
+def rebuild(gallery: Path, setting: str | None, as_json: bool) -> None:
     """Make anew what searches need, from the gallery's database alone; others may search meanwhile.
 
     Never necessary: what is damaged or out of date is noticed, and made again when it is needed.
@@ -102,19 +103,27 @@ def rebuild(gallery: Path, setting: str | None) -> None:
     with Gallery.open(gallery) as opened:
         opened.rebuild(setting)
         facts = opened.info()
-    click.echo(f"{gallery}: {facts['images']} images, search: {facts['search']}")
+    if as_json:
+        print_json(facts)
+    else:
+        click.echo(f"{gallery}: {facts['images']} images, search: {facts['search']}")
 
 
 @index.command(epilog="\b\nExample:\n  cbmir index compact gallery")
 @click.argument("gallery", type=click.Path(path_type=Path))
-def compact(gallery: Path) -> None:
+@json_option
+def compact(gallery: Path, as_json: bool) -> None:
     """Write GALLERY's database anew, without the room of what was removed, and nothing left of it on the disk."""
     from cbmir.runtime.gallery import Gallery
 
     with Gallery.open(gallery) as opened:
         before = _size(gallery)
         opened.compact()
-    click.echo(f"{gallery}: {before:,} bytes before, {_size(gallery):,} now")
+    after = _size(gallery)
+    if as_json:
+        print_json({"gallery": gallery, "bytes_before": before, "bytes_after": after})
+    else:
+        click.echo(f"{gallery}: {before:,} bytes before, {after:,} now")
 
 
 @index.command(
@@ -128,7 +137,8 @@ def compact(gallery: Path) -> None:
     "--deidentified", is_flag=True,
     help="Only embeddings, labels, views and splits, under new ids and in another order.",
 )  # fmt: skip
-def export(gallery: Path, output: Path, deidentified: bool) -> None:
+@json_option
+def export(gallery: Path, output: Path, deidentified: bool, as_json: bool) -> None:
     """Copy GALLERY as it is at this moment, while others use it.
 
     De-identified is not anonymous: an embedding still lies near other images of the same patient, so that who has one
@@ -142,7 +152,11 @@ def export(gallery: Path, output: Path, deidentified: bool) -> None:
         else:
             transfer.export(opened, output)
     with Gallery.open(output) as made:
-        click.echo(f"{output}: {len(made)} images")
+        images = len(made)
+    if as_json:
+        print_json({"gallery": output, "images": images})
+    else:
+        click.echo(f"{output}: {images} images")
     log.warning(_PATIENT_DATA if not deidentified else "De-identified is not anonymous: do not make it public.")
 
 
@@ -150,19 +164,28 @@ def export(gallery: Path, output: Path, deidentified: bool) -> None:
 @click.argument("gallery", type=click.Path(path_type=Path))
 @click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @pseudonyms_option
-@click.pass_context
-def merge(ctx: click.Context, gallery: Path, others: tuple[Path, ...], pseudonyms: Pseudonyms | None) -> None:
+@json_option
+def merge(gallery: Path, others: tuple[Path, ...], pseudonyms: Pseudonyms | None, as_json: bool) -> None:
     """Add the images of OTHER galleries of the same model to GALLERY, each at once. The others stay as they are."""
     from cbmir.runtime.gallery import Gallery, transfer
 
-    with Gallery.open(gallery, pseudonyms=pseudonyms) as target:
-        for other in others:
-            with Gallery.open(other) as source:
-                added = transfer.merge(target, source)
-            click.echo(f"{gallery}: {len(added.ids)} images of {other} added, {len(added.duplicates)} were there")
-            for old, new in added.renamed:
-                click.echo(f"added as {new}, since another image has its id: {old}")
-        target.settle()
+    merged = []
+    try:
+        with Gallery.open(gallery, pseudonyms=pseudonyms) as target:
+            for other in others:
+                with Gallery.open(other) as source:
+                    added = transfer.merge(target, source)
+                merged.append({"other": other, "added": len(added.ids), "there": len(added.duplicates)}
+                              | {"renamed": dict(added.renamed)})  # fmt: skip
+                if not as_json:
+                    there = len(added.duplicates)
+                    click.echo(f"{gallery}: {len(added.ids)} images of {other} added, {there} were there")
+                    for old, new in added.renamed:
+                        click.echo(f"added as {new}, since another image has its id: {old}")
+            target.settle()
+    finally:  # also what was merged before one failed
+        if as_json:
+            print_json({"gallery": gallery, "merged": merged})
 
 
 def _problems(count: int) -> str:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cbmir.cli.options import INDEXES, STAYS_CLEAR, engine_option, pseudonyms_option, reading_options, resumable
+from cbmir.cli.options import (
+    INDEXES,
+    STAYS_CLEAR,
+    engine_option,
+    json_option,
+    print_json,
+    pseudonyms_option,
+    reading_options,
+    resumable,
+)  # fmt: skip
 from cbmir.errors import GalleryError
 
 if TYPE_CHECKING:
@@ -62,11 +71,12 @@ def _source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Replace a gallery also where that loses images that are not among those of MANIFEST, or its pseudonyms.",
 )  # fmt: skip
 @_source_options
+@json_option
 @click.pass_context
 def build(
     ctx: click.Context, model: Path, manifest: Path, output: str, setting: str, replace_others: bool,
     splits: tuple[str, ...], embeddings: Path | None, workers: int | None, reduced_jpeg2000: bool,
-    pseudonyms: Pseudonyms | None, engine: str,
+    pseudonyms: Pseudonyms | None, engine: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Embed the images of MANIFEST with MODEL into a gallery; one of the same images is replaced at the end.
 
@@ -84,7 +94,10 @@ def build(
             opened, table, output, splits=splits, workers=workers, reduced_jpeg2000=reduced_jpeg2000,
             embeddings=embeddings, pseudonyms=pseudonyms, index=setting, replace_others=replace_others,
         )  # fmt: skip
-    click.echo(f"{output}: {report.images} images")
+    if as_json:
+        _print_report(output, report)
+    else:
+        click.echo(f"{output}: {report.images} images")
     if pseudonyms is not None:
         log.warning(STAYS_CLEAR)
     _tell_left_out(ctx, output, report)
@@ -95,14 +108,15 @@ def build(
     "  cbmir index add gallery model.onnx new.csv\n"
     "  cbmir index add gallery model.onnx manifest.csv --split all"
 )  # fmt: skip
-@click.argument("gallery")
+@click.argument("gallery", type=click.Path())
 @click.argument("model", type=click.Path(path_type=Path))
 @click.argument("manifest", type=click.Path(path_type=Path))
 @_source_options
+@json_option
 @click.pass_context
 def add(
     ctx: click.Context, gallery: str, model: Path, manifest: Path, splits: tuple[str, ...], embeddings: Path | None,
-    workers: int | None, reduced_jpeg2000: bool, pseudonyms: Pseudonyms | None, engine: str,
+    workers: int | None, reduced_jpeg2000: bool, pseudonyms: Pseudonyms | None, engine: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Embed those images of MANIFEST that GALLERY does not have, and add them all at once.
 
@@ -121,22 +135,27 @@ def add(
             opened, table, gallery, splits=splits, workers=workers, reduced_jpeg2000=reduced_jpeg2000,
             embeddings=embeddings, pseudonyms=pseudonyms,
         )  # fmt: skip
-    click.echo(f"{gallery}: {report.images} images added, {report.there} were there")
+    if as_json:
+        _print_report(gallery, report)
+    else:
+        click.echo(f"{gallery}: {report.images} images added, {report.there} were there")
     _tell_left_out(ctx, gallery, report)
 
 
 @click.command(epilog="\b\nExample:\n  cbmir index update gallery corrected.csv")
-@click.argument("gallery")
+@click.argument("gallery", type=click.Path())
 @click.argument("manifest", type=click.Path(path_type=Path))
 @click.option(
     "--split", "splits", type=click.Choice(["train", "val", "test", "all"]), multiple=True, default=["all"],
     show_default=True, help="Which of the manifest's rows to take; may be repeated.",
 )  # fmt: skip
 @pseudonyms_option
+@json_option
 @click.pass_context
 def update(
-    ctx: click.Context, gallery: str, manifest: Path, splits: tuple[str, ...], pseudonyms: Pseudonyms | None
-) -> None:
+    ctx: click.Context, gallery: str, manifest: Path, splits: tuple[str, ...], pseudonyms: Pseudonyms | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Take over labels, reports, patients, studies, views, dates and splits of MANIFEST for the images of GALLERY.
 
     All at once, and nothing is embedded again. A row is for the image of the same path, or else of the same content, as
@@ -151,9 +170,12 @@ def update(
     table = read_manifest(manifest)
     with open_gallery(gallery, pseudonyms=pseudonyms) as opened:
         report = update_gallery(opened, table, splits=splits)
-    click.echo(f"{gallery}: {report.changed} of {report.found} images changed")
-    for path in report.absent:
-        click.echo(f"not in the gallery: {path}")
+    if as_json:
+        print_json({"gallery": gallery, "found": report.found, "changed": report.changed, "absent": report.absent})
+    else:
+        click.echo(f"{gallery}: {report.changed} of {report.found} images changed")
+        for path in report.absent:
+            click.echo(f"not in the gallery: {path}")
     if report.absent:
         log.error("%d rows are of images that the gallery does not have", len(report.absent))
         ctx.exit(2)
@@ -164,15 +186,16 @@ def update(
     "  cbmir index remove gallery --patient-id 0001234\n"
     "  cbmir index remove gallery --id image_07 --id image_08"
 )  # fmt: skip
-@click.argument("gallery")
+@click.argument("gallery", type=click.Path())
 @click.option("--id", "ids", multiple=True, help="An image's id in the gallery; may be repeated.")
 @click.option("--patient-id", "patients", multiple=True, help="All images of a patient; may be repeated.")
 @click.option("--study-id", "studies", multiple=True, help="Images of a study; with --patient-id, of that patient.")
 @pseudonyms_option
+@json_option
 @click.pass_context
 def remove(
     ctx: click.Context, gallery: str, ids: tuple[str, ...], patients: tuple[str, ...], studies: tuple[str, ...],
-    pseudonyms: Pseudonyms | None,
+    pseudonyms: Pseudonyms | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Remove images from GALLERY, with report, thumbnail and embedding; there is no way back.
 
@@ -189,7 +212,10 @@ def remove(
     with open_gallery(gallery, pseudonyms=pseudonyms) as opened:
         unknown = _unknown(opened, patients, studies, pseudonyms)
         removed = opened.remove(ids=ids, patient_ids=patients, study_ids=studies)
-    click.echo(f"{gallery}: {len(removed)} images removed")
+    if as_json:
+        print_json({"gallery": gallery, "removed": removed})
+    else:
+        click.echo(f"{gallery}: {len(removed)} images removed")
     if missing := [name for name in ids if name not in removed]:
         unknown.append(f"not in the gallery: {', '.join(missing)}")
     if not is_milvus(gallery):
@@ -222,6 +248,15 @@ def _unknown(
         for kind, given, there in (("patient", patients, patients_there), ("study", studies, studies_there))
         if (count := sum(key not in there for key in given))
     ]
+
+
+def _print_report(gallery: str, report: IndexReport) -> None:
+    print_json(
+        {"gallery": gallery, "images": report.images, "resumed": report.resumed, "there": report.there}
+        | {"unreadable": [{"path": path, "reason": reason} for path, reason in report.unreadable]}
+        | {"duplicates": [{"path": path, "id": entry} for path, entry in report.duplicates]}
+        | {"changed": [{"path": path, "id": entry} for path, entry in report.changed]}
+    )
 
 
 def _tell_left_out(ctx: click.Context, gallery: str, report: IndexReport) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from cbmir.preprocessing import INTENSITIES
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
@@ -20,6 +24,15 @@ MODES = ("auto", "latency", "throughput")
 #: As `cbmir.runtime.gallery` has them.
 INDEXES = ("auto", "exact", "bf16", "int8")
 
+#: Gives the command `as_json`.
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program to read.")
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value on stdout, indented; paths as text. Raises TypeError for what JSON does not know."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=os.fspath))
+
+
 engine_option = click.option(
     "--engine",
     type=click.Choice(ENGINES),
@@ -28,6 +41,26 @@ engine_option = click.option(
     help="What runs the model: auto takes CUDA or the CPU for a file, and of a folder the fastest file that runs here; "
     "one that is named and is not here is an error.",
 )
+
+
+allow_lateral_option = click.option(
+    "--allow-lateral", is_flag=True,
+    help="Take lateral views too, with a warning: they are refused otherwise, since findings are those of frontal "
+    "radiographs.",
+)  # fmt: skip
+
+
+threads_option = click.option(
+    "--threads", type=click.IntRange(1),
+    help="Threads that one answer may use.  [default: the processors shared out among the answers at once]",
+)  # fmt: skip
+
+
+def threads_each(threads: int | None, at_once: int) -> int:
+    """What `--threads` stands for: so many answers at once get no more threads than there are processors."""
+    from cbmir.runtime.engine import available_threads
+
+    return threads or max(1, available_threads() // at_once)
 
 
 def _load_key(ctx: click.Context, option: click.Parameter, place: str | None) -> Pseudonyms | None:
@@ -110,6 +143,11 @@ _TRAINING = (
     ),
     click.option(
         "--image-size", default=224, show_default=True, help="Crop in pixels; resized to 270/224 of it before."
+    ),
+    click.option(
+        "--intensity", type=click.Choice(INTENSITIES), default="header", show_default=True,
+        help="How stored values become grey: by the DICOM header's window or table, from the lowest to the highest "
+        "value, or from the 1st to the 99th percentile. It stands in the card: every later step does the same.",
     ),
     click.option(
         "--precision", type=click.Choice(["auto", "32", "bf16-mixed", "16-mixed"]), default="auto", show_default=True,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import engine_option, pseudonyms_option
+from cbmir.cli.options import allow_lateral_option, engine_option, json_option, print_json, pseudonyms_option
 from cbmir.errors import ImageError
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ log = logging.getLogger("cbmir")
     "  cbmir query model.onnx gallery chest.png --where 'Effusion and not Pneumothorax' --view PA --since 2020-01-01"
 )  # fmt: skip
 @click.argument("model", type=click.Path(path_type=Path))
-@click.argument("gallery")
+@click.argument("gallery", type=click.Path())
 @click.argument("images", metavar="IMAGE...", nargs=-1, required=True, type=click.Path())
 @click.option("-k", type=click.IntRange(0), default=10, show_default=True, help="How many neighbours.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list with an element an image.")
+@json_option
 @click.option("--patient-id", help="The patient of these images, as the gallery names patients.")
 @click.option(
     "--exclude-same-patient/--include-same-patient",
@@ -50,13 +51,14 @@ log = logging.getLogger("cbmir")
 @click.option("--since", default="", metavar="YYYY-MM-DD", help="Only neighbours of this day or later.")
 @click.option("--until", default="", metavar="YYYY-MM-DD", help="Only neighbours of this day or earlier.")
 @click.option("--exact", is_flag=True, help="Compare every image of the gallery, rather than ask its index.")
+@allow_lateral_option
 @pseudonyms_option
 @engine_option
 @click.pass_context
 def query(
     ctx: click.Context, model: Path, gallery: str, images: tuple[str, ...], k: int, as_json: bool,
     patient_id: str | None, exclude_same_patient: bool, where: str, view: str | None, since: str, until: str,
-    exact: bool, pseudonyms: Pseudonyms | None, engine: str,
+    exact: bool, allow_lateral: bool, pseudonyms: Pseudonyms | None, engine: str,
 ) -> None:  # fmt: skip
     """Show each IMAGE's findings by MODEL, and its nearest neighbours in GALLERY.
 
@@ -71,7 +73,7 @@ def query(
     answers: list[dict[str, Any]] = []
     failed = without = False
     wanted = Filter(where=where, view=view or "", since=since, until=until)
-    with Finder.open(model, gallery, engine=engine, pseudonyms=pseudonyms) as finder:
+    with Finder.open(model, gallery, engine=engine, allow_lateral=allow_lateral, pseudonyms=pseudonyms) as finder:
         for image in images:
             try:
                 analysis = finder.analyze(
@@ -91,7 +93,7 @@ def query(
         if without and (since or until) and finder.gallery and not any(e.date for e in finder.gallery.every_entry()):
             log.warning("No image of the gallery has a date, so --since and --until leave none.")
     if as_json:
-        click.echo(json.dumps(answers, indent=2, ensure_ascii=False, allow_nan=False))
+        print_json(answers)
     else:
         click.echo(NOT_A_DEVICE)
     if failed:
@@ -100,6 +102,8 @@ def query(
 
 def _text(analysis: Analysis) -> str:
     lines = [analysis.image]
+    if analysis.known:
+        lines.append(f"  In the gallery as {', '.join(analysis.known)}")
     lines += [f"  Warning: {warning}" for warning in analysis.warnings]
     lines += ["", f"  {'finding':<28} {'probability':>11} {'score':>7} {'threshold':>9}"]
     for f in sorted(analysis.findings, key=lambda f: (-(f.score if f.probability is None else f.probability), f.label)):
@@ -110,7 +114,7 @@ def _text(analysis: Analysis) -> str:
         labels = ", ".join(f"{name}*" if name in n.shared else name for name in n.labels) or "-"
         lines.append(f"  {n.id:<28} {n.distance:>11.3f}   {labels}")
         if n.report.strip():
-            lines.append(f"  {'':<40}   {n.report.strip().splitlines()[0]}")
+            lines.append(_cut(f"  {'':<40}   {n.report.strip().splitlines()[0]}"))
     if not analysis.neighbours:
         lines.append("  none")
     lines += _agreement(analysis)
@@ -136,6 +140,12 @@ def _agreement(analysis: Analysis) -> list[str]:
 def _printable(line: str) -> str:
     """One line without what a terminal would obey: names and reports come from elsewhere."""
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in line)
+
+
+def _cut(line: str) -> str:
+    """A line that may be cut off where a terminal ends: nothing of the answer itself. Whole for another program."""
+    columns = shutil.get_terminal_size().columns
+    return line if not sys.stdout.isatty() or len(line) <= columns else f"{line[: columns - 1]}…"
 
 
 def _number(value: float | None) -> str:

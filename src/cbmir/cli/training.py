@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from cbmir.cli.options import training_options
+from cbmir.cli.options import json_option, print_json, training_options
 
 # Options that a loss has no use for: refused when given, rather than ignored.
 _MEANINGLESS = {
@@ -99,7 +99,7 @@ def train(
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Folder for metrics.json, report.md and per_query.csv."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@json_option
 def evaluate(
     model: Path,
     manifest: Path,
@@ -113,8 +113,6 @@ def evaluate(
 
     With 95% bootstrap intervals over patients, and a random ranking beside them. A query's own patient never counts.
     """
-    import json
-
     from cbmir.errors import require
 
     require("torch", "train")
@@ -126,4 +124,7 @@ def evaluate(
         title += f", gallery by {gallery_model.name}"
     if output is not None:
         write_report(evaluation, summary, output, title)
-    click.echo(json.dumps(summary, indent=2) if as_json else text_report(summary, title))
+    if as_json:
+        print_json(summary)
+    else:
+        click.echo(text_report(summary, title))

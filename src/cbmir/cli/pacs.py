@@ -1,0 +1,164 @@
+"""`cbmir pacs`: a PACS's side of cbmir. DICOM in, standard results out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cbmir.card import NOT_A_DEVICE
+from cbmir.cli.options import allow_lateral_option, engine_option, pseudonyms_option
+from cbmir.cli.pacs_node import follow, node, retry
+from cbmir.errors import ImageError
+from cbmir.files import replacing, write_json
+
+if TYPE_CHECKING:
+    from cbmir.runtime.dicom_output import Results
+    from cbmir.runtime.finder import Finder
+    from cbmir.runtime.gallery.pseudonyms import Pseudonyms
+
+log = logging.getLogger("cbmir")
+
+
+@click.group(
+    epilog="\b\nExample:\n  cbmir pacs analyze chest.dcm -o results --model model.onnx --gallery gallery --sr --sc"
+)
+def pacs() -> None:
+    """Analyse radiographs of a PACS, and give the results back as DICOM objects or FHIR.
+
+    Research use only. Not a medical device, not for diagnosis.
+    """
+
+
+pacs.add_command(node)
+pacs.add_command(follow)
+pacs.add_command(retry)
+
+
+@pacs.command(
+    epilog="\b\nExample:\n"
+    "  cbmir pacs analyze chest.dcm -o results --model model.onnx --gallery gallery\n"
+    "  cbmir pacs analyze a.dcm studies/ -o results --model model.onnx --gallery gallery --sr --sc --kos --fhir"
+)  # fmt: skip
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where results go.")
+@click.option(
+    "--model", type=click.Path(path_type=Path), required=True, help="The model's file, or an export's folder."
+)
+@click.option("--gallery", help="Where look-alikes and priors are found: a folder, or a milvus: place.")
+@click.option("--sr", is_flag=True, help="Structured report (TID 1500), NAME.sr.dcm. The default, where none is named.")
+@click.option(
+    "--sc", is_flag=True,
+    help="Page to look at (Secondary Capture), NAME.sc.dcm; the days of the patient's own similar priors are on it.",
+)  # fmt: skip
+@click.option(
+    "--kos", is_flag=True,
+    help="Selection of the patient's own similar priors, NAME.kos.dcm; its copies for their studies, NAME.kos-2.dcm …",
+)  # fmt: skip
+@click.option("--fhir", is_flag=True, help="FHIR R4 Bundle, NAME.fhir.json.")
+@allow_lateral_option
+@pseudonyms_option
+@engine_option
+@click.pass_context
+def analyze(
+    ctx: click.Context, files: tuple[Path, ...], output: Path, model: Path, gallery: str | None, sr: bool, sc: bool,
+    kos: bool, fhir: bool, allow_lateral: bool, pseudonyms: Pseudonyms | None, engine: str,
+) -> None:  # fmt: skip
+    """Analyse DICOM files, and write the results of each into a folder.
+
+    FILE may be a folder: its DICOM files are taken, those in its subfolders too, but for results of cbmir. A file that
+    cannot be analysed gets an error line, the others are answered all the same; the exit code is then 2. The results
+    hold the data of the patient whose image it is, and of no other.
+
+    Research use only. Not a medical device, not for diagnosis.
+    """
+    from tqdm import tqdm
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    from cbmir.runtime.dicom_output import KINDS
+    from cbmir.runtime.finder import Finder
+
+    kinds = [kind for kind, wanted in zip(KINDS, (sr, sc, kos, fhir), strict=True) if wanted] or ["sr"]
+    images = list(dict.fromkeys(one.resolve() for given in files for one in _images(given)))
+    failed = without = 0
+    with (
+        Finder.open(model, gallery, engine=engine, allow_lateral=allow_lateral, pseudonyms=pseudonyms) as finder,
+        logging_redirect_tqdm(),
+    ):
+        for path, name in tqdm(list(zip(images, _names(images), strict=True)), "Analysing", unit="image", disable=None):
+            try:
+                results = make_results_of(path, finder, kinds)
+            except ImageError as error:
+                log.error("Error: %s", error if str(path) in str(error) else f"{path}: {error}")
+                failed += 1
+                continue
+            for warning in results.warnings:
+                log.debug("%s: %s", path, warning)
+            without += kos and results.kos is None
+            write_results(results, output / name)
+    click.echo(f"{output}: results of {len(images) - failed} of {len(images)} images")
+    if without:
+        log.warning("%d images have no similar prior of their patient in the gallery, so no selection.", without)
+    click.echo(NOT_A_DEVICE)
+    if failed or not images:
+        ctx.exit(2)
+
+
+def make_results_of(path: Path, finder: Finder, kinds: Sequence[str]) -> Results:
+    """Read, analyse and answer one file. Raises ImageError."""
+    from cbmir.runtime.dicom_output import make_results
+    from cbmir.runtime.reading import file_bytes
+
+    data = file_bytes(path)  # once: the file may be replaced meanwhile
+    image = finder.read(data)
+    return make_results(data, finder.analyze(image), finder, kinds=kinds, image=image)
+
+
+def write_results(results: Results, stem: Path) -> None:
+    """Write each result under the path `stem` with an ending of its kind; none is ever half there."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    for name, dataset in results.named():
+        with replacing(stem.with_name(f"{stem.name}.{name}.dcm")) as temporary:
+            dataset.save_as(temporary, enforce_file_format=True)
+    if results.fhir is not None:
+        write_json(stem.with_name(f"{stem.name}.fhir.json"), results.fhir)
+
+
+def _images(given: Path) -> Iterator[Path]:
+    """The path itself; of a folder, every DICOM file that is neither a DICOMDIR nor made by cbmir."""
+    if not given.is_dir():
+        yield given
+        return
+    for path in sorted(given.rglob("*")):
+        is_hidden = path.name.startswith(".") or path.name.upper() == "DICOMDIR"
+        if not is_hidden and path.is_file() and _is_image(path):
+            yield path
+
+
+def _is_image(path: Path) -> bool:
+    """Whether a file is DICOM and not made by cbmir. One that cannot be read counts: its analysis tells why."""
+    from pydicom import dcmread
+
+    from cbmir.runtime.dicom_output import is_own_result
+    from cbmir.runtime.dicom_reading import is_dicom
+    from cbmir.runtime.dicom_tags import read_errors
+
+    try:
+        with path.open("rb") as stream:
+            if not is_dicom(stream.read(132)):
+                return False
+            stream.seek(0)
+            return not is_own_result(dcmread(stream, force=True, stop_before_pixels=True))
+    except read_errors():
+        return True
+
+
+def _names(images: Sequence[Path]) -> list[str]:
+    """A name for each image: its file's, with as many of its folders as tell it from the others."""
+    from cbmir.manifest import Row
+    from cbmir.runtime.gallery.naming import entry_ids
+
+    return entry_ids([Row(image=path, patient_id="", labels=()) for path in images])

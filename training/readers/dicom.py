@@ -1,0 +1,227 @@
+"""A folder or DICOMDIR of studies: every file in it that is one chest radiograph, with what its header says."""
+
+from __future__ import annotations
+
+import csv
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+from tqdm import tqdm
+
+from cbmir.errors import DamagedImageError, DicomImageError, ImageError, ManifestError, NotAnImageError, require
+from cbmir.files import replacing
+from cbmir.labels import NIH_14, LabelSet
+from cbmir.manifest import Manifest, Row
+from cbmir.runtime.bulk import work_through
+from cbmir.runtime.dicom_reading import is_dicom, parse_dicom
+from cbmir.runtime.dicom_tags import pydicom_unlogged, read_errors
+from cbmir.runtime.radiograph import Limits, collected_warnings
+from cbmir.runtime.reading import read_image
+from cbmir.training.readers.common import finish
+
+DICOMDIR = "DICOMDIR"
+_DIRECTORY = "1.2.840.10008.1.3.10"  # Media Storage Directory Storage
+_MOST_READS = 2**28  # of a DICOMDIR, whose image records have some 15 elements each
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file that is not in the manifest, and why. `damaged` where it should have been: it cannot be read."""
+
+    path: Path
+    reason: str
+    damaged: bool = False
+
+
+def read_dicom_studies(
+    place: Path,
+    *,
+    labels: Sequence[str] = NIH_14,
+    allow_lateral: bool = False,
+    intensity: str = "header",
+    workers: int | None = None,
+    seed: int = 0,
+) -> tuple[Manifest, tuple[LeftOut, ...]]:
+    """A manifest of the chest radiographs in a folder with its subfolders, or of those that a DICOMDIR file lists.
+
+    Each file is decoded once, by `workers` processes (`work_through`), so that what is in the manifest can be read: by
+    the same `intensity` (PreprocessSpec), since a file may be blank, or its window damaged, for one policy alone.
+    Patient and study ids, view and date are the header's, all `labels` unknown, patients split 70:10:20 by `seed` where
+    there are three. Left out, with the reason: what is no DICOM file or no chest radiograph, what is damaged, what has
+    no patient id, and an object that another file holds too. Lateral views go in, as LATERAL, with `allow_lateral`.
+    Raises ManifestError for a place that is neither, and where no file is left.
+    """
+    require("pydicom", "dicom")
+    files, absent = _of_directory(place) if place.is_file() else _of_folder(place)
+    read = partial(_read, (None,) * len(labels), allow_lateral, intensity)
+    rows, left_out = _read_all(files, read, workers)
+    left_out = [*absent, *left_out]
+    if not rows:
+        reasons = "; ".join(sorted({entry.reason for entry in left_out})[:3]) or "it holds no file"
+        raise ManifestError(f"{place}: expected chest radiographs in DICOM files, found none: {reasons}")
+    manifest = finish(
+        Manifest(LabelSet(tuple(labels)), tuple(rows)),
+        reader="dicom",
+        sources=[place],
+        policies={
+            "labels": "all unknown",
+            "allow_lateral": allow_lateral,
+            "intensity": intensity,
+            "left_out": len(left_out),
+        },
+        seed=seed,
+        splits=None if len({row.patient_id for row in rows}) >= 3 else "not assigned: fewer than three patients",
+    )
+    return manifest, tuple(left_out)
+
+
+def write_left_out(left_out: Sequence[LeftOut], manifest: Path) -> Path:
+    """Write `manifest.csv`'s `manifest.left-out.csv`, which goes where nothing is left out; its path."""
+    path = manifest.with_suffix(".left-out.csv")
+    path.unlink(missing_ok=True)
+    if left_out:
+        with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+            rows = ((entry.path, "damaged" if entry.damaged else "refused", entry.reason) for entry in left_out)
+            csv.writer(stream).writerows([("file", "kind", "reason"), *rows])
+    return path
+
+
+def _read_all(
+    files: Sequence[Path], read: Callable[[Path], tuple[Row, str]], workers: int | None
+) -> tuple[list[Row], list[LeftOut]]:
+    rows: list[Row] = []
+    left_out: list[LeftOut] = []
+    first: dict[str, Path] = {}
+    with closing(work_through(read, files, workers=workers)) as results:
+        bar = tqdm(zip(files, results, strict=True), total=len(files), unit="file", desc="reading", disable=None)
+        for path, result in bar:
+            if isinstance(result, ImageError):
+                damaged = not isinstance(result, DicomImageError | NotAnImageError)
+                left_out.append(LeftOut(path, _without_path(str(result), path), damaged))
+                continue
+            row, instance = result
+            same = first.setdefault(instance, path) if instance else path
+            if same != path:
+                left_out.append(LeftOut(path, f"the same object as {same}"))
+            elif not row.patient_id:
+                left_out.append(LeftOut(path, "PatientID (0010,0020) is missing: splits must keep patients apart"))
+            else:
+                rows.append(row)
+    return rows, left_out
+
+
+def _read(labels: tuple[None, ...], allow_lateral: bool, intensity: str, path: Path) -> tuple[Row, str]:
+    """The file's row and SOP Instance UID. Raises ImageError."""
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(132)
+    except OSError as error:
+        raise DamagedImageError(f"{path}: cannot be read: {error.strerror}") from error
+    if not is_dicom(start):
+        raise NotAnImageError(f"{path}: no DICOM file")
+    radiograph = read_image(path, intensity=intensity, allow_lateral=allow_lateral)
+    row = Row(
+        image=path,
+        patient_id=radiograph.patient_id,
+        labels=labels,
+        study_id=radiograph.study_id,
+        view=radiograph.view,
+        date=radiograph.date,
+    )
+    return row, radiograph.sop_instance_uid
+
+
+def _of_folder(folder: Path) -> tuple[list[Path], list[LeftOut]]:
+    """Every file below a folder but DICOMDIRs, sorted, and what cannot be looked at. Linked folders count; each
+    is gone through once."""
+    if not folder.is_dir():
+        raise ManifestError(f"{folder}: expected a folder of DICOM files or a DICOMDIR, found nothing")
+    files: list[Path] = []
+    left_out: list[LeftOut] = []
+    seen: set[Path] = set()
+
+    def closed(error: OSError) -> None:
+        left_out.append(LeftOut(Path(error.filename), f"the folder cannot be read: {error.strerror}", damaged=True))
+
+    for place, folders, names in os.walk(folder.resolve(), onerror=closed, followlinks=True):
+        real = Path(place).resolve()
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        for path in (Path(place, name) for name in names if name.upper() != DICOMDIR):
+            try:
+                is_file = stat.S_ISREG(path.stat().st_mode)
+            except OSError as error:  # a broken link among others
+                left_out.append(LeftOut(path, f"cannot be read: {error.strerror}", damaged=True))
+                continue
+            if is_file:
+                files.append(path)
+            else:
+                left_out.append(LeftOut(path, "a device or pipe"))
+    return sorted(files), left_out
+
+
+def _of_directory(path: Path) -> tuple[list[Path], list[LeftOut]]:
+    """The image files that a DICOMDIR lists (PS3.3 annex F), and those of them that are not there. Raises ManifestError
+    for a file that is none."""
+    limits, base = Limits(), path.resolve().parent
+    try:
+        with collected_warnings(), pydicom_unlogged():
+            data = path.read_bytes()
+            dataset, _ = parse_dicom(data, str(path), limits, large=len(data), most_reads=_MOST_READS)
+            if dataset.file_meta.get("MediaStorageSOPClassUID") != _DIRECTORY:
+                raise ManifestError(f"{path}: expected a folder or a DICOMDIR, found another file")
+            ids = list(_file_ids(dataset.get("DirectoryRecordSequence") or ()))
+    except ManifestError:
+        raise
+    except read_errors():
+        raise ManifestError(f"{path}: expected a DICOMDIR, found a file that cannot be read") from None
+    except ImageError as error:
+        raise ManifestError(f"{path}: expected a DICOMDIR; {_without_path(str(error), path)}") from None
+    files, absent = [], []
+    names = cache(_plain_names)
+    for parts in dict.fromkeys(ids):
+        file = _on_medium(base, parts, names)
+        if not file.resolve().is_relative_to(base):
+            absent.append(LeftOut(path, "lists a file outside of its folder", damaged=True))
+        elif not file.is_file():
+            absent.append(LeftOut(file, f"listed in {path.name}, and not there", damaged=True))
+        else:
+            files.append(file.resolve())
+    return files, absent
+
+
+def _on_medium(base: Path, parts: Sequence[str], names: Callable[[Path], dict[str, Path]]) -> Path:
+    """The file of a DICOMDIR's record. Its names are capitals, which a system that reads a CD may show as small letters
+    and with the full stop and version (";1") of ISO 9660."""
+    path = base
+    for part in parts:
+        exact = path / part
+        path = exact if exact.exists() else names(path).get(_plain(part), exact)
+    return path
+
+
+def _plain_names(folder: Path) -> dict[str, Path]:
+    return {_plain(path.name): path for path in sorted(folder.iterdir())} if folder.is_dir() else {}
+
+
+def _plain(name: str) -> str:
+    return name.partition(";")[0].removesuffix(".").upper()
+
+
+def _file_ids(records: Iterable[object]) -> Iterator[tuple[str, ...]]:
+    """The parts of each image record's path, as ReferencedFileID has them."""
+    for record in records:
+        names = record.get("ReferencedFileID") if record.get("DirectoryRecordType") == "IMAGE" else None  # type: ignore[attr-defined]
+        if names:
+            yield (names,) if isinstance(names, str) else tuple(map(str, names))
+
+
+def _without_path(message: str, path: Path) -> str:
+    return message.removeprefix(f"{path}: ")
