@@ -1,0 +1,189 @@
+"""A DICOM node under load: studies from several associations at once, none lost; throughput and latencies.
+
+    python benchmarks/pacs.py --model model.onnx                     1,000 studies of 1024x1024 from 4 associations
+    python benchmarks/pacs.py --model model.onnx --gallery gallery --size 2500 -o docs/pacs/bench.json
+    python benchmarks/pacs.py --model tiny.onnx --size 64            the node itself: a small model takes no time
+
+The node is `cbmir pacs node` in a process of its own; this one sends, and is the archive that takes the reports. Two
+latencies are told: until the node has acknowledged an image (it is on disk then), and until its report has arrived; and
+the CPU time that the node took for an image, which tells what a machine can do beside other work. It ends with an error
+where an image was refused, or has not exactly one report. Images are noise around a lung-like shade, 12 bits,
+uncompressed.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from pydicom import Dataset
+from pydicom.dataset import FileMetaDataset
+from pydicom.uid import ComputedRadiographyImageStorage, ExplicitVRLittleEndian
+from pynetdicom import AE, AllStoragePresentationContexts, _config, evt
+
+from cbmir.files import write_json
+from cbmir.runtime.machine import describe_machine
+
+ROOT = "1.2.826.0.1.3680043.10.9"
+_PATIENCE = 600.0  # seconds without a report until the rest is taken for lost
+
+
+@dataclass
+class Archive:
+    """Takes reports, and notes when that of each study came first."""
+
+    arrived: dict[str, float] = field(default_factory=dict)
+    reports: Counter[str] = field(default_factory=Counter)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def take(self, event: Any) -> int:
+        with self.changed:
+            study = str(event.dataset.StudyInstanceUID)
+            self.arrived.setdefault(study, time.monotonic())
+            self.reports[study] += 1
+            self.changed.notify_all()
+        return 0x0000
+
+    def wait(self, count: int) -> None:
+        """Until so many studies have a report, or none has come for long."""
+        with self.changed:
+            while len(self.arrived) < count:
+                before = len(self.arrived)
+                if not self.changed.wait(_PATIENCE) and len(self.arrived) == before:
+                    return
+
+
+def radiograph(study: int, size: int) -> Dataset:
+    """A CR object of `size` x `size` pixels in a study of its own."""
+    dataset = Dataset()
+    dataset.file_meta = FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    rng = np.random.default_rng(study)
+    shade = np.hypot(*np.meshgrid(*[np.linspace(-1, 1, size)] * 2)) * 2500
+    pixels = np.clip(shade + rng.integers(0, 800, (size, size)), 0, 4095).astype("<u2")
+    values = {
+        "SOPClassUID": ComputedRadiographyImageStorage, "SOPInstanceUID": f"{ROOT}.{study}.1",
+        "StudyInstanceUID": f"{ROOT}.{study}", "SeriesInstanceUID": f"{ROOT}.{study}.0", "PatientName": "Bench^Mark",
+        "PatientID": str(study), "PatientBirthDate": "", "PatientSex": "", "StudyDate": "20260101", "StudyTime": "",
+        "StudyID": "", "AccessionNumber": "", "ReferringPhysicianName": "", "Modality": "CR",
+        "BodyPartExamined": "CHEST", "ViewPosition": "PA", "SeriesNumber": 1, "InstanceNumber": 1, "SamplesPerPixel": 1,
+        "PhotometricInterpretation": "MONOCHROME2", "Rows": size, "Columns": size, "BitsAllocated": 16,
+        "BitsStored": 12, "HighBit": 11, "PixelRepresentation": 0, "WindowCenter": 2048, "WindowWidth": 4096,
+    }  # fmt: skip
+    for keyword, value in values.items():
+        setattr(dataset, keyword, value)
+    dataset.add_new("PixelData", "OW", pixels.tobytes())
+    dataset.file_meta.MediaStorageSOPClassUID = dataset.SOPClassUID
+    dataset.file_meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID
+    return dataset
+
+
+def send(port: int, studies: range, size: int) -> dict[str, tuple[float, float]]:
+    """Send studies by one association: when each was begun, and when acknowledged."""
+    ae = AE(ae_title="BENCH")
+    ae.add_requested_context(ComputedRadiographyImageStorage, ExplicitVRLittleEndian)
+    association = ae.associate("127.0.0.1", port, ae_title="CBMIR")
+    if not association.is_established:
+        raise click.ClickException("the node did not take an association")
+    times = {}
+    for study in studies:
+        image = radiograph(study, size)
+        began = time.monotonic()
+        status = association.send_c_store(image).get("Status")
+        if status != 0x0000:
+            raise click.ClickException(f"an image was answered with {status}")
+        times[str(image.StudyInstanceUID)] = (began, time.monotonic())
+    association.release()
+    return times
+
+
+def percentiles(seconds: list[float]) -> dict[str, float]:
+    """Milliseconds."""
+    values = 1000 * np.array(seconds)
+    names = {"p50": 50, "p95": 95, "p99": 99, "max": 100}
+    return {name: round(float(np.percentile(values, q)), 1) for name, q in names.items()}
+
+
+def bench(command: list[str], studies: int, associations: int, size: int) -> dict[str, Any]:
+    """Send all studies, wait for all reports, and stop the node: what was measured."""
+    archive = Archive()
+    _config.LOG_HANDLER_LEVEL = "none"
+    ae = AE(ae_title="ARCHIVE")
+    ae.supported_contexts = AllStoragePresentationContexts
+    ae.maximum_associations = 64
+    server = ae.start_server(("127.0.0.1", 0), block=False, evt_handlers=[(evt.EVT_C_STORE, archive.take)])
+    assert server is not None
+    command = [*command, "--store-to", f"ARCHIVE@127.0.0.1:{server.server_address[1]}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
+        try:
+            assert node.stdout is not None
+            port = int(node.stdout.readline().split()[0].rpartition(":")[2])
+            parts = [range(first, studies, associations) for first in range(associations)]
+            began = time.monotonic()
+            with ThreadPoolExecutor(associations) as pool:
+                sent = dict(item for part in pool.map(lambda p: send(port, p, size), parts) for item in part.items())
+            acknowledged = time.monotonic() - began
+            archive.wait(studies)
+            answered = time.monotonic() - began
+            node.send_signal(signal.SIGTERM)
+            code = node.wait(120)
+        finally:
+            node.kill()
+            server.shutdown()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # its start among it
+    lost = studies - len(archive.arrived)
+    doubled = sum(count > 1 for count in archive.reports.values())
+    if lost or doubled or code:
+        raise click.ClickException(f"{lost} studies without a report, {doubled} with several; the node's code: {code}")
+    return {
+        "studies": studies,
+        "associations": associations,
+        "size": size,
+        "lost": lost,
+        "acknowledged_per_s": round(studies / acknowledged, 1),
+        "answered_per_s": round(studies / answered, 1),
+        "node_cpu_ms": round(1000 * (used.ru_utime + used.ru_stime) / studies, 1),
+        "acknowledge_ms": percentiles([end - start for start, end in sent.values()]),
+        "answer_ms": percentiles([archive.arrived[uid] - start for uid, (start, _) in sent.items()]),
+    }
+
+
+@click.command()
+@click.option("--model", required=True, type=click.Path(exists=True, path_type=Path), help="A model file.")
+@click.option("--gallery", type=click.Path(exists=True), help="A gallery's folder.  [default: none]")
+@click.option("--studies", default=1000, show_default=True)
+@click.option("--associations", default=4, show_default=True)
+@click.option("--size", default=1024, show_default=True, help="Pixels a side.")
+@click.option("--workers", default=2, show_default=True, help="As the node's option.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write what was measured as JSON.")
+def main(
+    model: Path, gallery: str | None, studies: int, associations: int, size: int, workers: int, output: Path | None
+) -> None:
+    """Send studies to a node of its own, and see that each is answered."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable, "-m", "cbmir", "-q", "pacs", "node", "--port", "0", "--state", f"{folder}/state",
+            "--model", str(model), "--settle", "0", "--workers", str(workers),
+        ]  # fmt: skip
+        command += ["--gallery", gallery] if gallery else []
+        measured = bench(command, studies, associations, size)
+    for name, value in measured.items():
+        click.echo(f"{name:>20}  {value}")
+    if output is not None:
+        write_json(output, measured | {"model": model.name, "workers": workers, "machine": describe_machine()})
+
+
+if __name__ == "__main__":
+    main()

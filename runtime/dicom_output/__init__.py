@@ -1,0 +1,30 @@
+"""An analysis as the objects that a PACS or a hospital's server takes: SR, Secondary Capture, KOS, FHIR.
+
+::
+
+    make_results(file's bytes, analysis, finder, kinds=("sr", "sc", "kos", "fhir")) -> Results
+
+    sr    TID 1500 Comprehensive 3D SR, UNVERIFIED: findings by their codes, and look-alikes
+    sc    a page to look at, RGB: the image, evidence, findings
+    kos   the patient's own similar priors
+    fhir  R4 Bundle: DiagnosticReport, Observation, ImagingStudy, Device
+
+All are of the image's patient and study, and say that they are for research, not for diagnosis. Of other patients they
+hold labels and distances alone, under opaque case ids (`case_id`). UIDs are made of what was analysed by which model
+(`uids`), so that a second run replaces. docs/dicom_output.md has all codes.
+"""
+
+from cbmir.runtime.dicom_output.results import KINDS, Results, is_own_result, make_results, warm_up
+from cbmir.runtime.dicom_output.uids import answers_fingerprint, case_id, find_case, result_uid
+
+__all__ = [
+    "KINDS",
+    "Results",
+    "answers_fingerprint",
+    "case_id",
+    "find_case",
+    "is_own_result",
+    "make_results",
+    "result_uid",
+    "warm_up",
+]

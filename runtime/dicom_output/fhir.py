@@ -1,0 +1,223 @@
+"""FHIR R4 (4.0.1): a transaction Bundle of DiagnosticReport, Observation, ImagingStudy and Device.
+
+Each resource has an identifier that a second run makes again, and a conditional update by it: whoever posts the Bundle
+to a server twice has it there once. The patient is referred to by the image's own Patient ID, and is no part of it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+from cbmir.labels import Code
+from cbmir.runtime.dicom_output import codes as own
+from cbmir.runtime.dicom_output.content import ALGORITHM, MANUFACTURER, Content
+from cbmir.runtime.dicom_output.uids import part_uid
+from cbmir.runtime.result import Finding
+
+_URI = "urn:ietf:rfc:3986"  # the system of identifiers that are URIs
+_TERMS = "http://terminology.hl7.org/CodeSystem"
+_NAMESPACE = uuid.UUID("1f2d230f-6a9e-4849-b2a1-1beb3d1c78c9")
+
+Resource = dict[str, Any]
+
+
+def bundle(content: Content) -> Resource:
+    """The Bundle of an analysis, plain values for JSON."""
+    uid = content.uid("fhir")
+    device = _device(content)
+    study = _imaging_study(content)
+    findings = [_finding(content, one, part_uid(uid, "finding", one.label), device, study) for one in content.findings]
+    observations = findings
+    if content.look_alikes:
+        observations = [*findings, _look_alikes(content, part_uid(uid, "look-alikes"), device, study)]
+    report = _report(content, uid, study, observations)
+    return {
+        "resourceType": "Bundle",
+        "type": "transaction",
+        "timestamp": _instant(content),
+        "entry": [_entry(resource) for resource in (report, *observations, study, device)],
+    }
+
+
+def _report(content: Content, uid: str, study: Resource, observations: Sequence[Resource]) -> Resource:
+    return {
+        "resourceType": "DiagnosticReport",
+        "identifier": [_identifier(uid)],
+        "status": "preliminary",
+        "category": [_category("v2-0074", "RAD", "Radiology")],
+        "code": {
+            "coding": [{"system": "http://loinc.org", "code": "18748-4", "display": "Diagnostic imaging study"}],
+            "text": ALGORITHM,
+        },
+        **_subject(content),
+        "issued": _instant(content),
+        "result": [_reference(one) for one in observations],
+        "imagingStudy": [_reference(study)],
+        "conclusion": "\n".join((own.DISCLAIMER, _summary(content.ranked), *content.warnings)),
+    }
+
+
+def _finding(content: Content, finding: Finding, uid: str, device: Resource, study: Resource) -> Resource:
+    """An Observation whose value says whether the score exceeds the threshold; certainty, score and threshold are its
+    components."""
+    verdict = own.predicted_code(finding.predicted)
+    components = [_quantity(own.SCORE, finding.score, own.NO_UNITS)]
+    if finding.probability is not None:
+        components.insert(0, _quantity(own.CERTAINTY, 100 * finding.probability, own.PERCENT))
+    if finding.threshold is not None:
+        components.append(_quantity(own.THRESHOLD, finding.threshold, own.NO_UNITS))
+    return {
+        **_observation(content, uid, device, study),
+        "code": _concept(own.label_code(finding.label), finding.label),
+        "valueCodeableConcept": _concept(verdict, f"{own.PREDICTED.meaning}: {verdict.meaning}"),
+        "component": components,
+    }
+
+
+def _look_alikes(content: Content, uid: str, device: Resource, study: Resource) -> Resource:
+    """An Observation with a component for each case: its opaque id, similarity and labels in words."""
+    return {
+        **_observation(content, uid, device, study),
+        "code": _concept(own.LOOK_ALIKE),
+        "component": [
+            {
+                "code": _concept(own.LOOK_ALIKE, one.case),
+                "valueString": f"{one.case}: cosine {one.cosine:.3f}; {one.words}",
+            }
+            for one in content.look_alikes
+        ],
+    }
+
+
+def _observation(content: Content, uid: str, device: Resource, study: Resource) -> Resource:
+    return {
+        "resourceType": "Observation",
+        "identifier": [_identifier(uid)],
+        "status": "preliminary",
+        "category": [_category("observation-category", "imaging", "Imaging")],
+        **_subject(content),
+        "issued": _instant(content),
+        "device": _reference(device),
+        "derivedFrom": [_reference(study)],
+        "note": [{"text": own.DISCLAIMER}],
+    }
+
+
+def _imaging_study(content: Content) -> Resource:
+    """The study, with the series and instance that were analysed: a server may know more of it."""
+    source = content.source
+    header = source.header
+    started = _started(content)
+    return {
+        "resourceType": "ImagingStudy",
+        "identifier": [{"system": "urn:dicom:uid", "value": f"urn:oid:{source.study_uid}"}],
+        "status": "available",
+        **(_subject(content) or {"subject": {"type": "Patient", "display": "not known"}}),
+        **({"started": started} if started else {}),
+        "series": [
+            {
+                "uid": str(header.SeriesInstanceUID),
+                "modality": {"system": own.SYSTEMS["DCM"], "code": source.modality},
+                "instance": [
+                    {
+                        "uid": source.uid,
+                        "sopClass": {"system": _URI, "code": f"urn:oid:{source.sop_class}"},
+                        "number": source.number,
+                    }
+                ],
+            }
+        ],
+    }
+
+
+def _device(content: Content) -> Resource:
+    return {
+        "resourceType": "Device",
+        "identifier": [_identifier(part_uid(content.fingerprint, "device"))],
+        "status": "active",
+        "manufacturer": MANUFACTURER,
+        "deviceName": [{"name": ALGORITHM, "type": "model-name"}],
+        "version": [{"value": content.version}],
+        "property": [
+            {"type": {"text": name}, "valueCode": [{"text": value}]}
+            for name, value in (text.split(": ", 1) for text in content.parameters)
+        ],
+        "note": [{"text": own.DISCLAIMER}],
+    }
+
+
+def _entry(resource: Resource) -> Resource:
+    """A conditional update by the identifier; of a study, a creation where it is not there yet."""
+    system, value = (resource["identifier"][0][name] for name in ("system", "value"))
+    asked = f"identifier={quote(f'{system}|{value}', safe='')}"
+    kind = resource["resourceType"]
+    request = {"method": "PUT", "url": f"{kind}?{asked}"}
+    if kind == "ImagingStudy":
+        request = {"method": "POST", "url": kind, "ifNoneExist": asked}
+    return {"fullUrl": _url(resource), "resource": resource, "request": request}
+
+
+def _reference(resource: Resource) -> Resource:
+    return {"reference": _url(resource), "type": resource["resourceType"]}
+
+
+def _url(resource: Resource) -> str:
+    """Of a resource within the Bundle."""
+    return f"urn:uuid:{uuid.uuid5(_NAMESPACE, resource['identifier'][0]['value'])}"
+
+
+def _identifier(uid: str) -> Resource:
+    return {"system": _URI, "value": f"urn:oid:{uid}"}
+
+
+def _subject(content: Content) -> Resource:
+    """The patient by identifier; nothing where the image does not say who it is."""
+    header = content.source.header
+    if not header.PatientID:
+        return {}
+    identifier: Resource = {
+        "type": {"coding": [{"system": f"{_TERMS}/v2-0203", "code": "MR", "display": "Medical record number"}]},
+        "value": str(header.PatientID),
+    }
+    if header.get("IssuerOfPatientID"):
+        identifier["assigner"] = {"display": str(header.IssuerOfPatientID)}
+    return {"subject": {"type": "Patient", "identifier": identifier}}
+
+
+def _category(system: str, code: str, display: str) -> Resource:
+    return {"coding": [{"system": f"{_TERMS}/{system}", "code": code, "display": display}]}
+
+
+def _concept(code: Code, text: str = "") -> Resource:
+    coding = {"system": own.SYSTEMS[code.scheme], "code": code.value, "display": code.meaning}
+    return {"coding": [coding], "text": text or code.meaning}
+
+
+def _quantity(name: Code, value: float, unit: Code) -> Resource:
+    quantity = {"value": round(value, 6), "unit": unit.meaning, "system": own.SYSTEMS["UCUM"], "code": unit.value}
+    return {"code": _concept(name), "valueQuantity": quantity}
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    over = [own.readable(one.label) for one in findings if one.predicted]
+    return f"Scores over the model's thresholds: {', '.join(over) or 'none'}."
+
+
+def _instant(content: Content) -> str:
+    return content.source.local(content.moment).isoformat(timespec="seconds")
+
+
+def _started(content: Content) -> str:
+    """The study's day; with its time where the image states a time zone, without which FHIR has no time."""
+    header = content.source.header
+    day, clock = str(header.StudyDate), str(header.StudyTime)
+    if not day:
+        return ""
+    text = f"{day[:4]}-{day[4:6]}-{day[6:]}"
+    zone = str(header.get("TimezoneOffsetFromUTC", ""))
+    if not zone or len(clock) < 6:
+        return text
+    return f"{text}T{clock[:2]}:{clock[2:4]}:{clock[4:6]}{zone[:3]}:{zone[3:]}"

@@ -1,0 +1,148 @@
+"""What results take over from the image that was analysed: its patient, its study, and the reference to itself.
+
+Objects are read tolerantly and written strictly: a value that the standard does not allow is left empty in the results,
+with a warning that names the tag. The UIDs alone must be there.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import BinaryIO, Self
+
+from pydicom import Dataset, config, dcmread
+from pydicom.multival import MultiValue
+from pydicom.valuerep import validate_value
+
+from cbmir.errors import DamagedImageError, DicomImageError, NotAnImageError
+from cbmir.runtime.dicom_object import UIDS
+from cbmir.runtime.dicom_reading import is_dicom
+from cbmir.runtime.dicom_tags import pydicom_unlogged, read_errors, tag_name
+from cbmir.runtime.radiograph import collected_warnings
+
+#: Type 2 in every result (PS3.3 C.7.1.1, C.7.2.1): there, though it may be empty.
+NAMES = ("PatientName", "ReferringPhysicianName")
+_PRESENT = (
+    *NAMES, "PatientID", "PatientBirthDate", "PatientSex", "StudyDate", "StudyTime", "StudyID", "AccessionNumber",
+)  # fmt: skip
+#: Type 3: taken over where the image has it.
+OPTIONAL = ("IssuerOfPatientID", "StudyDescription", "TimezoneOffsetFromUTC")
+_WORDS = {"PatientSex": ("M", "F", "O"), "BurnedInAnnotation": ("YES", "NO")}
+UTF_8 = "ISO_IR 192"
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """`header` has the four UIDs, the patient and the study, in UTF-8 and as the standard has them. Of `warnings` none
+    holds a value. `number` is the Instance Number, 1 where there is none; `modality` is OT (other) where none is;
+    `burned_in` is YES or NO where the image says whether its pixels name the patient, else empty."""
+
+    header: Dataset
+    warnings: tuple[str, ...]
+    number: int
+    modality: str
+    burned_in: str
+
+    @classmethod
+    def read(cls, stream: BinaryIO) -> Self:
+        """Of a DICOM file; pixels are not read.
+
+        Raises NotAnImageError, DamagedImageError, and DicomImageError where a UID is missing.
+        """
+        is_one = is_dicom(stream.read(132))
+        stream.seek(0)
+        if not is_one:
+            raise NotAnImageError("expected a DICOM file, which results are made for; found another format")
+        with collected_warnings() as collected, pydicom_unlogged():
+            try:
+                found = dcmread(stream, force=True, stop_before_pixels=True)
+            except read_errors() as error:
+                raise DamagedImageError(
+                    f"the DICOM file is damaged or cut off ({type(error).__name__})"
+                ) from None  # whose message may quote a tag
+            header, warnings = Dataset(), []
+            header.SpecificCharacterSet = UTF_8
+            for keyword in UIDS:
+                uid = _text(found, keyword, collected)
+                if not uid or not re.fullmatch(r"[0-9.]{1,64}", uid):
+                    raise DicomImageError(
+                        f"expected {tag_name(keyword)} in the image, found none that is valid: nothing can refer to it"
+                    )
+                setattr(header, keyword, uid)
+            for keyword in (*_PRESENT, *OPTIONAL):
+                text = _text(found, keyword, collected)
+                if text is None:
+                    warnings.append(f"{tag_name(keyword)} of the image is not as DICOM has it: left out of the results")
+                if text or keyword in _PRESENT:
+                    setattr(header, keyword, text or "")
+            number = _text(found, "InstanceNumber", collected) or "1"
+            modality = _text(found, "Modality", collected) or "OT"
+            burned_in = _text(found, "BurnedInAnnotation", collected) or ""
+            if burned_in == "YES":
+                warnings.append(
+                    f"{tag_name('BurnedInAnnotation')} of the image is YES: its pixels may name the patient"
+                )
+        return cls(header, tuple(warnings), max(1, int(number)), modality, burned_in)
+
+    @property
+    def uid(self) -> str:
+        """The SOP Instance UID."""
+        return str(self.header.SOPInstanceUID)
+
+    @property
+    def study_uid(self) -> str:
+        return str(self.header.StudyInstanceUID)
+
+    @property
+    def sop_class(self) -> str:
+        return str(self.header.SOPClassUID)
+
+    @property
+    def patient_id(self) -> str:
+        return str(self.header.PatientID)
+
+    def local(self, moment: datetime) -> datetime:
+        """A time in the time zone that the image states, and its results with it; else as this machine has it."""
+        offset = str(self.header.get("TimezoneOffsetFromUTC", ""))
+        if not offset:
+            return moment.astimezone()
+        ahead = timedelta(hours=int(offset[1:3]), minutes=int(offset[3:]))
+        return moment.astimezone(timezone(-ahead if offset[0] == "-" else ahead))
+
+
+def _text(found: Dataset, keyword: str, collected: list[str]) -> str | None:
+    """A tag's one value as text; empty where it has none, None where it is not as the standard has it."""
+    before = len(collected)
+    try:
+        value = found.get(keyword)
+        if isinstance(value, MultiValue):  # none of these tags may have two
+            return None
+        text = "" if value is None else str(value).strip(" \0")
+        if keyword.endswith("Date") and re.fullmatch(r"\d{4}\.\d\d\.\d\d", text):
+            text = text.replace(".", "")  # ACR-NEMA's, which PS3.5 6.2 lets readers take
+        if keyword.endswith("Time") and re.fullmatch(r"\d\d(:\d\d){1,2}(\.\d+)?", text):
+            text = text.replace(":", "")
+        if not text:
+            return ""
+        validate_value(found[keyword].VR, text, config.RAISE)
+        has_character_set = bool(found.get("SpecificCharacterSet"))
+    except read_errors():
+        return None
+    if len(collected) > before:  # a character set that pydicom does not know, or that does not fit the bytes
+        return None
+    return text if _is_fit(keyword, text, has_character_set) else None
+
+
+def _is_fit(keyword: str, text: str, has_character_set: bool) -> bool:
+    """What `validate_value` leaves open."""
+    if keyword in _WORDS:
+        return text in _WORDS[keyword]
+    if keyword == "TimezoneOffsetFromUTC":
+        return re.fullmatch(r"[+-](0\d|1[0-4])[0-5]\d", text) is not None
+    if keyword.endswith(("Date", "Time")):
+        return "-" not in text  # a range is for queries
+    if any(unicodedata.category(character) == "Cc" for character in text):
+        return False
+    return has_character_set or text.isascii()  # without one, nothing says what other bytes mean

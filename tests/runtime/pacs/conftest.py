@@ -1,0 +1,122 @@
+"""What the tests of the node share: an open model, a receiver, a network of its own, and Orthanc in it."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import gc
+import json
+import logging
+import os
+import socket
+import struct
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numpy.typing import NDArray
+
+from cbmir.runtime.finder import Finder
+from cbmir.runtime.live import LiveFinder
+from cbmir.runtime.logs import JsonFormatter
+from pacs_rig import PLANTED, Orthanc, Receiver, answers, make_radiograph, orthanc_plugin, receiving, wait_for
+
+
+@pytest.fixture(scope="session")
+def radiograph(make_xray: Callable[..., NDArray[Any]]) -> Callable[..., bytes]:
+    """A CR file of its own content for each study and image."""
+    return lambda study=1, image=1, **tags: make_radiograph(make_xray(1000 * study + image), study, image, **tags)
+
+
+@pytest.fixture(scope="session")
+def live(tiny_model: Path, tiny_gallery: Path) -> Iterator[LiveFinder]:
+    """The tiny model and its gallery, open."""
+    with LiveFinder(lambda: Finder.open(tiny_model, tiny_gallery, threads=1)) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], str]]:
+    """What was logged, as the node logs it; a patient's data in it fails any test."""
+    formatters = [(handler, handler.formatter) for handler in logging.getLogger().handlers]
+    caplog.set_level(logging.DEBUG, "cbmir")
+    caplog.handler.setFormatter(JsonFormatter())
+    yield lambda: caplog.text
+    assert not any(text in caplog.text for text in PLANTED)
+    logging.captureWarnings(False)
+    for handler, formatter in formatters:
+        handler.setFormatter(formatter)
+
+
+@pytest.fixture(autouse=True)
+def left_open() -> Iterator[None]:
+    """As an SCU pynetdicom forgets to close a socket that the other side has closed, and leaves that to Python."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """An archive `ARCHIVE` that takes everything by C-STORE."""
+    with receiving() as opened:
+        yield opened
+
+
+# -- a network of its own, and Orthanc in it
+
+_CLONE_NEWNET = 0x40000000
+_SIOCSIFFLAGS, _IFF_UP_RUNNING = 0x8914, 0x41
+
+
+@pytest.fixture(scope="module")
+def own_network() -> Iterator[None]:
+    """A network namespace of its own, for this thread and all that it starts: Orthanc listens on all addresses."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    try:
+        if libc.unshare(_CLONE_NEWNET) != 0:
+            why = f"no network namespace can be made here ({os.strerror(ctypes.get_errno())})"
+            if os.environ.get("CBMIR_REQUIRE_PACS") == "1":
+                pytest.fail(f"{why}; required with CBMIR_REQUIRE_PACS=1")
+            pytest.skip(why)
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP_RUNNING))
+            yield
+        finally:
+            assert libc.setns(before, _CLONE_NEWNET) == 0
+    finally:
+        os.close(before)
+
+
+@pytest.fixture
+def orthanc(own_network: None, require_pacs: Callable[..., None], tmp_path: Path) -> Iterator[Orthanc]:
+    """Debian's Orthanc with its DICOMweb plugin and an empty database, alone in a network namespace."""
+    plugin = orthanc_plugin()
+    require_pacs("Orthanc", "storescu", "dcmsend", "echoscu", str(plugin))
+    http, dicom, node = 8042, 4242, 11112
+    settings = {
+        "Name": "tests", "StorageDirectory": str(tmp_path / "storage"), "IndexDirectory": str(tmp_path / "storage"),
+        "HttpPort": http, "DicomPort": dicom, "DicomAet": "ORTHANC", "RemoteAccessAllowed": False,
+        "Plugins": [str(plugin)], "DicomWeb": {"Enable": True, "Root": "/dicom-web/"}, "StableAge": 1,
+        "DicomModalities": {"cbmir": ["CBMIR", "127.0.0.1", node]}, "DicomAlwaysAllowStore": True,
+    }  # fmt: skip
+    (tmp_path / "orthanc.json").write_text(json.dumps(settings))
+    log = tmp_path / "orthanc.log"
+    running = Orthanc(f"http://127.0.0.1:{http}", dicom, node, log)
+    with (
+        log.open("w") as out,
+        subprocess.Popen(["Orthanc", str(tmp_path / "orthanc.json")], stdout=out, stderr=out) as process,
+    ):
+        try:
+            wait_for(lambda: process.poll() is not None or answers(running), "Orthanc starts")
+            assert process.poll() is None, log.read_text()
+            yield running
+        finally:
+            process.terminate()
+            process.wait(30)

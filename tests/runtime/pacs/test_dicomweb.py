@@ -1,0 +1,265 @@
+"""DICOMweb and Orthanc's REST API against a server of canned answers: what is asked, and what errors tell."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import date
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from cbmir.errors import DeliveryAwayError, DeliveryError, ImageSizeError, PacsAwayError, PacsError
+from cbmir.runtime.pacs import dicomweb
+from cbmir.runtime.pacs.dicomweb import Changes, DicomWeb, Found, OrthancRest, StudyFound
+from cbmir.runtime.pacs.jobs import Made
+from cbmir.runtime.pacs.outlets import StowRs
+from pacs_rig import PLANTED
+
+STUDY = f"{PLANTED[2]}.1"
+INSTANCE = Found(STUDY, f"{STUDY}.0", "1.2.840.10008.5.1.4.1.1.1", f"{STUDY}.1")
+
+
+@dataclass
+class Server:
+    """Answers by the beginning of a path: status, content type, body; the rest is not found."""
+
+    url: str = ""
+    answers: dict[str, tuple[int, str, bytes]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    posted: list[bytes] = field(default_factory=list)
+
+    def json(self, path: str, value: Any, status: int = 200) -> None:
+        self.answers[path] = (status, "application/dicom+json", json.dumps(value).encode())
+
+    def answer(self, path: str) -> tuple[int, str, bytes]:
+        self.asked.append(path)
+        if "offset=" in path and "offset=0" not in path:  # one page is all there is
+            return 200, "application/dicom+json", b"[]"
+        for begins, answer in self.answers.items():
+            if path.startswith(begins):
+                return answer
+        return 404, "text/plain", b"none"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    canned = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, kind, body = canned.answer(self.path)
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            canned.posted.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.do_GET()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        canned.url = f"http://127.0.0.1:{http.server_address[1]}"
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        yield canned
+        http.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def web(server: Server) -> Iterator[DicomWeb]:
+    opened = DicomWeb(f"{server.url}/dicom-web")
+    yield opened
+    opened.close()
+
+
+def multipart(data: bytes) -> tuple[int, str, bytes]:
+    head = b"--edge\r\nContent-Type: application/dicom\r\n\r\n"
+    return 200, 'multipart/related; type="application/dicom"; boundary="edge"', head + data + b"\r\n--edge--\r\n"
+
+
+def studies(*uids: str, count: int | None = 2, day: str = "20260102") -> list[dict[str, Any]]:
+    more: dict[str, Any] = {"00080020": {"vr": "DA", "Value": [day]}}
+    more |= {} if count is None else {"00201208": {"vr": "IS", "Value": [count]}}
+    return [{"0020000D": {"vr": "UI", "Value": [uid]}} | more for uid in uids]
+
+
+def test_studies_are_asked_for_by_day_and_modality(server: Server, web: DicomWeb) -> None:
+    server.json("/dicom-web/studies", studies(STUDY))
+    assert web.studies_since(date(2026, 1, 2), ("CR", "DX")) == {STUDY: StudyFound(date(2026, 1, 2), 2)}
+    first = [path for path in server.asked if "offset=0" in path]
+    assert [
+        ("20260102-" in path, f"ModalitiesInStudy={m}" in path) for path, m in zip(first, ("CR", "DX"), strict=True)
+    ]
+    server.json("/dicom-web/studies", studies(STUDY, count=None, day="2026"))
+    assert web.studies_since(date(2026, 1, 2), ("CR",)) == {STUDY: StudyFound(None, None)}
+
+
+def test_instances_of_other_modalities_are_passed_over(server: Server, web: DicomWeb) -> None:
+    series = [
+        {"0020000E": {"Value": [f"{STUDY}.0"]}, "00080060": {"Value": ["CR"]}},
+        {"0020000E": {"Value": [f"{STUDY}.7"]}, "00080060": {"Value": ["SR"]}},
+    ]
+    server.json(f"/dicom-web/studies/{STUDY}/series/{STUDY}.0/instances", [
+        {"00080016": {"Value": [INSTANCE.sop_class_uid]}, "00080018": {"Value": [INSTANCE.sop_instance_uid]}}
+    ])  # fmt: skip
+    server.json(f"/dicom-web/studies/{STUDY}/series?", series)
+    assert web.instances(STUDY, ("CR", "DX")) == [INSTANCE]
+    assert not any(f"{STUDY}.7/" in path for path in server.asked)
+
+
+@pytest.mark.parametrize("data", [b"\r\n--edge", b"--edg", b"", b"\r\n\r\n" * 10, bytes(range(256)) * 5000])
+def test_a_file_is_retrieved_as_it_is(server: Server, web: DicomWeb, data: bytes) -> None:
+    path = f"/dicom-web/studies/{STUDY}/series/{STUDY}.0/instances/{STUDY}.1"
+    server.answers[path] = multipart(data)
+    if data == b"\r\n--edge":  # the boundary cannot be in a part
+        data, server.answers[path] = b"x", multipart(b"x")
+    assert web.retrieve(INSTANCE, 10**7) == data
+    server.answers[path] = (200, "application/dicom", data)  # some servers
+    assert web.retrieve(INSTANCE, 10**7) == data
+
+
+def test_what_is_gone_is_passed_over(web: DicomWeb) -> None:
+    assert web.retrieve(INSTANCE, 10**7) is None
+
+
+def test_a_file_that_is_too_long_is_not_taken(server: Server, web: DicomWeb, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dicomweb, "_CHUNK", 1000)
+    server.answers["/"] = multipart(bytes(5000))
+    with pytest.raises(ImageSizeError, match="at most 2,000 bytes"):
+        web.retrieve(INSTANCE, 2000)
+
+
+def test_results_are_stored(server: Server, web: DicomWeb, radiograph: Callable[..., bytes]) -> None:
+    server.json("/dicom-web/studies", {})
+    files = [radiograph(1), radiograph(2)]
+    StowRs(web).send([Made("sr", "", data) for data in files])
+    parts = server.posted[0].split(b"\r\n\r\n", 1)[0]
+    assert parts.startswith(b"--cbmir-") and parts.endswith(b"Content-Type: application/dicom")
+    edge = parts.split(b"\r\n")[0]
+    found = [part.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n") for part in server.posted[0].split(edge)[1:-1]]
+    assert found == files  # byte by byte
+    StowRs(web).send([])
+    assert len(server.posted) == 1
+
+
+def test_results_that_are_refused_are_told(server: Server, web: DicomWeb, radiograph: Callable[..., bytes]) -> None:
+    for status in (200, 202, 409):
+        server.json("/dicom-web/studies", failures(0x0110), status=status)
+        with pytest.raises(DeliveryError, match=r"refused 1 of 1 results \(reason 0x0110\)"):
+            StowRs(web).send([Made("sr", "", radiograph())])
+    server.json("/dicom-web/studies", {"00081198": {"vr": "SQ", "Value": [{}]}}, status=409)
+    with pytest.raises(DeliveryError, match=r"refused 1 of 1 results$"):
+        StowRs(web).send([Made("sr", "", radiograph())])
+    server.answers["/"] = server.answers["/dicom-web/studies"] = (409, "text/plain", b"no")
+    with pytest.raises(DeliveryError, match="status 409"):
+        StowRs(web).send([Made("sr", "", radiograph())])
+
+
+def test_who_takes_nothing_now_is_away(server: Server, web: DicomWeb, radiograph: Callable[..., bytes]) -> None:
+    for answer, status in ((failures(0xA701), 409), ({}, 503)):
+        server.json("/dicom-web/studies", answer, status=status)
+        with pytest.raises(DeliveryAwayError):
+            StowRs(web).send([Made("sr", "", radiograph())])
+
+
+def failures(*reasons: int) -> dict[str, Any]:
+    """FailedSOPSequence as STOW-RS answers it."""
+    return {"00081198": {"vr": "SQ", "Value": [{"00081197": {"vr": "US", "Value": [reason]}} for reason in reasons]}}
+
+
+def test_results_that_are_there_already_are_stored(
+    server: Server, web: DicomWeb, radiograph: Callable[..., bytes]
+) -> None:
+    """As after a process that ended between sending and being done."""
+    results = [Made("sr", "", radiograph(1)), Made("sc", "", radiograph(2))]
+    server.json("/dicom-web/studies", failures(0x0111, 45070), status=409)
+    StowRs(web).send(results)
+    server.json("/dicom-web/studies", failures(0x0111, 0x0110), status=202)
+    with pytest.raises(DeliveryError, match=r"refused 1 of 2 results \(reason 0x0110\)"):
+        StowRs(web).send(results)
+
+
+@pytest.mark.parametrize("status", [401, 403, 500, 503])
+def test_errors_tell_the_server_and_no_uid(server: Server, web: DicomWeb, status: int) -> None:
+    server.answers["/"] = (status, "text/plain", PLANTED[0].encode())
+    for ask in (
+        lambda: web.instances(STUDY, ("CR",)), lambda: web.retrieve(INSTANCE, 10),
+        lambda: web.studies_since(date(2026, 1, 1), ("CR",)),
+    ):  # fmt: skip
+        with pytest.raises(PacsError, match=f"status {status}") as caught:
+            ask()
+        assert server.url in str(caught.value)
+        assert isinstance(caught.value, PacsAwayError) is (status != 500)
+        assert not any(text in str(caught.value) for text in PLANTED)
+        assert caught.value.__suppress_context__
+
+
+def test_answers_that_make_no_sense_are_told(server: Server, web: DicomWeb) -> None:
+    for kind, body in (
+        ("application/dicom+json", b"<html>"),
+        ("application/dicom+json", b'["' + STUDY.encode() + b'"]'),
+    ):
+        server.answers["/"] = (200, kind, body)
+        with pytest.raises(PacsError, match=r"not as the standard has it|JSON") as caught:
+            web.instances(STUDY, ("CR",))
+        assert STUDY not in str(caught.value)
+    server.answers["/"] = (200, "multipart/related; boundary=edge", b"nothing")
+    with pytest.raises(PacsError, match="not as the standard has it"):
+        web.retrieve(INSTANCE, 10**7)
+
+
+def test_a_server_that_is_away_is_told() -> None:
+    web = DicomWeb("http://127.0.0.1:1/dicom-web")
+    with pytest.raises(PacsAwayError, match="cannot search for instances: ConnectionError"):
+        web.instances(STUDY, ("CR",))
+    web.close()
+
+
+def test_a_server_that_does_not_answer_in_time_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dicomweb, "TIMEOUT", (60, 0.05))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        web = DicomWeb(f"http://127.0.0.1:{silent.getsockname()[1]}/dicom-web")
+        with pytest.raises(PacsAwayError, match="ReadTimeout"):
+            web.retrieve(INSTANCE, 10)
+        web.close()
+
+
+@pytest.mark.parametrize("open_url", [DicomWeb, OrthancRest])
+@pytest.mark.parametrize("url", ["", "localhost:8042", "ftp://host/", "http://", "http://[", "http://host:SECRET"])
+def test_what_is_no_url_is_told(open_url: Callable[[str], Any], url: str) -> None:
+    with pytest.raises(PacsError, match="expected the URL") as caught:
+        open_url(url)
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize("open_url", [DicomWeb, OrthancRest])
+@pytest.mark.parametrize("begin", ["http://", "https://", "ftp://", "http:/", "", "http://["])
+def test_credentials_in_a_url_are_refused_and_not_told(open_url: Callable[[str], Any], begin: str) -> None:
+    with pytest.raises(PacsError, match="netrc") as caught:
+        open_url(f"{begin}user:SECRET@pacs.example/dicom-web")
+    assert "SECRET" not in str(caught.value) and "user" not in str(caught.value)
+
+
+def test_orthancs_changes(server: Server) -> None:
+    rest = OrthancRest(server.url)
+    kinds = ("NewInstance", "StableStudy", "StableStudy", "StableStudy")
+    changes = [{"ChangeType": kind, "ID": "abc"[n % 3]} for n, kind in enumerate(kinds)]
+    server.json("/changes?last", {"Changes": [], "Done": True, "Last": 41})
+    server.json("/changes", {"Changes": [*changes, changes[1]], "Done": False, "Last": 9})
+    server.json("/studies/b", {"MainDicomTags": {"StudyInstanceUID": STUDY}})
+    assert rest.changes(5) == Changes(("b", "c", "a"), 9, False)
+    assert "/changes?since=5&limit=20" in server.asked
+    assert rest.last_change() == 41
+    assert rest.study_uid("b") == STUDY
+    assert rest.study_uid("gone") is None
+    rest.close()
