@@ -1,0 +1,126 @@
+"""Every error of the service as `application/problem+json` (RFC 9457).
+
+`type` is a stable URN, for programs; `title` and `detail` are for people: expected, found, what to do. `detail` may
+quote what the client itself sent, and goes into no log. `instance` is the request's id, which the log has too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from cbmir.errors import (
+    BlankImageError,
+    CbmirError,
+    DamagedImageError,
+    DicomImageError,
+    EngineError,
+    GalleryError,
+    GalleryReplacedError,
+    ImageError,
+    ImageSizeError,
+    MissingDependencyError,
+    NotAnImageError,
+    NotReadyError,
+    UserError,
+)
+
+MEDIA_TYPE = "application/problem+json"
+_TYPE = "urn:cbmir:problem:"
+MOST_ERRORS = 20  # of one request that are told
+#: In place of an error's own words, which name paths and images of the gallery.
+_DETAILS = {
+    "gallery-replaced": "The gallery was replaced on the disk while it was open. POST /v1/reload, or SIGHUP to the "
+    "service, opens the new one.",
+    "gallery-unavailable": "The gallery cannot be read at this moment; the service's log says where it failed.",
+}
+
+#: Errors of cbmir: status and name. The first that fits counts.
+_OF_ERROR: tuple[tuple[type[CbmirError], int, str], ...] = (
+    (NotAnImageError, 415, "not-an-image"),
+    (DamagedImageError, 422, "damaged-image"),
+    (ImageSizeError, 422, "image-size"),
+    (BlankImageError, 422, "blank-image"),
+    (DicomImageError, 422, "no-chest-radiograph"),
+    (ImageError, 422, "image"),
+    (MissingDependencyError, 415, "no-codec"),
+    (GalleryReplacedError, 503, "gallery-replaced"),
+    (GalleryError, 503, "gallery-unavailable"),
+    (NotReadyError, 503, "not-ready"),
+    (EngineError, 500, "engine"),
+    (UserError, 422, "input"),
+)
+
+
+class Problem(HTTPException):
+    """An answer that is an error. `kind` ends the `type`, and stands in log, audit and metrics."""
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        detail: str,
+        *,
+        retry_after: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> None:
+        """`retry_after`: seconds after which to try again. `more` are further members of the answer."""
+        waiting = {} if retry_after is None else {"Retry-After": str(retry_after)}
+        super().__init__(status, detail, {**(headers or {}), **waiting})
+        self.kind = kind
+        self.more = more
+
+
+def problem_of(error: Exception) -> Problem:
+    """What to answer where something raised. Nothing is quoted of an error that is not cbmir's own."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, MemoryError):
+        return Problem(503, "no-memory", "The machine has no memory left for this request.", retry_after=10)
+    for kind_of_error, status, kind in _OF_ERROR:
+        if isinstance(error, kind_of_error):
+            return Problem(status, kind, _DETAILS.get(kind, str(error)), retry_after=5 if status == 503 else None)
+    return Problem(500, "unexpected", "Something went wrong in the service; its log says where.")
+
+
+def response_of(problem: Problem, request_id: str) -> Response:
+    """The answer itself. Non-ASCII is escaped, so that there is no text that it cannot hold."""
+    body = {
+        "type": _TYPE + problem.kind,
+        "title": HTTPStatus(problem.status_code).phrase,
+        "status": problem.status_code,
+        "detail": problem.detail,
+        "instance": f"urn:uuid:{request_id}",
+        **problem.more,
+    }
+    return Response(json.dumps(body), problem.status_code, dict(problem.headers or {}), MEDIA_TYPE)
+
+
+async def answer_problem(request: Request, error: Exception) -> Response:
+    """The handler of every exception that a route raises."""
+    if isinstance(error, RequestValidationError):
+        problem = Problem(422, "parameters", "Some parameters are not as expected.", errors=_wrong(error.errors()))
+    elif isinstance(error, StarletteHTTPException) and not isinstance(error, Problem):
+        kind = {404: "no-such-route", 405: "no-such-method"}.get(error.status_code, "http")
+        problem = Problem(error.status_code, kind, str(error.detail), headers=error.headers or {})
+    else:
+        problem = problem_of(error)
+    request.scope["cbmir"].problem = problem.kind
+    request.scope["cbmir"].error = error
+    return response_of(problem, request.scope["cbmir"].id)
+
+
+def _wrong(errors: Sequence[Any]) -> list[dict[str, str]]:
+    """Where and what is wrong, without what was found there: the first of it."""
+    return [
+        {"where": ".".join(str(part) for part in one["loc"]), "expected": str(one["msg"])}
+        for one in errors[:MOST_ERRORS]
+    ]

@@ -1,0 +1,151 @@
+"""What requests and answers look like: checked on the way in, documented by OpenAPI on the way out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
+
+from cbmir.card import NOT_A_DEVICE
+from cbmir.runtime.agreement import LabelAgreement
+from cbmir.runtime.gallery.filters import Filter
+from cbmir.runtime.novelty import Novelty
+from cbmir.runtime.result import Finding
+from cbmir.runtime.serving.settings import MOST_NEIGHBOURS
+
+CASE = r"^case-[0-9a-f]{16}$"
+_Short = Annotated[str, Field(max_length=2000)]
+_View = Annotated[Literal["", "PA", "AP", "LATERAL"], BeforeValidator(lambda view: str(view).upper())]
+
+
+class Neighbours(BaseModel):
+    """Which neighbours are wanted, as `cbmir query` has it. An unknown parameter is an error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    k: int = Field(10, ge=0, le=MOST_NEIGHBOURS, description="How many neighbours.")
+    where: _Short = Field("", description="Only neighbours with these findings: names, and, or, not, parentheses; a "
+                          "name with blanks in quotes.", examples=["Effusion and not Pneumothorax"])  # fmt: skip
+    view: _View = Field("", description="Only neighbours of this view.")
+    since: _Short = Field("", description="Only neighbours of this day (YYYY-MM-DD) or later.")
+    until: _Short = Field("", description="Only neighbours of this day (YYYY-MM-DD) or earlier.")
+    exact: bool = Field(False, description="Compare every image of the gallery, rather than ask its index.")
+    include_same_patient: bool = Field(False, description="Let images of the same patient be neighbours.")
+
+    def filter(self) -> Filter:
+        """Raises GalleryError for days that are none."""
+        return Filter(where=self.where, view=self.view, since=self.since, until=self.until)
+
+
+class AnalyzeOptions(Neighbours):
+    """Of /v1/analyze."""
+
+    results: _Short = Field("", description="Objects to make of a DICOM file, with commas between: sr, sc, kos, fhir.",
+                            examples=["sr,fhir"])  # fmt: skip
+
+
+class Search(Neighbours):
+    """Of /v1/search: one of `embedding` and `case`."""
+
+    embedding: Annotated[list[FiniteFloat], Field(max_length=65536, fail_fast=True)] | None = Field(
+        None, description="Unit norm, of this model: as /v1/embed answers."
+    )
+    case: str | None = Field(None, pattern=CASE, description="A neighbour's id in an earlier answer.")
+    patient_id: _Short = Field("", description="A patient whose images are left out, as the gallery names patients.")
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.embedding is None) == (self.case is None):
+            raise ValueError("expected one of embedding and case")
+        return self
+
+
+class Case(BaseModel):
+    """A neighbour. `id` is opaque: it names an image to this service alone. `report` is null where the gallery's owner
+    does not share reports."""
+
+    id: str
+    distance: float = Field(description="Euclidean, between unit vectors: 0 to 2.")
+    cosine: float
+    labels: list[str] = Field(description="Positive or uncertain.")
+    shared: list[str] = Field(description="Those of them that the image has or is predicted to have.")
+    uncertain: list[str] = Field(description="Those of them that are not known to be positive.")
+    report: str | None = None
+
+
+class Model(BaseModel):
+    """What answered."""
+
+    fingerprint: str = Field(description="Names the embedding space: only vectors of one may be compared.")
+    weights: str
+    encoder: str
+    engine: str
+    device: str
+    precision: str
+    version: str = Field(description="Of cbmir.")
+
+
+class _Answer(BaseModel):
+    model: Model
+    notice: str = NOT_A_DEVICE
+
+
+class AnalyzeAnswer(_Answer):
+    """As `Analysis.to_json`, without what would name another patient."""
+
+    known: list[str] = Field(description="Case ids of the gallery's images that were made from the same file.")
+    findings: list[Finding]
+    neighbours: list[Case]
+    agreement: list[LabelAgreement]
+    novelty: Novelty | None
+    warnings: list[str]
+    results: dict[str, Any] | None = Field(
+        None, description="By kind: a FHIR Bundle as it is, DICOM objects as files in base64."
+    )
+
+
+class SearchAnswer(_Answer):
+    """Nearest first."""
+
+    neighbours: list[Case]
+    warnings: list[str]
+
+
+class EmbedAnswer(_Answer):
+    """float32, unit norm."""
+
+    embedding: list[float]
+
+
+class About(_Answer):
+    """What runs, and what may be asked of it."""
+
+    labels: list[str]
+    thresholds: list[float | None]
+    embedding_dim: int
+    gallery: dict[str, Any] | None
+    shared: list[str] = Field(description="What is shown of other patients' images beside labels.")
+    most_neighbours: int = MOST_NEIGHBOURS
+    max_upload_bytes: int
+
+
+class Health(BaseModel):
+    status: Literal["live", "ready", "not ready"]
+    problem: Annotated[str | None, Field(description="Why it is not ready.")] = None
+
+
+class Reloaded(_Answer):
+    """`generation` counts the models that were opened since the start."""
+
+    generation: int
+
+
+class ProblemDetails(BaseModel):
+    """RFC 9457."""
+
+    type: str = Field(examples=["urn:cbmir:problem:damaged-image"])
+    title: str
+    status: int
+    detail: str
+    instance: str = Field(description="The request's id, which the service's log has too.")
+    errors: list[dict[str, str]] | None = None

@@ -1,0 +1,116 @@
+"""Running the service: socket, signals, start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Coroutine
+from importlib.util import find_spec
+
+import uvicorn
+from fastapi import FastAPI
+
+from cbmir.runtime.dicom_output import warm_up
+from cbmir.runtime.listening import bound, is_loopback, url_of
+from cbmir.runtime.live import LiveFinder
+from cbmir.runtime.logs import log, told
+from cbmir.runtime.serving.app import create_app
+from cbmir.runtime.serving.problems import Problem
+from cbmir.runtime.serving.protocol import with_deadline
+from cbmir.runtime.serving.settings import Settings
+
+_GRACE = 10.0  # seconds beyond a request's own time: before its connection is cut, and when stopping
+_HEADER = 32 * 2**10  # bytes that a request's line and headers may take
+
+
+def serve(
+    live: LiveFinder,
+    settings: Settings,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C, which let requests under way end; SIGHUP reloads. Port 0 takes any free one.
+
+    A `live` that is not open yet is opened once the health checks answer; `ready` is called with the URL when it is
+    warm. `live` is closed at the end; where something is worked on even then, the process ends, with status 143. Raises
+    UserError for a port or host that cannot be had, and whatever opening raises.
+    """
+    with bound(host, port) as listener:
+        if not is_loopback(host):
+            who = "who bears the token" if settings.token else "EVERYONE"
+            log.warning("%s is open to %s on other machines, and nothing is encrypted: put a proxy with TLS before it",
+                        host, who)  # fmt: skip
+        app = create_app(live, settings)
+        config = uvicorn.Config(
+            app, http=with_deadline(settings.timeout_s + _GRACE), ws="none", lifespan="on", log_config=None,
+            access_log=False, server_header=False, proxy_headers=False, h11_max_incomplete_event_size=_HEADER,
+            timeout_graceful_shutdown=round(settings.timeout_s + _GRACE),
+        )  # fmt: skip
+        server = _Server(config, app, live, lambda: ready(url_of(listener, host)))
+        try:
+            server.run(sockets=[listener])
+        finally:
+            if any(gate.working for gate in app.state.gates):  # the interpreter would wait for its threads
+                log.warning("ended while something was worked on, for nobody any more")
+                os._exit(128 + signal.SIGTERM)
+    if server.failed is not None:
+        raise server.failed
+
+
+class _Server(uvicorn.Server):
+    """Opens the finder once it listens, and reloads at SIGHUP."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, live: LiveFinder, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._app, self._live, self._ready = app, live, ready
+        self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself holds on to none
+        self.failed: Exception | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._begin(self._open())
+        if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: self._begin(self._reload()))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        log.info("stopping: requests under way end")
+        await super().shutdown(sockets)
+        log.info("stopped")
+
+    async def _open(self) -> None:
+        try:
+            if not self._live.ready:
+                await asyncio.to_thread(self._live.reload)
+            await self._warm_up()
+            log.info("ready")
+            self._ready()
+        except Exception as error:  # noqa: BLE001 - raised again by `serve`
+            self.failed = error
+            self.should_exit = True
+
+    async def _warm_up(self) -> None:
+        if find_spec("highdicom") is None:  # there are no results to be asked for
+            return
+        try:
+            await asyncio.to_thread(warm_up)
+        except Exception as error:  # noqa: BLE001 - told: everything else is answered without it
+            log.error("no results can be made: the extra dicom is broken", extra={"fields": told(error)})
+
+    async def _reload(self) -> None:
+        try:
+            done = await asyncio.to_thread(self._app.state.answers.reload)
+            log.info("reloaded", extra={"fields": {"generation": done.generation}})
+        except Problem as problem:
+            log.error("%s", problem.detail)
+        except Exception as error:  # noqa: BLE001 - told, and what was there goes on
+            log.error("reloading failed; what was there goes on", extra={"fields": told(error)})
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,64 @@
+"""How the service is set up."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cbmir.errors import UserError
+from cbmir.secret import read_secret
+
+#: What a gallery's owner may let the service show of other patients, beside labels and distances.
+SHAREABLE = ("reports", "thumbnails")
+#: Names by which a machine reaches itself.
+LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+#: No answer has more neighbours.
+MOST_NEIGHBOURS = 1000
+
+_LEAST = 16  # characters of a token
+_ADVICE = "make one with: (umask 077; python -c 'import secrets; print(secrets.token_urlsafe(32))' > TOKENFILE)"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`token`: what a request must bear (`load_token`); None lets everyone in who asks for one of `hosts`, which is for
+    this machine alone. `hosts` empty: by any name.
+
+    At most `concurrency` requests are worked on at once and `queue` more wait or are being uploaded; each holds up to
+    `max_upload_bytes`. `timeout_s` is for an upload, and again for the answer to it. `audit` is a file to which a line
+    of JSON is added for each request. `share` is of SHAREABLE.
+
+    Raises UserError for numbers that are too small and for something unknown in `share`.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    hosts: tuple[str, ...] = LOCAL_NAMES
+    max_upload_bytes: int = 64 * 2**20
+    concurrency: int = 2
+    queue: int = 32
+    timeout_s: float = 30.0
+    audit: Path | None = None
+    share: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_upload_bytes", 1), ("concurrency", 1), ("queue", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"expected {name} of at least {least}, found {getattr(self, name)}")
+        if not self.timeout_s > 0:
+            raise UserError(f"expected timeout_s above 0, found {self.timeout_s}")
+        if unknown := sorted(self.share - set(SHAREABLE)):
+            raise UserError(f"expected share to be of {', '.join(SHAREABLE)}; found {', '.join(unknown)}")
+
+
+def load_token(path: Path) -> str:
+    """The token in a file, white space around it left out.
+
+    Raises UserError for a file that is missing or that others may read, and for a token that is short or cannot stand
+    in a header (RFC 6750: letters, digits and -._~+/=). The message quotes nothing of it.
+    """
+    data = read_secret(str(path), "a token", _ADVICE)
+    if not re.fullmatch(rb"[A-Za-z0-9._~+/-]+=*", data) or len(data) < _LEAST:
+        raise UserError(f"{path}: expected a token of {_LEAST} to 4096 letters, digits and -._~+/ in one line, found "
+                        f"{len(data)} bytes that are none; {_ADVICE}")  # fmt: skip
+    return data.decode("ascii")

@@ -1,0 +1,86 @@
+"""Who is let in, and what every answer bears."""
+
+from __future__ import annotations
+
+import pytest
+from fastapi.testclient import TestClient
+
+from http_service import MakeClient
+
+TOKEN = "a-token-of-thirty-two-characters"
+ROUTES = [
+    ("POST", "/v1/analyze"), ("POST", "/v1/embed"), ("POST", "/v1/search"), ("POST", "/v1/reload"),
+    ("GET", "/v1/about"), ("GET", "/v1/cases/case-0123456789abcdef/thumbnail"), ("GET", "/metrics"),
+    ("GET", "/openapi.json"), ("GET", "/nowhere"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def guarded(make_client: MakeClient) -> TestClient:
+    return make_client(token=TOKEN)
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+@pytest.mark.parametrize(
+    "given",
+    [None, "", "Bearer", "Bearer ", f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}x", f"Basic {TOKEN}", TOKEN,
+     "Bearer \xff\xfe"],
+)  # fmt: skip
+def test_no_route_without_the_token(method: str, path: str, given: str | None, guarded: TestClient) -> None:
+    headers = {} if given is None else {"Authorization": given.encode("latin-1")}
+    answer = guarded.request(method, path, headers=headers)
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+    assert answer.json()["type"] == "urn:cbmir:problem:token"
+    assert TOKEN not in answer.text
+
+
+@pytest.mark.parametrize("given", [f"Bearer {TOKEN}", f"bearer  {TOKEN} "])
+def test_with_the_token(given: str, guarded: TestClient, png: bytes) -> None:
+    headers = {"Authorization": given}
+    assert guarded.post("/v1/analyze", headers=headers, content=png).status_code == 200
+    assert guarded.get("/metrics", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready"])
+def test_health_wants_none_and_says_no_more(path: str, guarded: TestClient) -> None:
+    answer = guarded.get(path)
+    assert answer.status_code == 200
+    assert set(answer.json()) == {"status"}
+    assert guarded.head(path).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health/", "/health/../v1/about", "/health%2f..%2fmetrics", "//metrics", "/HEALTH"])
+def test_nothing_else_passes_for_health(path: str, guarded: TestClient) -> None:
+    assert guarded.get(path).status_code == 401
+
+
+def test_without_a_token_only_names_of_this_machine_are_answered(client: TestClient) -> None:
+    for host in ("localhost", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST"):
+        assert client.get("/health", headers={"Host": host}).status_code == 200
+    for host in ("evil.example", "evil.example:8000", "localhost.evil.example", ""):
+        answer = client.get("/health", headers={"Host": host})
+        assert (answer.status_code, answer.json()["type"]) == (421, "urn:cbmir:problem:host")
+
+
+def test_with_a_token_any_name_is(guarded: TestClient) -> None:
+    assert guarded.get("/health", headers={"Host": "cbmir.hospital.example"}).status_code == 200
+
+
+def test_pages_of_other_sites_are_refused(client: TestClient) -> None:
+    for origin in ("https://evil.example", "null", "http://localhost.evil.example", "http://[", "localhost", "",
+                   "http://localhost/", "http://user@localhost"):  # fmt: skip
+        answer = client.post("/v1/reload", headers={"Origin": origin})
+        assert (answer.status_code, answer.json()["type"]) == (403, "urn:cbmir:problem:origin")
+        assert "access-control-allow-origin" not in answer.headers
+    assert client.post("/v1/reload", headers={"Origin": "http://localhost"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/nowhere", "/v1/about", "/v1/search"])
+def test_headers_of_every_answer(path: str, client: TestClient) -> None:
+    headers = client.get(path).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == "no-store"
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert headers["x-request-id"]
+    assert "access-control-allow-origin" not in headers

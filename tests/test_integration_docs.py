@@ -1,0 +1,82 @@
+"""docs/integration.md: its Python blocks run, one after the other, as they stand there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numpy.typing import NDArray
+
+from dicom_files import make_dicom
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "integration.md"
+URL = "http://127.0.0.1:8000"
+
+
+@pytest.fixture
+def place(
+    tmp_path: Path, tiny_model: Path, tiny_gallery: Path, make_xray: Callable[..., NDArray[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:  # fmt: skip
+    """A folder with the files that the page speaks of, to be in."""
+    shutil.copy(tiny_model, tmp_path / "model.onnx")
+    shutil.copytree(tiny_gallery, tmp_path / "gallery")
+    chest = {"WindowCenter": 128, "WindowWidth": 256, "PatientID": "patient_01", "SOPInstanceUID": "1.2.826.0.1.7"}
+    (tmp_path / "chest.dcm").write_bytes(make_dicom(make_xray(100), **chest))
+    (tmp_path / "knee.dcm").write_bytes(make_dicom(BodyPartExamined="KNEE"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def served(place: Path) -> Iterator[str]:
+    """The URL of `cbmir serve`, as the page starts it, on a free port."""
+    command = [sys.executable, "-m", "cbmir", "serve", "--model", "model.onnx", "--gallery", "gallery", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield server.stdout.readline().split()[0].rstrip("/")
+        finally:
+            server.terminate()
+
+
+def test_python_blocks_run(place: Path, served: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from pydicom import dcmread
+
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    assert len(blocks) == 4
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block.replace(URL, served), str(PAGE), "exec"), names)
+    out = capsys.readouterr().out
+    assert "Effusion" in out
+    assert out.count("BodyPartExamined (0018,0015): expected CHEST, found 'KNEE'") == 2  # in process and over HTTP
+    assert "case-" in out
+    assert dcmread(place / "chest.sr.dcm").Modality == "SR"
+    assert len(names["answers"]) == 8
+
+
+@pytest.mark.parametrize("command", ["serve", "pacs follow", "pacs node", "data dicom"])
+def test_commands_take_the_options_shown(command: str) -> None:
+    """Every option on the page beside a command is one of it."""
+    from cbmir.cli import cli
+
+    group: Any = cli
+    for word in command.split():
+        group = group.get_command(None, word)
+    known = {option for parameter in group.params for option in parameter.opts}
+    lines = [line for line in PAGE.read_text("utf-8").splitlines() if line.startswith(f"cbmir {command} ")]
+    for line in lines:
+        assert set(re.findall(r"--[a-z-]+", line)) <= known
+
+
+def test_links_lead_somewhere() -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", PAGE.read_text("utf-8")):
+        assert (PAGE.parent / link).exists(), link
