@@ -1,79 +1,80 @@
-"""One image in one browser session: what is kept of it, what the page shows, and the pictures that explain it."""
+"""One image in one browser session: what is kept of it, and what the page is told."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Self
+import io
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cbmir.demo.evidence_overlay import overlay
-from cbmir.demo.rendering import readable
-from cbmir.errors import UserError
+from cbmir.demo.markup import image_uri, readable
 from cbmir.preprocessing import PreprocessSpec
+from cbmir.runtime.evidence_overlay import seen_box
 from cbmir.runtime.preprocess import centre_crop, preprocess, resize_square
 from cbmir.runtime.radiograph import Radiograph
 from cbmir.runtime.result import Analysis
 
 #: The longer side of the picture on the page, in pixels.
 PICTURE_SIDE = 1024
-#: The choice of no evidence.
-PLAIN = ""
-NO_CHOICE = ("None", PLAIN)
 
 
 @dataclass(frozen=True, eq=False)
 class Upload:
     """What is kept of an image that may have a hundred million pixels.
 
-    `radiograph` has the square that preprocessing makes as its pixels, uint8 [resize, resize], with the model's input
-    in its middle: resizing that again changes nothing, so its analysis is that of the whole image. `picture` is
-    uint8 [H, W], at most PICTURE_SIDE long.
+    `radiograph` has a square of preprocessing's size as its pixels, uint8 [resize, resize], with the model's input in
+    its middle: resizing that again changes nothing, so its analysis is that of the whole image. `picture` is
+    uint8 [H, W], at most PICTURE_SIDE long. `caption` says what is shown, and `warnings` what a reader must know of it
+    beside what an analysis warns of.
     """
 
     radiograph: Radiograph
     picture: NDArray[np.uint8]
+    caption: str
+    warnings: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, radiograph: Radiograph, spec: PreprocessSpec) -> Self:
-        square = resize_square(radiograph.pixels, spec)
-        centre_crop(square, spec)[:] = preprocess(radiograph, spec)  # within one grey level of what is there
-        return cls(radiograph.with_pixels(square), picture_of(radiograph.pixels))
+    def of(cls, radiograph: Radiograph, spec: PreprocessSpec, caption: str = "") -> Self:
+        picture = picture_of(radiograph.pixels)
+        square = resize_square(picture, spec)  # of which the model sees but the middle
+        centre_crop(square, spec)[:] = preprocess(radiograph, spec)
+        return cls(radiograph.with_pixels(square), picture, caption or radiograph.name)
+
+    def showing(self, picture: NDArray[np.uint8], caption: str, *warnings: str) -> Self:
+        """The same image under another picture of it."""
+        return replace(self, picture=picture_of(picture), caption=caption, warnings=warnings)
+
+    def for_page(self, spec: PreprocessSpec) -> dict[str, Any]:
+        """The picture as a PNG, without loss, and where in it the model looks, as shares of its sides."""
+        height, width = self.picture.shape
+        top, bottom, left, right = seen_box(height, width, spec)
+        png = io.BytesIO()
+        Image.fromarray(self.picture).save(png, "PNG", compress_level=1)  # the time counts more than the bytes
+        return {
+            "src": image_uri(png.getvalue(), "png"), "width": width, "height": height, "caption": self.caption,
+            "box": [top / height, bottom / height, left / width, right / width],
+        }  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class Study:
-    """`pixels` is the analysed image, uint8 [H, W], at most PICTURE_SIDE long."""
+def evidence_for_page(analysis: Analysis) -> dict[str, Any]:
+    """Every evidence map of an analysis by its key: small enough to go along, so that choosing one asks nobody."""
+    findings = {
+        f"finding:{f.label}": cells(readable(f.label), analysis.evidence_for_finding(f.label))
+        for f in analysis.findings
+    }
+    neighbours = {
+        f"neighbour:{n.id}": cells(f"look-alike {rank}", analysis.evidence_for_neighbour(n.id))
+        for rank, n in enumerate(analysis.neighbours, 1)
+    }
+    return findings | neighbours
 
-    analysis: Analysis
-    pixels: NDArray[np.uint8]
-    spec: PreprocessSpec
 
-    def choices(self) -> list[tuple[str, str]]:
-        """(What it is called, its key) of everything there is evidence for."""
-        findings = [(f"Finding: {readable(f.label)}", f"finding:{f.label}") for f in self.analysis.findings]
-        neighbours = [
-            (f"Neighbour {rank}: {n.id}", f"neighbour:{n.id}") for rank, n in enumerate(self.analysis.neighbours, 1)
-        ]
-        return [NO_CHOICE, *findings, *neighbours]
-
-    def evidence(self, key: str) -> NDArray[np.float32] | None:
-        """float32 [h, w] that sums to the cosine, or None for PLAIN. Raises UserError for an unknown key."""
-        kind, _, name = key.partition(":")
-        if key == PLAIN:
-            return None
-        if kind == "finding":
-            return self.analysis.evidence_for_finding(name)
-        if kind == "neighbour":
-            return self.analysis.evidence_for_neighbour(name)
-        raise UserError(f"expected a finding or a neighbour to explain, found {key!r}")
-
-    def picture(self, key: str, opacity: float) -> NDArray[np.uint8]:
-        """uint8 [H, W] without evidence, [H, W, 3] with it; opacity in [0, 1]."""
-        evidence = self.evidence(key)
-        return self.pixels if evidence is None else overlay(self.pixels, evidence, self.spec, opacity)
+def cells(name: str, evidence: NDArray[np.float32]) -> dict[str, Any]:
+    """An evidence map [h, w] as the page takes it."""
+    return {"name": name, "cells": np.round(evidence.astype(float), 6).tolist(), "cosine": float(evidence.sum())}
 
 
 def picture_of(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,20 +19,23 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cbmir.manifest import Manifest, Row
-from cbmir.runtime import build_gallery, open_engine
+from cbmir.runtime import Finder, build_gallery, open_engine
+from cbmir.runtime.gallery_map import GalleryMap, principal_plane
+
+TIMEOUT_MS = 90_000
 
 
 @pytest.fixture(scope="session")
 def report() -> str:
     """A report that would run if it could."""
-    return "<script>document.title = 'hacked'</script> {{constructor}} ${1+1} Heart enlarged."
+    return "<script>document.title = 'hacked'</script> {{constructor}} ${1+1} Left pleural effusion. No mass."
 
 
 @pytest.fixture(scope="session")
 def demo_gallery(
     tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, make_xray: Callable[..., NDArray[np.uint8]], report: str
 ) -> Path:
-    """Eight images of four patients, all with an effusion."""
+    """Eight images of four patients, all with an effusion. Without a map."""
     folder = tmp_path_factory.mktemp("demo")
     rows = []
     for number in range(8):
@@ -41,6 +51,145 @@ def demo_gallery(
 def url(
     tiny_model: Path, demo_gallery: Path, running_demo: Callable[..., AbstractContextManager[str]]
 ) -> Iterator[str]:
-    """Where the demo answers."""
+    """Where the demo of `demo_gallery` answers."""
     with running_demo(tiny_model, demo_gallery) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def wall_gallery(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, make_xray: Callable[..., NDArray[np.uint8]]
+) -> Path:
+    """Forty images of as many patients, in two views, with a map."""
+    folder = tmp_path_factory.mktemp("wall")
+    rows = []
+    for number in range(40):
+        image = folder / f"image_{number:02}.png"
+        Image.fromarray(make_xray(100 + number, 128)).save(image)
+        labels = (number % 2, (0, 1, -1)[number % 3], None if number % 5 else 1)
+        view, said = ("PA", "AP")[number % 2], "Small effusion on the left. The heart is normal."
+        rows.append(Row(image, f"p{number}", labels, view=view, split="train", report=said if number % 3 else ""))
+    with open_engine(tiny_model, threads=1) as engine:
+        build_gallery(engine, Manifest(engine.card.labels, tuple(rows)), folder / "gallery")
+    with Finder.open(tiny_model, folder / "gallery", threads=1) as finder:
+        assert finder.gallery is not None
+        GalleryMap.make(finder.gallery, principal_plane, "principal components").save(folder / "gallery")
+    return folder / "gallery"
+
+
+@pytest.fixture(scope="session")
+def wall_url(
+    tiny_model: Path, wall_gallery: Path, running_demo: Callable[..., AbstractContextManager[str]]
+) -> Iterator[str]:
+    """Where the demo of `wall_gallery` answers."""
+    with running_demo(tiny_model, wall_gallery) as url:
+        yield url
+
+
+@dataclass
+class Gated:
+    """A demo at `url` that analyses nothing before `gate` is set, and sets `left` when a page is closed."""
+
+    url: str
+    gate: threading.Event
+    left: threading.Event
+    rooms: list[Any]
+
+
+@pytest.fixture
+def gated(tiny_model: Path, wall_gallery: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gated]:
+    """In this process, so that a test can look into it."""
+    import uvicorn
+
+    from cbmir.demo import app as module
+    from cbmir.demo.examples import find_examples
+    from cbmir.demo.room import Room
+    from cbmir.demo.serving import _mounted
+    from cbmir.runtime.listening import bound
+
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    gate, left = threading.Event(), threading.Event()
+    rooms: list[Room] = []
+
+    class Watched(Room):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            rooms.append(self)
+            end = self.sessions.end
+            monkeypatch.setattr(self.sessions, "end", lambda name: (end(name), left.set()))
+
+    monkeypatch.setattr(module, "Room", Watched)
+    with Finder.open(tiny_model, wall_gallery, threads=1) as finder, bound("127.0.0.1", 0) as listener:
+        analyse = finder.analyze
+
+        def wait(*images: Any, **how: Any) -> Any:
+            assert gate.wait(120)
+            return analyse(*images, **how)
+
+        monkeypatch.setattr(finder, "analyze", wait)
+        app = _mounted(finder, module.build_app(finder, find_examples(finder)), None, "127.0.0.1", None)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield Gated(f"http://127.0.0.1:{listener.getsockname()[1]}", gate, left, rooms)
+        finally:
+            gate.set()
+            server.should_exit = True
+            thread.join(60)
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Open a page; at the end every request must have stayed on this machine, and no script have failed."""
+    contexts: list[Any] = []
+    requests: list[str] = []
+    errors: list[str] = []
+    places: list[str] = []
+
+    def visit(url: str, **options: Any) -> Any:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
+        contexts.append(context)
+        places.append(url)
+        context.on("request", lambda request: requests.append(request.url))
+        page = context.new_page()
+        page.set_default_timeout(TIMEOUT_MS)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(url)
+        page.locator("#cbmir[data-ready]").wait_for()
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    own = tuple(start for url in places for start in (f"{url}/", f"blob:{url}/", "data:"))
+    assert requests
+    assert [request for request in requests if not request.startswith(own)] == []
+    assert errors == []
+
+
+@pytest.fixture
+def demo_with_login(tiny_model: Path, demo_gallery: Path) -> Iterator[str]:
+    """A demo that asks for the login ada, correct horse."""
+    command = [sys.executable, "-m", "cbmir", "demo", str(tiny_model), str(demo_gallery), "--port", "0"]
+    environment = os.environ | {"DEMO_LOGIN": "ada:correct horse"}
+    with subprocess.Popen(
+        [*command, "--login", "env:DEMO_LOGIN"], stdout=subprocess.PIPE, text=True, env=environment
+    ) as server:
+        assert server.stdout is not None
+        try:
+            yield server.stdout.readline().split()[0]
+        finally:
+            server.send_signal(signal.SIGINT)
+    assert server.returncode == 0
+
+
+@pytest.fixture(scope="session")
+def require_axe() -> str:
+    """The script of axe-core: skipped where npm has not installed it, required in CI."""
+    script = Path(__file__).parent / "node_modules/axe-core/axe.min.js"
+    if not script.exists():
+        if os.environ.get("CBMIR_REQUIRE_BROWSER") == "1":
+            pytest.fail("axe-core is required here (CBMIR_REQUIRE_BROWSER=1): npm install --prefix tests/demo")
+        pytest.skip("axe-core is not installed: npm install --prefix tests/demo")
+    return script.read_text(encoding="utf-8")

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cbmir.demo.evidence_overlay import LESS, MORE, overlay, seen_box
-from cbmir.demo.study import NO_CHOICE, PICTURE_SIDE, PLAIN, Study, picture_of
-from cbmir.errors import UserError
+from cbmir.demo.study import PICTURE_SIDE, picture_of
 from cbmir.preprocessing import PreprocessSpec
-from cbmir.runtime import Finder, read_image
+from cbmir.runtime.evidence_overlay import LESS, MORE, overlay, seen_box
 
 SPEC = PreprocessSpec(resize=80, crop=64)  # 8 of 80 cut off on each side
 
@@ -39,6 +34,17 @@ def test_signs_and_weights_by_hand() -> None:
     assert (picture[10, 10:90] == 128).all()  # the frame
 
 
+def test_signs_are_told_without_colour() -> None:
+    """Cells of 100 pixels: + and - in the middles of the greatest differences, nothing in that of a small one."""
+    evidence = np.array([[1, -1], [0.1, -0.1]], np.float32)
+    picture = overlay(np.full((200, 200), 100, np.uint8), evidence, PreprocessSpec(resize=64, crop=64), opacity=0.5)
+    white, black = [255, 255, 255], [0, 0, 0]
+    assert picture[50, 50].tolist() == picture[50, 47].tolist() == picture[47, 50].tolist() == white
+    assert picture[50, 150].tolist() == picture[50, 147].tolist() == white
+    assert picture[48, 150].tolist() == black  # a minus has no upright, and an edge for bright images
+    assert picture[150, 50].max() < 200 > picture[150, 150].max()
+
+
 def test_midway_is_bilinear() -> None:
     pixels = np.zeros((100, 100), np.uint8)
     evidence = np.array([[1, 0], [1, 0]], np.float32)
@@ -62,42 +68,6 @@ def test_no_evidence_or_no_opacity_leaves_the_image(evidence: NDArray[np.float32
     top, bottom, left, right = seen_box(50, 70, SPEC)
     inner = (slice(top + 1, bottom - 1), slice(left + 1, right - 1))
     np.testing.assert_array_equal(picture[inner], np.repeat(pixels[inner][..., None], 3, axis=2))
-
-
-@pytest.fixture(scope="module")
-def study(tiny_model: Path, tiny_gallery: Path, make_xray: Callable[..., NDArray[np.uint8]]) -> Study:
-    with Finder.open(tiny_model, tiny_gallery, threads=1) as finder:
-        radiograph = read_image(make_xray(77))
-        return Study(finder.analyze(radiograph, 3), radiograph.pixels, finder.card.preprocess)
-
-
-def test_every_choice_has_exact_evidence(study: Study) -> None:
-    (_, none), *others = study.choices()
-    assert none == PLAIN == NO_CHOICE[1]
-    assert [name for name, _ in others[:3]] == ["Finding: Effusion", "Finding: Mass", "Finding: Nodule"]
-    assert [name.split(":")[0] for name, _ in others[3:]] == ["Neighbour 1", "Neighbour 2", "Neighbour 3"]
-    for (_, key), neighbour in zip(others[3:], study.analysis.neighbours, strict=True):
-        evidence = study.evidence(key)
-        assert evidence is not None
-        assert evidence.sum() == pytest.approx(neighbour.cosine, abs=1e-5)
-    for (_, key), finding in zip(others[:3], study.analysis.findings, strict=True):
-        evidence = study.evidence(key)
-        assert evidence is not None
-        # The score of a proxy head is exp((cosine - 1) / sigma^2).
-        assert np.exp((evidence.sum() - 1) / 0.7**2) == pytest.approx(finding.score, abs=1e-5)
-
-
-def test_picture(study: Study) -> None:
-    np.testing.assert_array_equal(study.picture(PLAIN, 0.5), study.pixels)
-    shown = study.picture("finding:Mass", 0.5)
-    assert shown.shape == (*study.pixels.shape, 3)
-    assert (shown[..., 0] > shown[..., 2]).any()
-
-
-@pytest.mark.parametrize("key", ["finding:Knee", "neighbour:nobody", "x"])
-def test_unknown_key(study: Study, key: str) -> None:
-    with pytest.raises(UserError, match="found"):
-        study.evidence(key)
 
 
 def test_large_images_are_shown_smaller() -> None:

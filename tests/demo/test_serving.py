@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import gradio as gr
 import httpx
+import numpy as np
 import pytest
+from fastapi import FastAPI
+from numpy.typing import NDArray
+from PIL import Image
+from starlette.testclient import TestClient
 
 from cbmir.cli import main
-from cbmir.demo.serving import MAX_UPLOAD, _bound, serve
+from cbmir.demo.files import add_files
+from cbmir.demo.guarding import OwnPages
+from cbmir.demo.serving import MAX_UPLOAD, serve
 from cbmir.demo.theme import theme
-from cbmir.errors import UserError
-from cbmir.runtime import Finder
+from cbmir.errors import GalleryError, UserError
+from cbmir.runtime import Entry, Finder, Gallery
+from cbmir.runtime.gallery_map import GalleryMap, principal_plane
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +50,41 @@ def test_another_host_name_is_refused(client: httpx.Client) -> None:
 def test_no_other_page_may_frame_it(client: httpx.Client, path: str, host: str) -> None:
     headers = client.get(path, headers={"host": host}).headers
     assert headers["x-frame-options"] == "DENY"
-    assert headers["content-security-policy"] == "frame-ancestors 'none'"
+    assert headers["content-security-policy"].endswith("frame-ancestors 'none'")
+    assert headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"sec-fetch-site": "same-origin", "origin": "https://behind.a.proxy"}, 200),
+        ({"sec-fetch-site": "cross-site", "origin": "https://evil.example"}, 403),
+        ({"sec-fetch-site": "same-site", "origin": "http://localhost:1"}, 403),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+    ],
+)
+def test_another_site_s_page_can_upload_nothing(client: httpx.Client, headers: dict[str, str], status: int) -> None:
+    files = {"files": ("1~a.png", b"no image")}
+    assert client.post("/gradio_api/upload", files=files, headers=headers).status_code == status
+    own = str(client.base_url).rstrip("/")
+    assert client.post("/gradio_api/upload", files=files, headers={"origin": own}).status_code == 200
+
+
+@pytest.mark.parametrize(("path", "kept"), [("/", False), ("/config", False), ("/thumbnail?id=image_3", False),
+                                            ("/room/room.js", True)])  # fmt: skip
+def test_a_browser_keeps_nothing_of_a_patient(client: httpx.Client, path: str, kept: bool) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 200
+    assert ("no-store" not in answer.headers.get("cache-control", "")) == kept
+
+
+def test_the_browser_is_told_to_ask_no_other_machine(client: httpx.Client) -> None:
+    policy = client.get("/").headers["content-security-policy"]
+    assert policy.startswith("default-src 'self'; ")
+    assert "http" not in policy
+    assert "*" not in policy
 
 
 @pytest.mark.parametrize("before", [None, "/elsewhere"])
@@ -56,6 +102,92 @@ def test_environment_is_left_as_it_was(
 def test_files_of_the_machine_are_not_served(client: httpx.Client, demo_gallery: Path) -> None:
     for path in (demo_gallery.parent / "image_0.png", demo_gallery / "gallery.sqlite", Path("/etc/passwd")):
         assert client.get(f"/gradio_api/file={path}").status_code in (403, 404)
+
+
+def test_thumbnails_by_id_and_nothing_else(client: httpx.Client, demo_gallery: Path) -> None:
+    answer = client.get("/thumbnail", params={"id": "image_3"})
+    assert answer.headers["content-type"] == "image/jpeg"
+    assert answer.content.startswith(b"\xff\xd8")
+    for trick in (
+        "../gallery.sqlite",
+        str(demo_gallery / "gallery.sqlite"),
+        "/etc/passwd",
+        "image_3.png",
+        "",
+        "\0",
+        "%2e",
+    ):
+        assert client.get("/thumbnail", params={"id": trick}).status_code == 404, trick
+    assert client.get("/thumbnail").status_code == 422
+    assert client.get("/map.json").status_code == 404  # there is none
+
+
+@pytest.mark.parametrize(
+    "path", ["/room/../app.py", "/room/%2e%2e/app.py", "/room/..%2fapp.py", "/room//etc/passwd", "/room/"]
+)
+def test_scripts_come_from_their_folder_alone(client: httpx.Client, path: str) -> None:
+    assert client.get("/room/room.js").status_code == 200
+    answer = client.get(path)
+    assert answer.status_code == 404 or "<title>" in answer.text  # the client itself may tidy the path into the page
+    assert "import gradio" not in answer.text
+
+
+def test_twenty_sessions_at_once(
+    client: httpx.Client, tmp_path: Path, make_xray: Callable[..., NDArray[np.uint8]]
+) -> None:
+    """Each gets the answer to its own image, over one server's queue."""
+    (ask,) = [one for one in client.get("/config").json()["dependencies"] if one["targets"][0][1] == "ask"]
+
+    def visit(number: int) -> str:
+        file = io.BytesIO()
+        Image.fromarray(make_xray(number, 64 + number)).save(file, "PNG")
+        name = f"{number}~chest {number}.png"
+        (path,) = client.post("/gradio_api/upload", files={"files": (name, file.getvalue())}).json()
+        question = {"n": 1, "action": "open", "paths": [path]}
+        session = f"session{number}"
+        joined = client.post(
+            "/gradio_api/queue/join",
+            json={"data": [], "event_data": question, "fn_index": ask["id"], "session_hash": session},
+        )
+        assert joined.status_code == 200, joined.text
+        with client.stream("GET", "/gradio_api/queue/data", params={"session_hash": session}) as events:
+            for line in events.iter_lines():
+                if '"process_completed"' in line:
+                    (answer,) = json.loads(line.removeprefix("data:"))["output"]["data"]
+                    assert not Path(path).exists()
+                    return f"{answer['picture']['caption']} {answer['picture']['width']}"
+        raise AssertionError("no answer")
+
+    with ThreadPoolExecutor(20) as pool:
+        assert list(pool.map(visit, range(20))) == [f"chest {number}.png {64 + number}" for number in range(20)]
+
+
+def test_the_map_has_what_the_gallery_has_now(tiny_model: Path, tmp_path: Path) -> None:
+    """An entry that is removed, a patient's who withdraws, say, is not told any more."""
+    app = FastAPI()
+    app.add_middleware(OwnPages)
+    with Finder.open(tiny_model) as plain, Gallery.create(tmp_path / "gallery", plain.card) as gallery:
+        entries = [Entry(name, "", "", labels={"Mass": of}) for name, of in zip("abcd", (1, 0, -1, None), strict=True)]
+        gallery.add(entries, np.eye(4, 8, dtype=np.float32))
+        add_files(app, gallery, GalleryMap.make(gallery, principal_plane, "principal components"))
+        client = TestClient(app)
+        answer = client.get("/map.json")
+        assert answer.json()["labels"]["Mass"] == "10u?"
+        assert answer.headers["cache-control"] == "no-store"  # a browser keeps no map either
+        gallery.remove(ids=["b"])
+        after = client.get("/map.json").json()
+    assert after["ids"] == ["a", "c", "d"]
+    assert after["labels"]["Mass"] == "1u?"
+    assert after["points"] == [answer.json()["points"][at] for at in (0, 2, 3)]
+
+
+def test_a_map_of_another_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    with Finder.open(tiny_model) as plain, Gallery.create(tmp_path / "gallery", plain.card) as gallery:
+        gallery.add([Entry(name, "", "") for name in "abc"], np.eye(3, 8, dtype=np.float32))
+        chart = GalleryMap.make(gallery, principal_plane, "principal components")
+        replace(chart, fingerprint="another").save(gallery.path)
+        with pytest.raises(GalleryError, match="cbmir index map"):
+            serve(Finder(plain.engine, gallery), port=0)
 
 
 def test_no_api_pages_and_no_analytics(client: httpx.Client) -> None:
@@ -92,11 +224,6 @@ def test_port_in_use(tiny_model: Path, tiny_gallery: Path, capsys: pytest.Captur
 def test_unknown_host(tiny_model: Path) -> None:
     with Finder.open(tiny_model) as finder, pytest.raises(UserError, match=r"256\.0\.0\.1"):
         serve(finder, host="256.0.0.1", port=0)
-
-
-def test_bound_socket_does_not_listen_yet() -> None:
-    with _bound("127.0.0.1", 0) as held, pytest.raises(ConnectionRefusedError):
-        socket.create_connection(held.getsockname())
 
 
 def test_missing_model_is_told_before_gradio_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

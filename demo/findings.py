@@ -1,0 +1,68 @@
+"""The findings as a list of bars, each of which is a button that lays its evidence over the image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cbmir.card import ModelCard
+from cbmir.demo.markup import escape, readable
+from cbmir.runtime.result import Finding
+
+_VERDICTS = {True: ("predicted", "● predicted"), False: ("absent", "not predicted"), None: ("open", "no threshold")}
+
+
+def ordered(findings: Sequence[Finding]) -> list[Finding]:
+    """Most probable first; those without a calibrated probability last, by their scores."""
+    return sorted(
+        findings, key=lambda f: (f.probability is None, -(f.score if f.probability is None else f.probability), f.label)
+    )
+
+
+def threshold_probability(card: ModelCard, finding: Finding) -> float | None:
+    """The finding's threshold on the scale of its calibrated probability; None where either is missing."""
+    calibration = card.calibration[card.labels.index(finding.label)]
+    if calibration is None or finding.threshold is None:
+        return None
+    return calibration.probability(finding.threshold)
+
+
+def findings_html(card: ModelCard, findings: Sequence[Finding] = ()) -> str:
+    """One row a finding, most probable first. Without findings, the model's labels hold their places."""
+    if findings:
+        rows = "".join(_row(finding, threshold_probability(card, finding)) for finding in ordered(findings))
+    else:
+        rows = "".join(_waiting(label) for label in card.labels.names)
+    return f'<ol class="findings">{rows}</ol>'
+
+
+def _row(finding: Finding, threshold: float | None) -> str:
+    kind, verdict = _VERDICTS[finding.predicted]
+    label = escape(readable(finding.label))
+    if finding.probability is None:
+        bar, number = "", f"score {finding.score:.2f}"
+        limit = "not calibrated"
+    else:
+        percent = 100 * finding.probability
+        tick = "" if threshold is None else f'<i style="left:{100 * threshold:.1f}%"></i>'
+        bar = f'<b style="width:{percent:.1f}%"></b>{tick}'
+        number = _percent(finding.probability)
+        limit = "no threshold" if threshold is None else f"from {_percent(threshold)}"
+    return (
+        f'<li><button type="button" class="finding {kind}" data-evidence="finding:{escape(finding.label)}" '
+        f'aria-pressed="false"><span class="name">{label}</span><span class="verdict">{verdict}</span>'
+        f'<span class="bar" aria-hidden="true">{bar}</span>'
+        f'<span class="percent">{number}</span><span class="limit">{limit}</span></button></li>'
+    )
+
+
+def _waiting(label: str) -> str:
+    return (
+        f'<li><span class="finding waiting"><span class="name">{escape(readable(label))}</span>'
+        '<span class="verdict"></span><span class="bar" aria-hidden="true"></span>'
+        '<span class="percent">&ndash;</span><span class="limit"></span></span></li>'
+    )
+
+
+def _percent(share: float) -> str:
+    """Whole per cent; what is not nothing is never shown as 0%."""
+    return "&lt;1%" if 0 < share < 0.005 else f"{100 * share:.0f}%"

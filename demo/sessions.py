@@ -1,0 +1,100 @@
+"""What the server keeps for each open page, until the page is closed, left alone for long, or crowded out."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock, Timer
+
+from cbmir.demo.study import Upload
+from cbmir.runtime.result import Analysis, Neighbour
+
+#: Sessions kept at once (about 15 MB each at most), and seconds after which one that asked nothing is forgotten.
+MOST = 64
+LONGEST = 1800
+_EVERY = 60.0  # seconds between looks for such
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What a page shows. It never changes: an answer that succeeds puts another in its place.
+
+    `about` is the number of the question that put the image there. `images` are those of the study that is open, `at`
+    is which of them is asked about, `left_out` says what of the study could not be shown; `labels` are the findings
+    that were asked for instead of an image. `analysis`, `neighbours` and `searched`, how they were searched for in
+    words, are the answer.
+    """
+
+    about: int
+    images: tuple[Upload, ...] = ()
+    at: int = 0
+    left_out: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    analysis: Analysis | None = None
+    neighbours: tuple[Neighbour, ...] = ()
+    searched: str = ""
+
+    @property
+    def image(self) -> Upload | None:
+        return self.images[self.at] if self.images else None
+
+
+@dataclass(eq=False)
+class Session:
+    """`view` is what the page shows, None while that is nothing. `newest` is the number of the last question, `opened`
+    of the last that put an image on the page, 0 before the first: questions may arrive in another order than they were
+    asked in."""
+
+    view: View | None = None
+    newest: int = 0
+    opened: int = 0
+
+
+class Sessions:
+    """Sessions by the random names that Gradio gives them. Safe from many threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        self._sessions: OrderedDict[str, tuple[float, Session]] = OrderedDict()  # the longest unused first
+        self._timer: Timer | None = None
+
+    def get(self, name: str) -> Session:
+        """The session of this name, made when first asked for."""
+        now = self._clock()
+        with self._lock:
+            self._forget(now)
+            session = self._sessions.pop(name, (now, Session()))[1]
+            self._sessions[name] = (now, session)
+            while len(self._sessions) > MOST:
+                self._sessions.popitem(last=False)
+            if self._timer is None:
+                self._wait()
+            return session
+
+    def end(self, name: str) -> None:
+        """Forget a session; one that is not there is passed over."""
+        with self._lock:
+            self._sessions.pop(name, None)
+
+    def _forget(self, now: float) -> None:
+        while self._sessions and now - next(iter(self._sessions.values()))[0] > LONGEST:
+            self._sessions.popitem(last=False)
+
+    def _wait(self) -> None:
+        """Look for sessions that are over while there are any, even if nobody asks for anything any more."""
+        self._timer = Timer(_EVERY, self._look)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _look(self) -> None:
+        with self._lock:
+            self._forget(self._clock())
+            self._timer = None
+            if self._sessions:
+                self._wait()
+
+    def __len__(self) -> int:
+        return len(self._sessions)

@@ -1,0 +1,129 @@
+"""What a visitor drops: files, or a study in a zip file. Their content decides, never their names.
+
+The browser names files by where the server put them, so a path is believed only inside the folder for uploads. Files
+are read one at a time, into memory, each deleted before it is looked at; a zip file is never unpacked onto the disk.
+What is not read is named with the reason.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+from cbmir.errors import ImageError, ImageSizeError, NotAnImageError, UserError
+
+T = TypeVar("T")
+
+#: Images of one study, files that are dropped at once, files in one zip file, and bytes of all of these together.
+MOST_IMAGES = 12
+MOST_FILES = 60
+_MOST_MEMBERS = 500
+_MOST_BYTES = 512 * 2**20
+#: The page puts a random word and this before a file's name, so that no two uploads are the same file.
+SEPARATOR = "~"
+#: All that a damaged, encrypted or strange zip file makes the standard library raise.
+_DAMAGE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, NotImplementedError, ValueError)
+#: Others are unpacked in one go, whatever their size.
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+def read_uploads(paths: Sequence[str], folder: Path, read: Callable[[bytes, str], T]) -> tuple[list[T], list[str]]:
+    """What `read` makes of the uploaded files, zip files opened: at most `MOST_IMAGES`. All the files are deleted.
+
+    `read` takes a file's bytes and its name, and raises ImageError for what is no radiograph. Answered as well is what
+    was left out, a sentence each. Raises the first ImageError where nothing could be read, and UserError for a path
+    that is no upload and for more than `MOST_FILES`.
+    """
+    given = [_place(path, folder) for path in dict.fromkeys(paths)]
+    places = [place for place in given if place is not None]
+    found: list[T] = []
+    errors: list[ImageError] = []
+    left_out: list[str] = []
+    try:
+        if len(given) > MOST_FILES:
+            raise UserError(f"expected at most {MOST_FILES} files, found {len(given)}; drop fewer, or a zip file")
+        if len(places) < len(given):
+            raise UserError("expected a file that was uploaded here, found none; drop it again")
+        for name, content in _contents(places, folder):
+            if len(found) == MOST_IMAGES:
+                left_out.append(f"what follows the first {MOST_IMAGES} images was not looked at: {name} and on")
+                break
+            try:
+                if isinstance(content, ImageError):
+                    raise content
+                found.append(read(content, name))
+            except ImageError as error:
+                errors.append(type(error)(f"{name}: {str(error).partition(': ')[2] or error}"))
+                left_out.append(str(errors[-1]))
+    finally:
+        for place in places:
+            _delete(place, folder)
+    if not found:
+        raise errors[0] if errors else NotAnImageError("expected an X-ray, found no file")
+    return found, left_out
+
+
+def _place(path: str, folder: Path) -> Path | None:
+    """None for what is no upload."""
+    place = Path(path)
+    own = not place.is_symlink() and place.resolve().is_relative_to(folder.resolve()) and place.is_file()
+    return place if own else None
+
+
+def _delete(place: Path, folder: Path) -> None:
+    """Delete an upload, if it is there, and the folder that it had for itself."""
+    place.unlink(missing_ok=True)
+    own = place.resolve().parent
+    if own != folder.resolve() and own.is_dir() and not any(own.iterdir()):
+        own.rmdir()
+
+
+def _contents(places: Sequence[Path], folder: Path) -> Iterator[tuple[str, bytes | ImageError]]:
+    """Name and content of each file, those in zip files too; an ImageError is why one cannot be had."""
+    left = _MOST_BYTES
+    for place in places:
+        name = place.name.partition(SEPARATOR)[2] or place.name
+        data = place.read_bytes()
+        _delete(place, folder)
+        zipped = data.startswith(b"PK\x03\x04")
+        for member, size, content in _members(data, name) if zipped else [(name, len(data), partial(bytes, data))]:
+            left -= size  # before it is unpacked, so that what is damaged costs the same
+            if left < 0:
+                most = f"{_MOST_BYTES >> 20} MB in all"
+                yield member, ImageSizeError(f"{member}: expected at most {most}, found more; the rest was not read")
+                return
+            yield member, content()
+
+
+def _members(data: bytes, name: str) -> Iterator[tuple[str, int, Callable[[], bytes | ImageError]]]:
+    """Name, size in bytes and what unpacks each file in a zip file. Nothing is unpacked before that is called."""
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(data))
+    except _DAMAGE as error:
+        damage = NotAnImageError(f"{name}: expected a zip file that can be opened, found {error}")
+        yield name, 0, lambda: damage
+        return
+    with archive:
+        members = [member for member in archive.infolist() if not member.is_dir()]
+        if len(members) > _MOST_MEMBERS:
+            many = ImageSizeError(f"{name}: expected at most {_MOST_MEMBERS} files, found {len(members)}")
+            yield name, 0, lambda: many
+            return
+        for member in members:
+            inner = PurePosixPath(member.filename).name
+            yield inner, member.file_size, partial(_unpacked, archive, member, inner)
+
+
+def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> bytes | ImageError:
+    if member.compress_type not in _METHODS:
+        return NotAnImageError(f"{name}: expected a file deflated in its zip file, found another compression")
+    try:
+        with archive.open(member) as stream:
+            return stream.read(member.file_size + 1)  # without a number, all is unpacked whatever the header says
+    except _DAMAGE as error:
+        return NotAnImageError(f"{name}: expected a file that can be unpacked, found {error}")

@@ -1,0 +1,197 @@
+"""Uploads: what is taken, what is refused, and that nothing is left."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from cbmir.demo import uploads as module
+from cbmir.demo.uploads import read_uploads
+from cbmir.errors import ImageSizeError, NotAnImageError, UserError
+from cbmir.runtime import Radiograph, read_image
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """As Gradio has it: each upload in a folder of its own."""
+    (tmp_path / "uploads" / "abc").mkdir(parents=True)
+    return tmp_path / "uploads"
+
+
+@pytest.fixture
+def png(make_xray: Callable[..., NDArray[np.uint8]]) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(make_xray(1)).save(file, "PNG")
+    return file.getvalue()
+
+
+def put(folder: Path, name: str, data: bytes) -> str:
+    path = folder / "abc" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    return str(path)
+
+
+def read(paths: Sequence[str], folder: Path) -> tuple[list[Radiograph], list[str]]:
+    return read_uploads(paths, folder, lambda data, name: replace(read_image(data), name=name))
+
+
+def with_wrong_checksums(archive: bytes) -> bytes:
+    """Those in the zip file's table of contents, which are the ones that count."""
+    return re.sub(rb"(PK\x01\x02.{12}).{4}", rb"\1\0\0\0\0", archive, flags=re.DOTALL)
+
+
+def zipped(**members: bytes) -> bytes:
+    return compressed(zipfile.ZIP_DEFLATED, members)
+
+
+def compressed(method: int, members: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+def test_an_upload_is_named_as_its_visitor_named_it_and_is_gone(folder: Path, png: bytes) -> None:
+    (found,), left_out = read([put(folder, "123456~chest.png", png)], folder)
+    assert found.name == "chest.png"
+    assert left_out == []
+    assert list(folder.iterdir()) == []
+
+
+def test_a_study_in_a_zip_file(folder: Path, png: bytes) -> None:
+    study = zipped(**{"a/one.png": png, "../../two.png": png, "notes.txt": b"hello", "inner.zip": zipped(x=png)})
+    found, left_out = read([put(folder, "1~study.zip", study)], folder)
+    assert [one.name for one in found] == ["one.png", "two.png"]
+    assert [reason.split(":")[0] for reason in left_out] == ["notes.txt", "inner.zip"]
+    assert list(folder.parent.iterdir()) == [folder]  # nothing was unpacked
+
+
+def test_content_decides_and_not_the_name(folder: Path, png: bytes) -> None:
+    assert len(read([put(folder, "1~chest.exe", png)], folder)[0]) == 1
+    with pytest.raises(NotAnImageError, match=r"chest\.png: expected PNG, JPEG, TIFF or DICOM, found text"):
+        read([put(folder, "1~chest.png", b"#!/bin/sh\nrm -rf /\n" * 20)], folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_disguised_zip_is_a_zip(folder: Path, png: bytes) -> None:
+    assert len(read([put(folder, "1~chest.png", zipped(a=png))], folder)[0]) == 1
+
+
+def test_the_first_error_is_told_where_nothing_can_be_read(folder: Path) -> None:
+    with pytest.raises(NotAnImageError, match=r"^one\.txt: expected"):
+        read([put(folder, "1~one.txt", b"one"), put(folder, "2~two.txt", b"two")], folder)
+    with pytest.raises(NotAnImageError, match="found no file"):
+        read([], folder)
+
+
+def test_damaged_and_encrypted_zip_files(folder: Path, png: bytes) -> None:
+    data = zipped(a=png)
+    with pytest.raises(NotAnImageError, match=r"study\.zip: expected a zip file that can be opened"):
+        read([put(folder, "1~study.zip", data[: len(data) // 2])], folder)
+    locked = bytearray(data)
+    for signature, flag in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        locked[locked.index(signature) + flag] |= 1
+    with pytest.raises(NotAnImageError, match=r"^a: expected a file that can be unpacked, found .* encrypted"):
+        read([put(folder, "1~study.zip", bytes(locked))], folder)
+
+
+def test_zip_files_that_are_too_much(folder: Path, png: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_BYTES", 2**20)
+    with pytest.raises(ImageSizeError, match=r"^a: expected at most 1 MB in all"):
+        read([put(folder, "1~bomb.zip", zipped(a=bytes(2**21)))], folder)
+    monkeypatch.setattr(module, "_MOST_MEMBERS", 1)
+    with pytest.raises(ImageSizeError, match="at most 1 files"):
+        read([put(folder, "1~many.zip", zipped(a=png, b=png))], folder)
+
+
+def test_a_damaged_zip_file_takes_no_other_file_with_it(folder: Path, png: bytes) -> None:
+    data = bytearray(zipped(a=png, b=png))
+    for at in range(40, 400):
+        data[at] ^= 0x55
+    found, left_out = read([put(folder, "1~chest.png", png), put(folder, "2~study.zip", bytes(data))], folder)
+    assert [one.name for one in found] == ["chest.png", "b"]
+    assert [reason.split(":")[0] for reason in left_out] == ["a"]
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_what_would_be_unpacked_in_one_go_is_not_unpacked(folder: Path, png: bytes, method: int) -> None:
+    with pytest.raises(NotAnImageError, match=r"^a: expected a file deflated in its zip file"):
+        read([put(folder, "1~study.zip", compressed(method, {"a": png}))], folder)
+
+
+def test_what_is_damaged_costs_what_it_would_unpack_to(
+    folder: Path, png: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_BYTES", 2**20 + len(png))
+    damaged = with_wrong_checksums(zipped(**{name: bytes(2**19) for name in "abcd"}))
+    files = [put(folder, "1~chest.png", png), put(folder, "2~bomb.zip", damaged), put(folder, "3~more.png", png)]
+    found, left_out = read(files, folder)
+    assert [one.name for one in found] == ["chest.png"]
+    assert [reason.partition(", found")[0] for reason in left_out] == [
+        "a: expected a file that can be unpacked", "b: expected a file that can be unpacked",
+        "c: expected at most 1 MB in all",
+    ]  # fmt: skip
+    assert list(folder.iterdir()) == []
+
+
+def test_all_files_count_together_and_what_is_too_much_is_told(
+    folder: Path, png: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_BYTES", 2 * len(png))
+    files = [put(folder, f"{number}~{number}.png", png) for number in range(4)]
+    found, left_out = read(files, folder)
+    assert [one.name for one in found] == ["0.png", "1.png"]
+    assert left_out == ["2.png: expected at most 0 MB in all, found more; the rest was not read"]
+    assert list(folder.iterdir()) == []
+
+
+def test_uploads_are_deleted_where_they_are_refused(folder: Path, png: bytes) -> None:
+    with pytest.raises(UserError, match="uploaded here"):
+        read([put(folder, "1~chest.png", png), "/etc/passwd"], folder)
+    assert list(folder.iterdir()) == []
+    with pytest.raises(UserError, match="at most 60 files, found 61"):
+        read([put(folder, f"{number}~chest.png", png) for number in range(61)], folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_files_are_in_memory_one_at_a_time(folder: Path, png: bytes) -> None:
+    there: list[int] = []
+    files = [put(folder, f"{number}~{number}.png", png) for number in range(3)]
+
+    def count(data: bytes, name: str) -> None:
+        there.append(len(list((folder / "abc").iterdir())) if (folder / "abc").exists() else 0)
+
+    read_uploads(files, folder, count)
+    assert there == [2, 1, 0]  # the others are not yet read
+
+
+def test_no_more_images_than_a_study_has(folder: Path, png: bytes) -> None:
+    study = zipped(**{f"{number}.png": png for number in range(module.MOST_IMAGES + 3)})
+    found, left_out = read([put(folder, "1~study.zip", study), put(folder, "2~more.png", png)], folder)
+    assert len(found) == module.MOST_IMAGES
+    assert left_out == ["what follows the first 12 images was not looked at: 12.png and on"]
+    assert list(folder.iterdir()) == []
+
+
+def test_nothing_but_uploads_is_read_or_deleted(folder: Path, png: bytes) -> None:
+    secret = folder.parent / "secret.png"
+    secret.write_bytes(png)
+    link = folder / "abc" / "link.png"
+    link.symlink_to(secret)
+    tricks = (f"{folder}/../secret.png", f"{folder}/abc/../../secret.png", str(link), str(folder))
+    for path in (str(secret), *tricks, "/etc/passwd", "secret.png", ""):
+        with pytest.raises(UserError, match="uploaded here"):
+            read([path], folder)
+    assert secret.read_bytes() == png
