@@ -1,0 +1,53 @@
+"""What building the site does beyond its plugins (`hooks` of mkdocs.yml).
+
+Pages are written as GitHub shows them, where a list or a table may follow a paragraph at once; Python-Markdown wants a
+blank line between. Equations become MathML, and a docstring's "::" is left out.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+from latex2mathml.converter import convert
+
+#: As arithmatex leaves them: \(inline\) and \[a line of their own\].
+_EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+#: A docstring's "::" before an indented block, of which Markdown makes a paragraph and a code block.
+_LITERAL_MARK = re.compile(r"<p>::</p>\n?")
+_LIST = re.compile(r"(?:[-*]|\d+\.) ")
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Set tables and lists apart from what stands around them; what is fenced stays as it is."""
+    apart: list[str] = []
+    fenced = False
+    before = ""
+    for line in markdown.split("\n"):
+        if not fenced and line and before and _begins_or_ends(before, line):
+            apart.append("")
+        if line.startswith("```"):
+            fenced = not fenced
+        apart.append(line)
+        before = line
+    return "\n".join(apart)
+
+
+def _begins_or_ends(before: str, line: str) -> bool:
+    """Whether a table begins or ends between two lines, or a list begins."""
+    if before.startswith("|") != line.startswith("|"):
+        return True
+    in_list = before.startswith(" ") or _LIST.match(before) is not None
+    return _LIST.match(line) is not None and not in_list
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """LaTeX as MathML, which browsers draw by themselves, without a script or a font."""
+    return _EQUATION.sub(_mathml, _LITERAL_MARK.sub("", content))
+
+
+def _mathml(equation: re.Match[str]) -> str:
+    tag, latex = equation.groups()
+    display = "block" if tag == "div" else "inline"
+    return f'<{tag} class="equation">{convert(html.unescape(latex).strip(), display=display)}</{tag}>'

@@ -1,0 +1,196 @@
+"""What the pages show is run: Python as it stands there, commands as far as it takes a moment, all others parsed.
+
+A page's `python` blocks run one after the other in one namespace, in a folder with model.onnx, models/, gallery/, run/,
+manifest.csv, chest.png, chest.dcm and images/xray-1.png to xray-6.png. A `csv` block with a title is written to that
+file first. `<!-- run -->` above a `bash` block has its `cbmir` lines run, `<!-- not run: why -->` keeps a `python`
+block from it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from cbmir.cli import cli
+from dicom_files import make_dicom
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Reports are written by `cbmir benchmark`.
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
+    if path.name != "report.md"
+)
+#: Its blocks need a service: tests/test_integration_docs.py runs them.
+WITH_A_SERVICE = "docs/integration.md"
+_BLOCK = re.compile(
+    r"(?:^<!-- (?P<note>run|not run: .+?) -->\n)?"
+    r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: `line` is that of its first line of text, `note` the comment above it."""
+
+    language: str
+    title: str
+    note: str
+    text: str
+    line: int
+
+    def commands(self) -> list[list[str]]:
+        """The words after `cbmir` of each command; what stands two spaces after one says what it does."""
+        lines = re.sub(r"\\\n\s*|\s*&&\s*", lambda found: "\n" if "&&" in found[0] else "", self.text).splitlines()
+        return [shlex.split(re.split(r"\s{2,}|\s#\s", line)[0])[1:] for line in lines if line.startswith("cbmir ")]
+
+
+def blocks_of(page: str) -> list[Block]:
+    text = (ROOT / page).read_text("utf-8")
+    return [
+        Block(
+            one["language"], one["title"] or "", one["note"] or "", one["text"],
+            text.count("\n", 0, one.start("text")) + 1,
+        )
+        for one in _BLOCK.finditer(text)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_block_is_passed_over(page: str) -> None:
+    fences = re.findall(r"^\s*```.*$", (ROOT / page).read_text("utf-8"), re.MULTILINE)
+    assert len(fences) == 2 * len(blocks_of(page))
+
+
+@pytest.fixture
+def place(
+    tmp_path: Path, tiny_model: Path, tiny_gallery: Path, tiny_manifest: Path, tiny_run: Path,
+    make_xray: Callable[..., NDArray[Any]], monkeypatch: pytest.MonkeyPatch,
+) -> Path:  # fmt: skip
+    """A folder with the files that the pages speak of, to be in."""
+    (tmp_path / "models").mkdir()
+    shutil.copy(tiny_model, tmp_path / "model.onnx")
+    shutil.copy(tiny_model, tmp_path / "models" / "model.onnx")
+    shutil.copytree(tiny_gallery, tmp_path / "gallery")
+    shutil.copytree(tiny_run, tmp_path / "run")
+    shutil.copytree(tiny_manifest.parent, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "images").mkdir()
+    for number in range(1, 7):
+        Image.fromarray(make_xray(number + 50)).save(tmp_path / "images" / f"xray-{number}.png")
+    Image.fromarray(make_xray(100)).save(tmp_path / "chest.png")
+    tags = {"WindowCenter": 128, "WindowWidth": 256, "PatientID": "patient_01", "SOPInstanceUID": "1.2.826.0.1.7"}
+    (tmp_path / "chest.dcm").write_bytes(make_dicom(make_xray(100), **tags))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page != WITH_A_SERVICE and any(b.language == "python" for b in blocks_of(page))]
+)
+def test_python_blocks_run(page: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("page")  # by which a block's classes and functions can be found again
+    monkeypatch.setitem(sys.modules, "page", module)
+    module.__dict__["data"] = (place / "chest.dcm").read_bytes()
+    for block in blocks_of(page):
+        if block.title:
+            (place / block.title).write_text(block.text, "utf-8")
+        elif block.language == "bash" and block.note == "run":
+            run(block)
+        elif block.language == "python" and not block.note:
+            code = "\n" * (block.line - 1) + block.text  # so that an error names the page's own line
+            exec(compile(code, str(ROOT / page), "exec"), module.__dict__)
+
+
+def run(block: Block) -> None:
+    for words in block.commands():
+        cli.main(args=words, prog_name="cbmir", standalone_mode=False)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(block.commands() for block in blocks_of(page))])
+def test_commands_can_be_given(page: str) -> None:
+    for block in blocks_of(page):
+        if block.language in ("", "bash"):
+            for words in block.commands():
+                try:
+                    parse(words)
+                except click.ClickException as error:
+                    pytest.fail(f"{page}, after line {block.line}: cbmir {shlex.join(words)}: {error.format_message()}")
+
+
+def parse(words: list[str]) -> None:
+    """Read a command line and run nothing. Raises click.ClickException for what the command does not take."""
+    command: click.Command = cli
+    context = click.Context(cli, info_name="cbmir")
+    while isinstance(command, click.Group):
+        name, words = words[0], words[1:]
+        found = command.get_command(context, name)
+        if found is None:
+            raise click.UsageError(f"no such command: {name}")
+        command, context = found, click.Context(found, info_name=name, parent=context)
+    command = copy(command)
+    command.params = [copy(option) for option in command.params]
+    for option in command.params:
+        option.callback = None  # it may open a file
+    command.make_context(context.info_name, list(words), parent=context.parent)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("query model.onnx gallery", "Missing argument"),
+        ("query model.onnx gallery chest.png --closest 3", "No such option"),
+        ("query model.onnx gallery chest.png -k many", "not a valid integer"),
+        ("export run -o models --openvino fp8", "is not one of"),
+        ("index repair gallery", "no such command"),
+        ("index map gallery model.onnx", "unexpected extra argument"),
+    ],
+)
+def test_a_slip_in_a_command_is_found(line: str, said: str) -> None:
+    with pytest.raises(click.ClickException) as slip:
+        parse(line.split())
+    assert said.lower() in slip.value.format_message().lower()
+
+
+@pytest.mark.parametrize("page", ["docs/quickstart.md"])
+def test_what_is_done_by_hand_is_what_make_demo_does(page: str) -> None:
+    # In a folder that is not there, so that each step is still to be done.
+    make = subprocess.run(["make", "-n", "demo", "DATA=no-data"], cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = make.stdout.replace("no-data", "demo-data").splitlines()
+    made = [shlex.split(line)[1:] for line in lines if line.startswith(".venv/bin/cbmir ")]
+    by_hand = [words for block in blocks_of(page) for words in block.commands()]
+    assert made
+    assert [words for words in by_hand if words[0] != "query"] == made
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_scripts_and_targets_are_there(page: str) -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    for block in blocks_of(page):
+        if block.language in ("", "bash"):
+            for target in re.findall(r"^make ([a-z-]+)", block.text, re.MULTILINE):
+                assert target in targets
+            for script in re.findall(r"^python (\S+\.py)\b", block.text, re.MULTILINE):
+                assert (ROOT / script).exists(), script
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_are_named_are_there(page: str) -> None:
+    folders = "benchmarks|demo|docs|export|runtime|src|tests|training"
+    named = re.findall(rf"`((?:{folders})/[\w./-]+\.\w+)`", (ROOT / page).read_text("utf-8"))
+    missing = [name for name in named if not ((ROOT / name).exists() or (ROOT / "docs" / name).exists())]
+    assert not missing
