@@ -59,10 +59,12 @@ def main(model: str, manifest: str, dicom: str) -> None:
     with open_engine(model) as engine, TemporaryDirectory() as folder:
         spec = engine.card.preprocess
         inside = [row for row in table if row.split == "train"]
-        vectors = _embedded(engine, [preprocess(read_image(row.image), spec) for row in inside])
+        vectors = _embedded(
+            engine, [preprocess(read_image(row.image, intensity=spec.intensity), spec) for row in inside]
+        )
         for row in table:
             if row.split != "train":
-                pixels = read_image(row.image).pixels
+                pixels = read_image(row.image, intensity=spec.intensity).pixels
                 for name, change in CHANGES.items():
                     crop = preprocess(np.ascontiguousarray(change(pixels)), spec)
                     groups[name].append((crop, row.patient_id))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -60,6 +61,21 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvidia, "ctypes", SimpleNamespace(CDLL=absent))
 
 
+def require_programs(*programs: str) -> None:
+    """Skip the test where one of a PACS's programs, or a library given by its path, is absent; fail it in CI."""
+    absent = [name for name in programs if not (Path(name).exists() if "/" in name else shutil.which(name))]
+    if absent and os.environ.get("CBMIR_REQUIRE_PACS") == "1":
+        pytest.fail(f"{', '.join(absent)}: required here (CBMIR_REQUIRE_PACS=1) and missing; .ci/run installs them")
+    if absent:
+        pytest.skip(f"{', '.join(absent)}: not installed")
+
+
+@pytest.fixture(scope="session")
+def require_pacs() -> Callable[..., None]:
+    """`require_programs`, for tests that need Orthanc, dcmtk, dciodvfy or a network namespace."""
+    return require_programs
+
+
 CHROMIUM = Path("/usr/bin/chromium")
 CHROMIUM_ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -67,9 +83,12 @@ CHROMIUM_ARGUMENTS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Debian's Chromium by Playwright: skipped where it is absent, required in CI."""
+    """Debian's Chromium by Playwright: skipped where it is absent, required in CI.
+
+    For a module: as long as it is there, Playwright's event loop runs in this thread, and no other can.
+    """
     if not CHROMIUM.exists():
         if os.environ.get("CBMIR_REQUIRE_BROWSER") == "1":
             pytest.fail(f"{CHROMIUM} is required here (CBMIR_REQUIRE_BROWSER=1) and is missing")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import urllib.request
 import venv
 import zipfile
 from importlib import metadata
@@ -15,6 +18,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from cbmir.manifest import read_manifest
+from dicom_files import make_dicom
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("demo", "export", "runtime", "training")
@@ -43,6 +49,7 @@ def test_the_wheel_holds_the_tree(wheel: Path) -> None:
     expected |= {f"cbmir/{file.name}" for file in spine.iterdir() if file.is_file()}
     for part in PARTS:
         expected |= {f"cbmir/{file.relative_to(ROOT).as_posix()}" for file in (ROOT / part).rglob("*.py")}
+    expected |= {f"cbmir/demo/static/{file.name}" for file in (ROOT / "demo" / "static").iterdir()}
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (facts,) = (archive.read(name).decode() for name in names if name.endswith("/METADATA"))
@@ -52,16 +59,45 @@ def test_the_wheel_holds_the_tree(wheel: Path) -> None:
     assert "License-Expression: Apache-2.0" in facts
 
 
-def link_requirements(site: Path, extra: str) -> None:
-    """Link what the cbmir in `site` requires with an extra, and all that those require, from this environment: what pip
-    would install, without a package index."""
+#: For a fresh environment: a PYTHONPATH would bring in what it must do without.
+CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def test_a_source_distribution_gives_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    def build(what: str, source: Path) -> Path:
+        code = f"from setuptools.build_meta import build_{what} as build; print(build({str(tmp_path)!r}))"
+        made = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=source)
+        return tmp_path / made.stdout.split()[-1]
+
+    clone = tmp_path / "clone"
+    tracked = subprocess.run(["git", "ls-files", "-z"], capture_output=True, check=True, text=True, cwd=ROOT).stdout
+    for name in filter(None, tracked.split("\0")):
+        if (ROOT / name).exists() and not name.startswith(("docs/", "tests/", "benchmarks/")):
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, clone / name, follow_symlinks=False)
+    with tarfile.open(build("sdist", clone)) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    with zipfile.ZipFile(build("wheel", unpacked)) as mine, zipfile.ZipFile(wheel) as theirs:
+        assert {one.filename: one.CRC for one in mine.infolist() if "dist-info" not in one.filename} == {
+            one.filename: one.CRC for one in theirs.infolist() if "dist-info" not in one.filename
+        }
+
+
+def link_requirements(site: Path, *extras: str) -> None:
+    """Link what the cbmir in `site` requires with some extras, and all that those require, from this environment: what
+    pip would install, without a package index."""
     (info,) = site.glob("cbmir-*.dist-info")
+    cbmir = PathDistribution(info)
     done: set[str] = set()
-    waiting: list[tuple[Distribution, set[str]]] = [(PathDistribution(info), {extra, ""})]
+    waiting: list[tuple[Distribution, set[str]]] = [(cbmir, {*extras, ""})]
     while waiting:
-        distribution, extras = waiting.pop()
+        distribution, wanted_by = waiting.pop()
         for requirement in map(Requirement, distribution.requires or []):
-            wanted = not requirement.marker or any(requirement.marker.evaluate({"extra": name}) for name in extras)
+            wanted = not requirement.marker or any(requirement.marker.evaluate({"extra": name}) for name in wanted_by)
+            if wanted and requirement.name == "cbmir":  # an extra that includes another
+                waiting.append((cbmir, set(requirement.extras)))
+                continue
             if not wanted or canonicalize_name(requirement.name) in done:
                 continue
             done.add(canonicalize_name(requirement.name))
@@ -86,15 +122,135 @@ def test_a_query_without_torch(
         "import importlib.util as u, cbmir.runtime; print(cbmir.runtime.__file__); "
         "print([m for m in ('torch', 'pandas', 'sklearn', 'gradio', 'pydicom', 'lightning') if u.find_spec(m)])"
     )
-    found = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path)
+    found = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path, env=CLEAN)
     file, present = found.stdout.splitlines()
     assert file.startswith(str(site)) and present == "[]"
     image = tiny_manifest.parent / "image_20.png"
     command = [python, "-m", "cbmir", "query", tiny_model, tiny_gallery, image, "-k", "3", "--json"]
-    answer = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
+    answer = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path, env=CLEAN)
     assert len(json.loads(answer.stdout)[0]["neighbours"]) == 3
 
     refused = subprocess.run(
-        [python, "-m", "cbmir", "train", tiny_manifest, "-o", "run"], capture_output=True, text=True, cwd=tmp_path
+        [python, "-m", "cbmir", "train", tiny_manifest, "-o", "run"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=CLEAN,
     )
     assert refused.returncode == 2 and 'pip install "cbmir[train]"' in refused.stderr
+
+
+#: What an integrator's process does: a file's results, the node with a sender, and the other modules of points 1 to 4.
+INTEGRATOR = """
+import sys, time
+from pathlib import Path
+import pynetdicom
+from pydicom import dcmread
+from cbmir.runtime import Finder
+from cbmir.runtime.dicom_output import make_results
+from cbmir.runtime.live import LiveFinder
+from cbmir.runtime.pacs import following
+from cbmir.runtime.pacs.intake import Intake
+from cbmir.runtime.pacs.node import PacsNode
+from cbmir.runtime.pacs.outlets import Folder
+from cbmir.runtime.pacs.queue import DurableQueue
+from cbmir.runtime.pacs.worker import Workers
+from cbmir.runtime.serving import Settings, create_app
+
+model, gallery, file, folder = map(Path, sys.argv[1:])
+live = LiveFinder(lambda: Finder.open(model, gallery, threads=1))
+with live.use() as finder:
+    data = file.read_bytes()
+    results = make_results(data, finder.analyze(data), finder, kinds=("sr", "sc", "kos", "fhir"))
+    assert results.sr.StudyInstanceUID == results.sc.StudyInstanceUID == dcmread(file).StudyInstanceUID
+    assert results.fhir
+with DurableQueue(folder / "queue", quiet=0) as queue:
+    node, workers = PacsNode(Intake(queue, live), port=0), Workers(queue, live, Folder(folder / "out"), count=1)
+    workers.start()
+    node.start()
+    sender = pynetdicom.AE(ae_title="SENDER")
+    dataset = dcmread(file)
+    sender.add_requested_context(dataset.SOPClassUID, dataset.file_meta.TransferSyntaxUID)
+    association = sender.associate("127.0.0.1", node.port, ae_title="CBMIR")
+    assert association.send_c_store(dataset).Status == 0
+    association.release()
+    until = time.monotonic() + 60
+    while not list((folder / "out").rglob("*.dcm")):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    node.stop()
+    workers.stop()
+assert create_app(live, Settings()).title == "cbmir"
+assert not {"torch", "pandas", "gradio", "lightning"} & set(sys.modules)
+"""
+
+
+def check_integrator(python: Path, folder: Path, model: Path, gallery: Path) -> None:
+    """Points 1 to 4 by an environment's Python: files, results, node, HTTP service, and a folder as a data set."""
+    (folder / "studies").mkdir()
+    file = folder / "studies" / "chest.dcm"
+    file.write_bytes(make_dicom(PatientID="patient_01", SOPInstanceUID="1.2.826.0.1.3680043.10.1.7"))
+
+    def run(*command: object) -> str:
+        done = subprocess.run([python, *command], capture_output=True, text=True, cwd=folder, env=CLEAN)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run("-c", INTEGRATOR, model, gallery, file, folder)
+    cbmir = ("-m", "cbmir")
+    run(*cbmir, "pacs", "analyze", file, "-o", "results", "--model", model, "--gallery", gallery, "--sr", "--fhir")
+    assert {path.name for path in (folder / "results").iterdir()} == {"chest.sr.dcm", "chest.fhir.json"}
+    run(*cbmir, "data", "dicom", "studies", "-o", "manifest.csv")
+    assert len(read_manifest(folder / "manifest.csv")) == 1
+    serve = [python, *cbmir, "serve", "--model", model, "--gallery", gallery, "--port", "0"]
+    with subprocess.Popen(
+        serve, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=folder, env=CLEAN
+    ) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().split()[0]
+            request = urllib.request.Request(f"{url.rstrip('/')}/v1/analyze", data=file.read_bytes(), method="POST")
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                assert len(json.load(answer)["findings"]) == 3
+        finally:
+            server.terminate()
+
+
+def test_all_of_a_pacs_without_torch(wheel: Path, tmp_path: Path, tiny_model: Path, tiny_gallery: Path) -> None:
+    """The wheel with the extras `cpu` and `dicom`, in a fresh environment."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    link_requirements(site, "cpu", "dicom")
+    check_integrator(python, tmp_path, tiny_model, tiny_gallery)
+
+
+def find_python(version: str) -> Path:
+    """An interpreter of this version: this one, pyenv's, or one on the PATH."""
+    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+        return Path(sys.executable)
+    for found in [
+        *Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"),
+        shutil.which(f"python{version}"),
+    ]:
+        if found is not None and subprocess.run([found, "-m", "venv", "-h"], capture_output=True).returncode == 0:
+            return Path(found)
+    pytest.skip(f"there is no Python {version} here")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_what_pip_installs(wheel: Path, tmp_path: Path, tiny_model: Path, tiny_gallery: Path, version: str) -> None:
+    """`pip install "cbmir[cpu,dicom]"` from the package index; prints the environment's size."""
+    subprocess.run([find_python(version), "-m", "venv", tmp_path / "venv"], check=True, env=CLEAN)
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "-q", f"{wheel}[cpu,dicom]"], check=True, env=CLEAN)
+    size = sum(path.lstat().st_size for path in (tmp_path / "venv").rglob("*") if path.is_file())
+    packages = json.loads(subprocess.check_output([python, "-m", "pip", "list", "--format", "json"], env=CLEAN))
+    print(f"\nPython {version}, cbmir[cpu,dicom]: {size / 2**20:.0f} MiB, {len(packages)} packages")  # noqa: T201
+    names = {package["name"].lower() for package in packages}
+    assert not {"torch", "torchvision", "lightning", "pandas", "scikit-learn", "gradio"} & names
+    check_integrator(python, tmp_path, tiny_model, tiny_gallery)

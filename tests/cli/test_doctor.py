@@ -61,8 +61,8 @@ def test_here(capsys: Captured) -> None:
     ]  # fmt: skip
     assert report["cbmir"] == cbmir.__version__
     assert list(report["extras"]) == [
-        "cpu", "gpu", "openvino", "tensorrt", "tensorrt-rtx", "dicom", "fast-dicom", "train", "export", "quantise",
-        "demo",
+        "cpu", "gpu", "openvino", "tensorrt", "tensorrt-rtx", "dicom", "fast-dicom", "serve", "train", "export",
+        "quantise", "demo",
     ]  # fmt: skip
     assert not any(report["extras"][name]["missing"] for name in ("cpu", "dicom", "train", "export", "demo"))
     import onnxruntime

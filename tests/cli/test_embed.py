@@ -14,7 +14,7 @@ from cbmir.cli import main
 from cbmir.runtime import Engine, Gallery, open_engine
 from cbmir.runtime.embedded_blocks import Blocks
 from cbmir.runtime.embedding import embed_here
-from cbmir.runtime.picture import Picture, embed_pictures
+from cbmir.runtime.picture import Picture, Source, embed_pictures
 
 Captured = pytest.CaptureFixture[str]
 
@@ -49,9 +49,9 @@ def test_by_ray(
     def on_ray(*given: object) -> Callable[..., Iterator[int]]:
         asked.append(given)
 
-        def run(blocks: Blocks, paths: Sequence[Path], missing: Sequence[int]) -> Iterator[int]:
+        def run(blocks: Blocks, sources: Sequence[Source], missing: Sequence[int]) -> Iterator[int]:
             with open_engine(tiny_model, threads=1) as engine:
-                yield from embed_here(engine, 0, blocks, paths, missing)
+                yield from embed_here(engine, 0, blocks, sources, missing)
 
         return run
 

@@ -11,9 +11,10 @@ import pytest
 from cbmir.cli import cli, main
 
 COMMANDS = [
-    "data nih", "data chexpert", "data table", "data phantom", "data check", "train", "evaluate", "benchmark", "export",
-    "parity", "bench", "embed", "index build", "index add", "index update", "index remove", "index info",
-    "index verify", "index rebuild", "index compact", "index export", "index merge", "query", "demo", "doctor",
+    "data nih", "data chexpert", "data table", "data dicom", "data phantom", "data check", "train", "evaluate",
+    "benchmark", "export", "parity", "bench", "embed", "index build", "index add", "index update", "index remove",
+    "index info", "index verify", "index map", "index rebuild", "index compact", "index export", "index merge", "query",
+    "pacs analyze", "pacs follow", "pacs node", "pacs retry", "demo", "serve", "doctor",
 ]  # fmt: skip
 
 
@@ -60,7 +61,7 @@ def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, text.splitlines())) <= 130
 
 
-@pytest.mark.parametrize("name", ["", "data", "index", *COMMANDS])
+@pytest.mark.parametrize("name", ["", "data", "index", "pacs", *COMMANDS])
 def test_examples_can_be_typed(name: str) -> None:
     command, _ = resolve(name.split())
     found = examples(command)

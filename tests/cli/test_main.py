@@ -40,8 +40,8 @@ def test_help_lists_the_commands(capsys: Captured) -> None:
     text = capsys.readouterr().out
     assert "Not a medical device" in text
     assert [line.split()[0] for line in text.split("Commands:\n")[1].split("\n\n")[0].splitlines()] == [
-        "data", "train", "evaluate", "benchmark", "export", "parity", "bench", "embed", "index", "query", "demo",
-        "doctor",
+        "data", "train", "evaluate", "benchmark", "export", "parity", "bench", "embed", "index", "query", "pacs",
+        "demo", "serve", "doctor",
     ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import click
 import pytest
 
 from cbmir.cli import cli
+from cbmir.preprocessing import INTENSITIES
 from cbmir.runtime.engine import ENGINES, MODES
 
 
@@ -36,3 +37,11 @@ def test_bench_takes_all_engines_and_modes_of_the_runtime() -> None:
     (option,) = [option for option in command_of("bench").params if option.name == "engines"]
     assert isinstance(option, click.Option) and option.help is not None
     assert option.help.endswith(f"{', '.join(ENGINES)}.")
+
+
+@pytest.mark.parametrize("path", ["train", "benchmark"])
+def test_intensities_are_those_of_the_spec(path: str) -> None:
+    (option,) = [option for option in command_of(path).params if option.name == "intensity"]
+    assert isinstance(option.type, click.Choice)
+    assert tuple(option.type.choices) == INTENSITIES
+    assert option.default == "header"

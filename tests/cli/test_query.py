@@ -37,10 +37,10 @@ def test_json(tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Capture
     answers = json.loads(capsys.readouterr().out)
     with Finder.open(tiny_model, tiny_gallery, threads=1) as finder:
         assert answers == [finder.analyze(image, 3).to_json()] * 2
-    assert list(answers[0]) == ["image", "findings", "neighbours", "agreement", "novelty", "warnings"]
+    assert list(answers[0]) == ["image", "known", "findings", "neighbours", "agreement", "novelty", "warnings"]
     assert list(answers[0]["findings"][0]) == ["label", "score", "probability", "predicted", "threshold"]
     assert list(answers[0]["neighbours"][0]) == [
-        "id", "image", "patient_id", "distance", "cosine", "labels", "shared", "report",
+        "id", "image", "patient_id", "distance", "cosine", "labels", "shared", "report", "uncertain",
     ]  # fmt: skip
     assert len(answers[0]["neighbours"]) == 3
     assert answers[0]["image"] == str(image)

@@ -21,6 +21,7 @@ from cbmir.export import ExportOptions, Limits, Parity, export_run, exporting, i
 from cbmir.export.exporting import output_file
 from cbmir.export.samples import choose
 from cbmir.manifest import Manifest, Row, read_manifest, write_manifest
+from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime import open_engine
 from cbmir.training.run import RunFolder, with_fold
 
@@ -55,6 +56,17 @@ def test_another_file_joins_the_report(tiny_run: Path, tmp_path: Path) -> None:
     (tmp_path / "parity.json").write_text('{"older.onnx": {"cosine_min": 1}}')
     assert export_run(tiny_run, tmp_path / "newer.onnx") == [tmp_path / "newer.onnx"]
     assert list(json.loads((tmp_path / "parity.json").read_text())) == ["older.onnx", "newer.onnx"]
+
+
+def test_the_intensity_policy_goes_along(
+    make_tiny_run: Callable[..., Path], tiny_manifest: Path, tmp_path: Path
+) -> None:
+    """Into the file's card, and into the comparison's reading of the images."""
+    run = make_tiny_run(tmp_path / "run", tiny_manifest, fold="1/2", intensity="percentile")
+    export_run(run, tmp_path / "model.onnx")
+    with open_engine(tmp_path / "model.onnx", threads=1) as engine:
+        assert engine.card.preprocess == PreprocessSpec.for_image_size(32, "percentile")
+        assert engine.card.fingerprint == RunFolder(run).read_card().fingerprint
 
 
 @pytest.mark.usefixtures("quick_graph")

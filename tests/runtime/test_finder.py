@@ -87,7 +87,7 @@ def test_the_patient_of_the_gallerys_own_image_is_left_out(finder: Finder, tiny_
     analysis = finder.analyze(image(tiny_manifest, 6), k=50)
     assert len(analysis.neighbours) == 18
     assert "patient_03" not in {n.patient_id for n in analysis.neighbours}
-    assert analysis.warnings == ("This image is in the gallery itself (id image_06).",)
+    assert (analysis.known, analysis.warnings) == (("image_06",), ("This image is in the gallery itself.",))
     own = finder.gallery.entry("image_06").positive if finder.gallery else ()
     assert all(n.shared == tuple(name for name in n.labels if name in own) for n in analysis.neighbours)
 
@@ -130,7 +130,7 @@ def test_a_given_patient_does_not_bring_back_the_known_one(
     analysis = finder.analyze(image(tiny_manifest, 6), k=50, patient_id=given)
     assert not {"patient_03", given} & {n.patient_id for n in analysis.neighbours}
     assert len(analysis.neighbours) == left
-    assert analysis.warnings == ("This image is in the gallery itself (id image_06).",)
+    assert (analysis.known, analysis.warnings) == (("image_06",), ("This image is in the gallery itself.",))
 
 
 def test_spaces_around_a_patient_id_do_not_count(finder: Finder, tiny_manifest: Path) -> None:
@@ -154,19 +154,17 @@ def test_every_patient_of_the_same_file_is_left_out(
     analysis = finder.analyze(image(tiny_manifest, 6), k=50)
     assert not {"patient_03", "patient_09"} & {n.patient_id for n in analysis.neighbours}
     assert len(analysis.neighbours) == 16
-    assert analysis.warnings == ("This image is in the gallery itself (id image_06, copy, nameless).",)
+    assert analysis.known == ("image_06", "copy", "nameless")
     assert all(("Effusion" in n.labels) == ("Effusion" in n.shared) for n in analysis.neighbours)
 
 
 def test_the_patient_of_a_dicom_file_is_left_out(finder: Finder, monkeypatch: pytest.MonkeyPatch) -> None:
-    import cbmir.runtime.finder as module
-
-    real = module.read_image
+    real = finder._read
 
     def from_dicom(source: object, **options: object) -> object:
         return replace(real(source, **options), patient_id="patient_01 ", warnings=("Odd header.",))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module, "read_image", from_dicom)
+    monkeypatch.setattr(finder, "_read", from_dicom)
     pixels = np.add.outer(np.arange(64), np.arange(64)).astype(np.uint8)
     analysis = finder.analyze(pixels, k=50)
     assert "patient_01" not in {n.patient_id for n in analysis.neighbours}

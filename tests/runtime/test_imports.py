@@ -30,6 +30,10 @@ def test_import_is_light(code: str) -> None:
     assert not loaded(code) & {*HEAVY, *LATER}
 
 
+def test_results_wait_for_their_libraries() -> None:
+    assert not loaded("import cbmir.runtime.dicom_output") & {*HEAVY, *LATER, "highdicom"}
+
+
 def test_analysing_an_image_needs_no_torch(tiny_model: object, tiny_gallery: object, tiny_manifest: object) -> None:
     code = (
         f"import cbmir, pathlib; finder = cbmir.load({str(tiny_model)!r}, {str(tiny_gallery)!r}, threads=1); "

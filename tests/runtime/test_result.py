@@ -17,7 +17,9 @@ def analysis() -> Analysis:
     return Analysis(
         image="chest.png",
         findings=(Finding("Mass", 0.75, None, True, 0.5), Finding("Nodule", 0.25, 0.125, None, None)),
-        neighbours=(Neighbour("a", "/x/a.png", "7", 0.5, 0.875, ("Mass", "Nodule"), ("Mass",), "A report."),),
+        neighbours=(
+            Neighbour("a", "/x/a.png", "7", 0.5, 0.875, ("Mass", "Nodule"), ("Mass",), "A report.", ("Nodule",)),
+        ),
         warnings=("Careful.",),
         embedding=(np.array([3, 1]) / np.sqrt(10)).astype(np.float32),
         feature_map=feature_map,
@@ -25,12 +27,14 @@ def analysis() -> Analysis:
         neighbour_vectors={"a": np.array([0, 1], np.float32)},
         agreement=(LabelAgreement("Mass", 1, 0, 0, 0, 1.0), LabelAgreement("Nodule", 0, 0, 0, 1, None)),
         novelty=Novelty(0.25, 99.5, True),
+        known=("b",),
     )
 
 
 def test_json_has_the_promised_keys_and_plain_values(analysis: Analysis) -> None:
     assert json.loads(json.dumps(analysis.to_json())) == {
         "image": "chest.png",
+        "known": ["b"],
         "findings": [
             {"label": "Mass", "score": 0.75, "probability": None, "predicted": True, "threshold": 0.5},
             {"label": "Nodule", "score": 0.25, "probability": 0.125, "predicted": None, "threshold": None},
@@ -38,7 +42,7 @@ def test_json_has_the_promised_keys_and_plain_values(analysis: Analysis) -> None
         "neighbours": [
             {
                 "id": "a", "image": "/x/a.png", "patient_id": "7", "distance": 0.5, "cosine": 0.875,
-                "labels": ["Mass", "Nodule"], "shared": ["Mass"], "report": "A report.",
+                "labels": ["Mass", "Nodule"], "shared": ["Mass"], "report": "A report.", "uncertain": ["Nodule"],
             }
         ],
         "agreement": [

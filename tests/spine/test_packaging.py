@@ -72,7 +72,7 @@ def test_typing_marker_is_packaged(pyproject: dict[str, Any]) -> None:
 def test_all_holds_every_extra(pyproject: dict[str, Any]) -> None:
     extras = pyproject["project"]["optional-dependencies"]
     (everything,) = extras["all"]
-    # gpu replaces cpu (two builds of one package), TensorRT needs a GPU, dev is for work on cbmir; quantise brings
-    # export with it, fast-dicom brings dicom.
-    elsewhere = {"all", "dev", "gpu", "tensorrt", "tensorrt-rtx", "export", "dicom"}
+    # gpu replaces cpu (two builds of one package), TensorRT needs a GPU, dev and docs are for work on cbmir; quantise
+    # brings export with it, fast-dicom brings dicom.
+    elsewhere = {"all", "dev", "docs", "gpu", "tensorrt", "tensorrt-rtx", "export", "dicom"}
     assert set(everything[len("cbmir[") : -1].split(",")) == set(extras) - elsewhere

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cbmir.errors import CardError
-from cbmir.preprocessing import PreprocessSpec
+from cbmir.preprocessing import INTENSITIES, PreprocessSpec
 
 
 @pytest.mark.parametrize(("size", "resize"), [(224, 270), (112, 135), (64, 77), (32, 39), (512, 617)])
@@ -37,3 +37,13 @@ def test_json_round_trip() -> None:
 def test_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(CardError, match=message):
         PreprocessSpec.from_json(values)
+
+
+@pytest.mark.parametrize("intensity", INTENSITIES)
+def test_intensity_policies(intensity: str) -> None:
+    spec = PreprocessSpec.for_image_size(64, intensity)
+    assert spec.intensity == intensity
+    assert PreprocessSpec.from_json(spec.to_json()) == spec
+    assert spec.to_json() == {"resize": 77, "crop": 64, "resampling": "bilinear", "intensity": intensity}, (
+        "cards and fingerprints of earlier models hang on these four"
+    )

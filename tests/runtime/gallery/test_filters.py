@@ -148,6 +148,15 @@ def test_patients_and_studies(few: bool) -> None:
     assert 0 in own.patients[np.isin(own.numbers, found)]  # entries whose patient is not known stay
 
 
+def test_only_these_patients() -> None:
+    own = rows()
+    expected = own.numbers[np.isin(own.patients, (3, 7))].tolist()
+    assert passing(own, Filter(only_patients=frozenset({"p3", "p7", "p99"}))) == expected
+    assert passing(own, Filter(only_patients=frozenset({"p99"}))) == []
+    none_left = Filter(only_patients=frozenset({"p3"}), exclude_patients=frozenset({"p3"}))
+    assert passing(own, none_left) == []
+
+
 def test_views_in_either_case() -> None:
     own = rows()
     assert passing(own, Filter(view="pa")) == own.numbers[own.views == 2].tolist()
@@ -184,6 +193,8 @@ def test_all_conditions_hold_at_once() -> None:
         ({"since": "2021-01-01", "until": "2020-01-01"}, "days in order"),
         ({"exclude_patients": "p1"}, "a set of ids for exclude_patients"),
         ({"exclude_studies": None}, "a set of ids for exclude_studies, found nothing"),
+        ({"only_patients": "p1"}, "a set of ids for only_patients, found a single text"),
+        ({"only_patients": {"p1", ""}}, "for only_patients, found an empty one"),
         ({"where": None}, "a text for where"),
         ({"view": None}, "a text for view"),
         ({"since": 20200101}, "a text for since"),

@@ -21,7 +21,7 @@ from cbmir.errors import GalleryError, MissingDependencyError
 from cbmir.labels import LabelSet
 from cbmir.runtime import Entry, Filter, Finder, Pseudonyms, build_gallery, open_engine, open_gallery
 from cbmir.runtime.gallery import milvus_collection, milvus_place, milvus_rows
-from cbmir.runtime.gallery.milvus import MilvusGallery
+from cbmir.runtime.gallery.milvus import MilvusGallery, _about
 from cbmir.runtime.gallery.milvus_place import Connection, Place
 from cbmir.runtime.gallery.pseudonyms import Keys
 
@@ -52,6 +52,15 @@ def kept(tmp_path_factory: pytest.TempPathFactory, tiny_card: ModelCard) -> Iter
     with MilvusGallery.create(f"milvus:{tmp_path_factory.mktemp('kept')}/file.db", tiny_card) as made:
         made.add([Entry(f"e{n:03}", "/x.png", f"p{n}", sha256=f"d{n}") for n in range(40)], unit(40))
         yield made
+
+
+def test_its_uuid_stays(gallery: MilvusGallery, place: str) -> None:
+    name = gallery.uuid
+    assert len(name) == 32 and name not in str(gallery.info())
+    _about(gallery._connection).write({"uuid": ""})  # as one that was built before there were any
+    gallery.close()
+    with MilvusGallery.open(place) as again, pytest.raises(GalleryError, match="without; build it again"):
+        again.uuid  # noqa: B018 - it raises
 
 
 @pytest.mark.parametrize(
@@ -118,6 +127,7 @@ def test_expressions() -> None:
 
     assert of() == ""
     assert of(exclude_patients=["b", 'a"\\', ""]) == 'patient not in ["a\\"\\\\", "b"]'
+    assert of(only_patients=["b", "a"]) == 'patient in ["a", "b"]'
     assert of(exclude_studies=["1.2"], view="Pa") == 'study not in ["1.2"] and view == "pa"'
     assert of(since="2020-01-02") == "date >= 20200102 and date <= 99991231"
     assert of(until="2020-01-02") == "date >= 1 and date <= 20200102"  # 0 is a day that is not known

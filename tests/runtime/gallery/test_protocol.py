@@ -131,6 +131,7 @@ FILTERS: dict[str, tuple[Filter, Callable[[Entry], bool]]] = {
         Filter(exclude_patients=frozenset({"p1", "p2", "nobody", 'p"1', ""})),
         lambda e: e.patient_id not in ("p1", "p2"),
     ),
+    "only patients": (Filter(only_patients=frozenset({"p1", "p2", "nobody"})), lambda e: e.patient_id in ("p1", "p2")),
     "study": (Filter(exclude_studies=frozenset({"s4", "s5"})), lambda e: e.study_id not in ("s4", "s5")),
     "label": (Filter(where="Effusion"), lambda e: has(e, "Effusion")),
     "known absent": (Filter(where="not mass"), lambda e: lacks(e, "Mass")),

@@ -74,6 +74,10 @@ def brute_force(
 FILTERS: dict[str, tuple[Filter, Callable[[Entry], bool]]] = {
     "none": (Filter(), lambda entry: True),
     "a patient": (Filter(exclude_patients=frozenset({"patient0003"})), lambda entry: entry.patient_id != "patient0003"),
+    "only a patient": (
+        Filter(only_patients=frozenset({"patient0003", "nobody"})), lambda entry: entry.patient_id == "patient0003"
+    ),
+    "only nobody": (Filter(only_patients=frozenset({"nobody"})), lambda entry: False),
     "nobody": (Filter(exclude_patients=frozenset({"nobody"})), lambda entry: True),
     "a study": (Filter(exclude_studies=frozenset({"study0007"})), lambda entry: entry.study_id != "study0007"),
     "a label": (Filter(where="Effusion"), lambda entry: "Effusion" in entry.positive),
@@ -116,8 +120,8 @@ def test_the_method_is_told(gallery: Gallery, make_vectors: Make) -> None:
 
 @pytest.mark.parametrize("exact", [None, True])
 def test_many_at_once_are_answered_as_one_by_one(gallery: Gallery, make_vectors: Make, exact: bool | None) -> None:
-    queries = make_vectors(20, seed=1)
     filters = [own for own, _ in FILTERS.values()] * 2
+    queries = make_vectors(len(filters), seed=1)
     together = gallery.search_many(queries, 7, filters=filters, exact=exact)
     alone = [gallery.search(query, 7, filter=own, exact=exact) for query, own in zip(queries, filters, strict=True)]
     assert [one.hits for one in together] == [one.hits for one in alone]

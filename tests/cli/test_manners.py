@@ -1,0 +1,130 @@
+"""What all commands have in common: JSON for programs, completion in the shell, lines that fit the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cbmir.cli import main, query
+from cbmir.runtime import Finder
+from cbmir.runtime.finder import NOTHING_ALIKE
+
+Captured = pytest.CaptureFixture[str]
+
+
+def asked(capsys: Captured, *args: object, code: int = 0) -> Any:
+    """What a command prints with --json, and nothing but JSON."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main([*map(str, args), "--json"])
+    assert stop.value.code == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_gallerys_life_in_json(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured) -> None:
+    path, copy, images = tmp_path / "gallery", tmp_path / "copy", tiny_manifest.parent
+    built = asked(capsys, "index", "build", tiny_model, tiny_manifest, "-o", path, "--workers", 1)
+    nothing: list[str] = []
+    assert built == {
+        "gallery": str(path), "images": 20, "resumed": 0, "there": 0, "unreadable": nothing, "duplicates": nothing,
+        "changed": nothing,
+    }  # fmt: skip
+    more = tmp_path / "more.csv"
+    more.write_text(
+        f"image,patient_id,split,Mass\n{images / 'image_00.png'},x,train,1\nabsent.png,y,train,0\n", encoding="utf-8"
+    )
+    added = asked(capsys, "index", "add", path, tiny_model, more, code=2)
+    assert (added["images"], added["there"]) == (0, 1)
+    assert [(Path(one["path"]).name, "no such file" in one["reason"].lower()) for one in added["unreadable"]] == [
+        ("absent.png", True)
+    ]
+    updated = asked(capsys, "index", "update", path, tiny_manifest, "--split", "train")
+    assert updated == {"gallery": str(path), "found": 20, "changed": 0, "absent": []}
+    assert asked(capsys, "index", "export", path, "-o", copy) == {"gallery": str(copy), "images": 20}
+    assert asked(capsys, "index", "remove", path, "--id", "image_00") == {"gallery": str(path), "removed": ["image_00"]}
+    merged = asked(capsys, "index", "merge", path, copy)
+    assert merged == {
+        "gallery": str(path), "merged": [{"other": str(copy), "added": 1, "there": 19, "renamed": {}}]
+    }  # fmt: skip
+    assert asked(capsys, "index", "rebuild", path)["images"] == 20
+    sizes = asked(capsys, "index", "compact", path)
+    assert sizes["bytes_before"] >= sizes["bytes_after"] > 0
+    assert asked(capsys, "index", "map", path, "--method", "pca") == {
+        "gallery": str(path), "images": 20, "method": "principal components"
+    }  # fmt: skip
+    assert asked(capsys, "index", "verify", path) == []
+
+
+def test_embedding_in_json(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured) -> None:
+    made = asked(capsys, "embed", tiny_model, tiny_manifest, "-o", tmp_path / "e", "--workers", 1)
+    assert made == {"embeddings": str(tmp_path / "e"), "images": 24, "there": 0, "unreadable": []}
+    assert asked(capsys, "embed", tiny_model, tiny_manifest, "-o", tmp_path / "e", "--workers", 1)["there"] == 24
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("cbmir ind", ["index"]),
+        ("cbmir index ver", ["verify"]),
+        ("cbmir query --exa", ["--exact"]),
+        ("cbmir query --engine open", ["openvino"]),
+    ],
+)
+def test_the_shell_completes(typed: str, offered: list[str]) -> None:
+    environment = os.environ | {
+        "_CBMIR_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)
+    }  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "cbmir"], env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout.split(), done.stderr) == ([f"plain,{word}" for word in offered], "")
+
+
+def test_a_terminal_cuts_reports_and_nothing_of_the_answer(
+    tiny_model: Path, tiny_gallery: Path, tiny_manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Finder.open(tiny_model, tiny_gallery, threads=1) as finder:
+        found = finder.analyze(tiny_manifest.parent / "image_20.png", 3)
+    report = "Findings: " + "a long report, " * 20
+    neighbours = tuple(replace(neighbour, report=report) for neighbour in found.neighbours)
+    found = replace(found, warnings=(NOTHING_ALIKE,), neighbours=neighbours)
+    whole = query._text(found).splitlines()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    cut = query._text(found).splitlines()
+    assert f"  Warning: {NOTHING_ALIKE}" in cut
+    reports = [line for line in cut if "a long report" in line]
+    assert len(reports) == 3 and all(len(line) == 80 and line.endswith("…") for line in reports)
+    assert [line for line in cut if "a long report" not in line] == [one for one in whole if "a long report" not in one]
+
+
+@pytest.mark.parametrize("args", [[], ["--help"]])
+def test_the_five_steps_and_the_exit_codes_are_told(args: list[str], capsys: Captured) -> None:
+    with pytest.raises(SystemExit):
+        main(args)
+    out, err = capsys.readouterr()
+    text = out + err
+    steps = [line.split()[1] for line in text.splitlines() if line.startswith("    cbmir ")]
+    assert steps == ["data", "train", "export", "index", "demo"]
+    assert "Exit codes: 0 done; 1 " in text and "'cbmir doctor'" in text
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a terminal is POSIX's here")
+@pytest.mark.parametrize("args", [["--help"], ["doctor", "--no-such"], ["index", "info", "absent"]])
+def test_no_colour_is_printed(tmp_path: Path, args: list[str]) -> None:
+    """Nothing for NO_COLOR to turn off, on a terminal either."""
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "rb", 0) as terminal:
+        subprocess.run([sys.executable, "-m", "cbmir", *args], stdout=theirs, stderr=theirs, cwd=tmp_path, check=False)
+        os.close(theirs)
+        said = b""
+        with suppress(OSError):  # Linux says so at a terminal's end
+            while block := terminal.read(4096):
+                said += block
+    assert said and b"\x1b" not in said

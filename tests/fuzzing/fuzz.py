@@ -1,0 +1,105 @@
+"""Coverage-guided fuzzing (atheris) of the reader and of the HTTP upload: `make fuzz`, by hand.
+
+    python tests/fuzzing/fuzz.py [--seconds 600] [--timeout 10] [--target reader|upload] [--keep DIR]
+
+A crash, an exception that is no ImageError, an answer of 500 or above, ten seconds for one file or more than a
+gigabyte ends it; the file then lies in DIR. Make it small, put it into finds/ with a line in its README.md, and mend.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "helpers"))
+
+TARGETS = ("reader", "upload")
+LIMITS = ["-rss_limit_mb=1024", "-max_len=65536", "-print_final_stats=1"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, default=600, help="for each target")
+    parser.add_argument("--timeout", type=int, default=10, help="for one file; more where others use the machine")
+    parser.add_argument("--target", choices=TARGETS, action="append")
+    parser.add_argument("--keep", type=Path, default=Path("fuzzing"), help="corpus and finds")
+    given = parser.parse_args()
+    from broken_files import whole_files
+
+    codes = []
+    for target in given.target or TARGETS:
+        corpus = given.keep / target
+        corpus.mkdir(parents=True, exist_ok=True)
+        for name, data in whole_files().items():
+            (corpus / name).write_bytes(data)
+        command = [sys.executable, __file__, "--run", target, *LIMITS]
+        command += [f"-max_total_time={given.seconds}", f"-timeout={given.timeout}"]
+        command += [f"-artifact_prefix={given.keep}/{target}-", str(corpus)]
+        codes.append(subprocess.run(command, check=False).returncode)
+    return int(any(codes))  # a signal is a negative code
+
+
+def run(target: str, arguments: list[str]) -> None:
+    import atheris
+
+    warnings.simplefilter("error")  # a library's warning that gets out is a find
+    with atheris.instrument_imports(include=["cbmir", "pydicom"]):
+        from broken_files import whole_files  # which imports pydicom
+
+        one_input = reader() if target == "reader" else upload()
+        for data in whole_files().values():  # imports all that is imported when it is first needed
+            one_input(data)
+    atheris.Setup([sys.argv[0], *arguments], one_input)
+    atheris.Fuzz()
+
+
+def reader() -> Any:
+    from cbmir.errors import ImageError
+    from cbmir.runtime.reading import read_image
+
+    def read(data: bytes) -> None:
+        try:
+            read_image(data, intensity="percentile", allow_lateral=True)
+        except ImageError as error:
+            if "SECRET" in str(error):
+                raise RuntimeError("the message names the patient") from error
+
+    return read
+
+
+def upload() -> Any:
+    """The HTTP service in this process, of a tiny model and no gallery."""
+    import tempfile
+
+    from fastapi.testclient import TestClient
+
+    from cbmir.runtime import Finder
+    from cbmir.runtime.live import LiveFinder
+    from cbmir.runtime.serving import Settings, create_app
+
+    sys.path.insert(0, str(HERE.parent))
+    from conftest import write_tiny_model
+
+    model = write_tiny_model(Path(tempfile.mkdtemp()) / "tiny.onnx")
+    live = LiveFinder(lambda: Finder.open(model, threads=1))
+    client = TestClient(create_app(live, Settings()), base_url="http://localhost", raise_server_exceptions=False)
+    client.__enter__()
+
+    def send(data: bytes) -> None:
+        answer = client.post("/v1/analyze", content=data)
+        if answer.status_code >= 500 or "SECRET" in answer.text:
+            raise RuntimeError(f"answered {answer.status_code}: {answer.text}")
+
+    return send
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--run"]:
+        run(sys.argv[2], sys.argv[3:])
+    else:
+        sys.exit(main())

@@ -1,0 +1,43 @@
+"""Run by the tests: reads files as a process of its own, which they may crash, stall or swell.
+
+    python tests/fuzzing/read_files.py DIR [--without-imagecodecs]
+
+Prints a line of JSON a file: its name, what became of it, and the most memory so far (MiB). Exits with a traceback
+where one takes more than ten seconds.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import sys
+from pathlib import Path
+
+from cbmir.errors import ImageError
+from cbmir.runtime.reading import read_image
+
+SECONDS = 10
+
+
+def main(folder: Path) -> None:
+    for path in sorted(folder.iterdir()):
+        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        try:
+            outcome = f"{read_image(path.read_bytes(), intensity='percentile', allow_lateral=True).pixels.dtype}"
+        except ImageError as error:
+            outcome = f"{type(error).__name__}: {error}"
+        faulthandler.cancel_dump_traceback_later()
+        print(json.dumps({"file": path.name, "outcome": outcome, "most": most_memory()}), flush=True)  # noqa: T201
+
+
+def most_memory() -> int:
+    """MiB that this process has held at most. `resource` would not do: its figure begins with that of the process which
+    started this one, and a whole test run holds more than a gigabyte."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) // 1024
+
+
+if __name__ == "__main__":
+    if "--without-imagecodecs" in sys.argv:
+        sys.modules["imagecodecs"] = None  # type: ignore[assignment]
+    main(Path(sys.argv[1]))

@@ -1,0 +1,111 @@
+"""Broken files through the reader: an image or a typed error, in ten seconds, in a gigabyte, and no crash."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("imagecodecs")  # encodes some of the files that are broken here
+from broken_files import broken_files, whole_files
+from dicom_files import make_dicom
+
+HERE = Path(__file__).parent
+
+
+def outcomes(folder: Path, *options: str) -> list[dict[str, Any]]:
+    """What became of each file of a folder, read by a process of its own."""
+    command = [sys.executable, "-W", "error", HERE / "read_files.py", folder, *options]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [json.loads(line) for line in child.stdout.splitlines()]
+    files = sorted(path.name for path in folder.iterdir())
+    assert child.returncode == 0, f"{files[len(lines)]}: exit code {child.returncode}\n{child.stderr}"
+    assert [line["file"] for line in lines] == files
+    assert child.stderr == ""
+    assert not any("SECRET" in line["outcome"] for line in lines)
+    assert max(line["most"] for line in lines) < 1024
+    return lines
+
+
+#: As `cbmir[fast-dicom]` is, and as `cbmir[dicom]` alone.
+BOTH = pytest.mark.parametrize("options", [(), ("--without-imagecodecs",)], ids=["imagecodecs", "pydicom"])
+
+
+@BOTH
+def test_good_files_are_read(options: tuple[str, ...], tmp_path: Path) -> None:
+    for name, data in whole_files().items():
+        (tmp_path / name).write_bytes(data)
+    assert {line["outcome"] for line in outcomes(tmp_path, *options)} == {"uint8"}
+
+
+def test_the_memory_of_this_process_is_not_counted(tmp_path: Path) -> None:
+    ballast = np.ones(400 * 2**20, np.uint8)
+    (tmp_path / "x.png").write_bytes(whole_files()["x.png"])
+    (line,) = outcomes(tmp_path)
+    assert line["most"] < ballast.nbytes / 2**20
+
+
+@BOTH
+@pytest.mark.parametrize("count", [200, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_broken_files(count: int, options: tuple[str, ...], tmp_path: Path) -> None:
+    for name, data in broken_files(count, seed=count):
+        (tmp_path / name).write_bytes(data)
+    kinds = Counter(line["outcome"].split(":")[0] for line in outcomes(tmp_path, *options))
+    assert sum(kinds.values()) == count
+    assert kinds["DamagedImageError"] > count / 20
+    assert kinds["uint8"] > count / 50
+
+
+@BOTH
+def test_what_was_found_before(options: tuple[str, ...], tmp_path: Path) -> None:
+    """Files that once crashed, stalled or swelled something; see finds/README.md."""
+    finds = [path for path in (HERE / "finds").iterdir() if path.suffix != ".md"]
+    for path in finds:
+        shutil.copy(path, tmp_path)
+    if finds:
+        outcomes(tmp_path, *options)
+
+
+def absurd_files() -> dict[str, bytes]:
+    """Headers that are whole, and built to cost: each is read or refused like any other."""
+    plain = make_dicom()
+    pixels = plain.rindex(b"\xe0\x7f\x10\x00")
+    depth = 3000
+    nested = (b"\x29\x00\x10\x10SQ\0\0\xff\xff\xff\xff" + b"\xfe\xff\x00\xe0\xff\xff\xff\xff") * depth
+    closed = (b"\xfe\xff\x0d\xe0\0\0\0\0" + b"\xfe\xff\xdd\xe0\0\0\0\0") * depth
+    elements = b"".join(
+        group.to_bytes(2, "little") + element.to_bytes(2, "little") + b"LO\x04\x00abcd"
+        for group in range(0x0031, 0x0051, 2)
+        for element in range(0x1000, 0x3000)
+    )
+    item = b"\xfe\xff\x00\xe0\x0c\0\0\0" + b"\x08\x00\x00\x01SH\x04\x00abcd"
+    items = item * 100_000
+    sequence = b"\x54\x00\x20\x02SQ\0\0" + len(items).to_bytes(4, "little") + items
+    windows = make_dicom(WindowCenter=[2048] * 6000, WindowWidth=[0] * 6000)
+    return {
+        "nested.dcm": plain[:pixels] + nested + closed + plain[pixels:],
+        "unclosed.dcm": plain[:pixels] + nested,
+        "elements.dcm": plain[:pixels] + elements + plain[pixels:],
+        "items.dcm": plain[:pixels] + sequence + plain[pixels:],
+        "windows.dcm": windows,
+    }
+
+
+def test_headers_that_are_built_to_cost(tmp_path: Path) -> None:
+    for name, data in absurd_files().items():
+        (tmp_path / name).write_bytes(data)
+    found = {line["file"]: line["outcome"].split(":")[0] for line in outcomes(tmp_path)}
+    assert found == {
+        "elements.dcm": "DamagedImageError",
+        "items.dcm": "DicomImageError",  # the view's code is none
+        "nested.dcm": "DamagedImageError",
+        "unclosed.dcm": "DamagedImageError",
+        "windows.dcm": "uint8",
+    }

@@ -1,0 +1,144 @@
+"""Broken files through the HTTP service and the node: each is answered, both stay up, memory stays flat."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numpy.typing import NDArray
+
+pytest.importorskip("imagecodecs")  # encodes some of the files that are broken here
+httpx = pytest.importorskip("httpx")
+pytest.importorskip("fastapi")
+pynetdicom = pytest.importorskip("pynetdicom")
+
+from broken_files import broken_data_sets, broken_files  # noqa: E402
+from cbmir.runtime import Finder  # noqa: E402
+from cbmir.runtime.live import LiveFinder  # noqa: E402
+from cbmir.runtime.pacs.intake import Intake  # noqa: E402
+from cbmir.runtime.pacs.node import PacsNode  # noqa: E402
+from cbmir.runtime.pacs.queue import DurableQueue, Made  # noqa: E402
+from cbmir.runtime.pacs.spool import DEAD_LETTERS  # noqa: E402
+from cbmir.runtime.pacs.worker import Workers  # noqa: E402
+from dicom_files import make_dicom  # noqa: E402
+from http_service import Service  # noqa: E402
+from pacs_rig import make_radiograph, send_all, wait_for  # noqa: E402
+
+CR = "1.2.840.10008.5.1.4.1.1.1"
+WARM, COUNT = 60, 200
+#: MiB that caches and the allocator may still take after the first files.
+GROWTH = 64
+
+
+def resident(process: int | str = "self") -> float:
+    """MiB of a process now."""
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@pytest.fixture(scope="module")
+def live(tiny_model: Path, tiny_gallery: Path) -> Iterator[LiveFinder]:
+    with LiveFinder(lambda: Finder.open(tiny_model, tiny_gallery, threads=1)) as opened:
+        yield opened
+
+
+def test_the_http_service(tiny_model: Path, tiny_gallery: Path) -> None:
+    """As it runs: a process of its own, by a socket."""
+    statuses: Counter[int] = Counter()
+    given = ("--model", str(tiny_model), "--gallery", str(tiny_gallery))
+    with (
+        Service.running(*given) as service,
+        httpx.Client(base_url=service.url, trust_env=False, timeout=60) as client,
+    ):
+        for number, (name, data) in enumerate(broken_files(COUNT, seed=1)):
+            if number == WARM:
+                before = resident(service.process.pid)
+            answer = client.post("/v1/analyze", content=data, headers={"content-type": "application/octet-stream"})
+            statuses[answer.status_code] += 1
+            assert answer.status_code == 200 or 400 <= answer.status_code < 500, (name, answer.text)
+            assert "SECRET" not in answer.text, name
+            kind = "application/json" if answer.status_code == 200 else "application/problem+json"
+            assert answer.headers["content-type"] == kind, name
+        assert resident(service.process.pid) - before < GROWTH
+        assert client.get("/health").status_code == 200
+        assert client.post("/v1/analyze", content=make_dicom()).status_code == 200
+    assert sum(statuses.values()) == COUNT
+    assert statuses[200] > 3
+    assert statuses[422] > 20
+
+
+class Archive:
+    """An outlet that counts."""
+
+    def __init__(self) -> None:
+        self.sent: list[Made] = []
+
+    def send(self, results: Sequence[Made]) -> None:
+        self.sent += results
+
+
+def store(association: Any, data: bytes, syntax: str) -> int:
+    """C-STORE bytes that may be no data set at all: the status. pynetdicom's own sender takes parsed ones only."""
+    from pynetdicom.dimse_primitives import C_STORE
+
+    (context,) = (c for c in association.accepted_contexts if c.transfer_syntax[0] == syntax)
+    request = C_STORE()
+    request.MessageID, request.Priority = 1, 2
+    request.AffectedSOPClassUID, request.AffectedSOPInstanceUID = CR, "1.2.3"
+    request.DataSet = io.BytesIO(data)
+    association._reactor_checkpoint.clear()
+    try:
+        wait_for(lambda: association._is_paused, "the association's own thread")
+        association.dimse.send_msg(request, context.context_id)
+        _, answer = association.dimse.get_msg(block=True)
+    finally:
+        association._reactor_checkpoint.set()
+    assert answer is not None
+    return int(answer.Status)
+
+
+def test_the_node(
+    live: LiveFinder, tmp_path: Path, make_xray: Callable[..., NDArray[Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every C-STORE has its status, every job is settled, and what is good afterwards gets its report."""
+    archive, statuses = Archive(), Counter[int]()
+    with DurableQueue(tmp_path / "queue", quiet=0, attempts=1, first_delay=0) as queue:
+        workers = Workers(queue, live, archive, count=1)
+        node = PacsNode(Intake(queue, live), port=0)
+        workers.start()
+        node.start()
+        try:
+            broken = list(broken_data_sets(COUNT, seed=2))
+            ae = pynetdicom.AE(ae_title="SENDER")
+            for syntax in sorted({syntax for _, syntax, _ in broken}):
+                ae.add_requested_context(CR, syntax)
+            association = ae.associate("127.0.0.1", node.port, ae_title="CBMIR")
+            assert association.is_established
+            assert len(association.accepted_contexts) == len(ae.requested_contexts)
+            for number, (_, syntax, data) in enumerate(broken):
+                if number == WARM:
+                    wait_for(lambda: len(queue) == 0, "the first files")
+                    before = resident()
+                statuses[store(association, data, syntax)] += 1
+            wait_for(lambda: len(queue) == 0, "the queue's end")
+            assert resident() - before < GROWTH
+            association.release()
+            good = make_radiograph(make_xray(500))
+            reports = sum(made.kind == "sr" for made in archive.sent)
+            assert send_all(node.port, [good]) == [0]
+            wait_for(lambda: sum(made.kind == "sr" for made in archive.sent) == reports + 1, "the good file's report")
+        finally:
+            node.stop()
+            workers.stop()
+        reasons = [json.loads(path.read_text())["reason"] for path in (queue.folder / DEAD_LETTERS).glob("*.json")]
+        assert not any("unexpected" in reason for reason in reasons)  # refused, or damaged
+    assert sum(statuses.values()) == COUNT
+    assert set(statuses) <= {0x0000, 0x0122, 0xA900, 0xC000}
+    assert statuses[0x0000] > 20
+    assert statuses[0xC000] + statuses[0xA900] > 20
+    assert "SECRET" not in caplog.text

@@ -1,0 +1,69 @@
+"""DICOM files of chest radiographs, made for a test."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.encaps import encapsulate
+from pydicom.uid import ComputedRadiographyImageStorage, ExplicitVRBigEndian, ExplicitVRLittleEndian
+
+SIDE = 64
+STORED = np.arange(SIDE * SIDE, dtype=np.uint16).reshape(SIDE, SIDE)  # 12 bits, each value once
+PATIENT = "SECRET^NAME"
+
+
+def make_dicom(
+    pixels: NDArray[Any] = STORED, *, syntax: str = ExplicitVRLittleEndian, frame: bytes | None = None, **tags: Any
+) -> bytes:
+    """A chest radiograph's file, around native pixels or an encoded `frame`; a tag given as None is left out."""
+    dataset = Dataset()
+    dataset.file_meta = FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = syntax
+    dataset.file_meta.MediaStorageSOPClassUID = ComputedRadiographyImageStorage  # pydicom keeps the data set's own
+    bits = 8 * pixels.dtype.itemsize
+    little = syntax != ExplicitVRBigEndian
+    values = {
+        "SOPClassUID": ComputedRadiographyImageStorage,
+        "SOPInstanceUID": "1.2.3",
+        "StudyInstanceUID": "1.2.4",
+        "SeriesInstanceUID": "1.2.5",
+        "PatientName": PATIENT,
+        "PatientID": "SECRET-ID",
+        "Modality": "CR",
+        "BodyPartExamined": "CHEST",
+        "ViewPosition": "PA",
+        "PhotometricInterpretation": "MONOCHROME2",
+        "SamplesPerPixel": 1,
+        "Rows": pixels.shape[0],
+        "Columns": pixels.shape[1],
+        "BitsAllocated": bits,
+        "BitsStored": 12 if bits == 16 else 8,
+        "HighBit": (12 if bits == 16 else 8) - 1,
+        "PixelRepresentation": int(pixels.dtype.kind == "i"),
+        "WindowCenter": 2048,
+        "WindowWidth": 4096,
+        "PixelData": pixels.astype(pixels.dtype.newbyteorder("<" if little else ">")).tobytes(),
+    }
+    if frame is not None:
+        values["PixelData"] = encapsulate([frame])
+    values |= tags
+    for keyword, value in values.items():
+        if value is not None:
+            setattr(dataset, keyword, value)
+    if "PixelData" in dataset:
+        dataset["PixelData"].VR = "OW" if bits == 16 and frame is None else "OB"
+        dataset["PixelData"].is_undefined_length = frame is not None
+    stream = io.BytesIO()
+    dataset.save_as(stream, enforce_file_format=True)
+    return stream.getvalue()
+
+
+def lut_sequence(first: int, entries: list[int], bits: int, vr: str = "US", order: str = "<") -> list[Dataset]:
+    item = Dataset()
+    item.add_new("LUTDescriptor", vr, [len(entries), first, bits])
+    item.add_new("LUTData", "OW", np.array(entries, f"{order}u2").tobytes())
+    return [item]
