@@ -15,12 +15,12 @@ from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cbmir.closing import Closing
 from cbmir.errors import CbmirError, EngineError
 from cbmir.runtime.contenders import Contender
 from cbmir.runtime.engine import EngineHealth
@@ -36,7 +36,7 @@ class Opened:
     embedding: NDArray[np.float32] | None
 
 
-class BenchProcess:
+class BenchProcess(Closing):
     """Starts the process at once, by spawn. `images` is uint8 [M, 1, S, S]; a batch is taken from its front."""
 
     def __init__(self, contender: Contender, images: NDArray[np.uint8], *, compared: int = 16) -> None:
@@ -78,14 +78,6 @@ class BenchProcess:
         self._process.terminate()
         self._process.join()
         self._pipe.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def time_runs(run: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter) -> list[float]:

@@ -14,13 +14,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Literal, NoReturn, Self
+from typing import Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
+from cbmir.closing import Closing
 from cbmir.errors import EngineError
 
 log = logging.getLogger("cbmir")
@@ -67,7 +67,7 @@ class EngineHealth:
     warnings: tuple[str, ...] = ()
 
 
-class Engine(ABC):
+class Engine(Closing, ABC):
     """A loaded model. A kind of engine says how to `_open` a runner, and what it is (`_describe`).
 
     On a CPU (`streams`), mode `latency` runs a batch with all threads at once; `throughput` runs its images one by one
@@ -185,14 +185,6 @@ class Engine(ABC):
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise EngineError("an engine cannot be pickled or sent to another process; open the model there")

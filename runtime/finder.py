@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
+from cbmir.closing import Closing
 from cbmir.errors import EngineError, ImageError, UserError
 from cbmir.labels import canonical
 from cbmir.preprocessing import PreprocessSpec
@@ -53,7 +53,7 @@ PATIENT_NOT_FOUND = "No image of this patient id is in the gallery: nothing was 
 _BATCH = 32  # images that `embed_many` gives to the engine at once
 
 
-class Finder:
+class Finder(Closing):
     """A model, and a gallery where neighbours are wanted. One finder serves any number of threads."""
 
     def __init__(
@@ -255,14 +255,6 @@ class Finder:
         self.engine.close()
         if self.gallery is not None:
             self.gallery.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _findings(self, scores: NDArray[np.float32]) -> tuple[Finding, ...]:
         card = self.card

@@ -14,11 +14,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
+from cbmir.closing import Closing
 from cbmir.errors import NotReadyError
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.logs import log, told
@@ -33,7 +32,7 @@ class _Held:
     retired: bool = False
 
 
-class LiveFinder:
+class LiveFinder(Closing):
     """A Finder that can be replaced while it is in use: who has begun with the old one ends with it.
 
     All of it is safe from many threads.
@@ -107,14 +106,6 @@ class LiveFinder:
             self._closed = True
             old, self._held = self._held, None
         self._retire(old)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import os
 import shutil
 import signal
@@ -28,6 +29,17 @@ from cbmir.runtime import nvidia
 from cbmir.runtime.openvino_module import hidden, import_openvino
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """The command line configures logging for its process; after a test it is as before."""
+    root, ours = logging.getLogger(), logging.getLogger("cbmir")
+    handlers, levels = root.handlers[:], (root.level, ours.level)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,6 @@ DISCLAIMER = "For research, not for diagnosis. cbmir is not a medical device."
 CERTAINTY = Code("DCM", "111012", "Certainty of Finding")
 THRESHOLD = Code("DCM", "122411", "Threshold Value")
 COMMENT = Code("DCM", "121106", "Comment")
-FINDING = Code("DCM", "121071", "Finding")
 FOR_RESEARCH = Code("DCM", "113009", "For Research")
 SOURCE_IMAGE = Code("DCM", "121322", "Source image for image processing operation")
 CHEST_XRAY = Code("SCT", "399208008", "Plain chest X-ray")

@@ -21,13 +21,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
+from cbmir.closing import Closing
 from cbmir.errors import CardError, GalleryError
 from cbmir.labels import LabelSet
 from cbmir.runtime.gallery import milvus_rows as rows
@@ -45,7 +45,7 @@ SCHEMA = 1
 _SPLITS = ("", "train", "val", "test")
 
 
-class MilvusGallery:
+class MilvusGallery(Closing):
     """Made by `create` or `open`. Safe from many threads."""
 
     def __init__(self, connection: Connection, about: dict[str, str], pseudonyms: Pseudonyms | None) -> None:
@@ -351,14 +351,6 @@ class MilvusGallery:
     def close(self) -> None:
         """May be called again."""
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- rows
 

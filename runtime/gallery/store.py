@@ -12,13 +12,13 @@ import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
+from cbmir.closing import Closing
 from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
 from cbmir.runtime.gallery import schema
@@ -40,7 +40,7 @@ log = logging.getLogger("cbmir")
 STORE_FILES = frozenset({DATABASE, LOG_FILE, SHARED_FILE, WITNESS})
 
 
-class Store:
+class Store(Closing):
     """Entries by number, id and file digest: all of a gallery but the search (`cbmir.runtime.gallery.Gallery`).
 
     Made by `create` or `open`. All of it is safe from many threads and processes at once: readers go on during a write,
@@ -323,14 +323,6 @@ class Store:
     def close(self) -> None:
         """May be called again."""
         self._connections.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_vectors(self, vectors: NDArray[np.float32], count: int) -> None:
         check_vectors(vectors, count, self.card.embedding_dim)

@@ -9,9 +9,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from cbmir.closing import Closing
 from cbmir.errors import PacsError
 from cbmir.files import replacing
 
@@ -96,7 +95,7 @@ def is_full(error: BaseException) -> bool:
     return getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"
 
 
-class Store:
+class Store(Closing):
     """The database with a lock for its threads, which `_changed` is, and what is remembered under keys."""
 
     def __init__(self, path: Path) -> None:
@@ -124,14 +123,6 @@ class Store:
         """Let go of the database. May be called again."""
         with self._changed:
             self._database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
