@@ -1,4 +1,4 @@
-"""Importing OpenVINO without its telemetry."""
+"""Importing OpenVINO: without its telemetry, and so that several threads may use it at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ def import_openvino() -> ModuleType:
     `from openvino.tools.ovc import convert_model` works afterwards as ever.
     """
     with hidden("openvino.tools.ovc"):
-        return require("openvino", "openvino")
+        openvino = require("openvino", "openvino")
+        # Its table of types is made when one is first asked for, and two threads that do so at once wait for each other
+        # for ever (met with 2026.4.1): one holds Python's lock, the other that of the table.
+        openvino.Type.u8.to_dtype()
+        return openvino
 
 
 @contextmanager
