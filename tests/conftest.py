@@ -30,6 +30,8 @@ from cbmir.runtime.openvino_module import hidden, import_openvino
 
 ROOT = Path(__file__).resolve().parent.parent
 
+os.environ.update(RAY_worker_niceness="0")  # Ray's own choice, 15, gets next to nothing beside the other tests
+
 
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
