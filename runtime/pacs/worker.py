@@ -102,9 +102,11 @@ class Workers:
             report = next((one.uid for one in made if one.kind == "sr"), "")
             self._queue.done(job, fingerprint, report, sent=bool(made))
         except (DicomImageError, BlankImageError) as error:  # healthy files of something else
+            log.info(
+                "refused", extra=fields(**_about(job, began), reason=str(error))
+            )  # first: nothing else tells of it
             with self._live.use() as finder:
                 self._queue.refused(job, answers_fingerprint(finder.card))
-            log.info("refused", extra=fields(**_about(job, began), reason=str(error)))
         except ImageError as error:
             self._queue.bury(job, str(error))
             self._tell_of_failure(job, str(error), None, began)

@@ -116,6 +116,23 @@ def test_what_is_no_chest_is_refused_and_forgotten(
     assert intake.take(hip, "SENDER") is Taken.KNOWN
 
 
+def test_a_refusal_is_told_before_it_is_forgotten(
+    intake: Intake, queue: DurableQueue, live: LiveFinder, radiograph: Callable[..., bytes], log: Callable[[], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Killed in between, it is told again: not never, since nothing else remembers it."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    intake.take(radiograph(BodyPartExamined="HIP"), "SENDER")
+    monkeypatch.setattr(queue, "refused", killed)
+    with pytest.raises(KeyboardInterrupt):
+        work_off(queue, live, Archive())
+    assert len(queue) == 1
+    assert "refused" in log()
+
+
 def test_own_results_are_left_alone(
     intake: Intake, queue: DurableQueue, live: LiveFinder, radiograph: Callable[..., bytes]
 ) -> None:
