@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from cbmir.card import NOT_A_DEVICE
 from cbmir.cli import main, query
 from cbmir.runtime import Finder
 from cbmir.runtime.finder import NOTHING_ALIKE
+from dicom_files import make_dicom
 
 Captured = pytest.CaptureFixture[str]
 
@@ -67,6 +69,49 @@ def test_embedding_in_json(tmp_path: Path, tiny_model: Path, tiny_manifest: Path
     made = asked(capsys, "embed", tiny_model, tiny_manifest, "-o", tmp_path / "e", "--workers", 1)
     assert made == {"embeddings": str(tmp_path / "e"), "images": 24, "there": 0, "unreadable": []}
     assert asked(capsys, "embed", tiny_model, tiny_manifest, "-o", tmp_path / "e", "--workers", 1)["there"] == 24
+
+
+def test_manifests_in_json(tmp_path: Path, capsys: Captured) -> None:
+    made = asked(capsys, "data", "phantom", "-n", 6, "--size", 64, "--format", "dicom", "-o", tmp_path / "phantoms")
+    manifest = tmp_path / "phantoms" / "manifest.csv"
+    assert (made["manifest"], made["images"]) == (str(manifest), 6)
+    assert sum(part["images"] for part in made["splits"].values()) == 6
+    again = asked(capsys, "data", "table", manifest, "--labels", "Effusion", "-o", tmp_path / "own.csv")
+    assert (again["manifest"], again["images"], [*again["labels"]]) == (str(tmp_path / "own.csv"), 6, ["Effusion"])
+
+    whole = next(tmp_path.glob("phantoms/**/*.dcm"))
+    whole.with_name("cut.dcm").write_bytes(whole.read_bytes()[:3000])
+    found = asked(capsys, "data", "dicom", whole.parent, "-o", tmp_path / "dicom.csv", "--workers", 0, code=2)
+    assert (found["images"], found["left_out"]) == (6, {"files": 1, "damaged": 1})
+
+
+def test_a_training_in_json(tmp_path: Path, tiny_manifest: Path, capsys: Captured) -> None:
+    run = tmp_path / "run"
+    options = ("--encoder", "timm:test_resnet", "--image-size", 32, "--epochs", 1, "--batch-size", 8, "--devices", 1)
+    trained = asked(capsys, "train", tiny_manifest, "-o", run, "--fold", "1/3", *options)
+    card = json.loads((run / "card.json").read_text("utf-8"))
+    assert trained == {"run": str(run), "fingerprint": card["fingerprint"], "metrics": card["metrics"]}
+
+
+@pytest.mark.usefixtures("quick_graph")
+def test_an_export_in_json(tmp_path: Path, tiny_run: Path, capsys: Captured) -> None:
+    (file,) = asked(capsys, "export", tiny_run, "-o", tmp_path)
+    assert file.pop("file") == str(tmp_path / "model.onnx")
+    assert file == json.loads((tmp_path / "parity.json").read_text("utf-8"))["model.onnx"]
+
+
+def test_results_for_a_pacs_in_json(tmp_path: Path, tiny_model: Path, capsys: Captured) -> None:
+    pytest.importorskip("highdicom")
+    chest, knee = tmp_path / "chest.dcm", tmp_path / "knee.dcm"
+    chest.write_bytes(make_dicom(SeriesInstanceUID="1.2.5"))
+    knee.write_bytes(make_dicom(BodyPartExamined="KNEE", SeriesInstanceUID="1.2.5"))
+    options = ("-o", tmp_path / "out", "--model", tiny_model, "--sr", "--fhir")
+    found = asked(capsys, "pacs", "analyze", chest, knee, *options, code=2)
+    (done,), (failed,) = found["analysed"], found["failed"]
+    stem = str(tmp_path / "out" / "chest")
+    assert (done["image"], done["results"]) == (str(chest), [f"{stem}.sr.dcm", f"{stem}.fhir.json"])
+    assert (failed["image"], "KNEE" in failed["error"]) == (str(knee), True)
+    assert found["notice"] == NOT_A_DEVICE
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ def _writes_manifest(command: _Command) -> _Command:
             "-o", "--output", type=_PATH, required=True, metavar="MANIFEST",
             help="Manifest to write (.csv, .csv.gz or .parquet); its sidecar .about.json says how it was made.",
         ),
+        json_option,
     ]  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -74,14 +75,18 @@ def data() -> None:
     help="13 leaves Hernia out, as the paper does; an image that shows only a hernia then has no finding.",
 )  # fmt: skip
 @_writes_manifest
-def nih(images: Path, entries: Path, splits: Path | None, findings: str, missing: Any, seed: int, output: Path) -> None:
+def nih(
+    images: Path, entries: Path, splits: Path | None, findings: str, missing: Any, seed: int, output: Path,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Manifest of NIH ChestX-ray14.
 
     That is 112,120 frontal X-rays of 30,805 patients, or any part of them. Labels were mined from the reports.
     """
     from cbmir.training.readers.nih import read_nih
 
-    _write(read_nih(images, entries, findings=int(findings), splits=splits, missing=missing, seed=seed), output)
+    manifest = read_nih(images, entries, findings=int(findings), splits=splits, missing=missing, seed=seed)
+    _write(manifest, output, as_json)
 
 
 @data.command(
@@ -102,8 +107,9 @@ def nih(images: Path, entries: Path, splits: Path | None, findings: str, missing
 )  # fmt: skip
 @_writes_manifest
 def chexpert(
-    root: Path, table: Path, frontal_only: bool, findings: str, blank: Any, missing: Any, seed: int, output: Path
-) -> None:
+    root: Path, table: Path, frontal_only: bool, findings: str, blank: Any, missing: Any, seed: int, output: Path,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Manifest of CheXpert.
 
     Its train.csv or valid.csv, of the small or the full-size edition. Uncertain labels (-1) stay uncertain.
@@ -113,7 +119,7 @@ def chexpert(
     manifest = read_chexpert(
         root, table, findings=int(findings), frontal_only=frontal_only, blank=blank, missing=missing, seed=seed
     )
-    _write(manifest, output)
+    _write(manifest, output, as_json)
 
 
 @data.command(
@@ -150,6 +156,7 @@ def table(
     file: Path, image_column: str, patient_column: str, study_column: str | None, view_column: str | None,
     split_column: str | None, report_column: str | None, source_column: str | None, date_column: str | None,
     labels: str, labels_column: str | None, separator: str, images: Path | None, missing: Any, seed: int, output: Path,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Manifest of your own table.
 
@@ -177,7 +184,7 @@ def table(
         missing=missing,
         seed=seed,
     )
-    _write(manifest, output)
+    _write(manifest, output, as_json)
 
 
 @data.command(
@@ -206,10 +213,11 @@ def table(
     help="Manifest to write (.csv, .csv.gz or .parquet); beside it .about.json, and .left-out.csv with every file that "
     "is not in it and the reason.",
 )  # fmt: skip
+@json_option
 @click.pass_context
 def dicom(
     ctx: click.Context, place: Path, labels: str, allow_lateral: bool, intensity: str, workers: int | None, seed: int,
-    output: Path,
+    output: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Manifest of the DICOM studies in a folder, or on a medium with a DICOMDIR.
 
@@ -224,13 +232,13 @@ def dicom(
     manifest, left_out = read_dicom_studies(
         place, labels=names, allow_lateral=allow_lateral, intensity=intensity, workers=workers, seed=seed
     )
-    _write(manifest, output)
+    damaged = sum(entry.damaged for entry in left_out)
+    _write(manifest, output, as_json, left_out={"files": len(left_out), "damaged": damaged})
     listed = write_left_out(left_out, output)
     if left_out:
-        damaged = sum(entry.damaged for entry in left_out)
         click.echo(f"{listed}: {len(left_out):,} files left out, {damaged:,} of them damaged", err=True)
-        if damaged:
-            ctx.exit(2)
+    if damaged:
+        ctx.exit(2)
 
 
 @data.command(epilog="\b\nExample:\n  cbmir data phantom -n 800 --seed 0 -o phantoms")
@@ -244,7 +252,8 @@ def dicom(
 )  # fmt: skip
 @click.option("--size", type=click.IntRange(min=64), default=512, show_default=True, help="Side of an image, pixels.")
 @click.option("-o", "--output", type=_PATH, required=True, metavar="DIR", help="Folder for images and manifest.csv.")
-def phantom(count: int, seed: int, image_format: str, size: int, output: Path) -> None:
+@json_option
+def phantom(count: int, seed: int, image_format: str, size: int, output: Path, as_json: bool) -> None:
     """Draw synthetic radiographs.
 
     With findings, reports and their manifest: a data set to learn and test with that is nobody's. What is measured on
@@ -254,7 +263,7 @@ def phantom(count: int, seed: int, image_format: str, size: int, output: Path) -
     from cbmir.training.phantom import generate
 
     path = generate(output, count=count, seed=seed, image_format=image_format, size=size)
-    _tell(read_manifest(path), path)
+    _tell(read_manifest(path), path, as_json)
 
 
 @data.command(
@@ -286,16 +295,20 @@ def check(ctx: click.Context, manifest: Path, quick: bool, workers: int, as_json
         ctx.exit(2)
 
 
-def _write(manifest: Manifest, path: Path) -> None:
+def _write(manifest: Manifest, path: Path, as_json: bool, **more: Any) -> None:
     from cbmir.manifest import write_manifest
 
     write_manifest(manifest, path)
-    _tell(manifest, path)
+    _tell(manifest, path, as_json, **more)
 
 
-def _tell(manifest: Manifest, path: Path) -> None:
+def _tell(manifest: Manifest, path: Path, as_json: bool, **more: Any) -> None:
+    """What the manifest holds; `more` goes into the JSON."""
     from cbmir.training.summary import summarise
 
     summary = summarise(manifest)
+    if as_json:
+        print_json({"manifest": path, **summary, **more})
+        return
     splits = ", ".join(f"{name} {counts['images']:,}" for name, counts in summary["splits"].items())
     click.echo(f"{path}: {summary['images']:,} images of {summary['patients']:,} patients ({splits})")

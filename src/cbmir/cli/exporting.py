@@ -67,8 +67,11 @@ _tolerance = click.option(
 )  # fmt: skip
 @_tolerance
 @click.option("--accept-parity-loss", is_flag=True, help="Write files beyond their limits too, and say so beside them.")
+@json_option
 @click.pass_context
-def export(ctx: click.Context, /, run: Path, output: str, tensorrt: bool, target: str, **options: Any) -> None:
+def export(
+    ctx: click.Context, /, run: Path, output: str, tensorrt: bool, target: str, as_json: bool, **options: Any
+) -> None:
     """Export the best model of a finished RUN as one graph, from uint8 image to scores.
 
     Each file is compared with PyTorch on held-out images (parity.json beside it) and is not written when it finds other
@@ -87,9 +90,14 @@ def export(ctx: click.Context, /, run: Path, output: str, tensorrt: bool, target
     for module in ("onnx", "onnxscript", "onnxruntime"):
         require(module, "export")
     from cbmir.export import ExportOptions, export_run
+    from cbmir.export.exporting import REPORT, read_report
 
     targets = tuple(dict.fromkeys(word.strip() for word in target.split(","))) if tensorrt else ()
-    for path in export_run(run, output, ExportOptions(targets=targets, **options)):
+    written = export_run(run, output, ExportOptions(targets=targets, **options))
+    if as_json:
+        print_json([{"file": path, **read_report(path.with_name(REPORT))[path.name]} for path in written])
+        return
+    for path in written:
         click.echo(path)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import allow_lateral_option, engine_option, pseudonyms_option
+from cbmir.cli.options import allow_lateral_option, engine_option, json_option, print_json, pseudonyms_option
 from cbmir.cli.pacs_node import follow, node, retry
 from cbmir.errors import ImageError
 from cbmir.files import replacing, write_json
@@ -62,10 +62,11 @@ pacs.add_command(retry)
 @allow_lateral_option
 @pseudonyms_option
 @engine_option
+@json_option
 @click.pass_context
 def analyze(
     ctx: click.Context, files: tuple[Path, ...], output: Path, model: Path, gallery: str | None, sr: bool, sc: bool,
-    kos: bool, fhir: bool, allow_lateral: bool, pseudonyms: Pseudonyms | None, engine: str,
+    kos: bool, fhir: bool, allow_lateral: bool, pseudonyms: Pseudonyms | None, engine: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Analyse DICOM files, and write the results of each into a folder.
 
@@ -83,7 +84,9 @@ def analyze(
 
     kinds = [kind for kind, wanted in zip(KINDS, (sr, sc, kos, fhir), strict=True) if wanted] or ["sr"]
     images = list(dict.fromkeys(one.resolve() for given in files for one in _images(given)))
-    failed = without = 0
+    done: list[dict[str, object]] = []
+    failed: list[dict[str, object]] = []
+    without = 0
     with (
         Finder.open(model, gallery, engine=engine, allow_lateral=allow_lateral, pseudonyms=pseudonyms) as finder,
         logging_redirect_tqdm(),
@@ -93,16 +96,19 @@ def analyze(
                 results = make_results_of(path, finder, kinds)
             except ImageError as error:
                 log.error("Error: %s", error if str(path) in str(error) else f"{path}: {error}")
-                failed += 1
+                failed.append({"image": path, "error": str(error)})
                 continue
             for warning in results.warnings:
                 log.debug("%s: %s", path, warning)
             without += kos and results.kos is None
-            write_results(results, output / name)
-    click.echo(f"{output}: results of {len(images) - failed} of {len(images)} images")
+            written = write_results(results, output / name)
+            done.append({"image": path, "results": written, "warnings": results.warnings})
     if without:
         log.warning("%d images have no similar prior of their patient in the gallery, so no selection.", without)
-    click.echo(NOT_A_DEVICE)
+    if as_json:
+        print_json({"analysed": done, "failed": failed, "notice": NOT_A_DEVICE})
+    else:
+        click.echo(f"{output}: results of {len(done)} of {len(images)} images\n{NOT_A_DEVICE}")
     if failed or not images:
         ctx.exit(2)
 
@@ -117,14 +123,18 @@ def make_results_of(path: Path, finder: Finder, kinds: Sequence[str]) -> Results
     return make_results(data, finder.analyze(image), finder, kinds=kinds, image=image)
 
 
-def write_results(results: Results, stem: Path) -> None:
-    """Write each result under the path `stem` with an ending of its kind; none is ever half there."""
+def write_results(results: Results, stem: Path) -> list[Path]:
+    """Write each result under the path `stem` with an ending of its kind; none is ever half there. Their paths."""
     stem.parent.mkdir(parents=True, exist_ok=True)
+    written = []
     for name, dataset in results.named():
-        with replacing(stem.with_name(f"{stem.name}.{name}.dcm")) as temporary:
+        written.append(stem.with_name(f"{stem.name}.{name}.dcm"))
+        with replacing(written[-1]) as temporary:
             dataset.save_as(temporary, enforce_file_format=True)
     if results.fhir is not None:
-        write_json(stem.with_name(f"{stem.name}.fhir.json"), results.fhir)
+        written.append(stem.with_name(f"{stem.name}.fhir.json"))
+        write_json(written[-1], results.fhir)
+    return written
 
 
 def _images(given: Path) -> Iterator[Path]:

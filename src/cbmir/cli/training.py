@@ -46,10 +46,12 @@ _TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_we
     "indexed, the light one queries.",
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Go on with the run in -o from its last whole epoch.")
+@json_option
 @click.pass_context
 def train(
-    context: click.Context, /, manifest: Path, run: Path, resume: bool, teacher: Path | None, **options: object
-) -> None:
+    context: click.Context, /, manifest: Path, run: Path, resume: bool, teacher: Path | None, as_json: bool,
+    **options: object,
+) -> None:  # fmt: skip
     """Train a model on the train split of MANIFEST; the val split chooses epoch, thresholds and calibration.
 
     Writes a RUN folder: card.json, checkpoints/, metrics.csv, curves.png, config.json.
@@ -75,7 +77,12 @@ def train(
         options |= {name: value for name, value in taken.items() if name not in given}
     config = TrainConfig(str(manifest.resolve()), table.fingerprint, table.labels.names, **options)  # type: ignore[arg-type]
     finished = run_training(config, run, resume=resume)
-    if first_process():
+    if not first_process():
+        return
+    if as_json:
+        card = finished.read_card()
+        print_json({"run": finished.path, "fingerprint": card.fingerprint, "metrics": card.metrics})
+    else:
         click.echo(finished.path)
 
 
