@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ class EngineHealth:
     warnings: tuple[str, ...] = ()
 
 
-class Engine(Closing, ABC):
+class Engine(Closing):
     """A loaded model. A kind of engine says how to `_open` a runner, and what it is (`_describe`).
 
     On a CPU (`streams`), mode `latency` runs a batch with all threads at once; `throughput` runs its images one by one
