@@ -102,9 +102,8 @@ class Workers:
             report = next((one.uid for one in made if one.kind == "sr"), "")
             self._queue.done(job, fingerprint, report, sent=bool(made))
         except (DicomImageError, BlankImageError) as error:  # healthy files of something else
-            log.info(
-                "refused", extra=fields(**_about(job, began), reason=str(error))
-            )  # first: nothing else tells of it
+            # Told first: whoever is killed in between tells it again, and nothing else remembers it.
+            log.info("refused", extra=fields(**_about(job, began), reason=str(error)))
             with self._live.use() as finder:
                 self._queue.refused(job, answers_fingerprint(finder.card))
         except ImageError as error:
