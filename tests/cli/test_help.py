@@ -61,6 +61,16 @@ def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, text.splitlines())) <= 130
 
 
+#: These go on until they are stopped; a benchmark's answer is REPORT/results.json.
+WITHOUT_JSON = {"demo", "serve", "pacs node", "pacs follow", "benchmark"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_program_may_ask_for_json(name: str) -> None:
+    command, _ = resolve(name.split())
+    assert ("as_json" in {option.name for option in command.params}) == (name not in WITHOUT_JSON)
+
+
 @pytest.mark.parametrize("name", ["", "data", "index", "pacs", *COMMANDS])
 def test_examples_can_be_typed(name: str) -> None:
     command, _ = resolve(name.split())

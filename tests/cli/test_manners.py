@@ -85,14 +85,6 @@ def test_manifests_in_json(tmp_path: Path, capsys: Captured) -> None:
     assert (found["images"], found["left_out"]) == (6, {"files": 1, "damaged": 1})
 
 
-def test_a_training_in_json(tmp_path: Path, tiny_manifest: Path, capsys: Captured) -> None:
-    run = tmp_path / "run"
-    options = ("--encoder", "timm:test_resnet", "--image-size", 32, "--epochs", 1, "--batch-size", 8, "--devices", 1)
-    trained = asked(capsys, "train", tiny_manifest, "-o", run, "--fold", "1/3", *options)
-    card = json.loads((run / "card.json").read_text("utf-8"))
-    assert trained == {"run": str(run), "fingerprint": card["fingerprint"], "metrics": card["metrics"]}
-
-
 @pytest.mark.usefixtures("quick_graph")
 def test_an_export_in_json(tmp_path: Path, tiny_run: Path, capsys: Captured) -> None:
     (file,) = asked(capsys, "export", tiny_run, "-o", tmp_path)

@@ -45,9 +45,13 @@ def test_distil_then_query_the_teachers_gallery(
     written = json.loads((light / "config.json").read_text())
     assert (written["image_size"], written["fold"], written["loss"]) == (32, "1/2", "distill"), "as the teacher"
     assert Path(written["distill"]) == tiny_run
-    assert run("train", tiny_manifest, "-o", light, "--distill", tiny_run, *options, "--resume") == 0
-
     capsys.readouterr()
+    assert run("train", tiny_manifest, "-o", light, "--distill", tiny_run, *options, "--resume", "--json") == 0
+    card = json.loads((light / "card.json").read_text())
+    assert json.loads(capsys.readouterr().out) == {
+        "run": str(light), "fingerprint": card["fingerprint"], "metrics": card["metrics"]
+    }  # fmt: skip
+
     assert run("evaluate", light, tiny_manifest, "--gallery-model", tiny_run, "-k", 3) == 0
     assert capsys.readouterr().out.startswith("# light on manifest.csv, gallery by run\n")
 

@@ -226,15 +226,16 @@ def dicom(
     it, the exit code is 2. The manifest names patients and paths: keep it as safe as the images.
     """
     from cbmir.labels import NIH_14
+    from cbmir.manifest import write_manifest
     from cbmir.training.readers.dicom import read_dicom_studies, write_left_out
 
     names = [name.strip() for name in labels.split(",") if name.strip()] or NIH_14
     manifest, left_out = read_dicom_studies(
         place, labels=names, allow_lateral=allow_lateral, intensity=intensity, workers=workers, seed=seed
     )
-    damaged = sum(entry.damaged for entry in left_out)
-    _write(manifest, output, as_json, left_out={"files": len(left_out), "damaged": damaged})
-    listed = write_left_out(left_out, output)
+    write_manifest(manifest, output)
+    listed, damaged = write_left_out(left_out, output), sum(entry.damaged for entry in left_out)
+    _tell(manifest, output, as_json, left_out={"files": len(left_out), "damaged": damaged})
     if left_out:
         click.echo(f"{listed}: {len(left_out):,} files left out, {damaged:,} of them damaged", err=True)
     if damaged:
@@ -295,11 +296,11 @@ def check(ctx: click.Context, manifest: Path, quick: bool, workers: int, as_json
         ctx.exit(2)
 
 
-def _write(manifest: Manifest, path: Path, as_json: bool, **more: Any) -> None:
+def _write(manifest: Manifest, path: Path, as_json: bool) -> None:
     from cbmir.manifest import write_manifest
 
     write_manifest(manifest, path)
-    _tell(manifest, path, as_json, **more)
+    _tell(manifest, path, as_json)
 
 
 def _tell(manifest: Manifest, path: Path, as_json: bool, **more: Any) -> None:

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import allow_lateral_option, engine_option, pseudonyms_option, threads_each, threads_option
+from cbmir.cli.options import (
+    allow_lateral_option,
+    engine_option,
+    json_option,
+    print_json,
+    pseudonyms_option,
+    threads_each,
+    threads_option,
+)
 from cbmir.errors import UserError, require
 from cbmir.signals import signals_held
 
@@ -197,7 +205,8 @@ def follow(orthanc: str | None, dicomweb: str | None, since: str | None, interva
 
 @click.command(epilog="\b\nExample:\n  cbmir pacs retry --state cbmir-pacs")
 @_state_option
-def retry(state: Path) -> None:
+@json_option
+def retry(state: Path, as_json: bool) -> None:
     """Put dead letters back into the queue, once what they failed for is mended (docs/pacs.md).
 
     The node or follower must be stopped meanwhile: one process has the queue at a time. Its next start works them off.
@@ -211,7 +220,10 @@ def retry(state: Path) -> None:
     _log_safely()
     with DurableQueue(state, sys.maxsize) as queue:
         back, left = put_back(queue)
-    click.echo(f"{back} dead letters are back in the queue, {left} stay")
+    if as_json:
+        print_json({"back": back, "left": left})
+    else:
+        click.echo(f"{back} dead letters are back in the queue, {left} stay")
 
 
 @contextmanager

@@ -200,6 +200,8 @@ def test_dead_letters_are_put_back(
     with DurableQueue(state) as queue:
         assert (len(queue), queue.dead_letters()) == (1, 0)
         assert queue.knows(f"{PLANTED[2]}.1.1")
+    result = CliRunner().invoke(pacs, ["retry", "--state", str(state), "--json"])
+    assert json.loads(result.output) == {"back": 0, "left": 0}
 
 
 def test_dead_letters_of_no_queue(tmp_path: Path) -> None:
