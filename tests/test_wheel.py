@@ -243,10 +243,7 @@ def find_python(version: str) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 def test_what_pip_installs(wheel: Path, tmp_path: Path, tiny_model: Path, tiny_gallery: Path, version: str) -> None:
-    """`pip install "cbmir[cpu,dicom]"` from the package index; prints the environment's size.
-
-    Run it by `pytest -m slow -o faulthandler_timeout=1800`: an index may be slow.
-    """
+    """`pip install "cbmir[cpu,dicom]"` from the package index; prints the environment's size."""
     subprocess.run([find_python(version), "-m", "venv", tmp_path / "venv"], check=True, env=CLEAN)
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "-q", f"{wheel}[cpu,dicom]"], check=True, env=CLEAN)
