@@ -103,7 +103,12 @@ class PacsNode:
         for association in self._server.active_associations:
             association.join(max(0.0, until - time.monotonic()))
         for association in self._server.active_associations:
-            association.abort()
+            if association.is_established:
+                association.abort()
+            else:  # nothing is there to abort: asked to, pynetdicom's state machine would raise in its thread
+                with suppress(OSError, AttributeError):  # closed meanwhile, and then it has no socket
+                    association.dul.socket.socket.shutdown(socket.SHUT_RDWR)
+                association.kill()
         self._thread = None
 
     def _store(self, event: Any) -> int:

@@ -386,6 +386,16 @@ def test_stopping_lets_an_association_end(
     assert len(queue) == 1
 
 
+def test_stopping_ends_a_connection_that_says_nothing(listen: Callable[..., Any]) -> None:
+    """No association is there to be aborted: pynetdicom's thread would end by an error."""
+    with listen() as node, connected(node) as silent:
+        wait_for(lambda: node._server.active_associations, "it is there")
+        (association,) = node._server.active_associations
+        node.stop(grace=0)
+        assert is_closed(silent)
+        assert not association.dul.is_alive()
+
+
 def test_stopping_ends_an_association_that_does_not(listen: Callable[..., Any]) -> None:
     with listen() as node:
         association = associate(node.port)
