@@ -47,12 +47,12 @@ class Cbmir:
         self.gallery = gallery
 
     def build(self, vectors: Floats) -> int:
-        from cbmir.runtime.gallery import derived
-        from cbmir.runtime.gallery.vector_index import VectorIndex
+        from cbmir.runtime.gallery import index_files
+        from cbmir.runtime.gallery.hnsw import VectorIndex
 
-        stamp = derived.find(self.gallery, _uuid(self.gallery))
+        stamp = index_files.find(self.gallery, _uuid(self.gallery))
         assert stamp is not None
-        snapshot = derived.load(self.gallery, stamp.gallery)
+        snapshot = index_files.load(self.gallery, stamp.gallery)
         assert snapshot is not None
         if self.codes == "exact":
             self.snapshot = replace(snapshot, index=None)
@@ -62,7 +62,7 @@ class Cbmir:
         return index.bytes
 
     def search(self, queries: Floats, k: int, setting: int) -> Rows:
-        from cbmir.runtime.gallery.nearest import nearest
+        from cbmir.runtime.gallery.search import nearest
 
         found = nearest(self.snapshot, queries, k, [None] * len(queries), exact=self.codes == "exact")
         return np.stack([one.rows[:k] for one in found])

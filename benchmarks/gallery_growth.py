@@ -27,12 +27,12 @@ from measured_page import filled, table
 from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
+from cbmir.export.perf.machine import describe_machine, in_words
 from cbmir.files import write_json, write_text
 from cbmir.labels import LabelSet
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime import Entry, Gallery
 from cbmir.runtime.gallery.store import Store
-from cbmir.runtime.machine import describe_machine, in_words
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
@@ -340,7 +340,7 @@ def aims_table(reports: Sequence[dict[str, Any]]) -> str:
 
 def draw(reports: Sequence[dict[str, Any]], folder: Path) -> None:
     """Recall, latency, memory and time to build against the size, a line for each contender's first setting."""
-    from cbmir.training.benchmark.pictures.drawing import Picture, numbered_style, save, sheet
+    from cbmir.training.comparison.figures.drawing import Picture, numbered_style, save, sheet
 
     panels = (("recall", "recall@10"), ("ms", "ms a query"), ("index_mb", "index MB"), ("build_s", "build s"))
     lines = names(AIMED)

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
+from cbmir.export.perf.machine import describe_machine
 from cbmir.files import write_json
 from cbmir.labels import LabelSet
 from cbmir.preprocessing import PreprocessSpec
@@ -32,7 +33,6 @@ from cbmir.runtime import Entry, Gallery
 from cbmir.runtime.gallery import refreshing
 from cbmir.runtime.gallery.entry import Found
 from cbmir.runtime.gallery.filters import Filter
-from cbmir.runtime.machine import describe_machine
 
 DIM, START, K = 64, 3000, 10
 TAIL = 100  # so that what is derived is made anew every few seconds

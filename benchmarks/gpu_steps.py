@@ -20,9 +20,9 @@ from gpu_torch import BATCHES, SECONDS, Row, peak, random_model, timed, torch_co
 from numpy.typing import NDArray
 
 from cbmir.errors import CbmirError
-from cbmir.runtime.available import library, why_not
-from cbmir.runtime.engine import ENGINES, Engine
-from cbmir.runtime.opening import open_engine
+from cbmir.runtime.engines.availability import library, why_not
+from cbmir.runtime.engines.base import ENGINES, Engine
+from cbmir.runtime.engines.registry import open_engine
 
 Images = NDArray[np.uint8]
 #: The largest error of an embedding, as a share of the mean distance of two images, and the largest of a score.
@@ -55,7 +55,7 @@ def export(out: Path, model: Path | None) -> Iterator[Row]:
     else:
         import torch
 
-        from cbmir.export.graph import to_onnx
+        from cbmir.export.onnx_graph import to_onnx
 
         retrieval, card = random_model(torch.cuda.is_available())
         for precision, file in files.items():

@@ -25,8 +25,8 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
-from cbmir.export.graph_passes import Graph, bound_channels, epsilon
-from cbmir.runtime.openvino_module import import_openvino
+from cbmir.export.graph_rewrite import Graph, bound_channels, epsilon
+from cbmir.runtime.engines.openvino_import import import_openvino
 
 Array = NDArray[np.float32]
 

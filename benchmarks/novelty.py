@@ -21,7 +21,8 @@ import pydicom
 from numpy.typing import NDArray
 
 from cbmir.manifest import read_manifest
-from cbmir.runtime import Engine, Entry, Filter, Gallery, Novelty, open_engine, preprocess, read_image
+from cbmir.runtime import Engine, Entry, Filter, Gallery, Novelty, open_engine, read_image
+from cbmir.runtime.imaging import preprocess
 from cbmir.runtime.novelty import FEWEST, NEAREST, QUANTILE, judge
 
 Pixels = NDArray[np.uint8]

@@ -33,8 +33,8 @@ from pydicom.dataset import FileMetaDataset
 from pydicom.uid import ComputedRadiographyImageStorage, ExplicitVRLittleEndian
 from pynetdicom import AE, AllStoragePresentationContexts, _config, evt
 
+from cbmir.export.perf.machine import describe_machine
 from cbmir.files import write_json
-from cbmir.runtime.machine import describe_machine
 
 ROOT = "1.2.826.0.1.3680043.10.9"
 _PATIENCE = 600.0  # seconds without a report until the rest is taken for lost

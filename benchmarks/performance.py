@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING
 import click
 from measured_page import filled, table
 
+from cbmir.export.perf.bench import BenchReport, Ratio, Speed, bench, ratio
+from cbmir.export.perf.contenders import Contender, OnnxRuntimePeer, OpenVinoPeer, float32_file, model_contenders
+from cbmir.export.perf.machine import count_flops, in_words
+from cbmir.export.perf.torch_contenders import MatrixPeak, torch_peers
 from cbmir.files import write_json, write_text
 from cbmir.runtime import open_engine
-from cbmir.runtime.bench import BenchReport, Ratio, Speed, bench, ratio
-from cbmir.runtime.contenders import Contender, OnnxRuntimePeer, OpenVinoPeer, float32_file, model_contenders
-from cbmir.runtime.flops import count_flops
-from cbmir.runtime.machine import in_words
-from cbmir.training.bench_peers import MatrixPeak, torch_peers
 
 # The processes that are timed import this file too: what is heavy is imported where it is used, so that they do not.
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ def speed_table(report: BenchReport) -> str:
 
 def _accepted(export: Path) -> set[str]:
     """The files that were let in beyond their limits."""
-    from cbmir.export.exporting import REPORT, read_report
+    from cbmir.export.export import REPORT, read_report
 
     return {name for name, facts in read_report(export / REPORT).items() if "accepted" in facts}
 
@@ -180,7 +179,7 @@ def entrants_table(report: BenchReport) -> str:
 
 def draw(report: BenchReport, folder: Path) -> None:
     """Ratios to the baseline as dots with their spread, a panel for each batch size; hollow: by hand."""
-    from cbmir.training.benchmark.pictures.drawing import BLACK, BLUE, Picture, save, sheet
+    from cbmir.training.comparison.figures.drawing import BLACK, BLUE, Picture, save, sheet
 
     def dot(axis: Axes, one: Speed) -> None:
         by_hand = one.contender.startswith("peer")

@@ -22,7 +22,7 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 require("gradio", "demo")
 
 from cbmir.demo.app import build_app  # noqa: E402 - after the settings above
-from cbmir.demo.login import Login  # noqa: E402
+from cbmir.demo.security import Login  # noqa: E402
 from cbmir.demo.serving import serve  # noqa: E402
 
 __all__ = ["Login", "build_app", "serve"]

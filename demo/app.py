@@ -16,7 +16,7 @@ from cbmir.demo.examples import Example
 from cbmir.demo.page import page_html
 from cbmir.demo.room import Room
 from cbmir.runtime.finder import Finder
-from cbmir.runtime.gallery_map import GalleryMap
+from cbmir.runtime.gallery.projection import GalleryMap
 
 #: Seconds: how often uploads that nobody asked about are looked for, and how old these may get.
 _CACHE = (300, 900)

@@ -9,8 +9,7 @@ from pathlib import Path
 from cbmir.errors import ImageError, UserError
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.protocol import AnyGallery
-from cbmir.runtime.reading import read_image
-from cbmir.runtime.thumbnail import thumbnail_jpeg
+from cbmir.runtime.imaging.reader import read_image, thumbnail_jpeg
 
 log = logging.getLogger("cbmir")
 

@@ -11,8 +11,8 @@ from starlette.staticfiles import StaticFiles
 from cbmir.demo.page import STATIC
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.projection import GalleryMap
 from cbmir.runtime.gallery.protocol import AnyGallery
-from cbmir.runtime.gallery_map import GalleryMap
 
 _SIGNS = {1: "1", 0: "0", -1: "u", None: "?"}
 

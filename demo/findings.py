@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cbmir.card import ModelCard
 from cbmir.demo.markup import escape, readable
-from cbmir.runtime.result import Finding
+from cbmir.runtime.results import Finding
 
 _VERDICTS = {True: ("predicted", "● predicted"), False: ("absent", "not predicted"), None: ("open", "no threshold")}
 

@@ -1,10 +1,17 @@
-"""Text as HTML. Whatever comes from data passes through here on its way into the page."""
+"""What a reader must see before the findings: the flag that nothing looks like this image, warnings, and errors.
+
+Text as HTML. Whatever comes from data passes through here on its way into the page.
+"""
 
 from __future__ import annotations
 
 import base64
 import html
+from collections.abc import Sequence
 from urllib.parse import quote
+
+from cbmir.runtime.finder import NOTHING_ALIKE
+from cbmir.runtime.novelty import QUANTILE, Novelty
 
 #: Signs that the page's template engines would read (Handlebars, JavaScript), as character references.
 _TEMPLATE_SIGNS = str.maketrans({"{": "&#123;", "}": "&#125;", "$": "&#36;", "`": "&#96;"})
@@ -33,3 +40,33 @@ def image_uri(data: bytes, kind: str = "jpeg") -> str:
 def unseen(text: str) -> str:
     """Words for screen readers alone."""
     return f'<span class="unseen">{escape(text)}</span>'
+
+
+RESTING = '<p class="note quiet">Flags and warnings about an image appear here, before its findings.</p>'
+
+
+def error_html(text: str) -> str:
+    """Why there is no answer."""
+    return f'<div class="note bad"><strong>Not analysed.</strong> {escape(text)}</div>'
+
+
+def alerts_html(warnings: Sequence[str]) -> str:
+    """The flag first and by itself, then the other warnings; that there are none is said as well."""
+    others = [warning for warning in warnings if warning != NOTHING_ALIKE]
+    flag = f'<div class="note bad"><strong>Caution.</strong> {escape(NOTHING_ALIKE)}</div>'
+    items = "".join(f"<li>{escape(warning)}</li>" for warning in others)
+    notes = f'<div class="note warn"><strong>Please note</strong><ul>{items}</ul></div>'
+    parts = (flag if NOTHING_ALIKE in warnings else "") + (notes if others else "")
+    return parts or '<p class="note fine">No warnings for this image.</p>'
+
+
+def novelty_html(novelty: Novelty | None) -> str:
+    """How far from the gallery the image is, in a line; None is what cannot be told."""
+    if novelty is None:
+        return (
+            '<p class="fine-print">Cannot tell whether the gallery has anything like this image: it is too small.</p>'
+        )
+    return (
+        f'<p class="fine-print">This image is farther from the gallery than {novelty.percentile:.1f}% of its own '
+        f"images; from {100 * QUANTILE:.0f}% on it is flagged.</p>"
+    )

@@ -11,11 +11,10 @@ from cbmir.card import NOT_A_DEVICE
 from cbmir.demo.card_page import card_html
 from cbmir.demo.examples import Example
 from cbmir.demo.findings import findings_html
-from cbmir.demo.markup import escape, image_uri, readable
-from cbmir.demo.messages import RESTING
-from cbmir.demo.wall import EMPTY, LEGEND
+from cbmir.demo.markup import RESTING, escape, image_uri, readable
+from cbmir.demo.similar_images import EMPTY, LEGEND
 from cbmir.runtime.finder import Finder
-from cbmir.runtime.gallery_map import NEAREST, GalleryMap
+from cbmir.runtime.gallery.projection import NEAREST, GalleryMap
 
 STATIC = Path(__file__).resolve().parent / "static"
 

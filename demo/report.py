@@ -17,13 +17,12 @@ from PIL import Image
 from cbmir import __version__
 from cbmir.card import NOT_A_DEVICE, ModelCard
 from cbmir.demo.findings import ordered, threshold_probability
-from cbmir.demo.markup import escape, image_uri, readable
-from cbmir.demo.messages import alerts_html, novelty_html
+from cbmir.demo.markup import alerts_html, escape, image_uri, novelty_html, readable
 from cbmir.demo.study import Upload
-from cbmir.runtime.dicom_output.uids import case_id
-from cbmir.runtime.evidence_overlay import overlay
+from cbmir.runtime.dicom_output.identifiers import case_id
+from cbmir.runtime.evidence import overlay
 from cbmir.runtime.gallery.protocol import AnyGallery
-from cbmir.runtime.result import Analysis, Finding, Neighbour
+from cbmir.runtime.results import Analysis, Finding, Neighbour
 
 _SHOWN = 6  # look-alikes: with two pictures and some twenty findings they fit a page of A4
 _STYLE = """

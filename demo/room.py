@@ -21,24 +21,30 @@ from numpy.typing import NDArray
 from cbmir.demo.controls import Controls
 from cbmir.demo.examples import Example
 from cbmir.demo.findings import findings_html
-from cbmir.demo.likeness import Likeness
-from cbmir.demo.markup import escape, readable, thumbnail_url
-from cbmir.demo.members import members_html
-from cbmir.demo.messages import RESTING, alerts_html, error_html, novelty_html
+from cbmir.demo.markup import RESTING, alerts_html, error_html, escape, novelty_html, readable, thumbnail_url
 from cbmir.demo.page import map_note
 from cbmir.demo.report import report_html
-from cbmir.demo.sessions import Session, Sessions, View
+from cbmir.demo.sessions import Session, Sessions, View, members_html
+from cbmir.demo.similar_images import (
+    ASKED_FOR,
+    EMPTY,
+    ON_BOTH,
+    LabelMarks,
+    Likeness,
+    agreement_html,
+    uncertain_of,
+    wall_html,
+)
 from cbmir.demo.study import Upload, cells, evidence_for_page
 from cbmir.demo.uploads import MOST_FILES, read_uploads
-from cbmir.demo.wall import ASKED_FOR, EMPTY, ON_BOTH, LabelMarks, agreement_html, uncertain_of, wall_html
 from cbmir.demo.wording import emphasised
 from cbmir.errors import CbmirError, GalleryError, ImageError, UserError
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.entry import Entry
-from cbmir.runtime.gallery_map import NEAREST, GalleryMap
+from cbmir.runtime.gallery.projection import NEAREST, GalleryMap
+from cbmir.runtime.imaging.radiograph import Radiograph
 from cbmir.runtime.logs import told
-from cbmir.runtime.radiograph import Radiograph
-from cbmir.runtime.result import Neighbour
+from cbmir.runtime.results import Neighbour
 
 log = logging.getLogger("cbmir")
 

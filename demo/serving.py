@@ -22,16 +22,14 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from cbmir.demo.app import build_app
 from cbmir.demo.examples import find_examples
 from cbmir.demo.files import add_files
-from cbmir.demo.guarding import OwnPages
-from cbmir.demo.login import Login, LoginRequired
 from cbmir.demo.page import STATIC
-from cbmir.demo.theme import theme
+from cbmir.demo.security import Login, LoginRequired, OwnPages
 from cbmir.errors import GalleryError
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery import Gallery
-from cbmir.runtime.gallery_map import GalleryMap
-from cbmir.runtime.listening import bound, is_loopback, url_of
-from cbmir.runtime.live import warm_up
+from cbmir.runtime.gallery.projection import GalleryMap
+from cbmir.runtime.hot_reload import warm_up
+from cbmir.runtime.sockets import bound, is_loopback, url_of
 
 log = logging.getLogger("cbmir")
 
@@ -115,7 +113,7 @@ def _mounted(finder: Finder, blocks: gr.Blocks, chart: GalleryMap | None, host: 
         app,
         blocks,
         path="/",
-        theme=theme(),
+        theme=_theme(),
         css_paths=STATIC / "style.css",
         max_file_size=MAX_UPLOAD,
         allowed_paths=[],
@@ -130,3 +128,13 @@ def _mounted(finder: Finder, blocks: gr.Blocks, chart: GalleryMap | None, host: 
         app_kwargs={"openapi_url": None},  # no pages about the API
     )
     return app
+
+
+def _theme() -> gr.themes.Base:
+    """For what Gradio itself shows, the place in the queue: bare, with fonts of the system. Else `static/style.css`."""
+    fonts = [gr.themes.Font(name) for name in ("system-ui", "Segoe UI", "Roboto", "Helvetica Neue", "Arial")]
+    mono = [gr.themes.Font(name) for name in ("ui-monospace", "Consolas", "Menlo", "monospace")]
+    return gr.themes.Base(
+        primary_hue="teal", neutral_hue="slate", text_size="sm",
+        font=(*fonts, gr.themes.Font("sans-serif")), font_mono=mono,
+    )  # fmt: skip

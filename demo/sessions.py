@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock, Timer
 
+from cbmir.demo.markup import escape
 from cbmir.demo.study import Upload
-from cbmir.runtime.result import Analysis, Neighbour
+from cbmir.runtime.results import Analysis, Neighbour
 
 #: Sessions kept at once (about 15 MB each at most), and seconds after which one that asked nothing is forgotten.
 MOST = 64
 LONGEST = 1800
+_TOLD = 10  # reasons that are listed for what a study leaves out
 _EVERY = 60.0  # seconds between looks for such
 
 
@@ -98,3 +100,27 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+
+def members_html(view: View) -> str:
+    """Empty for a single image of which nothing was left out."""
+    return _buttons(view) + _left_out(view.left_out)
+
+
+def _buttons(view: View) -> str:
+    if len(view.images) < 2:
+        return ""
+    buttons = "".join(
+        f'<button type="button" data-act="member" data-at="{at}" aria-pressed="{str(at == view.at).lower()}">'
+        f"{at + 1}. {escape(image.caption)}</button>"
+        for at, image in enumerate(view.images)
+    )
+    return f'<p class="fine-print">{len(view.images)} images in this study</p><div class="members">{buttons}</div>'
+
+
+def _left_out(reasons: Sequence[str]) -> str:
+    if not reasons:
+        return ""
+    told = [*reasons[:_TOLD], *([f"and {len(reasons) - _TOLD} more"] if len(reasons) > _TOLD else [])]
+    items = "".join(f"<li>{escape(reason)}</li>" for reason in told)
+    return f'<div class="note warn"><strong>Not all of it is shown.</strong><ul>{items}</ul></div>'

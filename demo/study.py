@@ -12,10 +12,10 @@ from PIL import Image
 
 from cbmir.demo.markup import image_uri, readable
 from cbmir.preprocessing import PreprocessSpec
-from cbmir.runtime.evidence_overlay import seen_box
-from cbmir.runtime.preprocess import centre_crop, preprocess, resize_square
-from cbmir.runtime.radiograph import Radiograph
-from cbmir.runtime.result import Analysis
+from cbmir.runtime.evidence import seen_box
+from cbmir.runtime.imaging.preprocess import centre_crop, preprocess, resize_square
+from cbmir.runtime.imaging.radiograph import Radiograph
+from cbmir.runtime.results import Analysis
 
 #: The longer side of the picture on the page, in pixels.
 PICTURE_SIDE = 1024

@@ -40,7 +40,7 @@ BOXES = {
     "cbmir.cli": Box(24, 20, 912, 54, "the command line, cbmir.load, cbmir doctor"),
     "cbmir.demo": Box(24, 300, 190, 62, "the page in the browser"),
     "cbmir.export": Box(536, 110, 194, 56, "a run to files that answer alike"),
-    "cbmir.training.benchmark": Box(350, 228, 170, 56, "the paper's comparison"),
+    "cbmir.training.comparison": Box(350, 228, 170, 56, "the paper's comparison"),
     "cbmir.training": Box(550, 228, 178, 56, "harness, model, metrics"),
     "cbmir.training.losses": Box(758, 228, 158, 56, "one a file"),
     "cbmir.training.readers": Box(350, 314, 250, 56, "data sets to manifests"),

@@ -8,9 +8,29 @@
                  └─> tensorrt.write_plan (a plan for a GPU) ───┘
 """
 
-from cbmir.export.comparing import compare_models
-from cbmir.export.exporting import ExportOptions, export_run
-from cbmir.export.graph import to_onnx
-from cbmir.export.parity import LIMITS, Limits, Parity, compare
+from typing import TYPE_CHECKING
 
-__all__ = ["LIMITS", "ExportOptions", "Limits", "Parity", "compare", "compare_models", "export_run", "to_onnx"]
+from cbmir.lazy_imports import lazy_imports
+
+if TYPE_CHECKING:
+    from cbmir.export.compare import compare_models
+    from cbmir.export.export import ExportOptions, export_run
+    from cbmir.export.onnx_graph import to_onnx
+    from cbmir.export.parity import LIMITS, Limits, Parity, measure_parity
+
+# `cbmir.export.perf` measures exported files where neither PyTorch nor ONNX is installed.
+__getattr__ = lazy_imports(
+    __name__,
+    {
+        "LIMITS": "cbmir.export.parity",
+        "ExportOptions": "cbmir.export.export",
+        "Limits": "cbmir.export.parity",
+        "Parity": "cbmir.export.parity",
+        "measure_parity": "cbmir.export.parity",
+        "compare_models": "cbmir.export.compare",
+        "export_run": "cbmir.export.export",
+        "to_onnx": "cbmir.export.onnx_graph",
+    },
+)
+
+__all__ = ["LIMITS", "ExportOptions", "Limits", "Parity", "compare_models", "export_run", "measure_parity", "to_onnx"]

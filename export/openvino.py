@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from cbmir.card import CARD_KEY, ModelCard
 from cbmir.errors import ModelError, require
-from cbmir.export.calibrating import check_percentile, evenly_spread
-from cbmir.export.equalising import equalised
-from cbmir.export.graph_passes import bound_channels
+from cbmir.export.calibration import check_percentile, evenly_spread
+from cbmir.export.equalization import equalised
+from cbmir.export.graph_rewrite import bound_channels
 from cbmir.files import replacing
-from cbmir.runtime.openvino_engine import WEIGHTS_KEY
-from cbmir.runtime.openvino_module import hidden, import_openvino
+from cbmir.runtime.engines.openvino import WEIGHTS_KEY
+from cbmir.runtime.engines.openvino_import import hidden, import_openvino
 
 OpenVinoPrecision = Literal["bfloat16", "int8"]
 _METADATA = "framework"  # where OpenVINO puts the metadata of an ONNX file

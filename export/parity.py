@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.errors import UserError
-from cbmir.runtime.engine import Outputs
+from cbmir.runtime.engines.base import Outputs
 from cbmir.training.metrics import (
     add_negative_class,
     class_aucs,
@@ -181,7 +181,7 @@ class Parity:
         )
 
 
-def compare(reference: Outputs, found: Outputs, cases: Cases, limits: Limits) -> Parity:
+def measure_parity(reference: Outputs, found: Outputs, cases: Cases, limits: Limits) -> Parity:
     """Compare answers to the same M images: embedding float32 [M, D], scores float32 [M, C].
 
     Cosines are computed in float64, since the limits are finer than a cosine in float32. Raises UserError for answers

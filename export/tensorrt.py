@@ -15,9 +15,9 @@ from onnx import ModelProto, load_model_from_string
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.errors import CardError, EngineError, ModelError, UserError
 from cbmir.files import replacing, write_json
-from cbmir.runtime.head import decode_head
-from cbmir.runtime.nvidia import current_gpu, find_tensorrt, tensorrt_logger
-from cbmir.runtime.plan import PlanInfo, sidecar_of
+from cbmir.runtime.engines.base import decode_head
+from cbmir.runtime.engines.nvidia import current_gpu, find_tensorrt, tensorrt_logger
+from cbmir.runtime.engines.tensorrt_plan import PlanInfo, sidecar_of
 
 log = logging.getLogger("cbmir")
 

@@ -12,37 +12,38 @@
 ...     analysis.evidence_for_finding("Effusion")                  # float32 [h, w]
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from cbmir.runtime.agreement import LabelAgreement
-from cbmir.runtime.engine import Engine, EngineHealth, Outputs
+from cbmir.lazy_imports import lazy_imports
+from cbmir.runtime.engines.base import Engine, EngineHealth, Outputs
+from cbmir.runtime.engines.registry import open_engine
 from cbmir.runtime.evidence import evidence_map
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery import Entry, Filter, Found, Hit
 from cbmir.runtime.gallery.protocol import AnyGallery, open_gallery
+from cbmir.runtime.imaging.preprocess import preprocess
+from cbmir.runtime.imaging.reader import Limits, Radiograph, read_image, thumbnail_jpeg
 from cbmir.runtime.novelty import Novelty
-from cbmir.runtime.opening import open_engine
-from cbmir.runtime.preprocess import preprocess
-from cbmir.runtime.reading import Limits, Radiograph, read_image
-from cbmir.runtime.result import Analysis, Finding, Neighbour
-from cbmir.runtime.thumbnail import thumbnail_jpeg
+from cbmir.runtime.results import Analysis, Finding, LabelAgreement, Neighbour
 
 if TYPE_CHECKING:
-    from cbmir.runtime.gallery.building import IndexReport, add_to_gallery, build_gallery
+    from cbmir.runtime.gallery.build import IndexReport, add_to_gallery, build_gallery
+    from cbmir.runtime.gallery.gallery import Gallery
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
-    from cbmir.runtime.gallery.searching import Gallery
-    from cbmir.runtime.live import LiveFinder
+    from cbmir.runtime.hot_reload import LiveFinder
 
-#: Imported when asked for: findings need no gallery, and an answer builds none.
-_LATER = {
-    "Gallery": "cbmir.runtime.gallery.searching",
-    "IndexReport": "cbmir.runtime.gallery.building",
-    "LiveFinder": "cbmir.runtime.live",
-    "Pseudonyms": "cbmir.runtime.gallery.pseudonyms",
-    "add_to_gallery": "cbmir.runtime.gallery.building",
-    "build_gallery": "cbmir.runtime.gallery.building",
-}
+# Findings need no gallery, and an answer builds none.
+__getattr__ = lazy_imports(
+    __name__,
+    {
+        "Gallery": "cbmir.runtime.gallery.gallery",
+        "IndexReport": "cbmir.runtime.gallery.build",
+        "LiveFinder": "cbmir.runtime.hot_reload",
+        "Pseudonyms": "cbmir.runtime.gallery.pseudonyms",
+        "add_to_gallery": "cbmir.runtime.gallery.build",
+        "build_gallery": "cbmir.runtime.gallery.build",
+    },
+)
 
 __all__ = [
     "Analysis",
@@ -74,10 +75,3 @@ __all__ = [
     "read_image",
     "thumbnail_jpeg",
 ]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(_LATER[name]), name)
-    return found

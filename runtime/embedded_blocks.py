@@ -35,7 +35,7 @@ from cbmir.card import ModelCard
 from cbmir.errors import GalleryError, ImageError
 from cbmir.files import replacing
 from cbmir.manifest import Row
-from cbmir.runtime.picture import Picture
+from cbmir.runtime.gallery.pictures import Picture
 
 log = logging.getLogger("cbmir")
 

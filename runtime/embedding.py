@@ -21,8 +21,8 @@ from cbmir.errors import ImageError, UserError
 from cbmir.files import replacing
 from cbmir.manifest import Manifest
 from cbmir.runtime.embedded_blocks import Blocks
-from cbmir.runtime.engine import Engine
-from cbmir.runtime.picture import BATCH, Picture, Source, embed_pictures, read_picture
+from cbmir.runtime.engines.base import Engine
+from cbmir.runtime.gallery.pictures import BATCH, Picture, Source, embed_pictures, read_picture
 
 log = logging.getLogger("cbmir")
 
@@ -124,7 +124,7 @@ def embed_here(
     engine: Engine, workers: int | None, blocks: Blocks, sources: Sequence[Source], missing: Sequence[int]
 ) -> Iterator[int]:
     """All of them in this process, with one set of workers that read ahead into the next block."""
-    from cbmir.runtime.bulk import work_through
+    from cbmir.runtime.imaging.workers import work_through
 
     ahead = (sources[row] for block in missing for row in blocks.rows(block))
     results = work_through(reader(engine, blocks), ahead, workers=workers)

@@ -19,7 +19,7 @@ from cbmir.card import ModelCard
 from cbmir.errors import UserError, WorkerError, require
 from cbmir.runtime.embedded_blocks import Blocks
 from cbmir.runtime.embedding import Run, embed_block, reader
-from cbmir.runtime.picture import Source
+from cbmir.runtime.gallery.pictures import Source
 
 log = logging.getLogger("cbmir")
 
@@ -83,8 +83,8 @@ def actor_needs(nodes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 def read_card(model: str | Path) -> ModelCard:
     """The card of a model file, on a machine that need not have the engine or GPU that is to run it."""
-    from cbmir.runtime.opening import open_engine
-    from cbmir.runtime.plan import read_plan_info
+    from cbmir.runtime.engines.registry import open_engine
+    from cbmir.runtime.engines.tensorrt_plan import read_plan_info
 
     model = Path(model)
     if model.is_dir():
@@ -99,14 +99,14 @@ class _Embedder:
     """An actor: a model, loaded once, that embeds blocks."""
 
     def __init__(self, model: str, engine: str, blocks: Blocks, cpus: int) -> None:
-        from cbmir.runtime.opening import open_engine
+        from cbmir.runtime.engines.registry import open_engine
 
         self._engine = open_engine(model, engine=engine, threads=cpus, mode="throughput")
         self._blocks = blocks
         self._workers = cpus if cpus > 1 else 0  # on one processor nothing is gained by another process
 
     def __call__(self, work: dict[str, Any]) -> dict[str, Any]:
-        from cbmir.runtime.bulk import work_through
+        from cbmir.runtime.imaging.workers import work_through
 
         sources = (
             Source(Path(path), bool(lateral)) for path, lateral in zip(work["paths"], work["lateral"], strict=True)

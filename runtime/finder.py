@@ -14,23 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
-from cbmir.closing import Closing
 from cbmir.errors import EngineError, ImageError, UserError
 from cbmir.labels import canonical
 from cbmir.preprocessing import PreprocessSpec
-from cbmir.runtime.agreement import agreement
-from cbmir.runtime.combination import combination_vector
-from cbmir.runtime.engine import Engine, EngineHealth, Mode
-from cbmir.runtime.evidence import evidence_map, finding_vectors
+from cbmir.process import Closing
+from cbmir.runtime.engines.base import Engine, EngineHealth, Mode
+from cbmir.runtime.engines.registry import open_engine
+from cbmir.runtime.evidence import combination_vector, evidence_map, finding_vectors
 from cbmir.runtime.gallery.entry import Entry, Found, Hit
 from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.gallery.protocol import AnyGallery, open_gallery
+from cbmir.runtime.imaging.preprocess import preprocess
+from cbmir.runtime.imaging.radiograph import Limits, Radiograph
+from cbmir.runtime.imaging.reader import read_image
 from cbmir.runtime.novelty import NEAREST, Novelty, judge
-from cbmir.runtime.opening import open_engine
-from cbmir.runtime.preprocess import preprocess
-from cbmir.runtime.radiograph import Limits, Radiograph
-from cbmir.runtime.reading import read_image
-from cbmir.runtime.result import Analysis, Finding, Neighbour
+from cbmir.runtime.results import Analysis, Finding, Neighbour, agreement
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
@@ -190,7 +188,7 @@ class Finder(Closing):
         filter: Filter = Filter(),  # noqa: A002, B008
     ) -> tuple[Neighbour, ...]:
         """The k entries of the gallery nearest to what the model holds for these findings together: a query without an
-        image (`cbmir.runtime.combination`). `shared` are those of `labels` that a neighbour has.
+        image (`cbmir.runtime.evidence`). `shared` are those of `labels` that a neighbour has.
 
         Raises UserError without a gallery, and what `combination_vector` raises.
         """
@@ -229,10 +227,10 @@ class Finder(Closing):
         """For each image, in order: its embedding float32 [D], unit norm, or the ImageError that reading it raised.
 
         For any number of images: they are taken from the iterable a bounded number ahead, and read by `workers`
-        processes (see `cbmir.runtime.bulk.work_through`) while the engine runs. Raises UserError for a single image
-        and for a negative number of workers, WorkerError where a worker dies.
+        processes (see `imaging.workers.work_through`) while the engine runs. Raises UserError for a single
+        image and for a negative number of workers, WorkerError where a worker dies.
         """
-        from cbmir.runtime.bulk import work_through  # multiprocessing, which one answer has no use for
+        from cbmir.runtime.imaging.workers import work_through  # multiprocessing, which one answer has no use for
 
         if isinstance(images, str | bytes | Path):
             raise UserError("expected images to iterate over, found a single one; put it into a list")

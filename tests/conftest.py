@@ -26,8 +26,8 @@ from cbmir.files import write_json
 from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, Row, read_manifest, write_manifest
 from cbmir.preprocessing import PreprocessSpec
-from cbmir.runtime import nvidia
-from cbmir.runtime.openvino_module import import_openvino
+from cbmir.runtime.engines import nvidia
+from cbmir.runtime.engines.openvino_import import import_openvino
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -336,11 +336,11 @@ def tiny_export(tmp_path_factory: pytest.TempPathFactory, tiny_run: Path) -> Pat
 @pytest.fixture
 def quick_graph(tiny_export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let exports of `tiny_run` take the graphs of `tiny_export`: all the rest of the job is the real one."""
-    from cbmir.export import exporting
+    from cbmir.export import export
 
     files = {"float32": "model.onnx", "float16": "model.fp16.onnx"}
 
     def take(model: object, card: object, precision: str = "float32") -> bytes:
         return (tiny_export / files[precision]).read_bytes()
 
-    monkeypatch.setattr(exporting, "to_onnx", take)
+    monkeypatch.setattr(export, "to_onnx", take)

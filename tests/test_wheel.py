@@ -148,11 +148,11 @@ import pynetdicom
 from pydicom import dcmread
 from cbmir.runtime import Finder
 from cbmir.runtime.dicom_output import make_results
-from cbmir.runtime.live import LiveFinder
+from cbmir.runtime.hot_reload import LiveFinder
 from cbmir.runtime.pacs import following
 from cbmir.runtime.pacs.intake import Intake
-from cbmir.runtime.pacs.node import PacsNode
-from cbmir.runtime.pacs.outlets import Folder
+from cbmir.runtime.pacs.storage_scp import PacsNode
+from cbmir.runtime.pacs.destinations import Folder
 from cbmir.runtime.pacs.queue import DurableQueue
 from cbmir.runtime.pacs.worker import Workers
 from cbmir.runtime.serving import Settings, create_app

@@ -1,7 +1,13 @@
-"""Training: the paper's procedure on Lightning, from a manifest to a finished RUN folder."""
+"""Training: the paper's procedure on Lightning, from a manifest to a finished RUN folder.
+
+Checkpoints that survive a kill, a full disk and a folder that was moved.
+
+metrics.csv, a row an epoch, and curves.png made from it.
+"""
 
 from __future__ import annotations
 
+import csv
 import logging
 import sys
 import time
@@ -11,10 +17,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import lightning as L  # noqa: N812  Lightning's own convention
+import lightning as L  # noqa: N812 -- as its documentation has it
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.utilities import rank_zero_only
 from numpy.typing import NDArray
 from torch import Tensor
@@ -22,17 +29,22 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import cbmir
 from cbmir.card import ModelCard
-from cbmir.errors import RunError, SplitError, TrainingError
-from cbmir.files import is_empty, write_json
+from cbmir.errors import RunError, SplitError, TrainingError, require
+from cbmir.files import is_empty, replacing, write_json
 from cbmir.manifest import Manifest
-from cbmir.training.calibration import platt_calibration, youden_threshold
-from cbmir.training.checkpoints import ReplacingCheckpointIO, callbacks, stopped_early
 from cbmir.training.config import TrainConfig, resolve_precision
-from cbmir.training.curves import append_epoch, draw_curves, read_epochs
-from cbmir.training.data import TrainingImages, cache_folder, cached_images, evaluation_batches, label_array
+from cbmir.training.dataset import TrainingImages, cache_folder, cached_images, evaluation_batches, label_array
 from cbmir.training.distillation import Teacher, build_student, load_teacher
-from cbmir.training.evaluation import Vectors, embed, evaluate, on_fastest_device
-from cbmir.training.metrics import class_aucs, inner_products, mean_of_known, positives, retrieval_values
+from cbmir.training.evaluate import Vectors, embed, evaluate, on_fastest_device
+from cbmir.training.metrics import (
+    class_aucs,
+    inner_products,
+    mean_of_known,
+    platt_calibration,
+    positives,
+    retrieval_values,
+    youden_threshold,
+)
 from cbmir.training.model import ProxyHead, RetrievalModel
 from cbmir.training.run import (
     RunFolder,
@@ -43,6 +55,90 @@ from cbmir.training.run import (
     split_targets,
     training_manifest,
 )
+
+
+def callbacks(folder: Path, patience: int) -> list[Callback]:
+    """best.ckpt by validation nDCG, last.ckpt after every epoch, and the end when nothing gets better."""
+    common: dict[str, Any] = {"dirpath": folder, "save_on_train_epoch_end": True, "enable_version_counter": False}
+    return [
+        MovableCheckpoint(filename="best", monitor="val_ndcg", mode="max", **common),
+        # after the stopping, so that last.ckpt knows of it
+        EarlyStopping("val_ndcg", mode="max", patience=patience, check_on_train_epoch_end=True),
+        MovableCheckpoint(filename="last", monitor=None, **common),
+    ]
+
+
+class MovableCheckpoint(ModelCheckpoint):
+    """Keeps what it knows of the best epoch when the run's folder has been moved; Lightning would forget it."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        file = str(Path(str(self.dirpath)) / f"{self.filename}.ckpt")
+        here = {"dirpath": self.dirpath, "best_model_path": file, "kth_best_model_path": file}
+        scores = list(state_dict["best_k_models"].values())
+        kept = {file: scores[0]} if scores else {}
+        super().load_state_dict(state_dict | here | {"best_k_models": kept})
+
+
+class ReplacingCheckpointIO(TorchCheckpointIO):
+    """Writes beside the file, then renames. Lightning's own way goes through the system's folder for temporary files,
+    and the move from there to another file system is a copy that a kill can cut off."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            torch.save(checkpoint, temporary)
+
+
+def stopped_early(last: Path) -> bool:
+    """Whether training had ended for want of progress when this checkpoint was written."""
+    states = torch.load(last, map_location="cpu", weights_only=True)["callbacks"]
+    return any(state["stopped_epoch"] > 0 for name, state in states.items() if name.startswith("EarlyStopping"))
+
+
+COLUMNS = ("epoch", "train_loss", "val_ndcg", "val_auc", "lr", "seconds")
+
+
+def append_epoch(path: Path, values: dict[str, Any]) -> None:
+    """Add the row of one epoch; rows of this and later epochs, left by a run that was stopped, are replaced."""
+    rows = [row for row in read_epochs(path) if int(row["epoch"]) < values["epoch"]] if path.exists() else []
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, COLUMNS)
+        writer.writeheader()
+        writer.writerows([*rows, values])
+
+
+def read_epochs(path: Path) -> list[dict[str, str]]:
+    """The rows of metrics.csv."""
+    with path.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def draw_curves(metrics: Path, picture: Path) -> None:
+    """Loss, and validation nDCG and AUC, over epochs; the best epoch by nDCG is marked."""
+    require("matplotlib", "train")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = read_epochs(metrics)
+    epochs = [int(row["epoch"]) for row in rows]
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    left.plot(epochs, [float(row["train_loss"]) for row in rows], "k.-")
+    left.set(xlabel="epoch", ylabel="training loss")
+    ndcg = [float(row["val_ndcg"]) for row in rows]
+    right.plot(epochs, ndcg, "k.-", label="nDCG")
+    right.plot(epochs, [float(row["val_auc"]) for row in rows], "s--", color="tab:blue", ms=3, label="AUC")
+    best = max(range(len(rows)), key=lambda i: ndcg[i])
+    right.axvline(epochs[best], color="grey", lw=0.8)
+    note = f"best nDCG {ndcg[best]:.3f}"
+    right.annotate(note, (epochs[best], ndcg[best]), textcoords="offset points", xytext=(4, -12))
+    right.set(xlabel="epoch", ylabel="on the validation split", ylim=(0, 1))
+    right.legend(loc="lower right")
+    with replacing(picture) as temporary:
+        figure.savefig(temporary, dpi=120, format="png")
+
 
 log = logging.getLogger("cbmir")
 

@@ -17,7 +17,7 @@ from cbmir.files import write_json
 from cbmir.manifest import Manifest, read_manifest
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.training.config import TrainConfig, proxy_counts
-from cbmir.training.data import label_array, training_targets
+from cbmir.training.dataset import label_array, training_targets
 from cbmir.training.encoder import build_encoder, encoder_of
 from cbmir.training.losses import HASHING_LOSSES, LOSSES, ONE_PROXY_LOSSES
 from cbmir.training.losses.targets import with_negative_class

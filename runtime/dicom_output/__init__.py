@@ -14,8 +14,8 @@ hold labels and distances alone, under opaque case ids (`case_id`). UIDs are mad
 (`uids`), so that a second run replaces. docs/dicom_output.md has all codes.
 """
 
+from cbmir.runtime.dicom_output.identifiers import answers_fingerprint, case_id, find_case, result_uid
 from cbmir.runtime.dicom_output.results import KINDS, Results, is_own_result, make_results, warm_up
-from cbmir.runtime.dicom_output.uids import answers_fingerprint, case_id, find_case, result_uid
 
 __all__ = [
     "KINDS",

@@ -12,10 +12,10 @@ from typing import Any
 from urllib.parse import quote
 
 from cbmir.labels import Code
-from cbmir.runtime.dicom_output import codes as own
+from cbmir.runtime.dicom_output import identifiers as own
 from cbmir.runtime.dicom_output.content import ALGORITHM, MANUFACTURER, Content
-from cbmir.runtime.dicom_output.uids import part_uid
-from cbmir.runtime.result import Finding
+from cbmir.runtime.dicom_output.identifiers import part_uid
+from cbmir.runtime.results import Finding
 
 _URI = "urn:ietf:rfc:3986"  # the system of identifiers that are URIs
 _TERMS = "http://terminology.hl7.org/CodeSystem"

@@ -12,10 +12,9 @@ from highdicom.sr import DeviceObserverIdentifyingAttributes, ObserverContext
 from pydicom import Dataset
 from pydicom.sr.codedict import codes
 
-from cbmir.runtime.dicom_output.codes import SCHEME, SCHEME_NAME, SCHEME_UID
 from cbmir.runtime.dicom_output.content import MANUFACTURER, MODEL_NAME, VERSION, Content
+from cbmir.runtime.dicom_output.identifiers import SCHEME, SCHEME_NAME, SCHEME_UID, part_uid, series_uid
 from cbmir.runtime.dicom_output.source import NAMES, OPTIONAL, UTF_8, Source
-from cbmir.runtime.dicom_output.uids import part_uid, series_uid
 
 #: What each kind's series is called; its number is far from those of modalities.
 SERIES = {

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from cbmir.errors import UserError, require
 from cbmir.runtime.finder import Finder
-from cbmir.runtime.radiograph import Radiograph
-from cbmir.runtime.result import Analysis
+from cbmir.runtime.imaging.radiograph import Radiograph
+from cbmir.runtime.results import Analysis
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -79,7 +79,7 @@ def make_results(
     require("highdicom", "dicom")
     from cbmir.runtime.dicom_output.content import Content
     from cbmir.runtime.dicom_output.source import Source
-    from cbmir.runtime.dicom_tags import pydicom_unlogged
+    from cbmir.runtime.imaging.dicom_header import pydicom_unlogged
 
     source = Source.read(io.BytesIO(data))
     with pydicom_unlogged():
@@ -88,16 +88,16 @@ def make_results(
         sr = sc = fhir = None
         selections: list[Dataset] = []
         if "sr" in kinds:
-            from cbmir.runtime.dicom_output.measurement_report import measurement_report
+            from cbmir.runtime.dicom_output.structured_report import measurement_report
 
             sr = measurement_report(content)
         if "sc" in kinds:
-            from cbmir.runtime.dicom_output.page import page
+            from cbmir.runtime.dicom_output.secondary_capture import page
 
             shown = image or finder.read(data)
             sc = page(content, analysis, shown, finder.card.preprocess)
         if "kos" in kinds:
-            from cbmir.runtime.dicom_output.key_objects import key_objects
+            from cbmir.runtime.dicom_output.key_object_selection import key_objects
 
             selections = key_objects(content, copies=copies)
         if "fhir" in kinds:

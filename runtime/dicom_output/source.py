@@ -17,10 +17,9 @@ from pydicom.multival import MultiValue
 from pydicom.valuerep import validate_value
 
 from cbmir.errors import DamagedImageError, DicomImageError, NotAnImageError
-from cbmir.runtime.dicom_object import UIDS
-from cbmir.runtime.dicom_reading import is_dicom
-from cbmir.runtime.dicom_tags import pydicom_unlogged, read_errors, tag_name
-from cbmir.runtime.radiograph import collected_warnings
+from cbmir.runtime.imaging.dicom_header import UIDS, pydicom_unlogged, read_errors, tag_name
+from cbmir.runtime.imaging.dicom_reader import is_dicom
+from cbmir.runtime.imaging.radiograph import collected_warnings
 
 #: Type 2 in every result (PS3.3 C.7.1.1, C.7.2.1): there, though it may be empty.
 NAMES = ("PatientName", "ReferringPhysicianName")

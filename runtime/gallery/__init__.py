@@ -11,19 +11,14 @@ A gallery is patient data: chest radiographs identify patients. Its folder is re
 
 from typing import TYPE_CHECKING
 
+from cbmir.lazy_imports import lazy_imports
 from cbmir.runtime.gallery.entry import Entry, Found, Hit
 from cbmir.runtime.gallery.filters import Filter
 
 if TYPE_CHECKING:
-    from cbmir.runtime.gallery.searching import Gallery
+    from cbmir.runtime.gallery.gallery import Gallery
+
+# Findings need no gallery.
+__getattr__ = lazy_imports(__name__, {"Gallery": "cbmir.runtime.gallery.gallery"})
 
 __all__ = ["Entry", "Filter", "Found", "Gallery", "Hit"]
-
-
-def __getattr__(name: str) -> object:
-    """`Gallery` is imported when asked for: findings need none."""
-    if name == "Gallery":
-        from cbmir.runtime.gallery.searching import Gallery
-
-        return Gallery
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

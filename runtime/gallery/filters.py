@@ -23,8 +23,8 @@ from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet, canonical
 
 if TYPE_CHECKING:
+    from cbmir.runtime.gallery.columns import Rows
     from cbmir.runtime.gallery.reader import Reader
-    from cbmir.runtime.gallery.snapshot import Rows
 
 _TOKEN = re.compile(r"""\s*(?:(?P<mark>[()])|"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<word>[^\s()"']+))""")
 _FEW = 8  # ids that are compared one by one, which is faster

@@ -16,10 +16,10 @@ from cbmir.card import ModelCard
 from cbmir.errors import CardError, GalleryError
 from cbmir.labels import LabelSet
 from cbmir.runtime.gallery import schema
-from cbmir.runtime.gallery.connections import Connections
+from cbmir.runtime.gallery.database import Connections
 from cbmir.runtime.gallery.entry import Entry
-from cbmir.runtime.gallery.meta import Meta, check_schema, find_schema, write_meta
 from cbmir.runtime.gallery.pseudonyms import Keys
+from cbmir.runtime.gallery.schema import Meta, check_schema, find_schema, write_meta
 from cbmir.runtime.gallery.writer import Writer
 
 log = logging.getLogger("cbmir")

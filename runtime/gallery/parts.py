@@ -17,8 +17,8 @@ from pathlib import Path
 
 from cbmir.errors import GalleryError
 from cbmir.files import sync
+from cbmir.runtime.gallery.gallery import Gallery, is_gallery_file
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
-from cbmir.runtime.gallery.searching import Gallery, is_gallery_file
 from cbmir.runtime.gallery.store import DATABASE
 
 log = logging.getLogger("cbmir")

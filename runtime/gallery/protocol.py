@@ -1,7 +1,7 @@
 """What every gallery can do, wherever it is kept, and how one is opened by its place.
 
-A place is a folder (`cbmir.runtime.gallery.searching.Gallery`) or a Milvus collection
-(`cbmir.runtime.gallery.milvus.MilvusGallery`): `milvus://HOST:19530/NAME`, `milvus+https://HOST:443/NAME`, or
+A place is a folder (`cbmir.runtime.gallery.gallery.Gallery`) or a Milvus collection
+(`cbmir.runtime.gallery.milvus.gallery.MilvusGallery`): `milvus://HOST:19530/NAME`, `milvus+https://HOST:443/NAME`, or
 `milvus:./file.db` for an embedded one. One set of tests holds both to what is written here.
 """
 
@@ -187,9 +187,9 @@ def open_gallery(place: str | Path, *, pseudonyms: Pseudonyms | None = None) -> 
     Raises GalleryError; MissingDependencyError where pymilvus is needed and not installed.
     """
     if is_milvus(place):
-        from cbmir.runtime.gallery.milvus import MilvusGallery
+        from cbmir.runtime.gallery.milvus.gallery import MilvusGallery
 
         return MilvusGallery.open(str(place), pseudonyms=pseudonyms)
-    from cbmir.runtime.gallery.searching import Gallery
+    from cbmir.runtime.gallery.gallery import Gallery
 
     return Gallery.open(place, pseudonyms=pseudonyms)

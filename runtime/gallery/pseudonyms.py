@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from cbmir.errors import GalleryError
-from cbmir.secret import read_secret
+from cbmir.files import read_secret
 
 #: Bytes that a key must have at least, and different ones among them.
 LEAST_BYTES, LEAST_DIFFERENT = 32, 16

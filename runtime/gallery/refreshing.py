@@ -16,20 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.errors import GalleryError
-from cbmir.runtime.gallery import derived
-from cbmir.runtime.gallery.connections import Connections
-from cbmir.runtime.gallery.derived import Stamp
+from cbmir.runtime.gallery import index_files
+from cbmir.runtime.gallery.columns import Rows, Snapshot
+from cbmir.runtime.gallery.database import Connections
 from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.hnsw import Codes
+from cbmir.runtime.gallery.index_files import Stamp
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
-from cbmir.runtime.gallery.snapshot import Rows, Snapshot
 from cbmir.runtime.gallery.store import Added, Reader, Store
-from cbmir.runtime.gallery.vector_index import Codes
 
 log = logging.getLogger("cbmir")
 
 #: What the last build or addition left out, listed in the gallery's folder.
 UNREADABLE, DUPLICATES, CHANGED = LISTS = "unreadable.csv", "duplicates.csv", "changed.csv"
-#: A picture of the gallery, where `cbmir index map` made one (`cbmir.runtime.gallery_map`).
+#: A picture of the gallery, where `cbmir index map` made one (`cbmir.runtime.gallery.projection`).
 MAP = "map.npz"
 #: Up to this many entries a gallery whose setting is "auto" is searched exactly.
 EXACT_LIMIT = 20_000
@@ -72,13 +72,13 @@ class RefreshingStore(Store):
     def write_index(self) -> None:
         """Write what searches need, unless it is there as of this moment. Raises GalleryError where it cannot be."""
         self._check_writable()
-        with derived.lock(self.path, wait=True):
-            if derived.newest(self.path) is None:
+        with index_files.lock(self.path, wait=True):
+            if index_files.newest(self.path) is None:
                 self._replace_by_sqlite()
                 return
         with self._moment():  # which may write it already
             pass
-        with derived.lock(self.path, wait=True):
+        with index_files.lock(self.path, wait=True):
             with self._moment() as (reader, snapshot):
                 if self._is_current(reader):
                     return
@@ -94,13 +94,13 @@ class RefreshingStore(Store):
         self._check_writable()
         if setting is not None:
             super().set_index(setting)
-        with derived.lock(self.path, wait=True):
+        with index_files.lock(self.path, wait=True):
             self._replace_by_sqlite()
 
     def settle(self) -> None:
         """What a writer does when it is done: make what searches need anew where it has been outgrown. Nothing where it
         was never written."""
-        stamp = derived.find(self.path, self.uuid)
+        stamp = index_files.find(self.path, self.uuid)
         if stamp is None:
             return
         with self.reading() as reader:
@@ -129,19 +129,19 @@ class RefreshingStore(Store):
         removed = super().remove(ids=ids, patient_ids=patient_ids, study_ids=study_ids)
         for name in (*LISTS, MAP) if removed else ():
             (self.path / name).unlink(missing_ok=True)  # they may name the same images
-        if removed and self._derived_may_hold_removed() and derived.drop(self.path):
+        if removed and self._derived_may_hold_removed() and index_files.drop(self.path):
             self._follow()
         return removed
 
     def set_index(self, setting: str) -> None:
         """As `Store.set_index`. An index of the other kind that is there is made anew."""
         super().set_index(setting)
-        if derived.exists(self.path):
+        if index_files.exists(self.path):
             self._follow()
 
     def compact(self) -> None:
         """As `Store.compact`."""
-        if derived.exists(self.path):
+        if index_files.exists(self.path):
             self._follow()  # now, while it is known what has changed since
         super().compact()
 
@@ -171,8 +171,8 @@ class RefreshingStore(Store):
             if fresh is not None and fresh.generation < reader.generation:
                 fresh = fresh.refreshed(reader)
             if fresh is None or self._look(reader, fresh):
-                self._seen = derived.newest(self.path)
-                loaded = derived.load(self.path, self.uuid)
+                self._seen = index_files.newest(self.path)
+                loaded = index_files.load(self.path, self.uuid)
                 if loaded is not None and loaded.generation > reader.generation and self._has_reached(loaded):
                     self._seen = None
                     return None
@@ -195,16 +195,16 @@ class RefreshingStore(Store):
             and not _outgrown(len(snapshot.tail), len(snapshot.base))
             and not snapshot.holds_removed
         )
-        return not fits and derived.newest(self.path) not in (None, self._seen)
+        return not fits and index_files.newest(self.path) not in (None, self._seen)
 
     def _derived_may_hold_removed(self) -> bool:
         """Not where what was removed is newer than all that is derived."""
-        newest = derived.newest(self.path)
-        if newest is None or derived.is_unfinished(self.path):
-            return derived.exists(self.path)
+        newest = index_files.newest(self.path)
+        if newest is None or index_files.is_unfinished(self.path):
+            return index_files.exists(self.path)
         snapshot = self._snapshot
         if snapshot is None or not snapshot.is_mapped or snapshot.since != newest[0]:
-            snapshot = derived.load(self.path, self.uuid)
+            snapshot = index_files.load(self.path, self.uuid)
         if snapshot is None or snapshot.since != newest[0]:
             return True
         with self.reading() as reader:
@@ -219,7 +219,7 @@ class RefreshingStore(Store):
     def _made(self, reader: Reader, snapshot: Snapshot | None) -> Snapshot:
         """The snapshot, written anew where it must be; read into memory where there is none and nothing is written."""
         if self.writable and self._must_be_written(reader, snapshot):
-            with derived.lock(self.path, wait=False) as is_ours:
+            with index_files.lock(self.path, wait=False) as is_ours:
                 if is_ours:
                     codes = codes_for(reader.index_setting, reader.count)
                     waiting = "" if codes is None else " with an index: this search, and the end of SQLite's log, wait"
@@ -237,7 +237,7 @@ class RefreshingStore(Store):
 
     def _must_be_written(self, reader: Reader, snapshot: Snapshot | None) -> bool:
         if snapshot is None:
-            return reader.count > SMALL or derived.exists(self.path)
+            return reader.count > SMALL or index_files.exists(self.path)
         if snapshot.holds_removed:
             return True
         # Where there is an index, though outgrown, a large one is a writer's to make: a search would wait for minutes.
@@ -250,8 +250,8 @@ class RefreshingStore(Store):
         index = None if former is None or former.holds_removed else former.index
         dim, classes = self.card.embedding_dim, len(self.labels)
         stamp = Stamp(self.uuid, generation, count, codes)
-        written = derived.write(self.path, stamp, blocks, dim=dim, classes=classes, former=index)
-        self._seen = derived.newest(self.path)
+        written = index_files.write(self.path, stamp, blocks, dim=dim, classes=classes, former=index)
+        self._seen = index_files.newest(self.path)
         return written
 
     def _replace(
@@ -294,7 +294,7 @@ class RefreshingStore(Store):
             log.warning("%s; what was written to the gallery is safe", error)
 
     def _is_current(self, reader: Reader) -> bool:
-        stamp = derived.find(self.path, self.uuid)
+        stamp = index_files.find(self.path, self.uuid)
         if stamp is None or stamp.codes != codes_for(reader.index_setting, reader.count):
             return False
         changed = reader.changes_since(stamp.generation)

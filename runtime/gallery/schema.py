@@ -7,23 +7,40 @@ digest is kept as a signed 64-bit integer; it guards against accidents, not agai
 Numbers of patients and studies are hashes of their keys. So a row of `patient` or `study` needs no other digest, and
 whether an entry is of a given patient never depends on an index in which a damaged page could hide the patient. Studies
 of two patients may have the same key, and so the same number, as in CheXpert: a study is told by both its numbers.
+
+What a gallery says of itself: the table `meta`, each value with its digest.
+
+The generation last acknowledged, in a file beside the database: a second place to remember what the log may forget.
+
+SQLite drops what a damaged or missing write-ahead log held without a word, and so the gallery would open as it was some
+writes ago. The witness tells. It is written after each write and never synced, so it may lag behind (after a power
+failure) but never runs ahead. A gallery without a witness of its own is a copy, or was brought back from one: it gets a
+new uuid, since what was derived from the gallery of the old one may be of writes that it has never seen.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
+import os
 import re
 import sqlite3
-from collections.abc import Iterable, Sequence
-from datetime import date
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cbmir.errors import GalleryError
+from cbmir.card import ModelCard
+from cbmir.errors import CardError, GalleryError
 from cbmir.labels import LabelSet
 from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.pseudonyms import Keys, Pseudonyms
 
 #: Of the tables below. Schema 1 is migrated (`cbmir.runtime.gallery.migration`); a later one is refused.
 SCHEMA = 2
@@ -201,3 +218,145 @@ def are_unit(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
         squares = np.einsum("nd,nd->n", vectors, vectors)  # without a second array [N, D]
     unit: NDArray[np.bool_] = np.abs(np.sqrt(squares) - 1) < 1e-3  # not so for NaN
     return unit
+
+
+#: How a gallery may be searched: as its size asks for, exactly, or by an index in either type.
+INDEX_SETTINGS = ("auto", "exact", "bf16", "int8")
+
+
+@dataclass(frozen=True, eq=False)
+class Meta:
+    """What does not change while a gallery is open."""
+
+    path: Path
+    uuid: str
+    created: str
+    card: ModelCard
+    labels: LabelSet
+    codec: LabelCodec
+    keys: Keys
+
+    @classmethod
+    def load(cls, database: sqlite3.Connection, path: Path, pseudonyms: Pseudonyms | None) -> Self:
+        """Raises GalleryError for another schema, and where something is missing or damaged."""
+        found = read_meta(database, path)
+        try:
+            labels = LabelSet.from_json(json.loads(found["labels"]))
+            card = ModelCard.loads(found["card"], source=str(path))
+            keys = Keys(path, found["pseudonyms"], pseudonyms)
+            return cls(path, found["gallery"], found["created"], card, labels, LabelCodec(labels), keys)
+        except (KeyError, ValueError, CardError) as error:
+            raise GalleryError(
+                f"{path}: expected a whole gallery of this cbmir, found {type(error).__name__}: {error}; build it again"
+            ) from error
+
+
+def first_values(card: ModelCard, labels: LabelSet, pseudonyms: Pseudonyms | None, index: str) -> dict[str, object]:
+    """Of an empty gallery."""
+    return {
+        "schema": SCHEMA,
+        "gallery": uuid.uuid4().hex,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "card": card.dumps(),
+        "labels": json.dumps(labels.to_json(), ensure_ascii=False),
+        "pseudonyms": pseudonyms.check if pseudonyms else "",
+        "index": index,
+        "generation": 0,
+        "count": 0,
+        "pruned": 0,
+    }
+
+
+def find_schema(database: sqlite3.Connection, path: Path) -> int:
+    """The number of a gallery's schema, of whatever version. Raises GalleryError where there is none."""
+    rows = database.execute("SELECT value FROM meta WHERE key = 'schema'").fetchall()
+    if len(rows) != 1 or not str(rows[0][0]).isdecimal():
+        raise GalleryError(f"{path}: expected a gallery that states its schema, found none; build it again with "
+                           f"'cbmir index build'")  # fmt: skip
+    return int(rows[0][0])
+
+
+class SchemaError(GalleryError):
+    """A gallery, whole or not, of another schema."""
+
+
+def check_schema(schema: int, path: Path) -> None:
+    """Raise SchemaError for another schema than the present one."""
+    if schema == 1:
+        raise SchemaError(f"{path}: expected a gallery of schema {SCHEMA}, found schema 1; open it once where it may "
+                          f"be written to, to migrate it: 'cbmir index info' does")  # fmt: skip
+    if schema != SCHEMA:
+        raise SchemaError(f"{path}: this cbmir reads galleries of schema {SCHEMA}, found schema {schema}; "
+                          f"upgrade cbmir, or build the gallery again with 'cbmir index build'")  # fmt: skip
+
+
+def read_meta(database: sqlite3.Connection, path: Path, *keys: str) -> dict[str, str]:
+    """The values of some keys, or of all. Raises GalleryError for a key that is missing and a damaged value."""
+    where = f"WHERE key IN ({', '.join('?' * len(keys))})" if keys else ""
+    values = {}
+    for key, value, found in database.execute(f"SELECT key, value, digest FROM meta {where}", keys).fetchall():
+        if digest((key, value)) != found:
+            raise GalleryError(f"{path}: the gallery's {key!r} is damaged; bring back a copy, or build it again")
+        values[key] = value
+    missing = sorted(set(keys) - values.keys())
+    if missing:
+        raise GalleryError(f"{path}: expected {missing[0]!r} in the gallery, found none; it is damaged: bring back a "
+                           f"copy, or build it again")  # fmt: skip
+    return values
+
+
+def write_meta(database: sqlite3.Connection, values: Mapping[str, object]) -> None:
+    rows = [(key, str(value), digest((key, value))) for key, value in values.items()]
+    database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", rows)
+
+
+def check_index(setting: str) -> None:
+    """Raise GalleryError for a way to search that is none of `INDEX_SETTINGS`."""
+    if setting not in INDEX_SETTINGS:
+        raise GalleryError(f"expected an index setting of {', '.join(INDEX_SETTINGS)}; found {setting!r}")
+
+
+log = logging.getLogger("cbmir")
+
+WITNESS = "gallery.generation"
+_LENGTH = 128
+
+
+@dataclass(frozen=True)
+class Witness:
+    """That a generation of the gallery with this uuid has been acknowledged."""
+
+    uuid: str
+    generation: int
+
+    def write(self, folder: Path) -> None:
+        """Where that is not possible a warning says so, and no more: the write itself is on the disk already."""
+        text = json.dumps([self.uuid, self.generation, digest((self.uuid, self.generation))]).encode()
+        try:
+            # In place, by one call and at one length: nothing is left over where the process is killed.
+            descriptor = os.open(folder / WITNESS, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                os.write(descriptor, text.ljust(_LENGTH))
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            log.warning("%s: cannot write %s (%s); what was written to the gallery is safe", folder, WITNESS, error)
+
+    @classmethod
+    def read(cls, folder: Path) -> Witness | None:
+        """None where there is none, or a damaged one."""
+        try:
+            uuid, generation, stamp = json.loads((folder / WITNESS).read_text("utf-8"))
+        except (OSError, ValueError, TypeError):
+            return None
+        return cls(str(uuid), int(generation)) if stamp == digest((uuid, generation)) else None
+
+    def check(self, folder: Path, generation: int) -> None:
+        """Raise GalleryError where more was acknowledged than the gallery still has."""
+        if self.generation > generation:
+            raise GalleryError(
+                f"{folder}: expected generation {self.generation}, the last that was acknowledged, found generation "
+                f"{generation}: its write-ahead log was lost or damaged, or an older database put in its place. Bring "
+                f"back a whole copy; to go on without the {self.generation - generation} writes that are lost, delete "
+                f"{WITNESS}"
+            )

@@ -18,18 +18,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
-from cbmir.closing import Closing
 from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
+from cbmir.process import Closing
 from cbmir.runtime.gallery import schema
-from cbmir.runtime.gallery.connections import DATABASE, LOG_FILE, SHARED_FILE, WAIT, Connections, new_file
+from cbmir.runtime.gallery.database import DATABASE, LOG_FILE, SHARED_FILE, WAIT, Connections, new_file
 from cbmir.runtime.gallery.entry import Entry
-from cbmir.runtime.gallery.meta import Meta, check_index, check_schema, find_schema, first_values, read_meta, write_meta
 from cbmir.runtime.gallery.migration import migrate
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 from cbmir.runtime.gallery.reader import Columns, Reader
-from cbmir.runtime.gallery.schema import SCHEMA, UNKNOWN
-from cbmir.runtime.gallery.witness import WITNESS, Witness
+from cbmir.runtime.gallery.schema import (
+    SCHEMA,
+    UNKNOWN,
+    WITNESS,
+    Meta,
+    Witness,
+    check_index,
+    check_schema,
+    find_schema,
+    first_values,
+    read_meta,
+    write_meta,
+)
 from cbmir.runtime.gallery.writer import Added, Writer, check_vectors
 
 __all__ = ["DATABASE", "SCHEMA", "STORE_FILES", "UNKNOWN", "Added", "Columns", "Reader", "Store", "Writer"]

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery import schema
 from cbmir.runtime.gallery.entry import Entry
-from cbmir.runtime.gallery.meta import Meta, check_index, write_meta
-from cbmir.runtime.gallery.naming import longer_ids
+from cbmir.runtime.gallery.entry_ids import longer_ids
 from cbmir.runtime.gallery.reader import Reader
+from cbmir.runtime.gallery.schema import Meta, check_index, write_meta
 
 _ROUNDING = 2.5e-7  # of a norm, where float32 was normalised in float32
 _INSERT = f"INSERT INTO entry VALUES ({', '.join('?' * (len(schema.COLUMNS) + 1))})"

@@ -18,20 +18,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cbmir.errors import require
+from cbmir.lazy_imports import lazy_imports
+from cbmir.process import signals_held
+from cbmir.runtime.pacs.destinations import Address, Folder, Outlet, StoreScu, StowRs
 from cbmir.runtime.pacs.dicomweb import DicomWeb, OrthancRest
-from cbmir.runtime.pacs.following import Following, OrthancChanges, QidoPolling
 from cbmir.runtime.pacs.intake import Intake, Taken
 from cbmir.runtime.pacs.jobs import Arrival, Job, Made
-from cbmir.runtime.pacs.outlets import Address, Folder, Outlet, StoreScu, StowRs
+from cbmir.runtime.pacs.polling import Following, OrthancChanges, QidoPolling
 from cbmir.runtime.pacs.queue import DurableQueue
-from cbmir.runtime.pacs.running import run
+from cbmir.runtime.pacs.service import run
 from cbmir.runtime.pacs.tls import Tls
 from cbmir.runtime.pacs.worker import Workers
-from cbmir.signals import signals_held
 
 if TYPE_CHECKING:
-    from cbmir.runtime.pacs.node import PacsNode
+    from cbmir.runtime.pacs.storage_scp import PacsNode
+
+__getattr__ = lazy_imports(__name__, {"PacsNode": "cbmir.runtime.pacs.storage_scp"}, needs=("pynetdicom", "dicom"))
 
 __all__ = [
     "Address",
@@ -56,13 +58,3 @@ __all__ = [
     "run",
     "signals_held",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """`PacsNode` is imported when asked for: it needs pynetdicom."""
-    if name != "PacsNode":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    require("pynetdicom", "dicom")
-    from cbmir.runtime.pacs.node import PacsNode
-
-    return PacsNode

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cbmir.closing import Closing
 from cbmir.errors import PacsError
 from cbmir.files import replacing
+from cbmir.process import Closing
 
 #: Seconds that a process waits for one before it to let go of the queue.
 WAIT = 5.0

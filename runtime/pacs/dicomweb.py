@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from cbmir.errors import DeliveryAwayError, DeliveryError, ImageSizeError, PacsAwayError, PacsError, require
-from cbmir.runtime.pacs.events import what_failed
+from cbmir.runtime.pacs.log import what_failed
 
 #: Seconds: to connect, and between two bytes of an answer.
 TIMEOUT = (10.0, 60.0)

@@ -1,6 +1,8 @@
 """What every source does with a DICOM file: it looks at the header, leaves cbmir's own results alone, queues the rest.
 
 Whether it is a chest radiograph is not asked here: a sender waits for the answer.
+
+Dead letters back into the queue, once what they failed for is mended.
 """
 
 from __future__ import annotations
@@ -8,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from cbmir.errors import DicomImageError, ImageSizeError
-from cbmir.runtime.dicom_object import IMAGE_CLASSES, UIDS
+from cbmir.errors import DicomImageError, ImageError, ImageSizeError
 from cbmir.runtime.dicom_output import answers_fingerprint, is_own_result
-from cbmir.runtime.dicom_reading import is_dicom, parse_dicom
-from cbmir.runtime.dicom_tags import Tags, pydicom_unlogged
-from cbmir.runtime.live import LiveFinder
+from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES, UIDS, Tags, pydicom_unlogged
+from cbmir.runtime.imaging.dicom_reader import is_dicom, parse_dicom
+from cbmir.runtime.imaging.radiograph import Limits, collected_warnings
 from cbmir.runtime.pacs.jobs import Arrival
+from cbmir.runtime.pacs.log import fields, log, what_failed
 from cbmir.runtime.pacs.queue import DurableQueue
-from cbmir.runtime.radiograph import Limits, collected_warnings
 
 
 class Taken(Enum):
@@ -81,3 +83,24 @@ class Intake:
             fingerprint = answers_fingerprint(finder.card)
         arrival = Arrival(header.sop_instance_uid, header.study_instance_uid, source)
         return Taken.QUEUED if self.queue.put(data, arrival, fingerprint) else Taken.KNOWN
+
+
+def retry(queue: DurableQueue, limits: Limits | None = None) -> tuple[int, int]:
+    """Put every dead letter back into the queue, as if its sender had sent it again: how many were, and how many stay
+    since one of their files is gone or not to be understood, which is logged.
+
+    A dead letter goes once its file is in the queue, so a process that ends meanwhile loses none. Raises QueueFullError
+    where the disk is full; the rest stays.
+    """
+    names, back = queue.spool.buried(), 0
+    for name in names:
+        try:
+            data, about = queue.spool.dig_up(name)
+            header, source = Header.read(data, limits or Limits()), str(about["source"])
+        except (OSError, LookupError, TypeError, ValueError, ImageError) as error:
+            log.warning("stays a dead letter", extra=fields(job=name, reason=what_failed(error)))
+            continue
+        queue.put(data, Arrival(header.sop_instance_uid, header.study_instance_uid, source), "")
+        queue.spool.forget(name)
+        back += 1
+    return back, len(names) - back

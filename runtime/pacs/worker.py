@@ -23,10 +23,10 @@ from cbmir.errors import (
     NotReadyError,
 )
 from cbmir.runtime.dicom_output import Results, answers_fingerprint, make_results, warm_up
-from cbmir.runtime.live import LiveFinder
-from cbmir.runtime.pacs.events import fields, log, what_failed
+from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.pacs.destinations import Outlet
 from cbmir.runtime.pacs.jobs import Job, Made
-from cbmir.runtime.pacs.outlets import Outlet
+from cbmir.runtime.pacs.log import fields, log, what_failed
 from cbmir.runtime.pacs.queue import DurableQueue
 
 #: Seconds after which an idle worker looks at the clock, which may have been set, and one whose queue failed tries it.

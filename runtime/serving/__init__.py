@@ -16,23 +16,18 @@ For research, not for diagnosis.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from cbmir.lazy_imports import lazy_imports
 from cbmir.runtime.serving.settings import SHAREABLE, Settings, load_token
 
 if TYPE_CHECKING:
     from cbmir.runtime.serving.app import create_app
     from cbmir.runtime.serving.server import serve
 
-#: Imported when asked for: both need FastAPI.
-_LATER = {"create_app": "cbmir.runtime.serving.app", "serve": "cbmir.runtime.serving.server"}
+# Both need FastAPI.
+__getattr__ = lazy_imports(
+    __name__, {"create_app": "cbmir.runtime.serving.app", "serve": "cbmir.runtime.serving.server"}
+)
 
 __all__ = ["SHAREABLE", "Settings", "create_app", "load_token", "serve"]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(_LATER[name]), name)
-    return found

@@ -19,15 +19,9 @@ from starlette.exceptions import HTTPException
 from cbmir import __version__
 from cbmir.card import INTENDED_USE
 from cbmir.errors import CbmirError
-from cbmir.runtime.live import LiveFinder
-from cbmir.runtime.serving import examples
-from cbmir.runtime.serving.answering import Answers, Facts
-from cbmir.runtime.serving.audit import Audit
-from cbmir.runtime.serving.bodies import read_body, read_upload
-from cbmir.runtime.serving.gate import Gate
-from cbmir.runtime.serving.guarding import Guard
-from cbmir.runtime.serving.metrics import Metrics
-from cbmir.runtime.serving.observing import Observer
+from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.serving import schemas
+from cbmir.runtime.serving.limits import Gate, read_body, read_upload
 from cbmir.runtime.serving.problems import MOST_ERRORS, Problem, answer_problem, problem_of
 from cbmir.runtime.serving.schemas import (
     CASE,
@@ -40,7 +34,10 @@ from cbmir.runtime.serving.schemas import (
     Search,
     SearchAnswer,
 )
+from cbmir.runtime.serving.security import Guard
+from cbmir.runtime.serving.service import Answers, Facts
 from cbmir.runtime.serving.settings import Settings
+from cbmir.runtime.serving.telemetry import Audit, Metrics, Observer
 
 _T = TypeVar("_T")
 _MOST_JSON = 2**20  # bytes
@@ -108,7 +105,7 @@ class _Routes:
             for path in ("/health", "/health/ready"):
                 router.add_api_route(
                     path, self.ready, summary="Whether it can analyse", response_model=Health,
-                    response_model_exclude_none=True, responses=examples.NOT_READY, methods=[method],
+                    response_model_exclude_none=True, responses=schemas.NOT_READY, methods=[method],
                     include_in_schema=method == "GET",
                 )  # fmt: skip
         return router
@@ -116,23 +113,23 @@ class _Routes:
     def guarded(self) -> APIRouter:
         """Those that want the token. It is `Guard` that looks at it: `HTTPBearer` only documents it."""
         bearer = Depends(HTTPBearer(auto_error=False, description="The token of the service's token file."))
-        router = APIRouter(tags=["v1"], dependencies=[bearer], responses=examples.PROBLEMS)
+        router = APIRouter(tags=["v1"], dependencies=[bearer], responses=schemas.PROBLEMS)
         router.add_api_route(
             "/v1/analyze", self.analyze, summary="Findings, and the nearest images of the gallery",
-            response_model=AnalyzeAnswer, openapi_extra=examples.UPLOAD,
-            responses=examples.ANALYZED, methods=["POST"],
+            response_model=AnalyzeAnswer, openapi_extra=schemas.UPLOAD,
+            responses=schemas.ANALYZED, methods=["POST"],
         )  # fmt: skip
         router.add_api_route(
             "/v1/embed", self.embed, summary="An image's embedding", response_model=EmbedAnswer,
-            openapi_extra=examples.UPLOAD, methods=["POST"],
+            openapi_extra=schemas.UPLOAD, methods=["POST"],
         )  # fmt: skip
         router.add_api_route(
             "/v1/search", self.search, summary="The nearest images of an embedding or a case",
-            response_model=SearchAnswer, openapi_extra=examples.SEARCH, methods=["POST"],
+            response_model=SearchAnswer, openapi_extra=schemas.SEARCH, methods=["POST"],
         )  # fmt: skip
         router.add_api_route(
             "/v1/cases/{case}/thumbnail", self.thumbnail, summary="A small picture of a case",
-            response_class=Response, responses=examples.THUMBNAIL,
+            response_class=Response, responses=schemas.THUMBNAIL,
         )  # fmt: skip
         router.add_api_route("/v1/about", self.about, summary="What runs", response_model=About)
         router.add_api_route(
@@ -140,7 +137,7 @@ class _Routes:
         )
         router.add_api_route(
             "/metrics", self.metrics, summary="For Prometheus", response_class=Response, tags=["health"],
-            responses=examples.METRICS,
+            responses=schemas.METRICS,
         )  # fmt: skip
         return router
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cbmir.errors import UserError
-from cbmir.secret import read_secret
+from cbmir.files import read_secret
 
 #: What a gallery's owner may let the service show of other patients, beside labels and distances.
 SHAREABLE = ("reports", "thumbnails")

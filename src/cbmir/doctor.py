@@ -58,9 +58,9 @@ def examine() -> dict[str, Any]:
             for extra in EXTRAS
         },
         "packages": _packages(),
-        "engines": _ask("cbmir.runtime.available", _engines, problems),
-        "processor": _ask("cbmir.runtime.machine", _processor, problems),
-        "gpu": _ask("cbmir.runtime.nvidia", _gpu, problems),
+        "engines": _ask("cbmir.runtime.engines.availability", _engines, problems),
+        "processor": _ask("cbmir.export.perf.machine", _processor, problems),
+        "gpu": _ask("cbmir.runtime.engines.nvidia", _gpu, problems),
         "devices": _ask("torch", _devices, problems),
         "codecs": _ask("pydicom", _codecs, problems),
         "problems": problems,
@@ -168,7 +168,7 @@ def _ask(module: str, question: Callable[[Any], _Answer], problems: list[str]) -
 def _engines(available: Any) -> dict[str, dict[str, Any]]:
     if available is None:
         return {}
-    from cbmir.runtime.engine import ENGINES
+    from cbmir.runtime.engines.base import ENGINES
 
     return {
         name: {"loads": not (why := available.why_not(name)), "why": why, "library": available.library(name)}
@@ -178,7 +178,7 @@ def _engines(available: Any) -> dict[str, dict[str, Any]]:
 
 
 def _processor(machine: Any) -> dict[str, Any]:
-    """The processor's name, and what its matrix instructions make fast; by cbmir.runtime.machine."""
+    """The processor's name, and what its matrix instructions make fast; by cbmir.export.perf.machine."""
     if machine is None:
         return {"name": platform.processor() or platform.machine(), "matrix": {}}
     found = machine.describe_machine()

@@ -1,4 +1,4 @@
-"""How an image becomes the model's input: the contract, of which `cbmir.runtime.preprocess` is the one implementation.
+"""How an image becomes the model's input: the contract, which `cbmir.runtime.imaging.preprocess` implements.
 
 The values travel in the model card, so that a model file always says how to feed it.
 """

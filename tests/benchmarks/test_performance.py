@@ -11,8 +11,8 @@ from types import ModuleType
 import click
 import pytest
 
-from cbmir.runtime.bench import BenchReport, Entrant, summarise
-from cbmir.runtime.contenders import peer_health
+from cbmir.export.perf.bench import BenchReport, Entrant, summarise
+from cbmir.export.perf.contenders import peer_health
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "performance.md"

@@ -11,11 +11,11 @@ import pytest
 
 from cbmir.cli import main
 from cbmir.cli.bench import WIDTH, _others, table, text
+from cbmir.export.perf.bench import BenchReport, Entrant, Ratio, Speed
+from cbmir.export.perf.contenders import peer_health
+from cbmir.export.perf.process import BenchProcess
+from cbmir.export.perf.torch_contenders import MatrixPeak
 from cbmir.runtime import open_engine
-from cbmir.runtime.bench import BenchReport, Entrant, Ratio, Speed
-from cbmir.runtime.bench_process import BenchProcess
-from cbmir.runtime.contenders import peer_health
-from cbmir.training.bench_peers import MatrixPeak
 
 Captured = pytest.CaptureFixture[str]
 

@@ -120,8 +120,8 @@ def test_a_problem_s_exit_code_reaches_the_shell(nih: Path) -> None:
 
 def test_readers_import_no_torch() -> None:
     code = (
-        "import sys; import cbmir.training.readers, cbmir.training.benchmark.protocols;"
-        "import cbmir.training.checking, cbmir.cli.data;"
+        "import sys; import cbmir.training.readers, cbmir.training.comparison.protocols;"
+        "import cbmir.training.manifest_check, cbmir.cli.data;"
         "sys.exit(bool({'torch', 'pandas', 'lightning'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

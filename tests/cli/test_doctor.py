@@ -17,10 +17,11 @@ import cbmir
 from cbmir import doctor
 from cbmir.cli import main
 from cbmir.errors import EngineError
-from cbmir.runtime import machine, open_engine
-from cbmir.runtime.available import why_not
-from cbmir.runtime.engine import ENGINES
-from cbmir.runtime.nvidia import Gpu
+from cbmir.export.perf import machine
+from cbmir.runtime import open_engine
+from cbmir.runtime.engines.availability import why_not
+from cbmir.runtime.engines.base import ENGINES
+from cbmir.runtime.engines.nvidia import Gpu
 
 Captured = pytest.CaptureFixture[str]
 
@@ -138,7 +139,7 @@ def test_engines_are_what_auto_goes_by(tiny_model: Path) -> None:
 def test_the_text_says_why_an_engine_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     whys = {"openvino": 'openvino is not installed; pip install "cbmir[openvino]"'}
     available = SimpleNamespace(why_not=lambda name: whys.get(name, ""), library=lambda name: f"Library of {name}")
-    modules = {"cbmir.runtime.available": available}
+    modules = {"cbmir.runtime.engines.availability": available}
     monkeypatch.setattr(doctor, "_load", lambda module, problems: modules.get(module))
     text = doctor.text(doctor.examine())
     assert '  openvino             openvino is not installed; pip install "cbmir[openvino]"\n' in text
@@ -160,7 +161,7 @@ def test_matrix_instructions_are_told_in_words(tmp_path: Path) -> None:
 
 
 def test_the_nvidia_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = {"cbmir.runtime.nvidia": SimpleNamespace(current_gpu=lambda: Gpu("Card", "sm90", 80 << 30))}
+    modules = {"cbmir.runtime.engines.nvidia": SimpleNamespace(current_gpu=lambda: Gpu("Card", "sm90", 80 << 30))}
     monkeypatch.setattr(doctor, "_load", lambda module, problems: modules.get(module))
     report = doctor.examine()
     assert report["gpu"] == "Card, sm90, 80 GiB"
@@ -178,9 +179,9 @@ def test_gpus_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_does_not_import_is_a_problem(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     raised = {
-        "cbmir.runtime.available": ImportError("libjpeg.so: cannot open shared object file"),
-        "cbmir.runtime.machine": ImportError("libjpeg.so: cannot open shared object file"),
-        "cbmir.runtime.nvidia": ImportError("libjpeg.so: cannot open shared object file"),
+        "cbmir.runtime.engines.availability": ImportError("libjpeg.so: cannot open shared object file"),
+        "cbmir.export.perf.machine": ImportError("libjpeg.so: cannot open shared object file"),
+        "cbmir.runtime.engines.nvidia": ImportError("libjpeg.so: cannot open shared object file"),
         "torch": OSError("libgomp.so.1: cannot open shared object file"),
         "pydicom": ModuleNotFoundError("No module named 'fractions'", name="fractions"),
     }
@@ -191,14 +192,14 @@ def test_what_does_not_import_is_a_problem(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(doctor, "importlib", SimpleNamespace(import_module=import_module))
     report = doctor.examine()
     assert report["problems"] == [
-        "cbmir.runtime.available does not import: libjpeg.so: cannot open shared object file",
-        "cbmir.runtime.machine does not import: libjpeg.so: cannot open shared object file",
-        "cbmir.runtime.nvidia does not import: libjpeg.so: cannot open shared object file",
+        "cbmir.runtime.engines.availability does not import: libjpeg.so: cannot open shared object file",
+        "cbmir.export.perf.machine does not import: libjpeg.so: cannot open shared object file",
+        "cbmir.runtime.engines.nvidia does not import: libjpeg.so: cannot open shared object file",
         "torch does not import: libgomp.so.1: cannot open shared object file",
         "pydicom does not import: No module named 'fractions'",
     ]
     assert (report["engines"], report["gpu"], report["devices"], report["codecs"]) == ({}, "", [], {})
-    assert "Problems\n  cbmir.runtime.available does not import" in doctor.text(report)
+    assert "Problems\n  cbmir.runtime.engines.availability does not import" in doctor.text(report)
 
 
 def test_absent_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +220,13 @@ def test_whatever_an_import_raises_is_a_problem(monkeypatch: pytest.MonkeyPatch,
     assert run("doctor", "--json") == 0
     assert json.loads(capsys.readouterr().out)["problems"] == [
         f"{name} does not import: built for another version of NumPy"
-        for name in ("cbmir.runtime.available", "cbmir.runtime.machine", "cbmir.runtime.nvidia", "torch", "pydicom")
+        for name in (
+            "cbmir.runtime.engines.availability",
+            "cbmir.export.perf.machine",
+            "cbmir.runtime.engines.nvidia",
+            "torch",
+            "pydicom",
+        )
     ]
 
 
@@ -229,9 +236,9 @@ def test_what_imports_and_does_not_work_is_a_problem(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "pydicom.pixels.decoders.base", None)
     report = doctor.examine()
     assert [problem.split(":")[:2] for problem in report["problems"]] == [
-        ["cbmir.runtime.available does not work", " AttributeError"],
-        ["cbmir.runtime.machine does not work", " AttributeError"],
-        ["cbmir.runtime.nvidia does not work", " AttributeError"],
+        ["cbmir.runtime.engines.availability does not work", " AttributeError"],
+        ["cbmir.export.perf.machine does not work", " AttributeError"],
+        ["cbmir.runtime.engines.nvidia does not work", " AttributeError"],
         ["torch does not work", " AttributeError"],
         ["pydicom does not work", " ModuleNotFoundError"],
     ]

@@ -14,7 +14,7 @@ from cbmir.cli import main
 from cbmir.runtime import Engine, Gallery, open_engine
 from cbmir.runtime.embedded_blocks import Blocks
 from cbmir.runtime.embedding import embed_here
-from cbmir.runtime.picture import Picture, Source, embed_pictures
+from cbmir.runtime.gallery.pictures import Picture, Source, embed_pictures
 
 Captured = pytest.CaptureFixture[str]
 

@@ -319,7 +319,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(
 
     build = ["index", "build", tiny_model, tiny_manifest, "-o", tmp_path / "g"]
     with monkeypatch.context() as patch:
-        patch.setattr("cbmir.runtime.gallery.filling.embed_pictures", pressed)
+        patch.setattr("cbmir.runtime.gallery.build.embed_pictures", pressed)
         assert run(*build) == 130
     assert "What is done is kept: the same command goes on from there." in capsys.readouterr().err
     assert run(*build) == 0

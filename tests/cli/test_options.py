@@ -7,7 +7,7 @@ import pytest
 
 from cbmir.cli import cli
 from cbmir.preprocessing import INTENSITIES
-from cbmir.runtime.engine import ENGINES, MODES
+from cbmir.runtime.engines.base import ENGINES, MODES
 
 
 def command_of(path: str) -> click.Command:

@@ -20,7 +20,7 @@ from PIL import Image
 
 from cbmir.manifest import Manifest, Row
 from cbmir.runtime import Finder, build_gallery, open_engine
-from cbmir.runtime.gallery_map import GalleryMap, principal_plane
+from cbmir.runtime.gallery.projection import GalleryMap, principal_plane
 
 TIMEOUT_MS = 90_000
 
@@ -105,7 +105,7 @@ def gated(tiny_model: Path, wall_gallery: Path, tmp_path: Path, monkeypatch: pyt
     from cbmir.demo.examples import find_examples
     from cbmir.demo.room import Room
     from cbmir.demo.serving import _mounted
-    from cbmir.runtime.listening import bound
+    from cbmir.runtime.sockets import bound
 
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     gate, left = threading.Event(), threading.Event()

@@ -18,7 +18,7 @@ from cbmir.card import NOT_A_DEVICE
 from cbmir.manifest import Manifest, Row
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime import build_gallery, open_engine
-from cbmir.runtime.evidence_overlay import overlay
+from cbmir.runtime.evidence import overlay
 from cbmir.runtime.finder import NOTHING_ALIKE
 
 pytest.importorskip("playwright.sync_api")

@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
-from cbmir.demo.login import Login, LoginRequired
+from cbmir.demo.security import Login, LoginRequired
 from cbmir.errors import UserError
 
 

@@ -13,13 +13,10 @@ from cbmir.card import NOT_A_DEVICE, ModelCard
 from cbmir.demo.card_page import card_html
 from cbmir.demo.examples import Example
 from cbmir.demo.findings import findings_html
-from cbmir.demo.likeness import Likeness
-from cbmir.demo.markup import escape, thumbnail_url
-from cbmir.demo.members import members_html
-from cbmir.demo.messages import alerts_html, error_html, novelty_html
+from cbmir.demo.markup import alerts_html, error_html, escape, novelty_html, thumbnail_url
 from cbmir.demo.page import examples_html, page_html
-from cbmir.demo.sessions import View
-from cbmir.demo.wall import LabelMarks, agreement_html, wall_html
+from cbmir.demo.sessions import View, members_html
+from cbmir.demo.similar_images import LabelMarks, Likeness, agreement_html, wall_html
 from cbmir.demo.wording import emphasised, sentences, speaks_of
 from cbmir.runtime import Entry, Finder, Finding, LabelAgreement, Neighbour
 from cbmir.runtime.finder import NOTHING_ALIKE

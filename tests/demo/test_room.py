@@ -20,7 +20,7 @@ from cbmir.demo.room import Room
 from cbmir.errors import UserError
 from cbmir.runtime import Entry, Finder, Gallery
 from cbmir.runtime.finder import NOTHING_ALIKE
-from cbmir.runtime.gallery_map import GalleryMap, principal_plane
+from cbmir.runtime.gallery.projection import GalleryMap, principal_plane
 
 Ask = Callable[..., dict[str, Any]]
 

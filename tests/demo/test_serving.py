@@ -22,12 +22,12 @@ from starlette.testclient import TestClient
 
 from cbmir.cli import main
 from cbmir.demo.files import add_files
-from cbmir.demo.guarding import OwnPages
+from cbmir.demo.security import OwnPages
 from cbmir.demo.serving import MAX_UPLOAD, serve
-from cbmir.demo.theme import theme
+from cbmir.demo.serving import _theme as theme
 from cbmir.errors import GalleryError, UserError
 from cbmir.runtime import Entry, Finder, Gallery
-from cbmir.runtime.gallery_map import GalleryMap, principal_plane
+from cbmir.runtime.gallery.projection import GalleryMap, principal_plane
 
 
 @pytest.fixture(scope="module")

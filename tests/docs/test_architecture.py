@@ -30,14 +30,14 @@ def test_the_picture_is_of_this_code(script: ModuleType) -> None:
 def test_arrows_are_found_and_those_that_others_imply_left_out(script: ModuleType) -> None:
     pairs = {
         ("cbmir.cli", "cbmir.export"), ("cbmir.cli", "cbmir.training"), ("cbmir.export", "cbmir.training"),
-        ("cbmir.training.benchmark", "cbmir.training.losses"), ("cbmir.training.readers", "cbmir.runtime"),
+        ("cbmir.training.comparison", "cbmir.training.losses"), ("cbmir.training.readers", "cbmir.runtime"),
     }  # fmt: skip
     box, frame = script.BOXES, script.FRAMES
     assert script.arrows(pairs) == [
         (box["cbmir.cli"], box["cbmir.export"]),
         (box["cbmir.export"], frame["cbmir.training"]),
         (frame["cbmir.training"], frame["cbmir.runtime"]),
-        (box["cbmir.training.benchmark"], box["cbmir.training.losses"]),
+        (box["cbmir.training.comparison"], box["cbmir.training.losses"]),
     ]
 
 

@@ -15,9 +15,9 @@ from onnx import helper, numpy_helper
 
 from cbmir.errors import ModelError, UserError
 from cbmir.export.openvino import sensitive_layers, write_openvino
-from cbmir.runtime.onnx_engine import OnnxEngine
-from cbmir.runtime.openvino_engine import OpenVinoEngine
-from cbmir.runtime.openvino_module import import_openvino
+from cbmir.runtime.engines.openvino import OpenVinoEngine
+from cbmir.runtime.engines.openvino_import import import_openvino
+from cbmir.runtime.engines.ort import OnnxEngine
 
 Make = Callable[..., Path]
 ov = import_openvino()

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cbmir.errors import UserError
-from cbmir.export.parity import LIMITS, Cases, Limits, compare
+from cbmir.export.parity import LIMITS, Cases, Limits, measure_parity
 from cbmir.runtime import Outputs
 
 STRICT = Limits(cosine=0.999999, score=1e-5, overlap=0.98)
@@ -33,7 +33,7 @@ def cases(queries: int, images: int = 40, patients: list[str] | None = None) -> 
 
 
 def test_the_same_answers(reference: Outputs) -> None:
-    parity = compare(reference, reference, cases(8), STRICT)
+    parity = measure_parity(reference, reference, cases(8), STRICT)
     assert parity.failures == ()
     assert (parity.images, parity.queries, parity.overlap.value, parity.score_difference) == (40, 8, 1.0, 0.0)
     assert parity.cosine_min == pytest.approx(1, abs=1e-15)
@@ -46,7 +46,7 @@ def test_the_same_answers(reference: Outputs) -> None:
 def test_a_turned_embedding(reference: Outputs) -> None:
     angles = np.arange(40) * 0.1
     angles[3] += 0.01
-    parity = compare(reference, Outputs(unit(angles), reference.scores), cases(8), STRICT)
+    parity = measure_parity(reference, Outputs(unit(angles), reference.scores), cases(8), STRICT)
     assert parity.cosine_min == pytest.approx(np.cos(0.01), abs=1e-7)
     assert parity.cosine_mean == pytest.approx((39 + np.cos(0.01)) / 40, abs=1e-7)
     assert len(parity.failures) == 1 and parity.failures[0].startswith("cosine of the embeddings at least 0.999999")
@@ -55,7 +55,7 @@ def test_a_turned_embedding(reference: Outputs) -> None:
 def test_finer_than_a_cosine_in_float32(reference: Outputs) -> None:
     """1 - cos = 2e-8 is lost in float32, where 1 - 6e-8 is the number next to 1."""
     angles = np.arange(40) * 0.1 + 2e-4
-    parity = compare(reference, Outputs(unit(angles), reference.scores), cases(8), STRICT)
+    parity = measure_parity(reference, Outputs(unit(angles), reference.scores), cases(8), STRICT)
     assert 1 - parity.cosine_min == pytest.approx(2e-8, rel=0.01)
 
 
@@ -63,7 +63,7 @@ def test_scores(reference: Outputs) -> None:
     """Image 39 has the scores 78/79 and 1: the first falls below its threshold 0.5, the second has none."""
     scores = reference.scores.copy()
     scores[39] -= 0.75
-    parity = compare(reference, Outputs(reference.embedding, scores), cases(8), STRICT)
+    parity = measure_parity(reference, Outputs(reference.embedding, scores), cases(8), STRICT)
     assert parity.score_difference == pytest.approx(0.75)
     assert parity.decisions == pytest.approx(39 / 40)
     assert parity.failures == ("difference of scores at most 1e-05, found 0.75",)
@@ -76,7 +76,7 @@ def test_overlap(reference: Outputs) -> None:
     """
     embedding = reference.embedding.copy()
     embedding[10] = -embedding[0]
-    parity = compare(reference, Outputs(embedding, reference.scores), cases(1), STRICT)
+    parity = measure_parity(reference, Outputs(embedding, reference.scores), cases(1), STRICT)
     assert parity.overlap.value == pytest.approx(0.9)
     assert parity.cross_overlap.value == 1
     assert any("neighbours at least 0.98, found 0.9000" in text for text in parity.failures)
@@ -90,7 +90,7 @@ def test_a_turned_space_does_not_share_a_gallery() -> None:
     rotation = np.linalg.qr(rng.normal(size=(8, 8)))[0].astype(np.float32)
     scores = rng.random((100, 2)).astype(np.float32)
     for precision, failures in (("float16", 1), ("bfloat16", 1), ("int8", 0)):
-        parity = compare(
+        parity = measure_parity(
             Outputs(embedding, scores), Outputs(embedding @ rotation, scores), cases(100, 100), LIMITS[precision]
         )
         assert parity.overlap.value == 1 and parity.cross_overlap.value < 0.5
@@ -103,7 +103,7 @@ def test_the_own_patient_is_no_neighbour(reference: Outputs) -> None:
     embedding = reference.embedding.copy()
     embedding[10] = -embedding[0]
     patients = [f"p{n % 10 if n == 10 else n}" for n in range(40)]
-    parity = compare(reference, Outputs(embedding, reference.scores), cases(1, patients=patients), STRICT)
+    parity = measure_parity(reference, Outputs(embedding, reference.scores), cases(1, patients=patients), STRICT)
     assert parity.overlap.value == 1
 
 
@@ -112,7 +112,7 @@ def test_ndcg_leaves_the_own_patient_out() -> None:
     before, after = unit(np.array([0, 0.1, 0.2, 0.3])), unit(np.array([0, 1.5, 0.2, 0.3]))
     scores = np.zeros((4, 1), np.float32)
     known = Cases(1, np.array([[1], [1], [0], [1]], np.float32), ["a", "a", "b", "c"], (0.5,))
-    parity = compare(Outputs(before, scores), Outputs(after, scores), known, LIMITS["int8"])
+    parity = measure_parity(Outputs(before, scores), Outputs(after, scores), known, LIMITS["int8"])
     assert parity.ndcg.value == parity.ndcg_all.value == 0
 
 
@@ -125,7 +125,7 @@ def test_intervals_are_over_patients() -> None:
     after, scores = unit(angles), np.zeros((40, 2), np.float32)
     for patients, spread in ((["a"] * 4 + [f"p{n}" for n in range(36)], False), (None, True)):
         known = cases(4, patients=patients)
-        overlap = compare(Outputs(before, scores), Outputs(after, scores), known, STRICT).overlap
+        overlap = measure_parity(Outputs(before, scores), Outputs(after, scores), known, STRICT).overlap
         assert (overlap.low < overlap.high) == spread and overlap.value < 1
 
 
@@ -137,7 +137,7 @@ def test_ndcg_by_hand() -> None:
     before, after = unit(np.array([0, 0.1, 0.2])), unit(np.array([0, 0.2, 0.1]))
     scores = np.zeros((3, 1), np.float32)
     known = Cases(1, np.array([[1], [1], [0]], np.float32), ["a", "b", "c"], (0.5,))
-    parity = compare(Outputs(before, scores), Outputs(after, scores), known, LIMITS["int8"])
+    parity = measure_parity(Outputs(before, scores), Outputs(after, scores), known, LIMITS["int8"])
     assert parity.ndcg.value == pytest.approx(1 / np.log2(3) - 1)
     assert parity.ndcg.low == parity.ndcg.high == pytest.approx(parity.ndcg.value)
     assert any(text.startswith("difference of nDCG@10 at most 0.005, found -0.3691") for text in parity.failures)
@@ -148,14 +148,14 @@ def test_auc_by_hand() -> None:
     embedding = unit(np.arange(4) * 0.1)
     known = Cases(4, np.array([[1], [1], [0], [0]], np.float32), list("abcd"), (0.5,))
     right, wrong = (np.array([column], np.float32).T for column in ([0.9, 0.8, 0.2, 0.1], [0.9, 0.15, 0.2, 0.1]))
-    parity = compare(Outputs(embedding, right), Outputs(embedding, wrong), known, LIMITS["float16"])
+    parity = measure_parity(Outputs(embedding, right), Outputs(embedding, wrong), known, LIMITS["float16"])
     assert parity.auc.value == pytest.approx(-0.25)
     assert next(text for text in parity.failures if "AUC" in text).startswith("difference of AUC at most 0.002")
 
 
 def test_without_labels_the_gate_is_not_held(reference: Outputs) -> None:
     unknown = replace(cases(8), labels=np.full((40, 2), np.nan, np.float32))
-    parity = compare(reference, reference, unknown, LIMITS["int8"])
+    parity = measure_parity(reference, reference, unknown, LIMITS["int8"])
     assert [text.split(" at most")[0] for text in parity.failures] == [
         "difference of nDCG@10", "difference of nDCG@10 of all queries", "difference of AUC",
     ]  # fmt: skip
@@ -166,7 +166,7 @@ def test_without_labels_the_gate_is_not_held(reference: Outputs) -> None:
 def test_few_images() -> None:
     """Fewer than ten others: all of them are neighbours, the query itself never."""
     outputs = Outputs(unit(np.arange(4) * 0.1), np.zeros((4, 2), np.float32))
-    assert compare(outputs, outputs, cases(4, 4), STRICT).overlap.value == 1.0
+    assert measure_parity(outputs, outputs, cases(4, 4), STRICT).overlap.value == 1.0
 
 
 @pytest.mark.parametrize("value", [0.0, np.nan])
@@ -174,7 +174,7 @@ def test_what_is_no_number_fails(reference: Outputs, value: float) -> None:
     embedding, scores = reference.embedding.copy(), reference.scores.copy()
     embedding[0], scores[1, 1] = value, np.nan
     limits = replace(STRICT, ndcg=0.1)
-    failures = compare(reference, Outputs(embedding, scores), cases(8), limits).failures
+    failures = measure_parity(reference, Outputs(embedding, scores), cases(8), limits).failures
     assert {text.split(" at ")[0] for text in failures} >= {
         "cosine of the embeddings", "difference of scores", "difference of nDCG@10",
     }  # fmt: skip
@@ -182,7 +182,7 @@ def test_what_is_no_number_fails(reference: Outputs, value: float) -> None:
 
 def test_models_that_do_not_fit(reference: Outputs) -> None:
     with pytest.raises(UserError, match="found 2 and 1 dimensions, 2 and 2 labels"):
-        compare(reference, Outputs(reference.embedding[:, :1], reference.scores), cases(8), STRICT)
+        measure_parity(reference, Outputs(reference.embedding[:, :1], reference.scores), cases(8), STRICT)
 
 
 def test_tolerances() -> None:
@@ -198,6 +198,6 @@ def test_tolerances() -> None:
 def test_the_table_says_what_is_beyond(reference: Outputs) -> None:
     embedding = reference.embedding.copy()
     embedding[10] = -embedding[0]
-    text = compare(reference, Outputs(embedding, reference.scores), cases(1), STRICT).table()
+    text = measure_parity(reference, Outputs(embedding, reference.scores), cases(1), STRICT).table()
     assert "unchanged top-10 neighbours:           0.9000 [0.9000, 0.9000]; across: 1.0000" in text
     assert text.splitlines()[-1].startswith("Beyond its limit: unchanged top-10 neighbours at least 0.98")

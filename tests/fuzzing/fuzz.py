@@ -60,7 +60,7 @@ def run(target: str, arguments: list[str]) -> None:
 
 def reader() -> Any:
     from cbmir.errors import ImageError
-    from cbmir.runtime.reading import read_image
+    from cbmir.runtime.imaging.reader import read_image
 
     def read(data: bytes) -> None:
         try:
@@ -79,7 +79,7 @@ def upload() -> Any:
     from fastapi.testclient import TestClient
 
     from cbmir.runtime import Finder
-    from cbmir.runtime.live import LiveFinder
+    from cbmir.runtime.hot_reload import LiveFinder
     from cbmir.runtime.serving import Settings, create_app
 
     sys.path.insert(0, str(HERE.parent))

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from cbmir.errors import ImageError
-from cbmir.runtime.reading import read_image
+from cbmir.runtime.imaging.reader import read_image
 
 SECONDS = 10
 

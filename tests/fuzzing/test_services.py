@@ -20,11 +20,11 @@ pynetdicom = pytest.importorskip("pynetdicom")
 
 from broken_files import broken_data_sets, broken_files  # noqa: E402
 from cbmir.runtime import Finder  # noqa: E402
-from cbmir.runtime.live import LiveFinder  # noqa: E402
+from cbmir.runtime.hot_reload import LiveFinder  # noqa: E402
 from cbmir.runtime.pacs.intake import Intake  # noqa: E402
-from cbmir.runtime.pacs.node import PacsNode  # noqa: E402
 from cbmir.runtime.pacs.queue import DurableQueue, Made  # noqa: E402
 from cbmir.runtime.pacs.spool import DEAD_LETTERS  # noqa: E402
+from cbmir.runtime.pacs.storage_scp import PacsNode  # noqa: E402
 from cbmir.runtime.pacs.worker import Workers  # noqa: E402
 from dicom_files import make_dicom  # noqa: E402
 from http_service import Service  # noqa: E402

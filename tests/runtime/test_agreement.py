@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from cbmir.runtime.agreement import LabelAgreement, agreement
 from cbmir.runtime.gallery.entry import Entry, Hit
+from cbmir.runtime.results import LabelAgreement, agreement
 
 
 def hit(distance: float, **labels: int | None) -> Hit:

@@ -10,7 +10,7 @@ import pytest
 from cbmir.card import ModelCard
 from cbmir.errors import ManifestError, UserError
 from cbmir.runtime import Filter, Finder, evidence_map, read_image
-from cbmir.runtime.combination import combination_vector
+from cbmir.runtime.evidence import combination_vector
 
 #: Two proxies for each of three labels and the negative class, in 8 dimensions.
 HEAD = np.eye(8, dtype=np.float32)

@@ -15,10 +15,11 @@ import pytest
 
 from cbmir.errors import GalleryError, ImageError, UserError
 from cbmir.manifest import Manifest, read_manifest, write_manifest
-from cbmir.runtime import Engine, embedded_blocks, open_engine, preprocess, read_image
+from cbmir.runtime import Engine, embedded_blocks, open_engine, read_image
 from cbmir.runtime.embedded_blocks import Blocks
 from cbmir.runtime.embedding import embed_manifest
 from cbmir.runtime.embedding_on_ray import actor_needs, read_card
+from cbmir.runtime.imaging import preprocess
 
 
 @pytest.fixture

@@ -16,18 +16,9 @@ from PIL import Image
 import cbmir
 from cbmir.errors import EngineError, GalleryError, ImageError, ModelError, UserError
 from cbmir.manifest import read_manifest
-from cbmir.runtime import (
-    Entry,
-    Filter,
-    Finder,
-    Gallery,
-    Pseudonyms,
-    build_gallery,
-    open_engine,
-    preprocess,
-    read_image,
-)
+from cbmir.runtime import Entry, Filter, Finder, Gallery, Pseudonyms, build_gallery, open_engine, read_image
 from cbmir.runtime.finder import NOTHING_ALIKE
+from cbmir.runtime.imaging import preprocess
 
 Make = Callable[..., Path]
 MakeXray = Callable[..., NDArray[np.uint8]]

@@ -13,8 +13,8 @@ import cbmir.runtime
 
 HEAVY = ("torch", "torchvision", "lightning", "sklearn", "pandas", "gradio", "matplotlib", "timm", "onnx")
 LATER = (
-    "pydicom", "onnxruntime", "usearch", "multiprocessing", "sqlite3", "cbmir.runtime.gallery.searching",
-    "cbmir.runtime.gallery.building",
+    "pydicom", "onnxruntime", "usearch", "multiprocessing", "sqlite3", "cbmir.runtime.gallery.gallery",
+    "cbmir.runtime.gallery.build",
 )  # fmt: skip
 
 

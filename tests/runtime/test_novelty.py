@@ -12,7 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from cbmir.preprocessing import PreprocessSpec
-from cbmir.runtime import novelty, preprocess, read_image
+from cbmir.runtime import novelty, read_image
+from cbmir.runtime.imaging import preprocess
 from cbmir.runtime.novelty import FEWEST, NEAREST, judge, mixture_distance, own_distances
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cbmir.training.calibration import platt_calibration, youden_threshold
+from cbmir.training.metrics import platt_calibration, youden_threshold
 
 NAN = float("nan")
 

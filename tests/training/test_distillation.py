@@ -22,15 +22,14 @@ from cbmir.export import export_run
 from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, read_manifest, write_manifest
 from cbmir.runtime import Gallery, build_gallery, evidence_map, open_engine
-from cbmir.training import report
+from cbmir.training import evaluate
 from cbmir.training.config import TrainConfig
-from cbmir.training.curves import read_epochs
 from cbmir.training.distillation import Teacher, build_student, load_teacher, teacher_options
 from cbmir.training.encoder import build_encoder, encoder_of, for_inference, with_projection
-from cbmir.training.harness import RetrievalTask, train
+from cbmir.training.evaluate import evaluate_model
+from cbmir.training.harness import RetrievalTask, read_epochs, train
 from cbmir.training.losses.distill import TEMPERATURE, DistillationLoss, bernoulli_divergence, neighbour_divergence
 from cbmir.training.model import LinearHead, ProxyHead, RetrievalModel
-from cbmir.training.report import evaluate_model
 from cbmir.training.run import RunFolder, load_model
 
 SMALL = {"image_size": 32, "batch_size": 8, "epochs": 3, "lr": 1e-2, "devices": "1"}
@@ -190,7 +189,7 @@ def test_the_gallery_is_embedded_by_the_gallery_model(
     embedded: Counter[Path] = Counter()
 
     @contextmanager
-    def counting(model: Path) -> Iterator[tuple[ModelCard, report.Embedder]]:
+    def counting(model: Path) -> Iterator[tuple[ModelCard, evaluate.Embedder]]:
         with opened_model(model) as (card, embedder):
 
             def counted(batches: Iterable[NDArray[np.uint8]]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -200,8 +199,8 @@ def test_the_gallery_is_embedded_by_the_gallery_model(
 
             yield card, counted
 
-    opened_model = report.opened_model
-    monkeypatch.setattr(report, "opened_model", counting)
+    opened_model = evaluate.opened_model
+    monkeypatch.setattr(evaluate, "opened_model", counting)
     evaluate_model(student, squares, gallery_model=teacher)
     assert embedded == {student: 12, teacher: 48}, "the test split asks, the train split is the gallery"
     embedded.clear()

@@ -16,8 +16,7 @@ import torch
 from cbmir.errors import CardError, RunError, SplitError, TrainingError
 from cbmir.manifest import read_manifest, write_manifest
 from cbmir.training.config import TrainConfig, proxy_counts, resolve_precision
-from cbmir.training.curves import read_epochs
-from cbmir.training.harness import RetrievalTask, Selection, train
+from cbmir.training.harness import RetrievalTask, Selection, read_epochs, train
 from cbmir.training.run import RunFolder, load_model, with_fold
 
 
@@ -314,7 +313,7 @@ def test_config_of_another_version_is_refused(finished: RunFolder, tmp_path: Pat
 
 def test_crops_differ_between_epochs_and_images_and_repeat(squares: Path) -> None:
     from cbmir.preprocessing import PreprocessSpec
-    from cbmir.training.data import TrainingImages
+    from cbmir.training.dataset import TrainingImages
 
     spec = PreprocessSpec(resize=40, crop=32)
     images = np.arange(2 * 40 * 40, dtype=np.uint8).reshape(2, 40, 40)

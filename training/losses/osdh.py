@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cbmir.training.losses.pairs import shared_classes
+from cbmir.training.losses.targets import shared_classes
 from cbmir.training.model import HashHead
 
 _BETA = 0.01

@@ -24,7 +24,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cbmir.training.losses.pairs import similar_pairs
+from cbmir.training.losses.targets import similar_pairs
 from cbmir.training.model import HashHead
 
 _ALPHA = 1.0

@@ -17,8 +17,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cbmir.training.losses.pairs import shared_classes
 from cbmir.training.losses.proxy import MultiLabelProxyLoss
+from cbmir.training.losses.targets import shared_classes
 from cbmir.training.model import ProxyHead
 
 _PROXY_SHARE = 0.5

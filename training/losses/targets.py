@@ -1,4 +1,7 @@
-"""What the losses share: the negative class and the class weights, both over known labels only."""
+"""What the losses share: the negative class and the class weights, both over known labels only.
+
+What the pairwise losses share: how many classes two images of a batch have in common.
+"""
 
 from __future__ import annotations
 
@@ -27,3 +30,23 @@ def class_weights(targets: Tensor, *, balanced: bool) -> tuple[Tensor, Tensor]:
     positive, negative = (targets == 1).sum(dim=0).double(), (targets == 0).sum(dim=0).double()
     known = (positive + negative).clamp(min=1)
     return (negative / known).float(), (positive / known).float()
+
+
+def shared_classes(targets: Tensor, *, negative: bool) -> Tensor:
+    """Number of classes of which both images are positive: [N, C] in {0, 1, NaN} -> float32 [N, N].
+
+    An unknown label counts as not positive. With `negative` the images without a finding share a class of their own;
+    without it such an image shares nothing, not even with itself.
+    """
+    positive = ((with_negative_class(targets) if negative else targets) == 1).float()
+    return positive @ positive.T
+
+
+def similar_pairs(targets: Tensor, *, negative: bool) -> tuple[Tensor, Tensor]:
+    """Which pairs share a class, and which surely share none: [N, C] in {0, 1, NaN} -> two of bool [N, N].
+
+    An unknown label may be shared, so that such a pair is neither. An image is no pair with itself.
+    """
+    possible = ((with_negative_class(targets) if negative else targets) != 0).float()
+    others = ~torch.eye(len(targets), dtype=torch.bool, device=targets.device)
+    return (shared_classes(targets, negative=negative) > 0) & others, (possible @ possible.T == 0) & others

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from cbmir.errors import ManifestError, SplitError
 from cbmir.labels import LabelSet
 from cbmir.manifest import LABEL_VALUES, Manifest, Row, read_table
+from cbmir.training.manifest_check import summarise
 from cbmir.training.splits import assign_splits, check_splits
-from cbmir.training.summary import summarise
 
 Missing = Literal["error", "skip"]
 logger = logging.getLogger("cbmir")

@@ -17,11 +17,11 @@ from cbmir.errors import DamagedImageError, DicomImageError, ImageError, Manifes
 from cbmir.files import replacing
 from cbmir.labels import NIH_14, LabelSet
 from cbmir.manifest import Manifest, Row
-from cbmir.runtime.bulk import work_through
-from cbmir.runtime.dicom_reading import is_dicom, parse_dicom
-from cbmir.runtime.dicom_tags import pydicom_unlogged, read_errors
-from cbmir.runtime.radiograph import Limits, collected_warnings
-from cbmir.runtime.reading import read_image
+from cbmir.runtime.imaging.dicom_header import pydicom_unlogged, read_errors
+from cbmir.runtime.imaging.dicom_reader import is_dicom, parse_dicom
+from cbmir.runtime.imaging.radiograph import Limits, collected_warnings
+from cbmir.runtime.imaging.reader import read_image
+from cbmir.runtime.imaging.workers import work_through
 from cbmir.training.readers.common import finish
 
 DICOMDIR = "DICOMDIR"

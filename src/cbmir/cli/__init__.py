@@ -17,19 +17,19 @@ from cbmir.errors import CbmirError
 # command -> module of cbmir.cli that defines it, in the order of the work
 _COMMANDS = {
     "data": "data",
-    "train": "training",
-    "evaluate": "training",
+    "train": "train",
+    "evaluate": "train",
     "benchmark": "benchmark",
     "benchmark-cell": "benchmark",
-    "export": "exporting",
-    "parity": "exporting",
+    "export": "export",
+    "parity": "export",
     "bench": "bench",
     "embed": "embed",
-    "index": "gallery",
+    "index": "index",
     "query": "query",
     "pacs": "pacs",
     "demo": "demo",
-    "serve": "serving",
+    "serve": "serve",
     "doctor": "doctor",
 }
 # What these say below a warning quotes an image's tags, a patient's name or a UID among them.

@@ -13,8 +13,8 @@ from cbmir.errors import CbmirError, EngineError
 
 if TYPE_CHECKING:
     from cbmir.card import ModelCard
-    from cbmir.runtime.bench import BenchReport
-    from cbmir.runtime.contenders import Contender, ModelContender
+    from cbmir.export.perf.bench import BenchReport
+    from cbmir.export.perf.contenders import Contender, ModelContender
 
 WIDTH = 100
 
@@ -73,8 +73,8 @@ def bench(
     times: trust the ratios, which are taken round by round (median, and 10th to 90th percentile). "1 - cos" is how far
     the embeddings are from the first model's. Ctrl-C prints what was measured so far.
     """
-    from cbmir.runtime.bench import bench as measure
-    from cbmir.runtime.contenders import model_contenders
+    from cbmir.export.perf.bench import bench as measure
+    from cbmir.export.perf.contenders import model_contenders
 
     own = model_contenders(models, engines=engines, modes=modes, threads=threads)
     card = _card(own)
@@ -108,19 +108,19 @@ def _card(contenders: Sequence[ModelContender]) -> ModelCard:
 def _others(
     models: Sequence[Path], card: ModelCard, peers: Sequence[str], threads: int | None, *, peak: bool
 ) -> Iterator[Contender]:
-    from cbmir.runtime.contenders import OnnxRuntimePeer, OpenVinoPeer, float32_file
+    from cbmir.export.perf.contenders import OnnxRuntimePeer, OpenVinoPeer, float32_file
 
     for peer in peers:
         if peer == "torch":
-            from cbmir.training.bench_peers import torch_peers
+            from cbmir.export.perf.torch_contenders import torch_peers
 
             yield from torch_peers(card, threads)
         else:
             kind = OnnxRuntimePeer if peer == "onnxruntime" else OpenVinoPeer
             yield kind(f"peer {peer}", float32_file(models), threads)
     if peak:
-        from cbmir.runtime.flops import count_flops
-        from cbmir.training.bench_peers import MatrixPeak
+        from cbmir.export.perf.machine import count_flops
+        from cbmir.export.perf.torch_contenders import MatrixPeak
 
         flops = count_flops(float32_file(models))
         yield MatrixPeak("peak float32", flops, "float32", threads)
@@ -129,7 +129,7 @@ def _others(
 
 def text(report: BenchReport) -> str:
     """The report for people to read, in tables of at most 100 columns."""
-    from cbmir.runtime.machine import in_words
+    from cbmir.export.perf.machine import in_words
 
     entrants = [
         (

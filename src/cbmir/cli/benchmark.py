@@ -13,7 +13,7 @@ from cbmir.cli.options import training_options
 
 if TYPE_CHECKING:
     from cbmir.manifest import Manifest
-    from cbmir.training.benchmark.plan import Plan
+    from cbmir.training.comparison.plan import Plan
 
 
 @click.command(
@@ -74,9 +74,9 @@ def benchmark(
     from cbmir.errors import require
 
     require("lightning", "train")
-    from cbmir.training.benchmark.plan import Plan, make_plan, prepare, select_parts
-    from cbmir.training.benchmark.preview import preview
-    from cbmir.training.benchmark.protocols import PROTOCOLS
+    from cbmir.training.comparison.cells import preview
+    from cbmir.training.comparison.plan import Plan, make_plan, prepare, select_parts
+    from cbmir.training.comparison.protocols import PROTOCOLS
 
     if report is None and not dry_run:
         raise click.UsageError("Missing option '-o' / '--output'; or use --dry-run.")
@@ -100,7 +100,7 @@ def benchmark(
     assert report is not None
     import torch
 
-    from cbmir.training.benchmark.running import run_cells
+    from cbmir.training.comparison.runner import run_cells
 
     plan = prepare(report, plan, table, resume=resume)
     try:
@@ -119,15 +119,15 @@ def benchmark(
 @click.argument("name")
 def benchmark_cell(report: Path, name: str) -> None:
     """Run one cell of a benchmark: what 'cbmir benchmark' starts, a process each."""
-    from cbmir.training.benchmark.cells import run_cell
-    from cbmir.training.benchmark.plan import Plan
+    from cbmir.training.comparison.cells import run_cell
+    from cbmir.training.comparison.plan import Plan
 
     plan = Plan.read(report)
     run_cell(report, plan, plan.cell(name))
 
 
 def _finish(report: Path, plan: Plan) -> None:
-    from cbmir.training.benchmark.report.writing import write_report
+    from cbmir.training.comparison.report.render import write_report
 
     click.echo(write_report(report, plan))
 

@@ -285,7 +285,7 @@ def check(ctx: click.Context, manifest: Path, quick: bool, workers: int, as_json
     and the same image in two splits. Any of them makes the exit code 2; a clean manifest gives 0.
     """
     from cbmir.manifest import read_manifest
-    from cbmir.training.checking import check_manifest
+    from cbmir.training.manifest_check import check_manifest
 
     report = check_manifest(read_manifest(manifest), quick=quick, workers=workers)
     if as_json:
@@ -305,7 +305,7 @@ def _write(manifest: Manifest, path: Path, as_json: bool) -> None:
 
 def _tell(manifest: Manifest, path: Path, as_json: bool, **more: Any) -> None:
     """What the manifest holds; `more` goes into the JSON."""
-    from cbmir.training.summary import summarise
+    from cbmir.training.manifest_check import summarise
 
     summary = summarise(manifest)
     if as_json:

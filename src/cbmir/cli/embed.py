@@ -58,7 +58,7 @@ def embed(
     from cbmir.manifest import read_manifest
     from cbmir.runtime.embedded_blocks import Blocks
     from cbmir.runtime.embedding import embed_blocks, embed_manifest
-    from cbmir.runtime.opening import open_engine
+    from cbmir.runtime.engines.registry import open_engine
 
     if ray is not None and workers is not None:
         raise click.UsageError("--workers means nothing with --ray: each model decodes with its share of processors.")

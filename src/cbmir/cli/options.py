@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cbmir")
 
-#: As `cbmir.runtime.engine` has them, which is not imported here: `--help` must be quick.
+#: As `cbmir.runtime.engines.base` has them, which is not imported here: `--help` must be quick.
 ENGINES = ("auto", "onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "openvino", "tensorrt")
 MODES = ("auto", "latency", "throughput")
 #: As `cbmir.runtime.gallery` has them.
@@ -58,7 +58,7 @@ threads_option = click.option(
 
 def threads_each(threads: int | None, at_once: int) -> int:
     """What `--threads` stands for: so many answers at once get no more threads than there are processors."""
-    from cbmir.runtime.engine import available_threads
+    from cbmir.process import available_threads
 
     return threads or max(1, available_threads() // at_once)
 

@@ -116,7 +116,7 @@ def analyze(
 def make_results_of(path: Path, finder: Finder, kinds: Sequence[str]) -> Results:
     """Read, analyse and answer one file. Raises ImageError."""
     from cbmir.runtime.dicom_output import make_results
-    from cbmir.runtime.reading import file_bytes
+    from cbmir.runtime.imaging.reader import file_bytes
 
     data = file_bytes(path)  # once: the file may be replaced meanwhile
     image = finder.read(data)
@@ -153,8 +153,8 @@ def _is_image(path: Path) -> bool:
     from pydicom import dcmread
 
     from cbmir.runtime.dicom_output import is_own_result
-    from cbmir.runtime.dicom_reading import is_dicom
-    from cbmir.runtime.dicom_tags import read_errors
+    from cbmir.runtime.imaging.dicom_header import read_errors
+    from cbmir.runtime.imaging.dicom_reader import is_dicom
 
     try:
         with path.open("rb") as stream:
@@ -169,6 +169,6 @@ def _is_image(path: Path) -> bool:
 def _names(images: Sequence[Path]) -> list[str]:
     """A name for each image: its file's, with as many of its folders as tell it from the others."""
     from cbmir.manifest import Row
-    from cbmir.runtime.gallery.naming import entry_ids
+    from cbmir.runtime.gallery.entry_ids import entry_ids
 
     return entry_ids([Row(image=path, patient_id="", labels=()) for path in images])

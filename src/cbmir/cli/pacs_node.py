@@ -25,13 +25,13 @@ from cbmir.cli.options import (
     threads_option,
 )
 from cbmir.errors import UserError, require
-from cbmir.signals import signals_held
+from cbmir.process import signals_held
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
+    from cbmir.runtime.pacs.destinations import Outlet
     from cbmir.runtime.pacs.intake import Intake
-    from cbmir.runtime.pacs.outlets import Outlet
-    from cbmir.runtime.pacs.running import Source
+    from cbmir.runtime.pacs.service import Source
 
 _state_option = click.option(
     "--state", type=click.Path(path_type=Path, resolve_path=True), default=Path("cbmir-pacs"), show_default=True,
@@ -134,10 +134,10 @@ def node(
     Research use only. Not a medical device, not for diagnosis.
     """
     require("pynetdicom", "dicom")
-    from cbmir.runtime.listening import is_loopback
-    from cbmir.runtime.pacs.node import PacsNode
-    from cbmir.runtime.pacs.outlets import Address, Folder, StoreScu
+    from cbmir.runtime.pacs.destinations import Address, Folder, StoreScu
+    from cbmir.runtime.pacs.storage_scp import PacsNode
     from cbmir.runtime.pacs.tls import Tls
+    from cbmir.runtime.sockets import is_loopback
 
     if not (allow_calling or allow_any_calling or tls or is_loopback(host)):
         raise UserError(f"expected --allow-calling or --tls, since other machines can reach {host}, found neither; "
@@ -186,9 +186,9 @@ def follow(orthanc: str | None, dicomweb: str | None, since: str | None, interva
     Research use only. Not a medical device, not for diagnosis.
     """
     require("dicomweb_client", "dicom")
+    from cbmir.runtime.pacs.destinations import StowRs
     from cbmir.runtime.pacs.dicomweb import DicomWeb, OrthancRest
-    from cbmir.runtime.pacs.following import Following, OrthancChanges, QidoPolling
-    from cbmir.runtime.pacs.outlets import StowRs
+    from cbmir.runtime.pacs.polling import Following, OrthancChanges, QidoPolling
 
     if (orthanc is None) == (dicomweb is None):
         raise click.UsageError("expected one of --orthanc and --dicomweb")
@@ -212,7 +212,7 @@ def retry(state: Path, as_json: bool) -> None:
     The node or follower must be stopped meanwhile: one process has the queue at a time. Its next start works them off.
     """
     require("pydicom", "dicom")
-    from cbmir.runtime.pacs.dead_letters import retry as put_back
+    from cbmir.runtime.pacs.intake import retry as put_back
     from cbmir.runtime.pacs.queue import DATABASE, DurableQueue
 
     if not (state / DATABASE).exists():
@@ -232,10 +232,10 @@ def _service(
 ) -> Iterator[tuple[Intake, Callable[[Source, Callable[[], str]], None]]]:
     """What takes files in, and a function that runs a source until a signal ends it, and says when it is ready."""
     from cbmir.runtime.finder import Finder
-    from cbmir.runtime.live import LiveFinder
+    from cbmir.runtime.hot_reload import LiveFinder
     from cbmir.runtime.pacs.intake import Intake
     from cbmir.runtime.pacs.queue import DurableQueue
-    from cbmir.runtime.pacs.running import run
+    from cbmir.runtime.pacs.service import run
     from cbmir.runtime.pacs.worker import Workers
 
     kinds = [kind for kind in ("sr", "sc", "kos") if getattr(given, kind)] or ["sr"]

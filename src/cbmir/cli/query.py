@@ -16,7 +16,7 @@ from cbmir.errors import ImageError
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
-    from cbmir.runtime.result import Analysis
+    from cbmir.runtime.results import Analysis
 
 log = logging.getLogger("cbmir")
 

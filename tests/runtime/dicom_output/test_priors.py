@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cbmir.runtime.dicom_output.priors import _is_same_patient
+from cbmir.runtime.dicom_output.content import _is_same_patient
 from cbmir.runtime.dicom_output.source import Source
 
 JANE = {"PatientID": "0", "PatientName": "DOE^JANE", "PatientBirthDate": "19610417", "IssuerOfPatientID": "HOSPITAL"}

@@ -22,7 +22,7 @@ from cbmir.errors import DicomImageError, MissingDependencyError, NotAnImageErro
 from cbmir.labels import CHEXPERT_9, NIH_14, LabelSet
 from cbmir.runtime import Finder
 from cbmir.runtime.dicom_output import KINDS, Results, is_own_result, make_results, warm_up
-from cbmir.runtime.dicom_tags import pydicom_unlogged
+from cbmir.runtime.imaging.dicom_header import pydicom_unlogged
 
 pytest.importorskip("highdicom")
 Make = Callable[..., bytes]

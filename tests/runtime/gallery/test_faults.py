@@ -35,14 +35,13 @@ from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, Row
 from cbmir.preprocessing import PreprocessSpec
-from cbmir.runtime.gallery import nearest
-from cbmir.runtime.gallery.building import add_to_gallery, build_gallery
+from cbmir.runtime.gallery import search
+from cbmir.runtime.gallery.build import add_to_gallery, build_gallery
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.filters import Filter
-from cbmir.runtime.gallery.searching import Gallery, is_gallery_file
+from cbmir.runtime.gallery.gallery import Gallery, is_gallery_file
+from cbmir.runtime.gallery.maintenance import merge, verify
 from cbmir.runtime.gallery.store import Store
-from cbmir.runtime.gallery.transfer import merge
-from cbmir.runtime.gallery.verifying import verify
 
 DIM, PATIENTS = 8, 9
 CARD = ModelCard(
@@ -157,13 +156,13 @@ ENGINE: Any = _Engine()
 
 def let_the_index_propose_all() -> None:
     """And rank all: its answers are exact then, however often it was made anew."""
-    nearest._AND = nearest._AND_RANKED = 1000
+    search._AND = search._AND_RANKED = 1000
 
 
 @pytest.fixture(autouse=True)
 def exact_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_AND", "_AND_RANKED"):
-        monkeypatch.setattr(nearest, name, getattr(nearest, name))  # to be put back
+        monkeypatch.setattr(search, name, getattr(search, name))  # to be put back
     let_the_index_propose_all()
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
+from cbmir.runtime.gallery.columns import Rows
 from cbmir.runtime.gallery.filters import AllOf, AnyOf, Filter, HasLabel, Selection, parse
 from cbmir.runtime.gallery.reader import Reader
-from cbmir.runtime.gallery.snapshot import Rows
 
 LABELS = LabelSet(("Effusion", "Mass", "Lung Opacity", "Pleural_Thickening"))
 EFFUSION, MASS, OPACITY = HasLabel(0), HasLabel(1), HasLabel(2)

@@ -20,7 +20,7 @@ from pathlib import Path
 from cbmir.manifest import read_manifest
 from cbmir.runtime import Gallery, open_engine
 from cbmir.runtime.gallery import building, filling
-import cbmir.runtime.bulk, cbmir.runtime.onnx_engine, cbmir.runtime.novelty, onnxruntime, tqdm, usearch.index
+import cbmir.runtime.imaging.workers, cbmir.runtime.engines.ort, cbmir.runtime.novelty, onnxruntime, tqdm, usearch.index
 
 folder, model, manifest, kind, kills, seed = sys.argv[1:]
 folder, table = Path(folder), read_manifest(manifest)

@@ -11,11 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from cbmir.errors import GalleryError
-from cbmir.runtime.gallery import Gallery, derived
-from cbmir.runtime.gallery.coding import Coding
+from cbmir.runtime.gallery import Gallery, index_files
+from cbmir.runtime.gallery.hnsw import Coding
+from cbmir.runtime.gallery.maintenance import verify
 from cbmir.runtime.gallery.schema import patient_number, study_number
 from cbmir.runtime.gallery.store import Store
-from cbmir.runtime.gallery.verifying import verify
 
 COUNT = 60
 MakeVectors = Callable[..., NDArray[np.float32]]
@@ -106,7 +106,7 @@ def test_a_removal_that_is_stopped_half_way_is_made_good(
     with Gallery.open(path) as gallery:
         gallery.write_index()
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(derived, "drop", stop)
+            patch.setattr(index_files, "drop", stop)
             gallery.remove(patient_ids=["patient0003"])
     with Gallery.open(path) as gallery:
         match then:

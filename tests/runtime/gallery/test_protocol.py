@@ -99,7 +99,7 @@ def place_in(folder: Path, kind: str) -> str | Path:
 
 def create(place: str | Path, card: ModelCard, labels: LabelSet | None = None, **options: object) -> AnyGallery:
     if is_milvus(place):
-        from cbmir.runtime.gallery.milvus import MilvusGallery
+        from cbmir.runtime.gallery.milvus.gallery import MilvusGallery
 
         return MilvusGallery.create(str(place), card, labels, **options)  # type: ignore[arg-type]
     return Gallery.create(place, card, labels, **options)  # type: ignore[arg-type]

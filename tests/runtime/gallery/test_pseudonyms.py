@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from cbmir.card import ModelCard
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.maintenance import verify
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms, is_pseudonym
 from cbmir.runtime.gallery.store import Store
-from cbmir.runtime.gallery.verifying import verify
 
 MakeEntries = Callable[..., list[Entry]]
 MakeVectors = Callable[..., NDArray[np.float32]]

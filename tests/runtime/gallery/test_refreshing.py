@@ -19,13 +19,13 @@ import pytest
 from cbmir.card import ModelCard
 from cbmir.errors import GalleryError
 from cbmir.runtime import novelty
-from cbmir.runtime.gallery import derived, refreshing
+from cbmir.runtime.gallery import index_files, refreshing
 from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.gallery import Gallery
+from cbmir.runtime.gallery.hnsw import VectorIndex
 from cbmir.runtime.gallery.reader import Reader
 from cbmir.runtime.gallery.refreshing import codes_for
-from cbmir.runtime.gallery.searching import Gallery
 from cbmir.runtime.gallery.store import Store
-from cbmir.runtime.gallery.vector_index import VectorIndex
 
 Make = Callable[..., Any]
 COUNT = 60
@@ -188,14 +188,14 @@ def test_a_damaged_file_heals(gallery: Gallery, make_vectors: Make) -> None:
         (place / name).write_bytes(data)
         with Gallery.open(gallery.path) as again:
             assert first(again, make_vectors(COUNT)[7]) == "id0007"
-            assert derived.problems(again.path, again.uuid) == []
+            assert index_files.problems(again.path, again.uuid) == []
             assert again.info()["search"] == "hnsw int8"
 
 
 def test_rebuild_takes_all_from_sqlite(gallery: Gallery, make_vectors: Make) -> None:
     (gallery.path / places(gallery.path)[0] / "vectors.npy").unlink()
     gallery.rebuild()
-    assert derived.problems(gallery.path, gallery.uuid) == [] and gallery.info()["changed"] == 0
+    assert index_files.problems(gallery.path, gallery.uuid) == [] and gallery.info()["changed"] == 0
     assert first(gallery, make_vectors(COUNT)[7]) == "id0007"
     gallery.rebuild("bf16")
     assert gallery.index_setting == "bf16" and gallery.search(make_vectors(1)[0], 1).method == "hnsw bf16"
@@ -243,7 +243,7 @@ def test_a_full_disk_stops_no_search(
     shutil.rmtree(gallery.path / places(gallery.path)[0])
     gallery.close()
     monkeypatch.setattr(refreshing, "SMALL", 10)
-    monkeypatch.setattr(derived, "write", refuse)
+    monkeypatch.setattr(index_files, "write", refuse)
     with Gallery.open(gallery.path) as again:
         assert first(again, make_vectors(COUNT)[7]) == "id0007"
         assert "cannot write what searches need" in caplog.text
@@ -259,7 +259,7 @@ def test_a_full_disk_fails_no_write_that_was_acknowledged(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(refreshing, "TAIL_LIMIT", 0)
-    monkeypatch.setattr(derived, "write", refuse)
+    monkeypatch.setattr(index_files, "write", refuse)
     assert len(gallery.add(make_entries(9, COUNT), make_vectors(9, seed=9)).ids) == 9
     assert "what was written to the gallery is safe" in caplog.messages[-1]
     assert gallery.remove(ids=["id0001"]) == ("id0001",)
@@ -297,7 +297,7 @@ def test_a_process_takes_the_index_that_another_wrote_meanwhile(
     monkeypatch.setattr(refreshing, "SMALL", 10)
     vector = make_vectors(1)[0]
     with Gallery.open(store.path) as writer, Gallery.open(store.path) as reader:
-        with derived.lock(store.path, wait=True):
+        with index_files.lock(store.path, wait=True):
             assert reader.search(vector, 1).method == "exact"
         writer.write_index()
         assert reader.search(vector, 1).method == "hnsw int8"
@@ -313,9 +313,9 @@ def test_what_cannot_be_trusted_is_verified_once(
     with (gallery.path / places(gallery.path)[0] / "vectors.npy").open("r+b") as stream:
         stream.truncate(200)
     loads = []
-    real = derived.load
-    monkeypatch.setattr(derived, "load", lambda *values: loads.append(1) or real(*values))
-    with Gallery.open(gallery.path) as reader, derived.lock(gallery.path, wait=True):
+    real = index_files.load
+    monkeypatch.setattr(index_files, "load", lambda *values: loads.append(1) or real(*values))
+    with Gallery.open(gallery.path) as reader, index_files.lock(gallery.path, wait=True):
         for _ in range(3):
             assert reader.search(make_vectors(1)[0], 1).method == "exact"
     assert loads == [1]
@@ -352,7 +352,7 @@ def test_no_transaction_is_held_while_an_index_is_built(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setattr(refreshing, "SMALL", 10)
-    derived.drop(gallery.path)
+    index_files.drop(gallery.path)
     gallery._snapshot = None
     held = []
     real_reading, real_build = gallery.reading, VectorIndex.build
@@ -410,7 +410,7 @@ def test_a_vector_that_was_damaged_in_place_is_not_answered_with(
         np.testing.assert_array_equal(found.vectors[0], vector)
         assert "not what was stored" in caplog.text
         caplog.clear()
-        assert derived.problems(gallery.path, gallery.uuid) == []
+        assert index_files.problems(gallery.path, gallery.uuid) == []
 
 
 def test_vectors_that_stay_wrong_are_an_error(
@@ -428,7 +428,7 @@ def test_while_another_writes_what_is_derived_searches_go_on(
     shutil.rmtree(gallery.path / places(gallery.path)[0])
     gallery.close()
     monkeypatch.setattr(refreshing, "SMALL", 10)
-    with derived.lock(gallery.path, wait=True), Gallery.open(gallery.path) as again:
+    with index_files.lock(gallery.path, wait=True), Gallery.open(gallery.path) as again:
         assert first(again, make_vectors(COUNT)[7]) == "id0007"
         assert places(gallery.path) == []
 

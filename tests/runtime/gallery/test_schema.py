@@ -19,8 +19,8 @@ from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
 from cbmir.runtime.gallery import schema
 from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.maintenance import verify
 from cbmir.runtime.gallery.store import Store
-from cbmir.runtime.gallery.verifying import verify
 
 COUNT = 30
 MakeEntries = Callable[..., list[Entry]]

@@ -19,11 +19,11 @@ import pytest
 from cbmir.card import ModelCard
 from cbmir.errors import GalleryError
 from cbmir.runtime import Entry, Gallery
-from cbmir.runtime.gallery import nearest
+from cbmir.runtime.gallery import search
 from cbmir.runtime.gallery.filters import Filter
+from cbmir.runtime.gallery.gallery import is_gallery_file
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 from cbmir.runtime.gallery.reader import Reader
-from cbmir.runtime.gallery.searching import is_gallery_file
 from cbmir.runtime.gallery.store import Store
 
 COUNT, DIM = 300, 8
@@ -35,7 +35,7 @@ Vectors = np.ndarray[Any, np.dtype[np.float32]]
 def exact_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """The index proposes all, and all are ranked: its answers are exact then."""
     for name in ("_AND", "_AND_RANKED"):
-        monkeypatch.setattr(nearest, name, COUNT)
+        monkeypatch.setattr(search, name, COUNT)
 
 
 @pytest.fixture(scope="module", params=["exact", "bf16", "int8"])

@@ -23,10 +23,9 @@ from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
 from cbmir.runtime.gallery import Gallery
 from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.maintenance import export, verify
+from cbmir.runtime.gallery.schema import Witness
 from cbmir.runtime.gallery.store import STORE_FILES, UNKNOWN, Added, Store
-from cbmir.runtime.gallery.transfer import export
-from cbmir.runtime.gallery.verifying import verify
-from cbmir.runtime.gallery.witness import Witness
 
 COUNT = 60
 MakeEntries = Callable[..., list[Entry]]

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from cbmir.card import ModelCard
 from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
-from cbmir.runtime.gallery import transfer
+from cbmir.runtime.gallery import maintenance
 from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.maintenance import export, export_deidentified, merge, verify
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 from cbmir.runtime.gallery.reader import Reader
 from cbmir.runtime.gallery.store import Store
-from cbmir.runtime.gallery.transfer import export, export_deidentified, merge
-from cbmir.runtime.gallery.verifying import verify
 
 COUNT = 60
 KEY = Pseudonyms(hashlib.sha512(b"a key").digest())
@@ -42,7 +41,7 @@ def generation(store: Store) -> int:
 def test_a_merge_is_one_write(
     store: Store, other: Store, make_entries: MakeEntries, make_vectors: MakeVectors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "_BLOCK", 7)
+    monkeypatch.setattr(maintenance, "_BLOCK", 7)
     new, vectors = make_entries(30, start=40), make_vectors(30, seed=1)
     new[3] = replace(new[3], id="another name")
     with other:

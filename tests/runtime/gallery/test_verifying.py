@@ -11,8 +11,8 @@ import pytest
 
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery import Gallery
+from cbmir.runtime.gallery.maintenance import Problem, verify
 from cbmir.runtime.gallery.store import Store
-from cbmir.runtime.gallery.verifying import Problem, verify
 
 COUNT = 60
 

@@ -20,7 +20,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cbmir.runtime.finder import Finder
-from cbmir.runtime.live import LiveFinder
+from cbmir.runtime.hot_reload import LiveFinder
 from cbmir.runtime.logs import JsonFormatter
 from pacs_rig import PLANTED, Orthanc, Receiver, answers, make_radiograph, orthanc_plugin, receiving, wait_for
 

@@ -15,9 +15,9 @@ import pytest
 
 from cbmir.errors import DeliveryAwayError, DeliveryError, ImageSizeError, PacsAwayError, PacsError
 from cbmir.runtime.pacs import dicomweb
+from cbmir.runtime.pacs.destinations import StowRs
 from cbmir.runtime.pacs.dicomweb import Changes, DicomWeb, Found, OrthancRest, StudyFound
 from cbmir.runtime.pacs.jobs import Made
-from cbmir.runtime.pacs.outlets import StowRs
 from pacs_rig import PLANTED
 
 STUDY = f"{PLANTED[2]}.1"

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from cbmir.errors import PacsError, QueueFullError
-from cbmir.runtime.pacs import database, known, spool
+from cbmir.runtime.pacs import database, spool
 from cbmir.runtime.pacs import queue as queue_module
 from cbmir.runtime.pacs.jobs import Arrival, Job, Made, State
 from cbmir.runtime.pacs.queue import LONGEST_DELAY, LONGEST_HOLD, PATIENCE, DurableQueue
@@ -215,7 +215,7 @@ def test_knows_by_uid(queue: DurableQueue, clock: Clock) -> None:
 
 
 def test_only_so_many_are_remembered(queue: DurableQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "REMEMBERED", 2)
+    monkeypatch.setattr(queue, "REMEMBERED", 2)
     for image in range(4):
         put(queue, image=image)
         clock.now += 2
@@ -241,7 +241,7 @@ def test_what_was_refused_is_known_to_this_process_alone(queue: DurableQueue, cl
 
 
 def test_only_so_many_refusals_are_known(queue: DurableQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "PASSED_OVER", 1)
+    monkeypatch.setattr(queue, "PASSED_OVER", 1)
     for image in range(2):
         put(queue, image=image)
         clock.now += 2

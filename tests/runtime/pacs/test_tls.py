@@ -15,12 +15,12 @@ from pynetdicom import AE
 from pynetdicom.sop_class import Verification
 
 from cbmir.errors import DeliveryError, PacsError
-from cbmir.runtime.live import LiveFinder
+from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.pacs.destinations import Address, StoreScu
 from cbmir.runtime.pacs.intake import Intake
 from cbmir.runtime.pacs.jobs import Made
-from cbmir.runtime.pacs.node import PacsNode
-from cbmir.runtime.pacs.outlets import Address, StoreScu
 from cbmir.runtime.pacs.queue import DurableQueue
+from cbmir.runtime.pacs.storage_scp import PacsNode
 from cbmir.runtime.pacs.tls import Tls
 from pacs_rig import receiving, send_all, wait_for
 

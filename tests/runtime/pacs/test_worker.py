@@ -27,10 +27,9 @@ from cbmir.errors import (
     NotReadyError,
 )
 from cbmir.runtime.finder import Finder
-from cbmir.runtime.live import LiveFinder
+from cbmir.runtime.hot_reload import LiveFinder
 from cbmir.runtime.pacs import worker as worker_module
-from cbmir.runtime.pacs.dead_letters import retry
-from cbmir.runtime.pacs.intake import Intake, Taken
+from cbmir.runtime.pacs.intake import Intake, Taken, retry
 from cbmir.runtime.pacs.jobs import Made
 from cbmir.runtime.pacs.queue import DurableQueue
 from cbmir.runtime.pacs.spool import DEAD_LETTERS

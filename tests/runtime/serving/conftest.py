@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from numpy.typing import NDArray
 
 from cbmir.runtime import Finder
-from cbmir.runtime.live import LiveFinder
+from cbmir.runtime.hot_reload import LiveFinder
 from cbmir.runtime.serving import Settings, create_app
 from http_service import MakeClient, encoded
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cbmir.runtime.dicom_output.uids import case_id
-from cbmir.runtime.serving import case_index
-from cbmir.runtime.serving.case_index import CaseIndex
+from cbmir.runtime.dicom_output.identifiers import case_id
+from cbmir.runtime.serving import service
+from cbmir.runtime.serving.service import CaseIndex
 
 
 class Uncounted:
@@ -30,7 +30,7 @@ class Uncounted:
 def test_one_case_for_another_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though there are as many as before; who asks for what there is not does not have it read each time."""
     now = 0.0
-    monkeypatch.setattr(case_index, "monotonic", lambda: now)
+    monkeypatch.setattr(service, "monotonic", lambda: now)
     gallery: Any = Uncounted("a", "b")
     index, of = CaseIndex(), {one: case_id(gallery, one) for one in "abc"}
     assert index.id_of(gallery, of["b"]) == "b"

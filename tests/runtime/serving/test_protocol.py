@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import uvicorn
 
-from cbmir.runtime.listening import bound
-from cbmir.runtime.serving import protocol
-from cbmir.runtime.serving.protocol import with_deadline
+from cbmir.runtime.serving import server
+from cbmir.runtime.serving.server import with_deadline
+from cbmir.runtime.sockets import bound
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -131,7 +131,7 @@ def test_an_answer_that_is_taken_is_whole() -> None:
 
 
 def test_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "MOST_CONNECTIONS", 1)
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 1)
     with served(30) as connection:
         connection.sendall(GET)
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")

@@ -19,11 +19,11 @@ import uvicorn
 
 from cbmir.cli import main
 from cbmir.errors import UserError
+from cbmir.process import available_threads
 from cbmir.runtime import Finder
-from cbmir.runtime.engine import available_threads
-from cbmir.runtime.listening import bound, is_loopback
-from cbmir.runtime.live import LiveFinder
+from cbmir.runtime.hot_reload import LiveFinder
 from cbmir.runtime.serving import Settings, create_app, serve, server
+from cbmir.runtime.sockets import bound, is_loopback
 from http_service import Service
 
 TOKEN = "a-token-of-thirty-two-characters"
@@ -198,7 +198,7 @@ HANGING = """
 import os, signal, sys, threading
 import httpx
 from cbmir.runtime import Finder
-from cbmir.runtime.live import LiveFinder
+from cbmir.runtime.hot_reload import LiveFinder
 from cbmir.runtime.serving import Settings, serve
 
 def embed(self, images):

@@ -1,0 +1,180 @@
+"""Similarity in words: a cosine means little by itself, so it is told by how common it is among the gallery's own.
+
+The wall of look-alikes, and what they agree on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.demo.markup import escape, readable, thumbnail_url, unseen
+from cbmir.demo.wording import emphasised
+from cbmir.labels import canonical
+from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.protocol import AnyGallery
+from cbmir.runtime.results import LabelAgreement, Neighbour
+
+_SAMPLE = 400
+#: Share of the gallery's pairs that are less alike, and what is said from there on.
+_WORDS = ((0.999, "Nearly the same"), (0.99, "Very alike"), (0.95, "Alike"), (0.8, "Somewhat alike"))
+_LEAST = "Little alike"
+
+
+@dataclass(frozen=True, eq=False)
+class Likeness:
+    """`cosines` are those between pairs of a sample of the gallery, float32, sorted; empty where it has no pair."""
+
+    cosines: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, gallery: AnyGallery | None) -> Self:
+        ids = [] if gallery is None else gallery.ids()
+        if gallery is None or len(ids) < 2:
+            return cls(np.empty(0, np.float32))
+        rows = np.random.default_rng(0).choice(len(ids), min(_SAMPLE, len(ids)), replace=False)
+        vectors = np.stack([gallery.vector(ids[row]) for row in rows])
+        return cls(np.sort((vectors @ vectors.T)[np.triu_indices(len(vectors), 1)]))
+
+    def share(self, cosine: float) -> float:
+        """Share of the gallery's pairs that are less alike than this."""
+        return float(np.searchsorted(self.cosines, cosine)) / max(1, len(self.cosines))
+
+    def words(self, cosine: float) -> str:
+        share = self.share(cosine)
+        return next((word for least, word in _WORDS if share >= least), _LEAST)
+
+
+LEGEND = (
+    '<ul class="labels legend" aria-label="How labels are marked"><li class="shared">= on both</li>'
+    '<li class="theirs">+ only on the look-alike</li><li class="ours">&minus; not on the look-alike</li>'
+    '<li class="unknown">? not known of the look-alike</li></ul>'
+)
+#: What `=` stands for: where an image was asked about, and where findings were asked for.
+ON_BOTH, ASKED_FOR = "on both", "asked for and there"
+EMPTY = '<p class="empty">Look-alikes from the gallery appear here, with their labels and reports.</p>'
+
+
+@dataclass(frozen=True)
+class LabelMarks:
+    """Labels of two images, by where they are: `unknown` are the query's of which the other image says nothing, and
+    `uncertain` are those of the other image's that it may have."""
+
+    shared: tuple[str, ...]
+    theirs: tuple[str, ...]
+    ours: tuple[str, ...]
+    unknown: tuple[str, ...]
+    uncertain: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, query_labels: Sequence[str], entry: Entry, shared: tuple[str, ...]) -> LabelMarks:
+        """`shared` are those of the entry's labels that the query has, however it calls them."""
+        values = {canonical(name): value for name, value in (entry.labels or {}).items()}
+        theirs = {canonical(name) for name in entry.positive}
+        missing = [name for name in query_labels if canonical(name) not in theirs]
+        return cls(
+            shared,
+            tuple(name for name in entry.positive if name not in shared),
+            tuple(name for name in missing if values.get(canonical(name)) is not None),
+            tuple(name for name in missing if values.get(canonical(name)) is None),
+            uncertain_of(entry),
+        )
+
+    def html(self, shared: str = ON_BOTH) -> str:
+        """Each label with a sign, and with the words that the sign stands for."""
+        groups = (
+            (self.shared, "shared", "=", shared), (self.theirs, "theirs", "+", "only on the look-alike"),
+            (self.ours, "ours", "&minus;", "not on the look-alike"), (self.unknown, "unknown", "?", "not known of it"),
+        )  # fmt: skip
+        items = "".join(
+            f'<li class="{kind}" title="{words}">{sign} {escape(readable(label))}'
+            f"{' (uncertain)' * (label in self.uncertain)}{unseen(f' ({words})')}</li>"
+            for labels, kind, sign, words in groups
+            for label in labels
+        )
+        return f'<ul class="labels">{items}</ul>' if items else '<p class="fine-print">No finding on either</p>'
+
+
+def uncertain_of(entry: Entry) -> frozenset[str]:
+    """The labels that an image may have."""
+    return frozenset(name for name, value in (entry.labels or {}).items() if value == -1)
+
+
+def wall_html(
+    neighbours: Sequence[Neighbour], entries: Sequence[Entry], query_labels: Sequence[str], likeness: Likeness | None
+) -> str:
+    """Cards, nearest first. Without `likeness` it was findings that were asked for, and not an image."""
+    if not neighbours:
+        return '<p class="empty">No image of the gallery passes these filters.</p>'
+    reports = any(neighbour.report.strip() for neighbour in neighbours)
+    cards = "".join(
+        _card(rank, neighbour, entry, query_labels, likeness, reports)
+        for rank, (neighbour, entry) in enumerate(zip(neighbours, entries, strict=True), 1)
+    )
+    return f'<ol class="wall">{cards}</ol>'
+
+
+def _card(
+    rank: int,
+    neighbour: Neighbour,
+    entry: Entry,
+    query_labels: Sequence[str],
+    likeness: Likeness | None,
+    reports: bool,
+) -> str:
+    """`reports` is whether any of the look-alikes has one: that this one has none is worth saying then."""
+    name = escape(neighbour.id)
+    words = (
+        f"{len(neighbour.shared)} of {len(query_labels)} asked for"
+        if likeness is None
+        else likeness.words(neighbour.cosine)
+    )
+    report = neighbour.report.strip()
+    text = (
+        f'<div class="report" tabindex="0" role="region" aria-label="Report of look-alike {rank}">'
+        f"{emphasised(report, neighbour.shared)}</div>"
+        if report
+        else '<p class="fine-print report">No report</p>' * reports
+    )
+    facts = " · ".join(escape(fact) for fact in (f"patient {neighbour.patient_id}", entry.view, entry.date) if fact)
+    return (
+        f'<li class="card" data-id="{name}">'
+        f'<button type="button" class="film" data-act="compare" data-id="{name}" '
+        f'aria-label="Look-alike {rank}: side by side"><img src="{escape(thumbnail_url(neighbour.id))}" alt="" '
+        f'width="256" height="256" loading="lazy"><span class="rank">{rank}</span></button><div class="facts">'
+        f'<p class="likeness"><strong>{words}</strong> '
+        f'<span class="number" title="Cosine of the two embeddings">{neighbour.cosine:.3f}</span></p>'
+        f"{LabelMarks.of(query_labels, entry, neighbour.shared).html(ON_BOTH if likeness else ASKED_FOR)}"
+        f'<p class="fine-print"><span class="id">{name}</span> · {facts}</p>{text}'
+        f'<p class="acts"><button type="button" data-act="compare" data-id="{name}" '
+        f'aria-label="Side by side: look-alike {rank}">Side by side</button>'
+        f'<button type="button" data-act="like" data-id="{name}" '
+        f'aria-label="More like this: look-alike {rank}">More like this</button></p></div></li>'
+    )
+
+
+def agreement_html(agreement: Sequence[LabelAgreement]) -> str:
+    """What the look-alikes have, the most agreed on first: a line, and a table behind it."""
+    seen = sorted((of for of in agreement if of.positive + of.uncertain), key=lambda of: (-(of.share or 0), of.label))
+    if not agreement:
+        return ""
+    if not seen:
+        return '<p class="fine-print">None of the look-alikes has a finding marked.</p>'
+    line = ", ".join(f"{escape(readable(of.label))} {100 * (of.share or 0):.0f}%" for of in seen[:4])
+    rows = "".join(
+        f'<tr><th scope="row">{escape(readable(of.label))}</th><td>{100 * (of.share or 0):.0f}%</td>'
+        f"<td>{of.positive}</td><td>{of.negative}</td><td>{of.uncertain}</td><td>{of.unknown}</td></tr>"
+        for of in seen
+    )
+    return (
+        f"<details><summary>They agree on: {line}</summary>"
+        '<table class="sheet"><thead><tr><th scope="col">Label</th><th scope="col">Share</th><th scope="col">Yes</th>'
+        '<th scope="col">No</th><th scope="col">Uncertain</th><th scope="col">Unknown</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table>"
+        '<p class="fine-print">Share: of the look-alikes for which the label is known, those that have it or may have '
+        "it; a nearer one weighs more.</p></details>"
+    )

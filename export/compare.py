@@ -1,0 +1,173 @@
+"""`cbmir parity`: do two models answer alike? Any two of a run and exported files.
+
+The real images on which files are compared and quantised.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from cbmir.card import ModelCard
+from cbmir.errors import ManifestError, RunError, UserError
+from cbmir.export.parity import LIMITS, NEIGHBOURS, Cases, Limits, Parity, measure_parity
+from cbmir.manifest import Manifest, Row, read_manifest
+from cbmir.preprocessing import PreprocessSpec
+from cbmir.runtime.engines.base import Outputs
+from cbmir.training.config import TrainConfig
+from cbmir.training.dataset import cached_images, evaluation_batches
+from cbmir.training.evaluate import Embedder, labels_of, opened_model, splits_of
+from cbmir.training.run import training_manifest
+
+log = logging.getLogger("cbmir")
+
+#: At most so many images are compared: queries from val and test, and training images for them to find.
+QUERIES, GALLERY = 600, 1400
+_BATCH = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Real images, uint8 [M, 1, S, S], and what is known of them."""
+
+    pixels: NDArray[np.uint8]
+    cases: Cases
+
+    def answers(self, embedder: Embedder, what: str) -> Outputs:
+        """The embeddings and scores that a model gives to them, with a progress bar."""
+        return Outputs(*embedder(_batches(self.pixels, what)))
+
+
+def _batches(pixels: NDArray[np.uint8], what: str) -> Iterator[NDArray[np.uint8]]:
+    """uint8 [M, 1, S, S] in pieces, with a progress bar."""
+    for start in tqdm(range(0, len(pixels), _BATCH), desc=what, unit="batch", disable=None):
+        yield pixels[start : start + _BATCH]
+
+
+def run_sample(config: TrainConfig, card: ModelCard, images: Path | None) -> Sample:
+    """The run's own held-out and training images, or those of the manifest `images`.
+
+    Raises RunError when the run's own table is gone or changed, ManifestError for too few images or other labels,
+    SplitError for a patient in two splits.
+    """
+    if images is not None:
+        return sample_of(splits_of(card, read_manifest(images)), card)
+    try:
+        return sample_of(training_manifest(config), card)
+    except (ManifestError, RunError) as error:
+        raise RunError(
+            f"{error}. An exported file is compared with PyTorch on real images, at first those of the run: "
+            f"bring them back, or give others by --images manifest.csv"
+        ) from error
+
+
+def sample_of(manifest: Manifest, card: ModelCard) -> Sample:
+    """The images of a manifest to compare answers of a model on. Raises ManifestError."""
+    chosen, queries = choose(manifest)
+    labels = labels_of(card, chosen)
+    thresholds = [np.nan if threshold is None else threshold for threshold in card.thresholds]
+    cases = Cases(queries, labels, [row.patient_id for row in chosen], thresholds)
+    return Sample(read_pixels(chosen, card.preprocess), cases)
+
+
+def choose(manifest: Manifest) -> tuple[Manifest, int]:
+    """The images to compare on, and how many of them, at the front, are queries.
+
+    Queries come from val and test (from every row where the table has neither), the rest from train; both evenly
+    spread. Raises ManifestError for too few images.
+    """
+    queries, gallery = manifest.split("val", "test").rows, manifest.split("train").rows
+    if not queries:
+        queries, gallery = manifest.rows, ()
+    queries, gallery = evenly(queries, QUERIES), evenly(gallery, GALLERY)
+    if len(queries) + len(gallery) <= NEIGHBOURS:
+        raise ManifestError(
+            f"expected more than {NEIGHBOURS} images to compare answers on, found {len(queries) + len(gallery)}; "
+            f"give a manifest with more"
+        )
+    return Manifest(manifest.labels, queries + gallery), len(queries)
+
+
+def calibration_pixels(
+    config: TrainConfig, card: ModelCard, manifest: Path | None, count: int, queries: Collection[str]
+) -> NDArray[np.uint8]:
+    """At most `count` images to quantise by, uint8 [M, 1, S, S], evenly spread: the run's own, or those of a manifest.
+
+    They are training images (all, where the table has none), without those of the patients of the `queries`, on which
+    int8 is judged. Raises RunError when the run's own are gone or changed, ManifestError for those of a manifest.
+    """
+    if manifest is not None:
+        return _calibration_pixels(read_manifest(manifest), card, count, queries)
+    try:
+        return _calibration_pixels(training_manifest(config), card, count, queries)
+    except (ManifestError, RunError) as error:
+        raise RunError(
+            f"{error}. int8 is set by real images, at first those of the run: bring them back, or give others by "
+            f"--calibrate manifest.csv"
+        ) from error
+
+
+def _calibration_pixels(table: Manifest, card: ModelCard, count: int, queries: Collection[str]) -> NDArray[np.uint8]:
+    rows = table.split("train").rows or table.rows
+    others = tuple(row for row in rows if row.patient_id not in queries)
+    if not others:
+        log.warning("int8 is set and judged on the same patients, since there are no others: it may do less well on "
+                    "new ones.")  # fmt: skip
+    return read_pixels(Manifest(table.labels, evenly(others or rows, count)), card.preprocess)
+
+
+def evenly(rows: tuple[Row, ...], most: int) -> tuple[Row, ...]:
+    """At most so many rows, spread over all of them."""
+    return rows if len(rows) <= most else tuple(rows[i * len(rows) // most] for i in range(most))
+
+
+def read_pixels(manifest: Manifest, spec: PreprocessSpec) -> NDArray[np.uint8]:
+    """Every image of a manifest, preprocessed: uint8 [M, 1, S, S]."""
+    with TemporaryDirectory() as folder:
+        squares = cached_images(manifest, spec, Path(folder))
+        return np.concatenate(list(evaluation_batches(squares, range(len(manifest)), spec)))
+
+
+#: From the finest to the coarsest: two files are held to the limits of the coarser.
+_PRECISIONS = ("float32", "float16", "bfloat16", "int8")
+
+
+def compare_models(a: Path, b: Path, manifest: Path, tolerances: Sequence[str] = ()) -> Parity:
+    """How far the answers of model `b` are from those of `a`, on images of a manifest.
+
+    Queries are its val and test images (all, where it has neither), those of `a`'s fold where it was trained on this
+    manifest; they search those and the training images. The limits are those of the coarser precision, for files of one
+    model; for two models there are none but `tolerances`. Raises ManifestError, SplitError, ModelError, and UserError
+    for models that cannot be compared.
+    """
+    table = read_manifest(manifest)
+    with opened_model(a) as (card, embedder):
+        sample = sample_of(splits_of(card, table), card)
+        reference = sample.answers(embedder, a.name)
+    with opened_model(b) as (other, embedder):
+        _check_comparable(card, other)
+        found = sample.answers(embedder, b.name)
+    return measure_parity(reference, found, sample.cases, limits_of(card, other).changed(*tolerances))
+
+
+def limits_of(a: ModelCard, b: ModelCard) -> Limits:
+    """The limits for two files of one model; none for two models, also where they share an embedding space."""
+    if a.weights != b.weights:
+        log.warning("These are two models, of the embedding spaces %s and %s.", a.fingerprint, b.fingerprint)
+        return Limits()
+    return LIMITS[max(a.precision, b.precision, key=_PRECISIONS.index)]
+
+
+def _check_comparable(a: ModelCard, b: ModelCard) -> None:
+    if a.labels.names != b.labels.names:
+        raise UserError(f"expected two models of the same labels, found {', '.join(a.labels.names)} and "
+                        f"{', '.join(b.labels.names)}")  # fmt: skip
+    if a.preprocess != b.preprocess:
+        raise UserError(f"expected two models that take images alike, found {a.preprocess} and {b.preprocess}")

@@ -1,0 +1,365 @@
+"""`cbmir export`: the best model of a run as files, each let in only when it answers as PyTorch does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.card import ModelCard
+from cbmir.errors import EngineError, ModelError, ParityError, UserError
+from cbmir.export.calibration import check_percentile
+from cbmir.export.compare import Sample, calibration_pixels, run_sample
+from cbmir.export.onnx_graph import to_onnx
+from cbmir.export.parity import LIMITS, Parity, measure_parity
+from cbmir.export.perf.machine import describe_machine
+from cbmir.files import write_json
+from cbmir.runtime.engines.availability import why_no_bfloat16, why_not
+from cbmir.runtime.engines.base import Outputs
+from cbmir.runtime.engines.openvino_import import import_openvino
+from cbmir.runtime.engines.tensorrt_plan import read_plan_info
+from cbmir.training.evaluate import opened_model
+from cbmir.training.run import load_model
+
+log = logging.getLogger("cbmir")
+
+REPORT = "parity.json"
+#: How many layers of an int8 file are left in float, tried in this order until it holds its limits.
+KEPT = (0, 2, 4, 8, 16, 24)
+_ADVICE = {
+    "float32": "That is a fault of the exporter: please report it.",
+    "float16": "This model needs float32: export it without --fp16.",
+    "bfloat16": "This model needs float32: export it without --openvino bf16.",
+    "int8": "Give more images by --calibrate and --calibration-images, or export it without int8.",
+}
+_PACKAGES = ("torch", "onnx", "onnxruntime", "openvino", "nncf")
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What is wanted beside the float32 file. See `cbmir export --help`.
+
+    `openvino` holds bf16 and int8, `targets` TensorRT targets (sm86 …, or current). `images` and `calibrate` are
+    manifests in place of the run's own; `percentile` cuts the activations' range in calibration. `tolerances` are
+    NAME=NUMBER for `Limits.changed`; with `accept_parity_loss` a file beyond its limits is written all the same.
+    Raises UserError for other names of OpenVINO files, and other percentiles.
+    """
+
+    fp16: bool = False
+    int8: bool = False
+    openvino: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    max_batch: int = 32
+    images: Path | None = None
+    calibrate: Path | None = None
+    calibration_images: int = 96
+    percentile: float | None = None
+    tolerances: tuple[str, ...] = ()
+    accept_parity_loss: bool = False
+
+    def __post_init__(self) -> None:
+        check_percentile(self.percentile)
+        unknown = sorted(set(self.openvino) - {"bf16", "int8"})
+        if unknown:
+            raise UserError(f"expected bf16 or int8 for OpenVINO, found {', '.join(unknown)}")
+
+
+def export_run(run: Path, output: str | Path, options: ExportOptions | None = None) -> list[Path]:
+    """Export the best model of a finished run; returns the files written.
+
+    `output` is a file that ends in .onnx, or a folder for `model.onnx`; other files stand beside it, with endings of
+    their own, and the figures of all in `parity.json`. Raises RunError (unfinished run, images no longer there),
+    ManifestError, EncoderError, and ParityError for files beyond their limits, once the others are written. Such a file
+    is not left behind; an older one of that name stays, and the message says so.
+    """
+    options = options or ExportOptions()
+    _check_possible(options)
+    target = output_file(output)
+    read_report(target.parent / REPORT)  # a damaged one would stop the first file
+    model, card, config = load_model(run)
+    sample = run_sample(config, card, options.images)
+    pixels = None
+    if options.int8 or "int8" in options.openvino:
+        queries = set(sample.cases.patients[: sample.cases.queries])
+        pixels = calibration_pixels(config, card, options.calibrate, options.calibration_images, queries)
+    with opened_model(run) as (_, embedder):
+        job = _Job(target, card, options, sample, sample.answers(embedder, "PyTorch"))
+
+    exact = to_onnx(model, card)
+    job.add(".onnx", lambda path: path.write_bytes(exact))  # all others are made of it
+    half = to_onnx(model, card, "float16") if options.fp16 else None
+    refused = []
+    for add in _others(job, exact, half, pixels):
+        try:
+            add()
+        except ParityError as error:
+            refused.append(str(error))
+    job.warn_of_older()
+    if refused:
+        raise ParityError("\n".join(refused))
+    return job.written
+
+
+def _others(
+    job: _Job, exact: bytes, half: bytes | None, pixels: NDArray[np.uint8] | None
+) -> Iterator[Callable[[], None]]:
+    """What lets in each file but the first, those that take longest last."""
+    options = job.options
+    if half is not None:
+        yield lambda: job.add(".fp16.onnx", lambda path: path.write_bytes(half))
+    if "bf16" in options.openvino:
+        from cbmir.export.openvino import write_openvino
+
+        yield lambda: job.add(".openvino-bf16.xml", lambda path: write_openvino(exact, path, "bfloat16"))
+    if options.targets:
+        from cbmir.export.tensorrt import resolve_target, write_plan
+
+        for name in map(resolve_target, options.targets):
+            write = partial(write_plan, half or exact, target=name, max_batch=options.max_batch)
+            yield partial(job.add, f".{name}.plan", write)
+    if pixels is None:
+        return
+    percentile = options.percentile
+    if options.int8:
+        from cbmir.export import quantize_ort
+
+        yield lambda: job.add_quantised(
+            ".int8.onnx",
+            lambda path, keep: path.write_bytes(quantize_ort.to_int8(exact, pixels, keep=keep, percentile=percentile)),
+            lambda: quantize_ort.sensitive_layers(exact, pixels, percentile=percentile),
+            len(pixels),
+        )
+    if "int8" in options.openvino:
+        from cbmir.export import openvino
+
+        yield lambda: job.add_quantised(
+            ".openvino-int8.xml",
+            lambda path, keep: openvino.write_openvino(exact, path, "int8", pixels, keep=keep, percentile=percentile),
+            lambda: openvino.sensitive_layers(exact, pixels, percentile=percentile),
+            len(pixels),
+        )
+
+
+def _check_possible(options: ExportOptions) -> None:
+    """Refuse what cannot be had before the long work: tolerances, packages and arithmetic that are missing, unknown
+    GPUs."""
+    LIMITS["float32"].changed(*options.tolerances)
+    if options.openvino:
+        import_openvino()
+    if "bf16" in options.openvino and (why := why_no_bfloat16()):
+        raise EngineError(why)
+    if "int8" in options.openvino:
+        from cbmir.export.openvino import import_nncf
+
+        import_nncf()
+    if options.targets:
+        from cbmir.export.tensorrt import resolve_target
+
+        for target in options.targets:
+            resolve_target(target)
+
+
+@dataclass(eq=False)
+class _Job:
+    """One export: where it goes, what it is compared with, and what has been written."""
+
+    target: Path
+    card: ModelCard
+    options: ExportOptions
+    sample: Sample
+    reference: Outputs
+
+    def __post_init__(self) -> None:
+        self.written: list[Path] = []
+
+    def add(self, ending: str, write: Callable[[Path], object]) -> None:
+        """Let in one file, and what belongs to it. Raises ParityError where it is beyond its limits.
+
+        A TensorRT plan that cannot run here is let in as it is, and the report says why it was not compared.
+        """
+        path = self._path(ending)
+        with self._staging() as folder:
+            staged = Path(folder) / path.name
+            write(staged)
+            if why := _why_not_here(staged):
+                self._let_in(staged, read_plan_info(staged).card, why)
+            else:
+                card, parity = self._compare(staged)
+                self._check(card, parity, path)
+                self._let_in(staged, card, parity)
+
+    def add_quantised(
+        self,
+        ending: str,
+        write: Callable[[Path, Sequence[str]], object],
+        rank: Callable[[], Sequence[str]],
+        images: int,
+    ) -> None:
+        """Let in an int8 file, with as few layers left in float as its limits allow, those that hurt most first.
+
+        `images` is the number that it was calibrated on. Where none holds its limits and that is accepted, it is the
+        one that is int8 throughout. Raises ParityError.
+        """
+        path = self._path(ending)
+        with self._staging() as folder:
+            tries = []
+            for kept in _more_and_more(rank):
+                staged = Path(folder, str(len(kept)), path.name)
+                staged.parent.mkdir()
+                write(staged, kept)
+                card, parity = self._compare(staged)
+                tries.append((staged, card, parity, kept))
+                if not parity.failures:
+                    break
+                log.info("%s with %d layers in float: %s", path.name, len(kept), "; ".join(parity.failures))
+            self._check(card, parity, path)
+            staged, card, parity, kept = tries[0 if parity.failures else -1]
+            facts = {"calibration_images": images, "percentile": self.options.percentile, "kept_in_float": list(kept)}
+            self._let_in(staged, card, parity, facts)
+
+    def warn_of_older(self) -> None:
+        """Say which files of another model stay beside this one's."""
+        report = read_report(self.target.with_name(REPORT))
+        older = [
+            name
+            for name, facts in report.items()
+            if name.startswith(f"{self.target.stem}.") and _weights(facts) != self.card.weights
+            if self.target.with_name(name).exists()
+        ]
+        if older:
+            log.warning("Files of another model stay beside %s: %s.", self.target, ", ".join(older))
+
+    def _path(self, ending: str) -> Path:
+        return self.target.with_name(self.target.stem + ending)
+
+    def _staging(self) -> TemporaryDirectory[str]:
+        return TemporaryDirectory(dir=self.target.parent, prefix=".export-", suffix=".part")
+
+    def _compare(self, staged: Path) -> tuple[ModelCard, Parity]:
+        try:
+            with opened_model(staged) as (card, embedder):
+                found = self.sample.answers(embedder, staged.name)
+        except EngineError as error:
+            raise ParityError(f"{staged.name} was not written: {error}.{self._older(staged.name)}") from error
+        limits = LIMITS[card.precision].changed(*self.options.tolerances)
+        return card, measure_parity(self.reference, found, self.sample.cases, limits)
+
+    def _check(self, card: ModelCard, parity: Parity, path: Path) -> None:
+        """Raises ParityError for a file beyond its limits, unless that is accepted."""
+        if parity.failures and not self.options.accept_parity_loss:
+            raise ParityError(
+                f"{path} was not written, since it answers differently from PyTorch: expected "
+                f"{'; '.join(parity.failures)}. {_ADVICE[card.precision]} --accept-parity-loss writes it all the same."
+                f"{self._older(path.name)}"
+            )
+
+    def _let_in(self, staged: Path, card: ModelCard, found: Parity | str, more: dict[str, Any] | None = None) -> None:
+        """`found` is the comparison, or why there is none; `more` goes into the report."""
+        path = self.target.with_name(staged.name)
+        machine = describe_machine()
+        facts = {
+            "precision": card.precision,
+            "sha256": hashlib.sha256(staged.read_bytes()).hexdigest(),
+            "fingerprint": card.fingerprint,
+            "weights": card.weights,
+            **({"not_compared": found} if isinstance(found, str) else found.to_json()),
+            **(more or {}),
+            "processor": " ".join([machine["processor"], *machine["features"]]),
+            "versions": {name: version for name in _PACKAGES if (version := _version(name))},
+        }
+        if isinstance(found, Parity) and found.failures:
+            facts["accepted"] = list(found.failures)
+            log.warning("%s answers differently from PyTorch, as was accepted: %s.", path, "; ".join(found.failures))
+        files = sorted(staged.parent.iterdir(), key=lambda file: file == staged)
+        size = sum(file.stat().st_size for file in files)
+        for file in files:  # what belongs to the file first, so that the file is never there without it
+            file.replace(path.with_name(file.name))
+        report = path.with_name(REPORT)
+        write_json(report, read_report(report) | {path.name: facts})  # another export may have added to it
+        self.written.append(path)
+        words = f"not compared here: {found}" if isinstance(found, str) else str(found)
+        log.info("%s: %s, %.1f MB; %s.", path.name, card.precision, size / 1e6, words)
+
+    def _older(self, name: str) -> str:
+        """A sentence about the file that stays where the one to replace it is not let in; "" where there is none."""
+        if not self.target.with_name(name).exists():
+            return ""
+        weights = _weights(read_report(self.target.with_name(REPORT)).get(name, {}))
+        another = f"another model (fingerprint {weights})" if weights else "an unknown model"
+        whose = "this model" if weights == self.card.weights else another
+        return f" An older {name}, of {whose}, was left as it was."
+
+
+def _why_not_here(staged: Path) -> str:
+    """Why a TensorRT plan cannot run here; "" for one that can, and for any other file."""
+    if staged.suffix != ".plan":
+        return ""
+    return why_not("tensorrt") or read_plan_info(staged).why_not()
+
+
+def _more_and_more(rank: Callable[[], Sequence[str]]) -> Iterator[tuple[str, ...]]:
+    """No layer, then more and more of the ranking, as long as it has any."""
+    yield ()
+    ranked = tuple(rank())
+    for before, count in pairwise(KEPT):
+        if before < len(ranked):
+            yield ranked[:count]
+
+
+def _weights(facts: dict[str, Any]) -> str | None:
+    """What names the weights of a file in a report; reports of earlier versions have the fingerprint alone."""
+    weights: str | None = facts.get("weights", facts.get("fingerprint"))
+    return weights
+
+
+def output_file(output: str | Path) -> Path:
+    """Where the float32 file goes: `output` itself, or `model.onnx` in it when it is (or reads as) a folder.
+
+    Makes the folder. Raises UserError when that cannot be, and for a suffix other than .onnx.
+    """
+    path = Path(output)
+    is_folder = path.is_dir() or str(output).endswith(("/", os.sep)) or not path.suffix
+    if not is_folder and path.suffix.lower() != ".onnx":
+        raise UserError(
+            f"{output}: expected a file that ends in .onnx, or a folder, found the suffix {path.suffix!r}; "
+            f"for a folder of that name write {output}/"
+        )
+    file = path / "model.onnx" if is_folder else path
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{file.parent}: expected a folder to write to ({error.strerror}); choose another -o"
+        ) from error
+    return file
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """The figures of the files already beside, by file name. Raises ModelError for a damaged report."""
+    if not path.exists():
+        return {}
+    try:
+        return dict(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelError(
+            f"{path}: expected the report of an earlier export, found {error}; delete it to go on"
+        ) from error
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,245 @@
+"""Speed, measured so that it can be compared: contenders take turns, round by round, on the same images.
+
+The load of a machine moves absolute times, by a factor of two on a shared one; within a round it is much the same for
+all. So what counts is the ratio to the baseline, taken in each round, and its spread over the rounds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from tqdm import tqdm
+
+from cbmir.errors import CbmirError, EngineError
+from cbmir.export.perf.contenders import Contender
+from cbmir.export.perf.machine import describe_machine
+from cbmir.export.perf.process import BenchProcess, Opened
+from cbmir.runtime.engines.base import EngineHealth
+
+log = logging.getLogger("cbmir")
+
+ROUNDS = 12
+#: Fewer runs than that have no 99th percentile.
+FOR_P99 = 100
+COMPARED = 16
+_IMAGES = "smooth random images, uint8, seed 0"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as fast as the baseline: median over rounds, 10th and 90th percentile."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A contender at one batch size. `milliseconds` is the median time of a batch over all runs; `p99` None for fewer
+    than 100 of them; `rounds` has the median of each round, in order."""
+
+    batch: int
+    contender: str
+    milliseconds: float
+    p99: float | None
+    images_per_second: float
+    ratio: Ratio
+    runs: int
+    rounds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A contender: what runs it, seconds from opening it to its first answer, the most memory that its process had at
+    once in MB, over all batch sizes (None where the system does not tell), and the largest 1 - cosine between its
+    embedding and the first one's of the same image (None for random weights)."""
+
+    name: str
+    health: EngineHealth
+    load_seconds: float
+    peak_memory_mb: float | None
+    cosine_distance: float | None
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """What was measured. `finished` is False for one that was stopped before its last round."""
+
+    baseline: str
+    finished: bool
+    seconds: float
+    entrants: tuple[Entrant, ...]
+    speeds: tuple[Speed, ...]
+    machine: dict[str, Any] = field(default_factory=describe_machine)
+    images: str = _IMAGES
+    schema: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types::
+
+        schema    1
+        finished  false where it was stopped before the last round
+        baseline  name of the contender that every ratio is to
+        seconds   measured for each contender and batch size
+        images    what was run, in words
+        machine   processor, processors, usable, features, system, python, packages {name: version}
+        entrants  [{name, health {engine, requested, reason, device, precision, threads, mode, version, warnings},
+                    load_seconds, peak_memory_mb or null, cosine_distance or null}]
+        speeds    [{batch, contender, milliseconds, p99 or null, images_per_second, ratio {median, low, high}, runs,
+                    rounds [milliseconds]}], by batch size, the fastest first
+        """
+        return asdict(self)
+
+
+class TakesTurns(Protocol):
+    """What a `BenchProcess` is to `take_turns`."""
+
+    def turn(self, batch: int, seconds: float) -> list[float]:
+        """Run batches of this size for so long: the seconds of each."""
+
+
+#: (batch size, contender) -> round -> the seconds of each run.
+Times = dict[tuple[int, str], list[list[float]]]
+
+
+def bench(
+    contenders: Sequence[Contender],
+    size: int,
+    *,
+    batches: Sequence[int] = (1, 8),
+    baseline: str | None = None,
+    seconds: float = 3.0,
+) -> BenchReport:
+    """Time contenders on images of `size` pixels, each for about `seconds` at each batch size.
+
+    `baseline` is the name of one; None means the first. All are in memory at the same time. Ctrl-C after the first
+    round ends it with what there is. Raises EngineError for no contenders or a batch size below 1, and CbmirError for
+    a contender that cannot be opened or run; an optional one is left out then, with a warning.
+    """
+    if not contenders or min(batches, default=0) < 1:
+        raise EngineError(f"expected contenders and batch sizes of at least 1, found {len(contenders)} and {batches}")
+    images = synthetic_images(max(*batches, COMPARED), size)
+    times: Times = {}
+    finished = False
+    with ExitStack() as stack:
+        processes, opened = _open(contenders, images, stack)
+        baseline = baseline or next(iter(processes))
+        try:
+            take_turns(processes, batches, seconds, times)
+            finished = True
+        except KeyboardInterrupt:
+            if (batches[0], next(reversed(processes))) not in times:  # not even one round of one batch size
+                raise
+        peaks = {name: process.peak_bytes for name, process in processes.items()}
+    distances = cosine_distances({name: one.embedding for name, one in opened.items()})
+    entrants = tuple(
+        Entrant(name, one.health, one.seconds, peak / 1e6 if (peak := peaks[name]) else None, distances[name])
+        for name, one in opened.items()
+    )
+    return BenchReport(baseline, finished, seconds, entrants, summarise(times, baseline))
+
+
+def take_turns(
+    contenders: Mapping[str, TakesTurns], batches: Sequence[int], seconds: float, times: Times, rounds: int = ROUNDS
+) -> None:
+    """Let each contender run each batch size once a round; `times` is filled as they go.
+
+    Another contender begins each round, so that none always comes after the same one.
+    """
+    names = list(contenders)
+    with tqdm(total=rounds * len(batches) * len(names), desc="Measuring", unit="turn", disable=None) as bar:
+        for number in range(rounds):
+            first = number % len(names)
+            for batch in batches:
+                for name in names[first:] + names[:first]:
+                    turn = contenders[name].turn(batch, seconds / rounds)
+                    times.setdefault((batch, name), []).append(turn)
+                    bar.update()
+
+
+def summarise(times: Times, baseline: str) -> tuple[Speed, ...]:
+    """Speeds by batch size, the fastest first; a batch size that the baseline has not run is left out."""
+    speeds = []
+    for (batch, name), rounds in times.items():
+        if (batch, baseline) not in times:
+            continue
+        runs = np.concatenate(rounds) * 1000
+        median = float(np.median(runs))
+        speed = Speed(
+            batch=batch,
+            contender=name,
+            milliseconds=median,
+            p99=float(np.percentile(runs, 99)) if len(runs) >= FOR_P99 else None,
+            images_per_second=batch / median * 1000,
+            ratio=ratio(_medians(rounds), _medians(times[batch, baseline])),
+            runs=len(runs),
+            rounds=_medians(rounds),
+        )
+        speeds.append(speed)
+    return tuple(sorted(speeds, key=lambda speed: (speed.batch, speed.milliseconds)))
+
+
+def ratio(own: Sequence[float], baseline: Sequence[float]) -> Ratio:
+    """How many times as fast as the baseline, by the times of each round; one that only one of them has is left out."""
+    low, median, high = np.percentile([other / mine for mine, other in zip(own, baseline, strict=False)], (10, 50, 90))
+    return Ratio(float(median), float(low), float(high))
+
+
+def cosine_distances(embeddings: Mapping[str, NDArray[np.float32] | None]) -> dict[str, float | None]:
+    """The largest 1 - cosine between each one's embeddings [M, D] and the first one's; None where it has none."""
+    first = next((one for one in embeddings.values() if one is not None), None)
+    distances: dict[str, float | None] = {}
+    for name, own in embeddings.items():
+        if own is None or first is None:
+            distances[name] = None
+        else:
+            distances[name] = float(1 - (_unit(own) * _unit(first)).sum(axis=1).min())
+    return distances
+
+
+def synthetic_images(count: int, size: int) -> NDArray[np.uint8]:
+    """Smooth random images uint8 [count, 1, size, size], always the same. What is in them does not change the speed."""
+    rng = np.random.default_rng(0)
+    images = np.empty((count, 1, size, size), np.uint8)
+    for image in images:
+        blobs = Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8))
+        image[0] = np.array(blobs.resize((size, size), Image.Resampling.BICUBIC))
+    return images
+
+
+def _open(
+    contenders: Sequence[Contender], images: NDArray[np.uint8], stack: ExitStack
+) -> tuple[dict[str, BenchProcess], dict[str, Opened]]:
+    """One after the other, so that each has the machine to itself while it loads."""
+    processes, opened = {}, {}
+    for contender in tqdm(contenders, desc="Opening", unit="contender", disable=None):
+        process = stack.enter_context(BenchProcess(contender, images, compared=COMPARED))
+        try:
+            opened[contender.name] = process.opened()
+        except CbmirError as error:
+            if not contender.optional:
+                raise
+            log.warning("Left out %s: %s", contender.name, error)
+        else:
+            processes[contender.name] = process
+    if not opened:
+        raise EngineError("none of these files can be run here; the warnings above say why")
+    return processes, opened
+
+
+def _unit(embedding: NDArray[np.float32]) -> NDArray[np.float64]:
+    wide = embedding.astype(np.float64)
+    return np.asarray(wide / np.linalg.norm(wide, axis=1, keepdims=True))
+
+
+def _medians(rounds: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Milliseconds."""
+    return tuple(float(np.median(runs)) * 1000 for runs in rounds)

@@ -1,0 +1,157 @@
+"""What `cbmir bench` times: cbmir's engines, and what an engineer would put together by hand from the same file.
+
+A contender is a small picklable description. It is opened in the process of its own that runs it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.errors import ModelError, require
+from cbmir.process import available_threads
+from cbmir.runtime.engines.base import EngineHealth, Mode
+from cbmir.runtime.engines.openvino_import import import_openvino
+from cbmir.runtime.engines.registry import ENDINGS, model_files, open_engine, stem
+
+#: Runs uint8 [N, 1, S, S] and returns the embeddings, float32 [N, D].
+Answer = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Contender(ABC):
+    """One that takes part. `name` is its own in a run."""
+
+    name: str
+    #: Whether it has the model's weights, so that its embeddings can be compared with the others'.
+    has_weights: ClassVar[bool] = True
+    #: Whether it is left out, with a warning, where it cannot be opened: as a file of a folder may be.
+    optional: bool = field(default=False, kw_only=True)
+
+    @abstractmethod
+    def open(self) -> tuple[Answer, EngineHealth]:
+        """Load it, in the process that is to run it. Raises CbmirError."""
+
+
+@dataclass(frozen=True)
+class ModelContender(Contender):
+    """A model file in one of cbmir's engines; the arguments are those of `open_engine`."""
+
+    path: Path
+    engine: str = "auto"
+    mode: Mode = "auto"
+    threads: int | None = None
+
+    def open(self) -> tuple[Answer, EngineHealth]:
+        engine = open_engine(self.path, engine=self.engine, mode=self.mode, threads=self.threads)
+        return lambda batch: engine.run(batch).embedding, engine.health()
+
+
+@dataclass(frozen=True)
+class OnnxRuntimePeer(Contender):
+    """A plain InferenceSession on the CPU, its options as they come, but for the number of threads."""
+
+    path: Path
+    threads: int | None = None
+
+    def open(self) -> tuple[Answer, EngineHealth]:
+        ort = require("onnxruntime", "cpu")
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self.threads or available_threads()
+        session = ort.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
+        health = peer_health("onnxruntime", ort.__version__, self.threads, "InferenceSession with default options")
+
+        def answer(batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+            embedding, _ = session.run(["embedding", "scores"], {"image": batch})
+            return np.asarray(embedding)
+
+        return answer, health
+
+
+@dataclass(frozen=True)
+class OpenVinoPeer(Contender):
+    """A plain compile_model of the ONNX file, its settings as they come; a number of threads only where one is given.
+
+    OpenVINO itself chooses bfloat16 where the processor has the instructions for it.
+    """
+
+    path: Path
+    threads: int | None = None
+
+    def open(self) -> tuple[Answer, EngineHealth]:
+        openvino = import_openvino()
+        settings = {} if self.threads is None else {"INFERENCE_NUM_THREADS": self.threads}
+        compiled = openvino.Core().compile_model(str(self.path), "CPU", settings)
+        precision = {"bf16": "bfloat16", "f16": "float16"}.get(
+            compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name(), "float32"
+        )
+        embedding = compiled.output("embedding")
+        health = peer_health(
+            "openvino",
+            openvino.__version__.split("-")[0],
+            self.threads,
+            "compile_model with default settings",
+            precision,
+        )
+        return lambda batch: np.asarray(compiled({"image": batch})[embedding]), health
+
+
+def peer_health(
+    library: str, version: str, threads: int | None, reason: str, precision: str = "float32"
+) -> EngineHealth:
+    """What a peer says of itself: on the CPU, a batch at a time with all threads."""
+    return EngineHealth(
+        engine=library, requested=library, reason=reason, device="cpu", precision=precision,
+        threads=threads or available_threads(), mode="latency", version=version,
+    )  # fmt: skip
+
+
+def model_contenders(
+    models: Sequence[Path], *, engines: Sequence[str] = ("auto",), modes: Sequence[Mode] = ("auto",),
+    threads: int | None = None,
+) -> list[ModelContender]:  # fmt: skip
+    """Every model file in every engine and mode; of a folder each file that this machine runs, the shortest name first.
+
+    Raises ModelError for what is not there, and for a folder without a model file.
+    """
+    files = list(_files(models))
+    names = [path.name for path, _ in files]
+    found = []
+    for path, optional in files:
+        name = path.name if names.count(path.name) == 1 else str(path)
+        for engine in engines:
+            for mode in modes:
+                words = [name, *([engine] if engine != "auto" else []), *([mode] if len(modes) > 1 else [])]
+                found.append(ModelContender(" ".join(words), path, engine, mode, threads, optional=optional))
+    return found
+
+
+def float32_file(models: Sequence[Path]) -> Path:
+    """The float32 .onnx file of these models, which the peers load. Raises ModelError where there is none."""
+    for path, _ in _files(models):
+        file = path.with_name(f"{stem(path)}.onnx")
+        if file.is_file():
+            return file
+    raise ModelError(
+        f"expected model.onnx beside {models[0]}, which the peers are to load, and found none; name it as well"
+    )
+
+
+def _files(models: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
+    """Each file, and whether it was only found in a folder, so that this machine may be unable to run it."""
+    for path in models:
+        if not path.is_dir():
+            yield path, False
+            continue
+        files = model_files(path)
+        if not files:
+            raise ModelError(f"{path}: expected a model file ({', '.join(ENDINGS)}) in this folder, found none; "
+                             f"'cbmir export' writes them")  # fmt: skip
+        for file in sorted(files, key=lambda file: (len(file.name), file.name)):
+            yield file, True

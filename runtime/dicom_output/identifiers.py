@@ -1,0 +1,139 @@
+"""What results are called: UIDs that a second run makes again, and case ids that tell nothing of other patients.
+
+A UID is `2.25.` and the integer of a UUID (DICOM PS3.5 B.2), here a version 5 one: made of names, without chance.
+
+Codes of the results: standard ones where a concept means just that, else those of cbmir's own scheme 99CBMIR.
+
+`cbmir.labels.Code` throughout; `concept` makes of it what highdicom takes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import uuid
+from typing import TYPE_CHECKING
+
+from cbmir.card import ModelCard
+from cbmir.labels import Code, canonical, code_for
+from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.protocol import AnyGallery
+
+if TYPE_CHECKING:
+    from highdicom.sr import CodedConcept
+
+    from cbmir.runtime.dicom_output.source import Source
+
+_NAMESPACE = uuid.UUID("4eff4554-5046-4150-90c7-506715ec3988")
+
+
+def result_uid(source: Source, fingerprint: str, kind: str) -> str:
+    """The SOP Instance UID of a result of one kind, of one image by one model (`answers_fingerprint`).
+
+    Of the image's patient and study too: an archive that corrects them and keeps the image's UID must not keep the
+    result that names the wrong ones.
+    """
+    return _uid("instance", source.patient_id, source.study_uid, source.uid, fingerprint, kind)
+
+
+def series_uid(study_instance_uid: str, kind: str) -> str:
+    """The Series Instance UID of all results of one kind in a study, of whatever model: so that a predecessor's series
+    is known by its study."""
+    return _uid("series", study_instance_uid, kind)
+
+
+def part_uid(result: str, *names: str) -> str:
+    """A UID of something within a result: a tracked finding, a copy in another study."""
+    return _uid("part", result, *names)
+
+
+def answers_fingerprint(card: ModelCard) -> str:
+    """32 hexadecimal digits: the same for models whose results replace each other.
+
+    Made of what decides the answers: weights, labels, preprocessing, thresholds, calibration. Precision is no part of
+    it (but for int8, whose embedding space is its own), nor are metrics, versions and the gallery.
+    """
+    of_card = card.to_json()
+    names = ("labels", "preprocess", "encoder", "head", "sigma", "thresholds", "calibration", "fingerprint")
+    deciding = {name: of_card[name] for name in names} | {"weights": card.weights}
+    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def case_id(gallery: AnyGallery, entry_id: str) -> str:
+    """`case-` and 16 hexadecimal digits for an entry of a gallery: HMAC-SHA256, whose key is the gallery's uuid.
+
+    Who does not have the gallery cannot tell which entry it is. `find_case` is the way back. A copy of a gallery has a
+    uuid of its own, and so other case ids. Raises GalleryError as the gallery's `uuid`.
+    """
+    return "case-" + hmac.new(gallery.uuid.encode(), entry_id.encode(), hashlib.sha256).hexdigest()[:16]
+
+
+def find_case(gallery: AnyGallery, case: str) -> Entry | None:
+    """The entry that a case id stands for, None where the gallery has none; every id is tried."""
+    found = next((one for one in gallery.ids() if hmac.compare_digest(case_id(gallery, one), case)), None)
+    return None if found is None else gallery.entry(found)
+
+
+def _uid(*names: str) -> str:
+    return f"2.25.{uuid.uuid5(_NAMESPACE, json.dumps(names)).int}"
+
+
+SCHEME = "99CBMIR"
+SCHEME_UID = "2.25.92689651567244863674355425848909154203"
+SCHEME_NAME = "cbmir, content-based medical image retrieval"
+
+#: What every result says of itself.
+DISCLAIMER = "For research, not for diagnosis. cbmir is not a medical device."
+
+CERTAINTY = Code("DCM", "111012", "Certainty of Finding")
+THRESHOLD = Code("DCM", "122411", "Threshold Value")
+COMMENT = Code("DCM", "121106", "Comment")
+FOR_RESEARCH = Code("DCM", "113009", "For Research")
+SOURCE_IMAGE = Code("DCM", "121322", "Source image for image processing operation")
+CHEST_XRAY = Code("SCT", "399208008", "Plain chest X-ray")
+YES = Code("SCT", "373066001", "Yes")
+NO = Code("SCT", "373067005", "No")
+UNDETERMINED = Code("SCT", "373068000", "Undetermined")
+PERCENT = Code("UCUM", "%", "Percent")
+NO_UNITS = Code("UCUM", "1", "no units")
+
+SCORE = Code(SCHEME, "score", "Score of the model")
+PREDICTED = Code(SCHEME, "predicted", "Score exceeds the threshold")
+LOOK_ALIKE = Code(SCHEME, "look-alike", "Image of the reference collection that looks alike")
+COSINE = Code(SCHEME, "cosine", "Cosine similarity of embeddings")
+LABEL = Code(SCHEME, "label", "Label of the look-alike")
+UNCERTAIN_LABEL = Code(SCHEME, "uncertain-label", "Uncertain label of the look-alike")
+
+#: Coding schemes as FHIR names them.
+SYSTEMS = {
+    "SCT": "http://snomed.info/sct",
+    "DCM": "http://dicom.nema.org/resources/ontology/DCM",
+    "UCUM": "http://unitsofmeasure.org",
+    SCHEME: f"urn:oid:{SCHEME_UID}",
+}
+
+_LONGEST_MEANING = 64  # characters of an LO (PS3.5 6.2)
+
+
+def predicted_code(predicted: bool | None) -> Code:
+    """Yes, No, or Undetermined for a finding without a threshold."""
+    return UNDETERMINED if predicted is None else YES if predicted else NO
+
+
+def label_code(label: str) -> Code:
+    """A label's standard code, else one of 99CBMIR: its canonical name."""
+    name = "".join(one if one.isprintable() and one != "\\" else "?" for one in canonical(label))
+    return code_for(label) or Code(SCHEME, name, readable(name)[:_LONGEST_MEANING])
+
+
+def readable(label: str) -> str:
+    """A label as people write it."""
+    return label.replace("_", " ")
+
+
+def concept(code: Code) -> CodedConcept:
+    """A code as highdicom takes it."""
+    from highdicom.sr import CodedConcept
+
+    return CodedConcept(code.value, code.scheme, code.meaning)

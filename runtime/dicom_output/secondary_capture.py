@@ -1,0 +1,263 @@
+"""The page that a radiologist looks at: the image, evidence, findings and look-alikes, drawn with Pillow.
+
+Light on black, as the images beside it are. Nothing is told by colour alone, and nothing names a patient.
+
+The Secondary Capture image (PS3.3 A.8): the page as RGB pixels, in the study of the image that it shows.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+from highdicom import UID
+from highdicom.sc import SCImage
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+from pydicom import Dataset
+from pydicom.uid import ExplicitVRLittleEndian
+
+from cbmir.preprocessing import PreprocessSpec
+from cbmir.runtime.dicom_output import identifiers as own
+from cbmir.runtime.dicom_output.content import ALGORITHM, Content, Prior
+from cbmir.runtime.dicom_output.identifiers import readable
+from cbmir.runtime.dicom_output.objects import complete, context, identity
+from cbmir.runtime.evidence import MORE, overlay
+from cbmir.runtime.imaging.radiograph import Radiograph
+from cbmir.runtime.results import Analysis, Finding
+
+#: Pixels of the page.
+WIDTH, HEIGHT = 1600, 1200
+NOTICE = "FOR RESEARCH, NOT FOR DIAGNOSIS"
+
+_MARGIN, _GAP = 32, 24
+_PICTURE = 468  # side of the square that each picture is fitted into
+_TOP, _BOTTOM = 104, 1116  # between the bars
+_TABLE = _MARGIN + 2 * (_PICTURE + _GAP)  # left edge of the findings
+_BAR_WIDTH = 76
+_OPACITY = 0.6
+_INK, _PALE, _LINE, _BAR, _AMBER = (236, 236, 236), (160, 160, 160), (72, 72, 72), (104, 136, 168), (255, 176, 0)
+
+Colour = tuple[int, int, int]
+
+
+def draw_page(content: Content, analysis: Analysis, image: Radiograph, spec: PreprocessSpec) -> NDArray[np.uint8]:
+    """uint8 [HEIGHT, WIDTH, 3], RGB."""
+    sheet = _Sheet()
+    sheet.text(_MARGIN, 26, "cbmir", 36)
+    sheet.text(_MARGIN + 124, 38, "chest X-ray: findings and look-alikes", 22, _PALE)
+    sheet.notice(34)
+    top = next((one for one in content.ranked if one.predicted), content.ranked[0])
+    small = _fitted(image.pixels)
+    sheet.picture(_MARGIN, "The image", small)
+    explained = overlay(small, analysis.evidence_for_finding(top.label), spec, _OPACITY)
+    sheet.picture(_MARGIN + _PICTURE + _GAP, f"Evidence for {readable(top.label)}", explained)
+    below = _TOP + 40 + _PICTURE + 16
+    legend = "Orange, +: cells that speak for it more than the average cell. Blue, -: less. Line: what the model sees."
+    sheet.lines(_MARGIN + _PICTURE + _GAP, below, legend, 18, _PICTURE, at_most=2)
+    _draw_findings(sheet, content.ranked)
+    end = _draw_look_alikes(sheet, content, below + 64)
+    end = _draw_priors(sheet, content.priors, end)
+    _draw_warnings(sheet, content.warnings, end + 16)
+    _draw_footer(sheet, content)
+    return sheet.pixels()
+
+
+def _fitted(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """As large as fits into the picture's square."""
+    height, width = pixels.shape
+    scale = _PICTURE / max(height, width)
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    return np.array(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS))
+
+
+def _draw_findings(sheet: _Sheet, findings: Sequence[Finding]) -> None:
+    """A row for each, the most certain first: label, certainty with a bar, score and threshold, whether it exceeds."""
+    left, right = _TABLE, WIDTH - _MARGIN
+    sheet.text(left, _TOP, "Findings", 24)
+    head = _TOP + 42
+    bar, percent, score, threshold = left + 232, left + 362, left + 418, left + 498  # all but the bar: right edges
+    sheet.text(left, head, "finding", 17, _PALE)
+    for x, word in ((percent, "certainty"), (score, "score"), (threshold, "threshold")):
+        sheet.text(x, head, word, 17, _PALE, anchor="ra")
+    room = _BOTTOM - head - 130
+    step = max(26, min(52, room // len(findings)))
+    shown = findings[: room // step]
+    for row, one in enumerate(shown):
+        y = head + 32 + row * step
+        sheet.line(left, y, right)
+        middle = y + step // 2
+        size = 20 if step >= 32 else 17
+        colour = _INK if one.predicted else _PALE
+        small = sheet.largest(readable(one.label), size, bar - left - 8)
+        sheet.text(left, middle, sheet.cut(readable(one.label), small, bar - left - 8), small, colour, anchor="lm")
+        if one.probability is not None:
+            sheet.bar(bar, middle, one.probability, one.predicted)
+            sheet.text(percent, middle, _percent(one.probability), size, colour, anchor="rm")
+        sheet.text(score, middle, f"{one.score:.2f}", size, colour, anchor="rm")
+        if one.threshold is not None:
+            sheet.text(threshold, middle, f"{one.threshold:.2f}", size, colour, anchor="rm")
+        if one.predicted:
+            sheet.text(right, middle, "over", size, _AMBER, anchor="rm")
+    y = head + 32 + len(shown) * step
+    sheet.line(left, y, right)
+    if len(shown) < len(findings):
+        sheet.text(left, y + 8, f"and {len(findings) - len(shown)} less certain ones", 18, _PALE)
+        y += 26
+    note = (
+        "Certainty: the probability by the model's validation data, where these were enough to calibrate it. Over: the "
+        "score exceeds the model's threshold. A low score does not exclude a finding."
+    )
+    sheet.lines(left, y + 10, note, 17, right - left, at_most=4)
+
+
+def _percent(share: float) -> str:
+    return "<1%" if share < 0.005 else f"{100 * share:.0f}%"
+
+
+def _draw_look_alikes(sheet: _Sheet, content: Content, y: int) -> int:
+    """The cases in up to two columns; gives where they end."""
+    left, width = _MARGIN, 2 * _PICTURE + _GAP
+    sheet.text(left, y, "Look-alikes", 24)
+    of = "" if content.collection is None else f"nearest of {content.collection:,} images of the reference collection"
+    sheet.text(left + 150, y + 5, of or "no reference collection was searched", 18, _PALE)
+    if content.look_alikes:
+        sheet.text(left, y + 38, "case, cosine similarity, labels", 17, _PALE)
+    y += 66
+    cases = content.look_alikes[:10]
+    rows = (len(cases) + 1) // 2 if len(cases) > 5 else len(cases)
+    column = width if rows == len(cases) else width // 2
+    for number, one in enumerate(cases):
+        x, at = left + number // max(1, rows) * column, y + number % max(1, rows) * 30
+        sheet.text(x, at, one.case, 17)
+        sheet.text(x + 258, at, f"{one.cosine:.3f}", 17, anchor="ra")
+        sheet.text(x + 276, at, sheet.cut(one.words, 17, column - 296), 17, _PALE)
+    return y + rows * 30
+
+
+def _draw_priors(sheet: _Sheet, priors: Sequence[Prior], y: int) -> int:
+    """The patient's own similar priors, by their days; gives where they end."""
+    if not priors:
+        return y
+    text = "Similar earlier images of this patient: " + ", ".join(f"{one.day} ({one.cosine:.3f})" for one in priors)
+    return sheet.lines(_MARGIN, y + 12, text, 18, 2 * _PICTURE + _GAP, at_most=2, colour=_INK)
+
+
+def _draw_warnings(sheet: _Sheet, warnings: Sequence[str], y: int) -> None:
+    if not warnings:
+        return
+    sheet.text(_MARGIN, y, "Please note", 20, _AMBER)
+    y += 30
+    for warning in warnings:
+        room = (_BOTTOM - 8 - y) // 24
+        if room < 1:
+            return
+        y = sheet.lines(_MARGIN, y, f"- {warning}", 18, 2 * _PICTURE + _GAP, at_most=room, colour=_INK)
+
+
+def _draw_footer(sheet: _Sheet, content: Content) -> None:
+    sheet.line(_MARGIN, _BOTTOM, WIDTH - _MARGIN)
+    local = content.source.local(content.moment)
+    made = f"{ALGORITHM} {content.version}, {local:%Y-%m-%d %H:%M %z}"
+    sheet.text(_MARGIN, _BOTTOM + 14, made, 17, _PALE)
+    about = "Decision support for research; not a medical device. Cases are opaque ids of the reference collection."
+    sheet.text(_MARGIN, _BOTTOM + 42, about, 17, _PALE)
+    sheet.notice(_BOTTOM + 24)
+
+
+@cache
+def _font(size: int) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
+    """Pillow's own, which is embedded in it."""
+    return ImageFont.load_default(size)
+
+
+class _Sheet:
+    """A black page to draw on. Positions are left and top in pixels; text has `_font`."""
+
+    def __init__(self) -> None:
+        self._image = Image.new("RGB", (WIDTH, HEIGHT))
+        self._draw = ImageDraw.Draw(self._image)
+
+    def pixels(self) -> NDArray[np.uint8]:
+        return np.array(self._image)
+
+    def text(self, x: int, y: int, text: str, size: int, colour: Colour = _INK, anchor: str = "la") -> None:
+        self._draw.text((x, y), text, fill=colour, font=_font(size), anchor=anchor)
+
+    def notice(self, y: int) -> None:
+        """The notice in a frame, at the right edge."""
+        font = _font(22)
+        width = int(self._draw.textlength(NOTICE, font=font))
+        left, right = WIDTH - _MARGIN - width - 24, WIDTH - _MARGIN
+        self._draw.rectangle((left, y - 8, right, y + 34), outline=_AMBER, width=2)
+        self._draw.text((left + 12, y), NOTICE, fill=_AMBER, font=font)
+
+    def cut(self, text: str, size: int, width: int) -> str:
+        """As much of a text as fits into so many pixels, with dots where it is cut."""
+        font = _font(size)
+        if self._draw.textlength(text, font=font) <= width:
+            return text
+        while text and self._draw.textlength(f"{text}...", font=font) > width:
+            text = text[:-1]
+        return f"{text.rstrip(' ,')}..."
+
+    def largest(self, text: str, size: int, width: int) -> int:
+        """The size from 16 to `size` in which a text fits into so many pixels, or 16."""
+        sizes = range(size, 16, -1)
+        return next((s for s in sizes if self._draw.textlength(text, font=_font(s)) <= width), 16)
+
+    def lines(self, x: int, y: int, text: str, size: int, width: int, *, at_most: int, colour: Colour = _PALE) -> int:
+        """A text in lines of so many pixels; gives where the next one begins."""
+        letters = max(8, int(width / self._draw.textlength("abcdefghij ", font=_font(size)) * 11))
+        wrapped = textwrap.wrap(text, letters, max_lines=at_most, placeholder=" ...")
+        for line in wrapped:
+            self.text(x, y, self.cut(line, size, width), size, colour)
+            y += size + 6
+        return y
+
+    def line(self, left: int, y: int, right: int) -> None:
+        self._draw.line((left, y, right, y), fill=_LINE)
+
+    def bar(self, x: int, middle: int, share: float, strong: bool | None) -> None:
+        """A share in [0, 1] as a bar."""
+        self._draw.rectangle((x, middle - 6, x + _BAR_WIDTH, middle + 6), outline=_LINE)
+        if length := round(_BAR_WIDTH * share):
+            self._draw.rectangle((x, middle - 6, x + length, middle + 6), fill=MORE if strong else _BAR)
+
+    def picture(self, x: int, title: str, pixels: NDArray[np.uint8]) -> None:
+        """A picture uint8 [h, w] or [h, w, 3] in the middle of its square, under its title."""
+        self.text(x, _TOP, self.cut(title, 24, _PICTURE), 24)
+        top = _TOP + 40
+        left, above = x + (_PICTURE - pixels.shape[1]) // 2, top + (_PICTURE - pixels.shape[0]) // 2
+        self._image.paste(Image.fromarray(pixels).convert("RGB"), (left, above))
+        self._draw.rectangle((x - 1, top - 1, x + _PICTURE, top + _PICTURE), outline=_LINE)
+
+
+def page(content: Content, analysis: Analysis, image: Radiograph, spec: PreprocessSpec) -> Dataset:
+    """The page of an analysis of `image`, ready to be stored. The patient is named by tags; by pixels only where the
+    image's own do."""
+    source = content.source
+    made = SCImage(
+        pixel_array=draw_page(content, analysis, image, spec),
+        photometric_interpretation="RGB",
+        bits_allocated=8,
+        coordinate_system="PATIENT",
+        patient_orientation=("L", "F"),
+        transfer_syntax_uid=ExplicitVRLittleEndian,
+        **identity(content, "sc", source) | context(source),
+    )
+    made["PatientOrientation"].value = ""  # type 2C: a page has none, though highdicom asks for one
+    made.Laterality = ""  # type 2C
+    made.ConversionType = "WSD"
+    made.DateOfSecondaryCapture, made.TimeOfSecondaryCapture = made.ContentDate, made.ContentTime
+    if source.burned_in:
+        made.BurnedInAnnotation = source.burned_in
+    made.ImageComments = own.DISCLAIMER
+    made.DerivationDescription = "Page of findings, evidence and look-alikes"
+    reference = Dataset()
+    reference.ReferencedSOPClassUID, reference.ReferencedSOPInstanceUID = UID(source.sop_class), UID(source.uid)
+    reference.PurposeOfReferenceCodeSequence = [own.concept(own.SOURCE_IMAGE)]
+    made.SourceImageSequence = [reference]
+    return complete(made, source)

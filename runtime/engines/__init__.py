@@ -1,0 +1,1 @@
+"""What runs a model file: ONNX Runtime, OpenVINO or TensorRT, behind one protocol (`base`), opened by `registry`."""

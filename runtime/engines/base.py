@@ -1,0 +1,247 @@
+"""What an engine is: a batch of preprocessed images in, embeddings and scores out, whatever does the arithmetic.
+
+Threads: one engine serves any number of them. Processes: an engine belongs to the process that opened it. After a fork
+the libraries' own threads are gone, so `run` in the child raises EngineError rather than wait for ever, and an engine
+cannot be pickled; open the model again in each process, and start processes by `spawn` or `forkserver`.
+
+Memory that was freed and is still the process's: glibc keeps it for later allocations.
+
+The head beside the graph: what evidence maps are drawn against, as text in a model file's metadata.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ctypes
+import logging
+import os
+import sys
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.card import HEAD_KEY, ModelCard
+from cbmir.errors import CardError, EngineError
+from cbmir.process import Closing, available_threads
+
+
+def give_back_freed_memory() -> None:
+    """Let the system have it, where the C library is glibc: after loading what takes twice its size meanwhile."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+
+
+def encode_head(head: NDArray[np.float32]) -> str:
+    """Base64 of little-endian float32 [P, D]."""
+    return base64.b64encode(head.astype("<f4").tobytes()).decode("ascii")
+
+
+def decode_head(text: str, card: ModelCard, path: str | Path) -> NDArray[np.float32]:
+    """float32 [P, D] of a card's model. Raises CardError for another size, damaged text, or values not finite."""
+    rows = sum(card.proxies_per_class) if card.head == "proxy" else len(card.labels)
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise CardError(f"{path}: expected base64 in {HEAD_KEY}, found {error}; export the model again") from error
+    expected = rows * card.embedding_dim * 4
+    if len(data) != expected:
+        raise CardError(
+            f"{path}: expected {HEAD_KEY} to hold float32 [{rows}, {card.embedding_dim}] ({expected} bytes), "
+            f"found {len(data)} bytes; export the model again"
+        )
+    head = np.frombuffer(data, "<f4").reshape(rows, card.embedding_dim).astype(np.float32)
+    if not np.isfinite(head).all():
+        raise CardError(f"{path}: expected finite values in {HEAD_KEY}, found NaN or infinity; export the model again")
+    return head
+
+
+log = logging.getLogger("cbmir")
+
+#: What can be asked for. `auto` picks one that this machine really has, and says why.
+ENGINES = ("auto", "onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "openvino", "tensorrt")
+Mode = Literal["auto", "latency", "throughput"]
+MODES: tuple[Mode, ...] = ("auto", "latency", "throughput")
+OUTPUTS = ("embedding", "scores", "feature_map")
+
+#: Runs uint8 [n, 1, S, S] for the outputs of these names; may be called from several threads at once.
+Runner = Callable[[NDArray[np.uint8], Sequence[str]], Sequence[NDArray[np.float32]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """What a model says of N images.
+
+    embedding: float32 [N, D], unit norm. scores: float32 [N, C] in [0, 1], in the card's label order.
+    feature_map: float32 [N, D, h, w], or None if not asked for; its mean over the cells, normed, is the embedding.
+    """
+
+    embedding: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    feature_map: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True)
+class EngineHealth:
+    """What really runs: `engine` is one of ENGINES, `requested` what was asked for, `reason` why it is this one.
+
+    `precision` is that of the arithmetic: float32, float16, bfloat16 or int8. `mode` is latency where there is nothing
+    to choose: on one thread, or a GPU.
+    """
+
+    engine: str
+    requested: str
+    reason: str
+    device: str
+    precision: str
+    threads: int
+    mode: Mode
+    version: str
+    warnings: tuple[str, ...] = ()
+
+
+class Engine(Closing):
+    """A loaded model. A kind of engine says how to `_open` a runner, and what it is (`_describe`).
+
+    On a CPU (`streams`), mode `latency` runs a batch with all threads at once; `throughput` runs its images one by one
+    on as many streams of one thread, which answers more images a second and a single one later; `auto` takes the first
+    for one image and the second for more. A GPU has only the first.
+    """
+
+    streams = True
+    #: At most so many images go through at once in mode latency: bounds the memory of activations.
+    max_batch = 32
+
+    def __init__(
+        self,
+        card: ModelCard,
+        head: NDArray[np.float32],
+        *,
+        requested: str,
+        reason: str,
+        threads: int | None,
+        mode: Mode,
+    ) -> None:
+        """`head` is float32 [P, D]: the unit proxies, class-major in label order with the negative class last; or the C
+        weight rows of a linear head. `threads` None means every processor that this process may use."""
+        self.card, self.head = card, head
+        self.threads = threads or available_threads()
+        self.warnings: tuple[str, ...] = ()
+        self._requested, self._reason, self._mode = requested, reason, mode
+        self._process = os.getpid()
+        self._closed = False
+        self._lock = threading.Lock()  # of what is opened when it is first needed
+        self._runners: dict[int, Runner] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    @abstractmethod
+    def _open(self, threads: int) -> Runner:
+        """A runner, each call of which takes so many threads. Raises ModelError or EngineError."""
+
+    @abstractmethod
+    def _describe(self) -> tuple[str, str, str]:
+        """Engine (one of ENGINES), device, and the library's version."""
+
+    def run(self, batch: NDArray[np.uint8], *, feature_map: bool = False) -> Outputs:
+        """Run uint8 [N, 1, S, S]; N may be 0. An image's answer does not depend on the others beyond rounding.
+
+        Raises EngineError for another dtype or shape, for outputs not finite, once closed, and in a forked process.
+        """
+        self._check_usable()
+        size, dim, labels = self.card.preprocess.crop, self.card.embedding_dim, len(self.card.labels)
+        if batch.dtype != np.uint8 or batch.ndim != 4 or batch.shape[1:] != (1, size, size):
+            raise EngineError(
+                f"expected a batch uint8 [N, 1, {size}, {size}], found {batch.dtype} {list(batch.shape)}; "
+                f"cbmir.runtime.imaging.preprocess makes the images of one"
+            )
+        names = OUTPUTS if feature_map else OUTPUTS[:2]
+        if not len(batch):
+            empty = [np.empty(shape, np.float32) for shape in ((0, dim), (0, labels), (0, dim, 0, 0))]
+            return Outputs(*empty[: len(names)])
+        pieces = self._run(np.ascontiguousarray(batch), names)
+        outputs = [np.concatenate(arrays) for arrays in zip(*pieces, strict=True)]
+        for name, array in zip(names, outputs, strict=True):
+            if not np.isfinite(array).all():
+                raise EngineError(
+                    f"expected finite values of {name!r}, found NaN or infinity; this model file "
+                    f"({self.card.precision}) overflows: export it in float32"
+                )
+        return Outputs(*outputs)
+
+    def _run(self, batch: NDArray[np.uint8], names: Sequence[str]) -> list[Sequence[NDArray[np.float32]]]:
+        spread = self._mode == "throughput" or (self._mode == "auto" and len(batch) > 1)
+        if not (spread and self.streams and self.threads > 1):
+            runner = self._runner(self.threads)
+            starts = range(0, len(batch), self.max_batch)
+            return [runner(batch[start : start + self.max_batch], names) for start in starts]
+        runner = self._runner(1)
+        with self._lock:  # which `close` takes: it waits for all that is submitted here
+            self._check_usable()
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="stream")
+            answers = self._pool.map(lambda start: runner(batch[start : start + 1], names), range(len(batch)))
+        return list(answers)
+
+    def warm_up(self, *batch_sizes: int) -> None:
+        """Run black images, one by default, so that the first request does not wait for what is set up lazily."""
+        size = self.card.preprocess.crop
+        for count in batch_sizes or (1,):
+            self.run(np.zeros((count, 1, size, size), np.uint8))
+
+    def warn(self, text: str) -> None:
+        """Log a warning, and keep it for `health`."""
+        self.warnings += (text,)
+        log.warning("%s", text)
+
+    def health(self) -> EngineHealth:
+        engine, device, version = self._describe()
+        return EngineHealth(
+            engine=engine,
+            requested=self._requested,
+            reason=self._reason,
+            device=device,
+            precision=self.card.precision,
+            threads=self.threads,
+            mode=self._mode if self.streams and self.threads > 1 else "latency",
+            version=version,
+            warnings=self.warnings,
+        )
+
+    def close(self) -> None:
+        """Give the memory back; calls under way in other threads end as ever. May be called again."""
+        if os.getpid() != self._process:  # forked, perhaps while another thread held the lock
+            self._closed = True
+            return
+        with self._lock:
+            self._closed = True
+            self._runners.clear()
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True)
+
+    def __reduce__(self) -> NoReturn:
+        raise EngineError("an engine cannot be pickled or sent to another process; open the model there")
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._process:
+            raise EngineError(
+                f"this engine was opened in process {self._process} and cannot be used after a fork; open the model "
+                f"in this process ({os.getpid()}), or start it by 'spawn'"
+            )
+        if self._closed:
+            raise EngineError("the engine is closed; open the model again")
+
+    def _runner(self, threads: int) -> Runner:
+        with self._lock:
+            self._check_usable()
+            if threads not in self._runners:
+                self._runners[threads] = self._open(threads)
+            return self._runners[threads]

@@ -1,0 +1,165 @@
+"""OpenVINO on a CPU: the files of `cbmir export --openvino`, and any float .onnx file of cbmir.
+
+An .xml file keeps to the contract of `cbmir.runtime.engines.ort`, with its weights in the .bin beside it. Card and head
+stand where OpenVINO reads an ONNX file's metadata to: rt_info `framework`. With them stands the SHA-256 of the weights,
+since OpenVINO would take those of another model of the same shape without a word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
+from cbmir.errors import CardError, EngineError, ModelError
+from cbmir.process import available_threads
+from cbmir.runtime.engines.availability import why_no_bfloat16
+from cbmir.runtime.engines.base import OUTPUTS, Engine, Mode, Runner, decode_head
+from cbmir.runtime.engines.openvino_import import import_openvino
+
+#: Where an .xml file's SHA-256 of its .bin stands, beside the card.
+WEIGHTS_KEY = "cbmir.weights"
+
+
+class OpenVinoEngine(Engine):
+    """An .xml or .onnx file of cbmir in OpenVINO. `cache` is a folder for compiled models, from which the next start is
+    faster; see `open_engine` for the rest.
+
+    Images go through one by one, in a batch too: a fixed shape needs a third of the memory of an open one, and streams
+    of single images are the fastest way through a batch.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        requested: str = "openvino",
+        reason: str = "",
+        threads: int | None = None,
+        mode: Mode = "auto",
+        cache: Path | None = None,
+    ) -> None:
+        ov = import_openvino()
+        self._path, self._version = Path(path), ov.__version__.split("-")[0]
+        self._core = ov.Core()
+        if cache is not None:
+            self._core.set_property({"CACHE_DIR": str(cache)})
+        self._model = _read(self._core, self._path)
+        card = ModelCard.loads(_metadata(self._model, CARD_KEY, self._path), source=str(path))
+        head = decode_head(_metadata(self._model, HEAD_KEY, self._path), card, path)
+        super().__init__(card, head, requested=requested, reason=reason, threads=threads, mode=mode)
+        if self.threads > available_threads():  # OpenVINO takes no more than there are
+            self.warn(f"{self.threads} threads were asked for, OpenVINO runs on the {available_threads()} there are")
+            self.threads = available_threads()
+        if self._path.suffix.lower() == ".onnx" and card.precision not in ("float32", "bfloat16"):
+            raise EngineError(f"{path}: expected an .onnx file in float32 for OpenVINO, found one in {card.precision}, "
+                              f"which it would not compute in; open model.onnx")  # fmt: skip
+        _check_graph(self._model, card, self._path)
+        self._model.reshape([1, 1, card.preprocess.crop, card.preprocess.crop])
+        self._precision = "bf16" if card.precision == "bfloat16" else "f32"
+        if self._precision == "bf16" and (why := why_no_bfloat16()):
+            raise EngineError(f"{path}: {why}")
+        self._runner(1 if mode == "throughput" else self.threads)  # what cannot be compiled is refused here
+
+    def close(self) -> None:
+        super().close()
+        self._model = None
+
+    def _open(self, threads: int) -> Runner:
+        """One stream of all threads, or as many streams of one thread as there are threads."""
+        streams = self.threads // threads
+        asked = {"INFERENCE_PRECISION_HINT": self._precision, "INFERENCE_NUM_THREADS": self.threads,
+                 "NUM_STREAMS": streams}  # fmt: skip
+        try:
+            # Not pinned: the threads of two processes would share one core while another idles.
+            compiled = self._core.compile_model(self._model, "CPU", asked | {"ENABLE_CPU_PINNING": False})
+        except RuntimeError as error:
+            raise ModelError(f"{self._path}: OpenVINO cannot compile this model: {error}") from error
+        found = {name: compiled.get_property(name) for name in asked}
+        found["INFERENCE_PRECISION_HINT"] = found["INFERENCE_PRECISION_HINT"].to_string()
+        if found["INFERENCE_PRECISION_HINT"] != self._precision:
+            raise EngineError(f"{self._path}: expected OpenVINO to compute in {self._precision}, found {found}")
+        if found != asked:
+            self.warn(f"OpenVINO was asked for {asked} and took {found}")
+        if self._mode != "auto" or self.threads == 1 or self._runners:  # nothing more will be compiled
+            self._model = None
+        return _runner_of([compiled.create_infer_request() for _ in range(streams)])
+
+    def _describe(self) -> tuple[str, str, str]:
+        return "openvino", "cpu", self._version
+
+
+def _runner_of(requests: Sequence[Any]) -> Runner:
+    """What runs images by whichever request is idle, and waits for one where none is."""
+    idle: SimpleQueue[Any] = SimpleQueue()
+    for request in requests:
+        idle.put(request)
+
+    def run(batch: NDArray[np.uint8], names: Sequence[str]) -> Sequence[NDArray[np.float32]]:
+        request = idle.get()
+        try:
+            answers = []
+            for image in batch:
+                found = request.infer([image[None]], share_inputs=True, share_outputs=True)
+                answers.append([found[name].copy() for name in names])
+        except RuntimeError as error:
+            raise EngineError(f"OpenVINO failed: {error}") from error
+        finally:
+            idle.put(request)
+        return [np.concatenate(arrays) for arrays in zip(*answers, strict=True)]
+
+    return run
+
+
+def _read(core: Any, path: Path) -> Any:
+    """The model of an .xml or .onnx file, not compiled yet. Raises ModelError and CardError."""
+    beside = path.with_suffix(".bin") if path.suffix.lower() == ".xml" else None
+    try:
+        weights = beside.read_bytes() if beside else b""
+        # As bytes: a file that it cannot tell, OpenVINO would try as TensorFlow's, with messages to the terminal.
+        model = core.read_model(path.read_bytes(), weights)
+    except (RuntimeError, OSError) as error:
+        raise ModelError(f"{path}: expected a model written by 'cbmir export', OpenVINO cannot read it: "
+                         f"{error}") from error  # fmt: skip
+    if beside and hashlib.sha256(weights).hexdigest() != _metadata(model, WEIGHTS_KEY, path):
+        raise ModelError(f"{path}: expected the weights that belong to it in {beside.name}, found others (by their "
+                         f"SHA-256); copy both files again, or export the model again")  # fmt: skip
+    return model
+
+
+def _metadata(model: Any, key: str, path: Path) -> str:
+    where = ["framework", key]
+    if not model.has_rt_info(where):
+        raise CardError(f"{path}: expected {key} inside the file, found none; only files written by 'cbmir export' can "
+                        f"be used")  # fmt: skip
+    return str(model.get_rt_info(where).astype(str))
+
+
+def _check_graph(model: Any, card: ModelCard, path: Path) -> None:
+    size, dim, labels = card.preprocess.crop, card.embedding_dim, len(card.labels)
+    expected = {
+        "image": ("u8", [None, 1, size, size]),
+        "embedding": ("f32", [None, dim]),
+        "scores": ("f32", [None, labels]),
+        "feature_map": ("f32", [None, dim, None, None]),
+    }
+    ports = {port.get_any_name(): port for port in (*model.inputs, *model.outputs)}
+    if set(ports) != set(expected) or len(model.inputs) != 1:
+        raise ModelError(f"{path}: expected the input image and the outputs {', '.join(OUTPUTS)}, found "
+                         f"{', '.join(ports)}; export the model again")  # fmt: skip
+    for name, (kind, shape) in expected.items():
+        found_kind, found = ports[name].element_type.to_string(), ports[name].partial_shape
+        fits = len(found) == len(shape) and all(
+            side is None or found[axis].is_dynamic or found[axis].get_length() == side
+            for axis, side in enumerate(shape)
+        )
+        if found_kind != kind or not fits:
+            text = ", ".join("any" if side is None else str(side) for side in shape)
+            raise ModelError(f"{path}: expected {name} {kind} [{text}], found {found_kind} {found.to_string()}; "
+                             f"export the model again")  # fmt: skip

@@ -1,0 +1,197 @@
+"""ONNX Runtime, on a CPU or by its CUDA and TensorRT providers.
+
+File contract: input `image` uint8 [N,1,S,S] with dynamic N; outputs `embedding` float32 [N,D], `scores` float32 [N,C],
+`feature_map` float32 [N,D,h,w]; metadata `cbmir.card` (JSON) and `cbmir.head` (base64 of little-endian float32 [P,D]).
+
+What ONNX Runtime's providers are told. A plain function of the facts, so that a test holds every option.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
+from cbmir.errors import CardError, EngineError, ModelError, require
+from cbmir.process import available_threads
+from cbmir.runtime.engines.availability import PROVIDERS
+from cbmir.runtime.engines.base import OUTPUTS, Engine, Mode, Runner, decode_head, give_back_freed_memory
+from cbmir.runtime.engines.nvidia import cache_key, current_gpu, loaded_tensorrt
+
+Options = dict[str, str]
+
+#: Batches that TensorRT is to take: smallest, the one it is tuned for, largest (which is the engine's `max_batch`).
+BATCHES = (1, 8, 32)
+#: The share of the GPU's memory that one engine may take.
+MEMORY_SHARE = 0.5
+_WORKSPACE = 1 << 30
+
+
+def provider_options(
+    engine: str,
+    *,
+    precision: str = "float32",
+    size: int = 0,
+    memory: int = 0,
+    cache: Path | None = None,
+) -> list[tuple[str, Options]]:
+    """The providers of an engine (a name of PROVIDERS) and their options, for `InferenceSession(providers=…)`.
+
+    For a GPU: `precision` is the file's, `size` the side of its image, `memory` the GPU's in bytes. `cache` is a folder
+    for what TensorRT compiles of this file on this GPU: nothing else may be in it.
+    """
+    cuda = {
+        "device_id": "0",
+        "arena_extend_strategy": "kSameAsRequested",  # the other doubles, and keeps
+        "gpu_mem_limit": str(int(MEMORY_SHARE * memory)),
+        "cudnn_conv_algo_search": "HEURISTIC",  # EXHAUSTIVE measures again for each new batch size
+        "use_tf32": "0",  # which would round float32 to 10 bits of mantissa
+    }
+    image = f"image:{{}}x1x{size}x{size}"
+    tensorrt = {
+        "device_id": "0",
+        "trt_fp16_enable": str(int(precision == "float16")),
+        "trt_max_workspace_size": str(_WORKSPACE),
+        **{f"trt_profile_{name}_shapes": image.format(batch)
+           for name, batch in zip(("min", "opt", "max"), BATCHES, strict=True)},
+    }  # fmt: skip
+    if cache is not None:
+        tensorrt |= {
+            "trt_engine_cache_enable": "1",
+            "trt_engine_cache_path": str(cache),
+            "trt_timing_cache_enable": "1",
+            "trt_timing_cache_path": str(cache),
+        }
+    options = {"CUDAExecutionProvider": cuda, "TensorrtExecutionProvider": tensorrt}
+    return [(provider, options.get(provider, {})) for provider in PROVIDERS[engine]]
+
+
+#: It rounds the layers that an int8 file leaves in float, with one scale a tensor (onnxruntime pull request 25673).
+DISABLED_OPTIMIZERS = ("WeightBiasQuantization",)
+_FATAL = 4  # what goes wrong is raised, so ONNX Runtime need not print it as well
+
+
+class OnnxEngine(Engine):
+    """An ONNX file of cbmir in ONNX Runtime. `engine` is a name of PROVIDERS; see `open_engine` for the rest."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        engine: str = "onnxruntime",
+        requested: str = "onnxruntime",
+        reason: str = "",
+        threads: int | None = None,
+        mode: Mode = "auto",
+        cache: Path | None = None,
+    ) -> None:
+        self._ort = require("onnxruntime", "cpu" if engine == "onnxruntime" else "gpu")
+        self._errors = _ort_errors()
+        self._path, self._engine, self._cache = path, engine, cache
+        self.streams = engine == "onnxruntime"
+        first = 1 if self.streams and mode == "throughput" else threads or available_threads()
+        session = self._session(first, provider_options("onnxruntime"))  # a GPU's options need the card that is inside
+        metadata = session.get_modelmeta().custom_metadata_map
+        if CARD_KEY not in metadata:
+            raise CardError(f"{path}: expected a model card inside the ONNX file ({CARD_KEY}), found none; "
+                            f"only files written by 'cbmir export' can be used")  # fmt: skip
+        card = ModelCard.loads(metadata[CARD_KEY], source=str(path))
+        head = decode_head(metadata.get(HEAD_KEY, ""), card, path)
+        _check_graph(session, card, path)
+        super().__init__(card, head, requested=requested, reason=reason, threads=threads, mode=mode)
+        if not self.streams:
+            session = self._session(first, self._options_of_gpu())
+        self._runners[first] = self._runner_of(session)
+
+    def _open(self, threads: int) -> Runner:
+        return self._runner_of(self._session(threads, provider_options("onnxruntime")))
+
+    def _describe(self) -> tuple[str, str, str]:
+        return self._engine, "cpu" if self._engine == "onnxruntime" else "cuda:0", self._ort.__version__
+
+    def _options_of_gpu(self) -> list[tuple[str, Options]]:
+        gpu, precision, cache = current_gpu(), self.card.precision, None
+        if self._engine == "onnxruntime-tensorrt":
+            if precision == "float32" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0":
+                self.warn("TensorRT may round float32 to TF32, which ONNX Runtime has no option against; set "
+                          "NVIDIA_TF32_OVERRIDE=0")  # fmt: skip
+            if self._cache is not None:
+                sha256 = hashlib.sha256(Path(self._path).read_bytes()).hexdigest()
+                versions = f"{self._ort.__version__}-{loaded_tensorrt()}"
+                cache = self._cache / self._engine / cache_key(sha256, gpu.name, versions, precision)
+                cache.mkdir(parents=True, exist_ok=True)
+        size = self.card.preprocess.crop
+        return provider_options(self._engine, precision=precision, size=size, memory=gpu.memory, cache=cache)
+
+    def _session(self, threads: int, providers: list[tuple[str, Options]]) -> Any:
+        ort, (wanted, _) = self._ort, providers[0]
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+        options.enable_cpu_mem_arena = False
+        options.intra_op_num_threads = threads
+        options.log_severity_level = _FATAL
+        # Threads that wait by spinning take the processors from all that is not the model (twice the time to read).
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            session = ort.InferenceSession(
+                str(self._path),
+                options,
+                providers=providers,
+                enable_fallback=False,
+                disabled_optimizers=DISABLED_OPTIMIZERS,
+            )
+        except self._errors as error:
+            if wanted != "CPUExecutionProvider":  # the CPU has loaded the file: the fault is not in it
+                raise EngineError(f"{self._path}: ONNX Runtime cannot load it by {wanted}: {error}; 'cbmir doctor' "
+                                  f"says what is missing") from error  # fmt: skip
+            raise ModelError(f"{self._path}: expected an ONNX model written by 'cbmir export', ONNX Runtime cannot "
+                             f"load it by {wanted}: {error}") from error  # fmt: skip
+        # ONNX Runtime goes on without a provider that it cannot load: what counts is what the session has.
+        if session.get_providers()[0] != wanted:
+            raise EngineError(
+                f"engine {self._engine!r} was asked for, and ONNX Runtime fell back to {session.get_providers()[0]}; "
+                f"'cbmir doctor' says what is missing"
+            )
+        give_back_freed_memory()  # loading took the model's size several times over
+        return session
+
+    def _runner_of(self, session: Any) -> Runner:
+        def run(batch: Any, names: Any) -> Any:
+            try:
+                return session.run(names, {"image": batch})
+            except self._errors as error:
+                raise EngineError(f"ONNX Runtime failed ({self._engine}): {error}") from error
+
+        return run
+
+
+def _ort_errors() -> tuple[type[Exception], ...]:
+    """The exceptions of ONNX Runtime, which have no base class of their own but Exception."""
+    state = require("onnxruntime.capi.onnxruntime_pybind11_state", "cpu")
+    found = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    return (*found, RuntimeError)
+
+
+def _check_graph(session: Any, card: ModelCard, path: str | Path) -> None:
+    size, dim = card.preprocess.crop, card.embedding_dim
+    expected = {
+        "image": ("tensor(uint8)", [None, 1, size, size]),
+        "embedding": ("tensor(float)", [None, dim]),
+        "scores": ("tensor(float)", [None, len(card.labels)]),
+        "feature_map": ("tensor(float)", [None, dim, None, None]),
+    }
+    found = {node.name: (node.type, node.shape) for node in (*session.get_inputs(), *session.get_outputs())}
+    if set(expected) != set(found) or len(session.get_inputs()) != 1:
+        raise ModelError(f"{path}: expected the input image and the outputs {', '.join(OUTPUTS)}, "
+                         f"found {', '.join(found)}; export the model again")  # fmt: skip
+    for name, (kind, shape) in expected.items():
+        found_kind, found_shape = found[name]
+        fits = len(shape) == len(found_shape) and not isinstance(found_shape[0], int)
+        # A dimension that the file leaves open (a name or None) is known only when it runs.
+        fits &= all(b == a or not isinstance(b, int) for a, b in zip(shape, found_shape, strict=False) if a is not None)
+        if found_kind != kind or not fits:
+            text = ", ".join("any" if side is None else str(side) for side in shape)
+            raise ModelError(f"{path}: expected {name} {kind} [{text}] with an open batch size, "
+                             f"found {found_kind} {found_shape}; export the model again")  # fmt: skip

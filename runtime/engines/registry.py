@@ -1,0 +1,189 @@
+"""The files that an export leaves in a folder: which are models, and which of them belong together by their stem.
+
+Opening a model: a file by its suffix, or the best file of an export's folder for this machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from cbmir.errors import EngineError, ModelError
+from cbmir.runtime.engines.availability import PROVIDERS, why_no_bfloat16, why_not
+from cbmir.runtime.engines.base import ENGINES, MODES, Engine, Mode
+from cbmir.runtime.engines.tensorrt_plan import read_plan_info
+
+#: What `cbmir export` ends the names of its models in, the longer ones first where one ends in another.
+ENDINGS = (".plan", ".fp16.onnx", ".int8.onnx", ".openvino-bf16.xml", ".openvino-int8.xml", ".onnx")
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The model files of a folder by their names; hidden ones are of an export that is under way."""
+    files = (file for file in folder.iterdir() if not file.name.startswith("."))
+    return sorted(file for file in files if file.name.endswith(ENDINGS))
+
+
+def ending(file: Path) -> str:
+    """That of ENDINGS in which the name ends, or else its suffix."""
+    return next((one for one in ENDINGS if file.name.endswith(one)), file.suffix)
+
+
+def stem(file: Path) -> str:
+    """The name without its ending: model, of model.fp16.onnx and of model.sm86.plan."""
+    name = file.name.removesuffix(ending(file))
+    return re.sub(r"\.sm\d+$", "", name) if file.suffix == ".plan" else name
+
+
+log = logging.getLogger("cbmir")
+
+#: Which engines can run a file of a suffix; the first that works here is what `auto` takes.
+_OF_SUFFIX = {
+    ".onnx": ("onnxruntime-cuda", "onnxruntime", "openvino", "onnxruntime-tensorrt"),
+    ".xml": ("openvino",),
+    ".plan": ("tensorrt",),
+}
+#: It compiles for minutes, so `auto` leaves it out.
+_BY_NAME_ONLY = "onnxruntime-tensorrt"
+_BFLOAT16 = ".openvino-bf16.xml"
+#: Files of an export's folder that share one embedding space, the fastest first, and what runs them. int8 is not among
+#: them: its space is its own, so it is opened by name.
+_OF_FOLDER = (
+    (".plan", "tensorrt"),
+    (".fp16.onnx", "onnxruntime-cuda"),
+    (".onnx", "onnxruntime-cuda"),
+    (_BFLOAT16, "openvino"),
+    (".onnx", "onnxruntime"),
+)
+
+
+def open_engine(
+    path: str | Path,
+    *,
+    engine: str = "auto",
+    threads: int | None = None,
+    mode: Mode = "auto",
+    cache: str | Path | None = None,
+    allow_fallback: bool = False,
+) -> Engine:
+    """Open a model file, or a folder that `cbmir export` wrote.
+
+    A file is run as it is, in its own precision: `auto` takes CUDA for an .onnx file where it works, else ONNX Runtime
+    on the CPU, or OpenVINO where ONNX Runtime is missing; OpenVINO for an .xml, TensorRT for a .plan. Of a folder,
+    `auto` takes the fastest file that this machine runs, among those that share an embedding space (so never int8).
+    What was picked, and why, is in `health()`, and of a folder in the log. `threads` None means every processor that
+    this process may use. `cache` is a folder where engines may keep what they compile. `allow_fallback`: where the
+    engine that was asked for is not there, run this file, or the folder's .onnx file, on the CPU by ONNX Runtime, with
+    a warning.
+
+    Raises ModelError for a file that is not cbmir's, CardError for one without a usable card, EngineError for an engine
+    that is not there (and names what to install), for one that cannot run this file, and for wrong `threads` or `mode`.
+    """
+    path = Path(path)
+    _check_options(engine, threads, mode)
+    _check_exists(path)
+    every = list(_of_folder(path) if path.is_dir() else _of_file(path))
+    choices = [(file, name) for file, name in every if name == engine or (engine == "auto" and name != _BY_NAME_ONLY)]
+    if not choices:
+        if path.is_dir():
+            raise ModelError(f"{path}: no file in this folder is for engine {engine}; 'cbmir export --help' says how "
+                             f"to make one")  # fmt: skip
+        others = " or ".join(name for _, name in every)
+        raise EngineError(f"{path.name} is run by {others}, not by {engine}")
+    not_here: list[tuple[Path, str, str]] = []
+    for file, name in choices:
+        if why := _why_not(file, name):
+            not_here.append((file, name, why))
+            continue
+        picked = f"asked for {engine}"
+        if engine == "auto":
+            picked = "; ".join([f"{name} runs {file.name}", *_words(not_here)])
+        opened = _open(file, name, engine, picked, threads, mode, cache)
+        log.log(logging.INFO if path.is_dir() else logging.DEBUG, "Engine: %s.", picked)
+        return opened
+    if engine == "auto":
+        not_here.sort(key=lambda choice: choice[1] != "onnxruntime")  # first what is most easily had
+        raise EngineError(f"{path}: nothing that runs it works here: {'; '.join(_words(not_here))}")
+    whys = "; ".join(dict.fromkeys(why for *_, why in not_here))
+    on_cpu = [file for file, name in every if name == "onnxruntime"]
+    if not allow_fallback or engine == "onnxruntime" or not on_cpu:
+        raise EngineError(f"engine {engine} was asked for, but cannot be used here: {whys}")
+    warning = f"engine {engine} was asked for and cannot be used: {whys}. Running on onnxruntime instead."
+    opened = _open(on_cpu[0], "onnxruntime", engine, warning, threads, mode, cache)
+    opened.warn(warning)
+    return opened
+
+
+def _check_options(engine: str, threads: int | None, mode: Mode) -> None:
+    if engine not in ENGINES:
+        raise EngineError(f"expected an engine of {', '.join(ENGINES)}; found {engine!r}")
+    if threads is not None and threads < 1:
+        raise EngineError(f"expected at least 1 thread, found {threads}")
+    if mode not in MODES:
+        raise EngineError(f"expected mode {', '.join(MODES)}; found {mode!r}")
+
+
+def _words(not_here: list[tuple[Path, str, str]]) -> list[str]:
+    return [f"not {name} ({file.name}): {why}" for file, name, why in not_here]
+
+
+def _why_not(file: Path, name: str) -> str:
+    """As `why_not`, for this file: a plan is for one GPU, a bfloat16 file for processors that have the arithmetic."""
+    if why := why_not(name):
+        return why
+    if name == "tensorrt":
+        return read_plan_info(file).why_not()
+    return why_no_bfloat16() if file.name.endswith(_BFLOAT16) else ""
+
+
+def _open(
+    file: Path, name: str, requested: str, reason: str, threads: int | None, mode: Mode, cache: str | Path | None
+) -> Engine:
+    cache = None if cache is None else Path(cache)
+    if name in PROVIDERS:
+        from cbmir.runtime.engines.ort import OnnxEngine
+
+        return OnnxEngine(
+            file, engine=name, requested=requested, reason=reason, threads=threads, mode=mode, cache=cache
+        )
+    if name == "openvino":
+        from cbmir.runtime.engines.openvino import OpenVinoEngine
+
+        return OpenVinoEngine(file, requested=requested, reason=reason, threads=threads, mode=mode, cache=cache)
+    from cbmir.runtime.engines.tensorrt import TensorRtEngine
+
+    return TensorRtEngine(file, requested=requested, reason=reason)
+
+
+def _check_exists(path: Path) -> None:
+    try:
+        exists = path.exists()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot look for the model file ({error.strerror})") from error
+    if not exists:
+        raise ModelError(f"{path}: no such model file; make one with 'cbmir export RUN -o model.onnx'")
+
+
+def _of_file(path: Path) -> Iterator[tuple[Path, str]]:
+    suffix = path.suffix.lower()
+    if suffix not in _OF_SUFFIX:
+        raise ModelError(f"{path}: expected a model file ({', '.join(_OF_SUFFIX)}) or a folder of them, found the "
+                         f"suffix {path.suffix!r}; 'cbmir export' writes one")  # fmt: skip
+    if path.name.lower().endswith(".int8.onnx"):  # quantised for the CPU's instructions
+        return iter([(path, "onnxruntime")])
+    return ((path, name) for name in _OF_SUFFIX[suffix])
+
+
+def _of_folder(path: Path) -> Iterator[tuple[Path, str]]:
+    """The folder's files and what runs them, fastest first. Raises ModelError for none, or for those of two models."""
+    files = model_files(path)
+    models = sorted({stem(file) for file in files})
+    if len(models) != 1:
+        raise ModelError(f"{path}: expected the files of one model, found {', '.join(models) or 'none'}; "
+                         f"name a file ({', '.join(_OF_SUFFIX)})")  # fmt: skip
+    choices = [(file, name) for end, name in _OF_FOLDER for file in files if ending(file) == end]
+    if not choices:
+        raise ModelError(f"{path}: expected model.onnx or another file of its embedding space, found "
+                         f"{', '.join(file.name for file in files)}; an int8 file is opened by its name")  # fmt: skip
+    return iter(choices)

@@ -1,0 +1,288 @@
+"""The approximate index of a large gallery: usearch's HNSW graph over bfloat16 or int8 codes of the vectors.
+
+What it answers are candidates, to be ranked by the vectors themselves: a code (`coding`, for int8) tells the
+neighbourhood well and the order within it less so. Codes are compared by their Euclidean distance: an inner product
+would be led astray by what rounding does to their lengths, which between near neighbours is more than the distance.
+
+Several threads that add at once leave some vectors, 3 to 10 of 20,000, to which no way through the graph leads: a bug
+of usearch (2.26; https://github.com/unum-cloud/USearch/issues/735). So each vector is looked for by itself, and those
+that are not found are added once more, by one thread. (A walk through the whole graph that begins elsewhere may still
+pass one by: HNSW's links go one way.) Hundreds of equal vectors may still cut the graph apart: the log says how many
+stay out of reach.
+
+Keys are the vectors' positions. A saved index must be verified by its digest before usearch sees it (`derived`): a
+flipped bit would crash the process, not raise.
+
+Products of vectors: many with many by BLAS, one with many by the thread that asks.
+
+int8 codes of vectors, for an index: fewer and smaller numbers that tell the neighbourhood.
+
+Embeddings that were trained by proxies differ in few directions: of 1,776 chest radiographs of NIH's by a DenseNet121,
+84 of 1,024 hold 99% of the variance. So a code is of the principal components that hold as much, found in the vectors
+themselves, where these are no more than half of the dimensions; else of all dimensions. It uses the whole range of
+int8, 127 at the largest value: values of 1,024 dimensions are near 1/32, and most of their bits would be lost else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, Self
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.errors import GalleryError
+from cbmir.process import available_threads
+
+
+def products(queries: NDArray[np.float32], rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """float32 [M, n] of float32 [M, D] and [n, D].
+
+    One query is multiplied by this thread alone: those of BLAS are slow to wake on a busy machine, and go on spinning
+    for some 30 ms after it, which takes the processors from the model's next image.
+    """
+    found: NDArray[np.float32] = queries @ rows.T if len(queries) != 1 else np.vecdot(rows, queries[0])[None]
+    return found
+
+
+#: The share of the variance that a code holds. What is lost of neighbours by the rest is won back by ranking more.
+_KEPT = 0.99
+#: Of vectors that are coded no more than this share of the variance may be lost, and no more than so many of them may
+#: lose a fifth of theirs: else they are of another kind than those that the code was made for.
+_MOST_LOST, _ODD, _MOST_ODD = 0.03, 0.2, 0.005
+_STEP = 64  # a code's length is a multiple of this, as processors compare so many values at once
+_SAMPLE = 20_000
+_LARGEST = 127
+_LEAST = 1e-6  # the range of vectors that are all the same
+
+
+@dataclass(frozen=True, eq=False)
+class Coding:
+    """`mean` float32 [D] is subtracted; `directions` float32 [d, D], orthonormal, are those that are kept, or None
+    where all are; what comes out is multiplied by `scale` and rounded."""
+
+    mean: NDArray[np.float32]
+    directions: NDArray[np.float32] | None
+    scale: float
+
+    @classmethod
+    def fitted(cls, vectors: NDArray[np.float32], size: int) -> Self:
+        """For float32 [N, D], which may be mapped from a file; `size` of them are in memory at once, and a sample."""
+        if not len(vectors):
+            return cls(np.zeros(vectors.shape[1], np.float32), None, _LARGEST / _LEAST)
+        rng = np.random.default_rng(0)  # not each so-many-th: kinds may take turns
+        sample = vectors[np.sort(rng.choice(len(vectors), min(_SAMPLE, len(vectors)), replace=False))]
+        mean = sample.mean(axis=0, dtype=np.float64).astype(np.float32)
+        for directions in (_principal(sample - mean), None):
+            coding = cls(mean, directions, 1.0)
+            blocks = (vectors[at : at + size] for at in range(0, len(vectors), size))
+            largest = max(float(np.abs(coding._kept(block)).max()) for block in blocks)
+            coding = cls(mean, directions, _LARGEST / max(largest, _LEAST))
+            if directions is None or coding.fits(vectors[at : at + size] for at in range(0, len(vectors), size)):
+                break
+        return coding
+
+    @property
+    def dim(self) -> int:
+        """Of a code."""
+        return len(self.mean if self.directions is None else self.directions)
+
+    def codes(self, vectors: NDArray[np.float32]) -> NDArray[np.int8]:
+        """int8 [N, dim] of float32 [N, D]: what is beyond the range is cut."""
+        scaled = np.rint(self._kept(vectors) * np.float32(self.scale))
+        codes: NDArray[np.int8] = np.clip(scaled, -_LARGEST, _LARGEST).astype(np.int8)
+        return codes
+
+    def fits(self, blocks: Iterable[NDArray[np.float32]]) -> bool:
+        """Whether vectors, in blocks, lose little by it: by directions that are not kept, and by what is cut."""
+        whole = lost = 0.0
+        count = odd = 0
+        end = np.float32((_LARGEST + 0.5) / self.scale)
+        for block in blocks:
+            own = np.square(block - self.mean).sum(axis=1, dtype=np.float64)
+            missing = own - np.square(np.clip(self._kept(block), -end, end)).sum(axis=1, dtype=np.float64)
+            whole, lost = whole + float(own.sum()), lost + float(missing.sum())
+            count, odd = count + len(block), odd + int(np.count_nonzero(missing > _ODD * own))
+        return lost <= _MOST_LOST * whole + 1e-9 and odd <= _MOST_ODD * count
+
+    def save(self, path: Path) -> None:
+        """To a new file of numpy's. Raises OSError where it cannot be written."""
+        directions = np.empty((0, len(self.mean)), np.float32) if self.directions is None else self.directions
+        with path.open("wb") as stream:
+            np.savez(stream, mean=self.mean, directions=directions, scale=np.float64(self.scale))
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Raises OSError or ValueError where there is none."""
+        try:
+            with path.open("rb") as stream, np.load(stream) as saved:
+                directions = saved["directions"]
+                return cls(saved["mean"], directions if len(directions) else None, float(saved["scale"]))
+        except (BadZipFile, KeyError) as error:
+            raise ValueError(f"{path}: expected how an index's codes are made, found something else") from error
+
+    def _kept(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        centred = vectors - self.mean
+        return centred if self.directions is None else products(centred, self.directions)
+
+
+def _principal(centred: NDArray[np.float32]) -> NDArray[np.float32] | None:
+    """float32 [d, D]; None where no fewer than half of the directions would do."""
+    variances, directions = np.linalg.eigh((centred.T @ centred).astype(np.float64))
+    variances = np.maximum(variances[::-1], 0)
+    held = np.cumsum(variances)
+    needed = int(np.searchsorted(held, _KEPT * held[-1])) + 1
+    count = -(-needed // _STEP) * _STEP
+    if 2 * count > len(variances):
+        return None
+    kept: NDArray[np.float32] = np.ascontiguousarray(directions[:, ::-1][:, :count].T.astype(np.float32))
+    return kept
+
+
+log = logging.getLogger("cbmir")
+
+Codes = Literal["bf16", "int8"]
+
+_DTYPES: dict[Codes, str] = {"bf16": "bf16", "int8": "i8"}
+#: A vector is looked for among so many candidates; if it is not there, among more.
+_LOOKED_AT = (1, 16, 256)
+_PASSES = 3  # one does, nearly always
+_BLOCK = 8192  # vectors that are coded and added at once: what is mapped from a file never is in memory as a whole
+
+
+class VectorIndex:
+    """Made by `build` or `view`. Searching is safe from many threads."""
+
+    def __init__(self, index: Any, coding: Coding | None) -> None:
+        """`coding` is of int8 codes; None for bf16."""
+        self.codes: Codes = "bf16" if coding is None else "int8"
+        self.coding = coding
+        self._index = index
+        self._index.expansion_search = 1  # what is asked for decides how far the graph is walked
+        self._lock = threading.Lock()  # usearch hands out its thread contexts by number: two callers would share one
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def bytes(self) -> int:
+        """What it takes on the disk, and in memory where all of it is used."""
+        return int(self._index.serialized_length)
+
+    @classmethod
+    def build(cls, codes: Codes, vectors: NDArray[np.float32], *, threads: int | None = None) -> VectorIndex:
+        """Index unit vectors float32 [N, D]. Only a build with one thread repeats to the bit."""
+        coding = Coding.fitted(vectors, _BLOCK) if codes == "int8" else None
+        dim = vectors.shape[1] if coding is None else coding.dim
+        index = cls(_usearch().Index(ndim=dim, metric="l2sq", dtype=_DTYPES[codes]), coding)
+        index._add(vectors, 0, threads)
+        return index
+
+    def extended(self, vectors: NDArray[np.float32], *, threads: int | None = None) -> VectorIndex | None:
+        """An index in memory of float32 [N, D], the first of which this one holds; or None where it cannot be had by
+        adding, since the new vectors do not fit its codes."""
+        start = len(self)
+        if self.coding is not None and not self.coding.fits(block for _, block in _blocks(vectors, start)):
+            return None
+        with self._lock:
+            index = VectorIndex(self._index.copy(), self.coding)
+        index._add(vectors, start, threads)
+        return index
+
+    @classmethod
+    def view(cls, path: Path, coding: Coding | None) -> VectorIndex:
+        """Map a saved index, whose bytes have been verified and must never change.
+
+        Raises GalleryError where this version of usearch cannot read it.
+        """
+        try:
+            index = _usearch().Index.restore(path, view=True)
+        except (ValueError, RuntimeError) as error:
+            raise GalleryError(
+                f"{path}: expected an index of this version of usearch, found another ({error})"
+            ) from error
+        if index is None:
+            raise GalleryError(f"{path}: expected an index of usearch, found none")
+        if coding is not None and index.ndim != coding.dim:
+            raise GalleryError(f"{path}: expected an index of codes of {coding.dim} values, found {index.ndim}")
+        return cls(index, coding)
+
+    def save(self, path: Path) -> None:
+        """Write to a new file. Raises OSError where it cannot be written."""
+        try:
+            with self._lock:
+                self._index.save(path)
+        except RuntimeError as error:
+            raise OSError(f"{path}: usearch cannot write the index ({error})") from error
+        expected, found = self._index.serialized_length, path.stat().st_size
+        if expected != found:  # it does not tell of every write that failed
+            raise OSError(f"{path}: expected an index of {expected} bytes, found {found}: the disk may be full")
+
+    def search(self, queries: NDArray[np.float32], count: int) -> list[NDArray[np.int64]]:
+        """For each of float32 [M, D], the positions of about the `count` nearest; fewer where the index is smaller."""
+        count = min(count, len(self))
+        if not count or not len(queries):
+            return [np.empty(0, np.int64) for _ in queries]
+        matches = self._matches(self._coded(queries), count)
+        keys = np.asarray(matches.keys, np.int64).reshape(len(queries), -1)
+        if len(queries) == 1:  # then usearch answers with as many as it found
+            return [keys[0]]
+        return [row[:found] for row, found in zip(keys, matches.counts, strict=True)]
+
+    def _matches(self, codes: NDArray[np.float32] | NDArray[np.int8], count: int) -> Any:
+        with self._lock:
+            return self._index.search(codes, count, threads=min(len(codes), available_threads()))
+
+    def _add(self, vectors: NDArray[np.float32], start: int, threads: int | None) -> None:
+        threads = threads or available_threads()
+        for at, block in _blocks(vectors, start):
+            self._index.add(np.arange(at, at + len(block), dtype=np.uint64), self._coded(block), threads=threads)
+        lost = np.concatenate([at + self._lost(block) for at, block in _blocks(vectors, start)] or [np.empty(0, int)])
+        for _ in range(_PASSES):
+            for at in range(0, len(lost), _BLOCK):
+                keys = lost[at : at + _BLOCK].astype(np.uint64)
+                self._index.remove(keys)
+                self._index.add(keys, self._coded(vectors[keys]), threads=1)
+            lost = lost[self._lost(vectors[lost])]
+        if len(lost):
+            log.warning("%d of %d vectors are out of the index's reach, as many are equal; 'cbmir index rebuild "
+                        "--index exact' finds all", len(lost), len(self))  # fmt: skip
+
+    def _lost(self, vectors: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Which of the vectors that are in the index cannot be found by themselves, nor one that is equal."""
+        lost, codes = np.arange(len(vectors)), self._coded(vectors)
+        for count in _LOOKED_AT:
+            if len(lost):
+                matches = self._matches(codes[lost], count)
+                lost = lost[np.asarray(matches.distances).reshape(len(lost), -1)[:, 0] > 0]
+        return lost
+
+    def _coded(self, vectors: NDArray[np.float32]) -> NDArray[np.float32] | NDArray[np.int8]:
+        """What usearch is given: float32, which it rounds to bfloat16, or int8."""
+        return vectors if self.coding is None else self.coding.codes(vectors)
+
+
+def _usearch() -> ModuleType:
+    """The module `usearch.index`.
+
+    ONNX Runtime is imported before it where it is installed: the other way round its import crashes the process (met
+    with usearch 2.26 and onnxruntime 1.32), and a gallery may well be searched before an engine is opened.
+    """
+    if "usearch.index" not in sys.modules:
+        with suppress(ImportError):  # not installed; where it is broken, the engine that needs it says so
+            importlib.import_module("onnxruntime")
+    return importlib.import_module("usearch.index")
+
+
+def _blocks(vectors: NDArray[np.float32], start: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    for at in range(start, len(vectors), _BLOCK):
+        yield at, vectors[at : at + _BLOCK]

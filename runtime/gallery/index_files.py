@@ -1,0 +1,313 @@
+"""What is derived from SQLite so that searching is fast: a folder of arrays and the index, made again when need be.
+
+`derived-<generation>/` is written whole under a hidden name, synced, then renamed into place, and the one before it is
+removed. No file of it is ever written again, for others may have mapped it. `about.json` holds the digest of each file,
+which is compared before anything of it is used: a flipped bit would give wrong answers, and in the index it would crash
+the process. Whatever does not fit is passed over, for all of it can be had from SQLite.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cbmir.errors import GalleryError
+from cbmir.files import sync
+from cbmir.process import available_threads
+from cbmir.runtime.gallery.columns import Rows, Snapshot
+from cbmir.runtime.gallery.hnsw import Codes, Coding, VectorIndex
+from cbmir.runtime.gallery.schema import DERIVED_OF_SCHEMA_1
+
+log = logging.getLogger("cbmir")
+
+LOCK = "derived.lock"
+_FOLDER = re.compile(r"derived-(\d{12,})")
+_PART = re.compile(r"\.derived-\d{12,}\.part")
+_ABOUT, _INDEX, _CODING, _OWN = "about.json", "index.usearch", "coding.npz", "own_distances.npy"
+_FORMAT = 2
+_COLUMNS = tuple(one.name for one in fields(Rows) if one.name != "names")
+_CHUNK = 4 << 20  # bytes that are hashed at once, by as many threads as there are processors
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What a derived folder is of: a gallery by its uuid, a generation, so many entries; and what its index keeps of
+    each vector, None where it has none."""
+
+    gallery: str
+    generation: int
+    count: int
+    codes: Codes | None
+
+
+def is_derived(name: str) -> bool:
+    """Whether a name in a gallery's folder is of something derived, whole or not, or of the lock."""
+    return name == LOCK or name in DERIVED_OF_SCHEMA_1 or bool(_FOLDER.fullmatch(name) or _PART.fullmatch(name))
+
+
+def exists(folder: Path) -> bool:
+    """Whether anything derived is there, whatever it is worth."""
+    return bool(_folders(folder) or _leftovers(folder))
+
+
+def find(folder: Path, gallery: str) -> Stamp | None:
+    """What the newest derived folder of this gallery says of itself. Its files are not verified."""
+    for place in _folders(folder):
+        about = _read_about(place, gallery)
+        if not isinstance(about, str):
+            return Stamp(about["gallery"], about["generation"], about["count"], about["codes"])
+    return None
+
+
+def newest(folder: Path) -> tuple[int, int] | None:
+    """The newest derived folder, whatever it is worth: its generation, and a number that tells it from one that was in
+    its place before. None where there is none. It costs a look into the gallery's folder."""
+    try:
+        return next(((_generation(place), place.stat().st_ino) for place in _folders(folder)), None)
+    except FileNotFoundError:  # it has gone just now
+        return None
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether there is more than one derived folder whole: one that is being written or was left half written, one
+    that has been replaced and is not removed yet, or the index of a gallery of schema 1."""
+    return len(_folders(folder)) > 1 or bool(_leftovers(folder))
+
+
+def load(folder: Path, gallery: str) -> Snapshot | None:
+    """What was derived last, verified and mapped; None where there is nothing to trust, and the log says why."""
+    tried: list[Path] = []
+    while untried := [place for place in _folders(folder) if place not in tried]:  # others may write one meanwhile
+        place = untried[0]
+        tried.append(place)
+        about = _trusted(place, gallery)
+        try:
+            if not isinstance(about, str):
+                return _mapped(place, about)
+        except (OSError, ValueError, GalleryError) as error:  # it has gone, or another usearch wrote it
+            about = str(error)
+        log.info("%s: %s; it is made again when it is needed", place, about)
+    return None
+
+
+def problems(folder: Path, gallery: str) -> list[str]:
+    """What is wrong with what is derived, a text for each folder that is not to be trusted."""
+    found = [(place, _trusted(place, gallery)) for place in _folders(folder)]
+    return [f"{place.name}: {reason}" for place, reason in found if isinstance(reason, str)]
+
+
+def write(
+    folder: Path, stamp: Stamp, rows: Iterable[Rows], *, dim: int, classes: int, former: VectorIndex | None = None
+) -> Snapshot:
+    """Write what is derived from rows, given in blocks in the order of their numbers, and take away what was there.
+
+    The rows have `dim` dimensions and `classes` labels. `former` is an index over the first of them, to which the
+    others are added. Under `lock` only. Raises OSError where it cannot be written, GalleryError where the rows are not
+    as many as the stamp says.
+    """
+    part = folder / f".derived-{stamp.generation:012}.part"
+    place = folder / f"derived-{stamp.generation:012}"
+    _remove(_leftovers(folder))
+    part.mkdir(mode=0o700)
+    try:
+        about = _write(part, stamp, rows, dim, classes, former)
+        if place.exists():  # of the same generation, and not to be trusted or not as wanted
+            _remove([place])
+        part.rename(place)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    sync(folder)
+    _remove(other for other in _folders(folder) if other != place)
+    return _mapped(place, about)
+
+
+def drop(folder: Path) -> bool:
+    """Remove all that is derived, at once: it holds what was removed from SQLite. Whether there was any.
+
+    What another process is writing stays: whoever writes next, under `lock`, removes it. Raises GalleryError where it
+    cannot be removed.
+    """
+    places = _folders(folder) + [one for one in _leftovers(folder) if not _PART.fullmatch(one.name)]
+    try:
+        _remove(places)
+        with lock(folder, wait=False) as is_ours:
+            if is_ours:
+                places += _leftovers(folder)
+                _remove(_leftovers(folder))
+        sync(folder)
+    except OSError as error:
+        raise GalleryError(f"{folder}: cannot remove what is derived there ({error}), which holds what was removed "
+                           f"from the gallery; delete its folders derived-* by hand") from error  # fmt: skip
+    return bool(places)
+
+
+@contextmanager
+def lock(folder: Path, *, wait: bool) -> Iterator[bool]:
+    """Hold the right to write; the block is told whether it does. The lock ends with the process."""
+    if sys.platform == "win32":  # two that write at once are the user's to avoid there
+        yield True
+        return
+    import fcntl
+
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+# -- writing
+
+
+def _write(
+    part: Path, stamp: Stamp, rows: Iterable[Rows], dim: int, classes: int, former: VectorIndex | None
+) -> dict[str, Any]:
+    """All files into an empty folder; what `about.json` says."""
+    from cbmir.runtime.novelty import own_distances
+
+    with (part / "vectors.npy").open("wb") as stream:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (stamp.count, dim)}
+        np.lib.format.write_array_header_1_0(stream, header)
+        columns = Rows.columns(rows, lambda block: stream.write(block.astype("<f4").tobytes()), classes)
+    if len(columns) != stamp.count:
+        raise GalleryError(f"{part.parent}: expected {stamp.count} entries, found {len(columns)}; "
+                           f"'cbmir index verify' says what is damaged")  # fmt: skip
+    for name in _COLUMNS:
+        if name != "vectors":
+            np.save(part / f"{name}.npy", getattr(columns, name))
+    vectors = _map(part / "vectors.npy")
+    np.save(part / _OWN, own_distances(vectors, columns.patients))
+    if stamp.codes is not None:
+        index = None if former is None or former.codes != stamp.codes else former.extended(vectors)
+        if index is None:
+            index = VectorIndex.build(stamp.codes, vectors)
+        index.save(part / _INDEX)
+        if index.coding is not None:
+            index.coding.save(part / _CODING)
+    names = sorted(file.name for file in part.iterdir())
+    for name in names:
+        sync(part / name)
+    about = {
+        "format": _FORMAT, **asdict(stamp), "views": list(columns.names),
+        "files": {name: _digest(part / name) for name in names},
+    }  # fmt: skip
+    (part / _ABOUT).write_text(json.dumps(_sealed(about)), "utf-8")
+    sync(part / _ABOUT)
+    sync(part)
+    return about
+
+
+def _sealed(about: dict[str, Any]) -> dict[str, str]:
+    text = json.dumps(about, ensure_ascii=False)
+    return {"about": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of the SHA-256s of a file's chunks: several threads take part, and the file is never mapped for it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        starts = range(0, max(os.fstat(descriptor).st_size, 1), _CHUNK)
+        with ThreadPoolExecutor(available_threads()) as pool:
+            chunks = pool.map(lambda at: hashlib.sha256(os.pread(descriptor, _CHUNK, at)).digest(), starts)
+            return hashlib.sha256(b"".join(chunks)).hexdigest()
+    finally:
+        os.close(descriptor)
+
+
+# -- reading
+
+
+def _folders(folder: Path) -> list[Path]:
+    """The newest first."""
+    return sorted((one for one in _contents(folder) if _FOLDER.fullmatch(one.name)), key=_generation, reverse=True)
+
+
+def _generation(place: Path) -> int:
+    return int(place.name.rpartition("-")[2])
+
+
+def _leftovers(folder: Path) -> list[Path]:
+    """What a process that was killed left half written, and the index of a gallery of schema 1."""
+    return [one for one in _contents(folder) if _PART.fullmatch(one.name) or one.name in DERIVED_OF_SCHEMA_1]
+
+
+def _contents(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:  # the gallery was moved or deleted while it is open
+        return []
+
+
+def _remove(places: Iterable[Path]) -> None:
+    """Raises OSError where something stays; another process may remove the same at the same time."""
+    for place in places:
+        if place.is_dir():
+            shutil.rmtree(place, ignore_errors=True)
+            if place.exists():
+                raise OSError(f"{place} cannot be removed")
+        else:
+            place.unlink(missing_ok=True)
+
+
+def _read_about(place: Path, gallery: str) -> dict[str, Any] | str:
+    """What `about.json` says; or why it is not to be trusted."""
+    try:
+        sealed = json.loads((place / _ABOUT).read_text("utf-8"))
+        text = sealed["about"]
+        if hashlib.sha256(text.encode()).hexdigest() != sealed["sha256"]:
+            return f"{_ABOUT} is damaged"
+        about: dict[str, Any] = json.loads(text)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return f"{_ABOUT} cannot be read ({type(error).__name__}: {error})"
+    if about["format"] != _FORMAT:
+        return f"its format is {about['format']}, and this cbmir reads {_FORMAT}"
+    if about["gallery"] != gallery or _generation(place) != about["generation"]:
+        return "it is of another gallery or moment"
+    return about
+
+
+def _trusted(place: Path, gallery: str) -> dict[str, Any] | str:
+    """What `about.json` says, once every file is as it says; or why it is not to be trusted."""
+    about = _read_about(place, gallery)
+    if isinstance(about, str):
+        return about
+    try:
+        damaged = [name for name, expected in about["files"].items() if _digest(place / name) != expected]
+    except OSError as error:
+        return f"a file of it cannot be read ({error})"
+    return f"{', '.join(damaged)} damaged" if damaged else about
+
+
+def _mapped(place: Path, about: dict[str, Any]) -> Snapshot:
+    """Verified files as a snapshot."""
+    columns = {name: _map(place / f"{name}.npy") for name in _COLUMNS}
+    codes = about["codes"]
+    coding = Coding.load(place / _CODING) if codes == "int8" else None
+    index = None if codes is None else VectorIndex.view(place / _INDEX, coding)
+    base = Rows(**columns, names=tuple(about["views"]))
+    tail = Rows.empty(len(base.labels), base.vectors.shape[1])
+    generation = about["generation"]
+    return Snapshot(generation, generation, base, tail, np.load(place / _OWN), index, is_mapped=True)
+
+
+def _map(path: Path) -> Any:
+    array = np.load(path, mmap_mode="r")
+    return array.view(np.ndarray)  # which is indexed faster than a memmap

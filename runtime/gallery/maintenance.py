@@ -1,0 +1,309 @@
+"""Bring what a gallery says of its images up to date with a manifest; images and embeddings stay.
+
+Looks through a whole gallery for damage, and says what is affected and what to do.
+
+From one gallery to another: a merge, a copy, and a copy without what names a patient.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from cbmir.errors import GalleryError
+from cbmir.manifest import Manifest, Row
+from cbmir.runtime.gallery import index_files
+from cbmir.runtime.gallery.database import DAMAGE, DATABASE, SEE_VERIFY, is_passing, new_file, said, translated
+from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.pictures import file_digest
+from cbmir.runtime.gallery.protocol import AnyGallery
+from cbmir.runtime.gallery.pseudonyms import Pseudonyms
+from cbmir.runtime.gallery.reader import Reader
+from cbmir.runtime.gallery.schema import SchemaError
+from cbmir.runtime.gallery.store import Store
+from cbmir.runtime.gallery.writer import Added
+
+_COPY = "bring back a copy of the gallery, or build it again"
+_REPLACE = "remove these entries and add their images again, or bring back a copy of the gallery"
+_COMPACT = "'cbmir index compact' makes the database's indexes anew"
+_REBUILD = "nothing is lost: it is made again when it is needed, or now by 'cbmir index rebuild'"
+_OF_INDEX = re.compile(r"(row \d+ missing from|wrong # of entries in|non-unique entry in) index")
+_MOST = 100  # complaints of SQLite's own, each of which may follow from the one before
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something damaged: what it is, the ids of the entries that it affects (none: all of them, or none), a remedy."""
+
+    what: str
+    affected: tuple[str, ...]
+    remedy: str
+
+
+def verify(path: str | Path) -> list[Problem]:
+    """All that is damaged in the gallery at `path`; empty where nothing is.
+
+    Looks at the structure of the database, at every row by its digest, at norms, references and counts, and at the
+    digests of what is derived. Reads all of the gallery's files and changes nothing. Raises GalleryError where there is
+    no gallery at all or one of another schema, and where it cannot be read at this moment.
+    """
+    try:
+        store = Store.open(path, read_only=True)
+    except GalleryError as error:
+        if isinstance(error, SchemaError) or is_passing(error) or not (Path(path) / DATABASE).is_file():
+            raise
+        return [_problem(error)]
+    with store:
+        derivations = [Problem(what, (), _REBUILD) for what in index_files.problems(store.path, store.uuid)]
+        return verify_database(store) + derivations
+
+
+def verify_database(store: Store) -> list[Problem]:
+    """As `verify`, without what is derived."""
+    try:
+        with store.reading() as reader:
+            return _Check(reader).problems()
+    except GalleryError as error:
+        if is_passing(error):
+            raise
+        return [_problem(error)]
+
+
+def _problem(error: GalleryError) -> Problem:
+    return Problem(str(error).partition(SEE_VERIFY)[0], (), _COPY)  # without the advice to do what has been done
+
+
+class _Check:
+    """Of one moment of a gallery's database."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._found: dict[tuple[str, str], set[str]] = {}
+
+    def problems(self) -> list[Problem]:
+        for line in self._structure():
+            if line != "ok":
+                what = f"the database's structure is damaged: {line}"
+                self._note(what, _COMPACT if _OF_INDEX.search(line) else _COPY)
+        numbers, names = self._numbers()
+        for number in sorted(numbers):
+            self._entry(number, names.get(number, f"number {number}"))
+        if len(numbers) != self._reader.count:
+            self._note(f"expected {self._reader.count} entries, found {len(numbers)}", _COPY)
+        if self._reader.changes_since(self._reader.pruned) is None:
+            self._note("the record of changes is damaged", _COMPACT)
+        self._references()
+        return [Problem(what, tuple(sorted(ids)), remedy) for (what, remedy), ids in self._found.items()]
+
+    def _note(self, what: str, remedy: str, *ids: str) -> None:
+        self._found.setdefault((what, remedy), set()).update(ids)
+
+    def _rows(self, sql: str) -> Iterator[tuple[object, ...]]:
+        """As many as can be read: damage ends the iteration, and is noted."""
+        try:
+            yield from self._reader.database.execute(sql)
+        except DAMAGE as error:
+            if is_passing(error):
+                raise
+            self._note(f"the database cannot be read through ({said(error)})", _COPY)
+
+    def _structure(self) -> Iterator[str]:
+        for (line,) in self._rows(f"PRAGMA integrity_check({_MOST})"):
+            yield str(line).replace("*** in database main ***\n", "")
+
+    def _numbers(self) -> tuple[set[int], dict[int, str]]:
+        """Every entry that any table or index knows of, and the ids as the index has them: it may outlive its entry."""
+        numbers: set[int] = set()
+        names: dict[int, str] = {}
+        for number, name in self._rows("SELECT number, id FROM entry INDEXED BY entry_id WHERE id > ''"):
+            names[int(str(number))] = str(name)
+        numbers |= names.keys()
+        for table in ("entry NOT INDEXED", "embedding"):
+            numbers |= {int(str(number)) for (number,) in self._rows(f"SELECT number FROM {table}")}
+        return numbers, names
+
+    def _entry(self, number: int, name: str) -> None:
+        """Its parts, up to the first that is damaged."""
+        for what, read in (
+            ("the entry", self._reader.entries),
+            ("the embedding", self._reader.vectors),
+            ("the thumbnail", self._reader.thumbnails),
+        ):
+            try:
+                read([number])
+            except (GalleryError, *DAMAGE) as error:
+                if is_passing(error):
+                    raise
+                self._note(f"{what} is missing or damaged", _REPLACE, name)
+                return
+
+    def _references(self) -> None:
+        for table, number, parent, _ in self._rows("PRAGMA foreign_key_check"):
+            self._note(f"{table} {number} refers to a {parent} that is not there", _REPLACE)
+
+
+_BLOCK = 1024  # entries in memory at once, with their embeddings and thumbnails
+
+
+def merge(target: Store, source: Store) -> Added:
+    """Add all entries of `source` to `target`, in one transaction: what went in, and the duplicates that did not.
+
+    An entry whose content is in `target` already is left out. One whose id another image has there gets a longer id,
+    of more of its path, as an addition gives it. Ids of patients become pseudonyms where `target` keeps
+    these and was opened with their key. Until the end all that is added stands in the log of `target`: it needs room
+    twice. Raises GalleryError, and changes nothing, for galleries of different models, a label that `target` does not
+    have, an id that is there where no longer one is free or a file's digest is missing, and pseudonyms that do not fit.
+    """
+    target.check_model(source.card)
+    missing = [name for name in source.labels.names if name not in target.labels.names]
+    if missing:
+        raise GalleryError(f"{target.path}: expected entries with labels of {', '.join(target.labels.names)}; found "
+                           f"{', '.join(missing)} in {source.path}")  # fmt: skip
+    if source.pseudonym_check not in ("", target.pseudonym_check):
+        raise GalleryError(f"{source.path} keeps pseudonyms, and {target.path} "
+                           f"{'others' if target.pseudonym_check else 'none'}: one patient would pass for two; merge "
+                           f"only galleries with pseudonyms of one key")  # fmt: skip
+    ids: list[str] = []
+    duplicates: list[tuple[str, str]] = []
+    renamed: list[tuple[str, str]] = []
+    with source.reading() as reader, target.writing() as writer:
+        for block in reader.columns(size=_BLOCK):
+            entries, thumbnails = reader.entries(block.numbers), reader.thumbnails(block.numbers)
+            added = writer.add(entries, block.vectors, thumbnails, renaming=True)
+            ids += added.ids
+            duplicates += added.duplicates
+            renamed += added.renamed
+    return Added(tuple(ids), tuple(duplicates), tuple(renamed))
+
+
+def export(source: Store, path: str | Path) -> None:
+    """Copy a gallery, as it is at one moment, into a new or empty folder; others may go on writing to it.
+
+    The copy is a gallery of its own, under a new uuid. Raises GalleryError if there is something at `path`, and where
+    anything in the gallery is damaged.
+    """
+    with _folder(Path(path)) as part:
+        place = new_file(part)
+        with source.reading() as reader, translated(part, "write to"), closing(sqlite3.connect(place)) as copy:
+            reader.copy(copy)
+        with Store.open(part) as made, made.reading() as reader:  # opened, it gets its own uuid
+            for _ in reader.columns():  # a copy that is needed must not turn out to be damaged then
+                pass
+
+
+def export_deidentified(source: Store, path: str | Path) -> int:
+    """Copy what a search needs, and nothing that names a patient, into a new or empty folder: how many entries.
+
+    Kept are embeddings, labels, views and splits. Entries get random ids and a random order; patients and studies get
+    pseudonyms under a key that is thrown away, so that images of one patient still know each other. The copy says that
+    it keeps pseudonyms: it is never merged with another, since one patient would pass for two. Paths, UIDs, dates,
+    reports, thumbnails and files' digests are left out.
+
+    **The embeddings themselves may still identify patients**: an image of the same patient lies near, and whoever has
+    one can find the others (chest radiographs re-identify patients with an AUC of 0.99, PMC9434540). De-identified
+    does not mean anonymous: do not make such a copy public.
+
+    Raises GalleryError if there is something at `path`, and for damage.
+    """
+    key = Pseudonyms.throw_away()
+    shuffle = np.random.default_rng(secrets.randbits(128)).permutation
+    with _folder(Path(path)) as part, source.reading() as reader:
+        numbers = np.concatenate([np.empty(0, np.int64), *(block.numbers for block in reader.columns(size=_BLOCK))])
+        numbers = shuffle(numbers)
+        with Store.create(part, source.card, source.labels, pseudonyms=key) as target, target.writing() as writer:
+            for start in range(0, len(numbers), _BLOCK):
+                chosen = numbers[start : start + _BLOCK]
+                entries = [_deidentified(entry, key) for entry in reader.entries(chosen)]
+                writer.add(entries, reader.vectors(chosen))
+    return len(numbers)
+
+
+def _deidentified(entry: Entry, key: Pseudonyms) -> Entry:
+    return Entry(
+        id=secrets.token_hex(8),
+        image="",
+        # What is a pseudonym already would stay as it is, so that the two galleries could be joined: hash it anew.
+        patient_id=key.patient(f"{entry.patient_id} ") if entry.patient_id else "",
+        # With the patient, since several may have a study of one id, which would tell studies of a kind.
+        study_id=key.study(f"{entry.patient_id}\0{entry.study_id}") if entry.study_id else "",
+        view=entry.view,
+        split=entry.split,
+        labels=entry.labels,
+    )
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[Path]:
+    """A hidden folder that takes the place of `path`, a new or empty folder, when the block ends without an error."""
+    try:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise GalleryError(f"{path}: expected a new or empty folder for the copy, found something there")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+        try:
+            yield part
+            part.rename(path)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    except OSError as error:
+        raise GalleryError(f"{path}: cannot write the copy there ({error}); choose another folder") from error
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """How many entries the manifest speaks of, how many of these changed, and images that the gallery does not have."""
+
+    found: int
+    changed: int
+    absent: tuple[Path, ...]
+
+
+def update_gallery(gallery: AnyGallery, manifest: Manifest, *, splits: Sequence[str] = ("all",)) -> UpdateReport:
+    """Take over patient, study, view, date, split, report, labels and path of the manifest's rows of `splits`.
+
+    A row is for the entry of the same image path; where there is none, as after a move of the images, for the entry
+    made from a file of the same content, never for one that just bears the same name. What a row leaves empty of study,
+    view and date stays as it is, for it may be what the DICOM file says; a split or report that it leaves empty is
+    emptied. What the manifest has no column for stays. All in one transaction. Raises GalleryError where two rows are
+    for one entry, ManifestError for labels that the gallery does not have.
+    """
+    names = [gallery.labels.names[gallery.labels.index(name)] for name in manifest.labels.names]
+    by_image = {entry.image: entry for entry in gallery.every_entry()}
+    updated: dict[str, Entry] = {}
+    absent: list[Path] = []
+    for row in manifest:
+        if "all" not in splits and row.split not in splits:
+            continue
+        entry = by_image.get(str(row.image)) or next(iter(gallery.find(file_digest(row.image))), None)
+        if entry is None:
+            absent.append(row.image)
+        elif entry.id in updated:
+            raise GalleryError(f"expected a row for each entry, found two for {entry.id!r}: {updated[entry.id].image} "
+                               f"and {row.image}; nothing was changed")  # fmt: skip
+        else:
+            updated[entry.id] = _updated(entry, row, names, manifest.absent)
+    changed = gallery.update(list(updated.values())) if updated else 0
+    return UpdateReport(len(updated), changed, tuple(absent))
+
+
+def _updated(entry: Entry, row: Row, names: Sequence[str], absent: Collection[str]) -> Entry:
+    return replace(
+        entry,
+        image=str(row.image),
+        patient_id=row.patient_id,
+        study_id=row.study_id or entry.study_id,
+        view=row.view or entry.view,
+        date=row.date or entry.date,
+        split=entry.split if "split" in absent else row.split,
+        report=entry.report if "report" in absent else row.report,
+        labels=(entry.labels or {}) | dict(zip(names, row.labels, strict=True)),
+    )

@@ -1,0 +1,377 @@
+"""Where a Milvus collection is, and a connection to it whose errors are GalleryError.
+
+::
+
+    milvus://HOST:19530/NAME          a server or cluster; milvus+https://… with TLS
+    milvus:./file.db                  Milvus Lite, embedded in this process: one process at a time
+
+`?consistency=`, `?shards=` and `?replicas=` may follow (docs/milvus.md). What a server asks for to let one in, a token
+or `user:password`, is taken from the environment variable CBMIR_MILVUS_TOKEN, never from a place: those are logged.
+
+The rows of a Milvus collection: found by their fields, or as candidates near a query; written; removed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import parse_qsl, urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.errors import GalleryError, require
+from cbmir.runtime.gallery.milvus import records as rows
+from cbmir.runtime.gallery.schema import are_unit
+
+TOKEN = "CBMIR_MILVUS_TOKEN"
+#: Consistency levels of reads. The first, the default, sees all that was written before, by whomever.
+CONSISTENCY = ("strong", "session", "bounded", "eventually")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")  # Milvus takes 255 characters; a suffix is ours
+_EMBEDDED_NAME = "gallery"
+_CONNECT, _SECONDS = 10.0, 30.0  # to be let in; for one call, but loading a collection, which has no limit
+
+
+@dataclass(frozen=True)
+class Place:
+    """`uri` is what pymilvus takes, `name` the collection's; `shards` counts when it is made, `replicas` then too."""
+
+    text: str
+    uri: str
+    name: str
+    consistency: str = CONSISTENCY[0]
+    shards: int = 1
+    replicas: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises GalleryError for a text that names no place. No error has a password that stands in it."""
+        if "@" in text and text.partition(":")[2].startswith("//"):
+            raise GalleryError(f"expected no password in the place of a gallery, found one; set {TOKEN} instead")
+        try:
+            parts = urlsplit(text)
+            port = parts.port or (443 if parts.scheme == "milvus+https" else 19530)
+        except ValueError as error:
+            raise _wrong(text, f"a host and a port ({error})") from error
+        if parts.scheme == "milvus" and not parts.netloc:
+            path = parts.path
+            if not path.endswith(".db"):
+                raise _wrong(text, "an embedded collection's path to end in .db")
+            return cls(text, str(Path(path).absolute()), _EMBEDDED_NAME, **_options(text, parts.query))
+        name = parts.path.strip("/")
+        if parts.scheme not in ("milvus", "milvus+https") or not parts.hostname or not _NAME.fullmatch(name):
+            raise _wrong(text, "a host, and a name of letters, digits and underscores")
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        scheme = "https" if parts.scheme == "milvus+https" else "http"
+        return cls(text, f"{scheme}://{host}:{port}", name, **_options(text, parts.query))
+
+    @property
+    def embedded(self) -> bool:
+        return self.uri.endswith(".db")
+
+
+def _options(text: str, query: str) -> dict[str, Any]:
+    options: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
+    for key, value in options.items():
+        if key == "consistency" and value in CONSISTENCY:
+            continue
+        if key in ("shards", "replicas") and re.fullmatch(r"[1-9]\d?", value):
+            options[key] = int(value)
+            continue
+        raise _wrong(text, f"consistency={'|'.join(CONSISTENCY)}, shards=N or replicas=N after the question mark")
+    return options
+
+
+def _wrong(text: str, expected: str) -> GalleryError:
+    shown = re.sub(r":.*@", ":…@", text.partition("?")[0])  # two slashes may be missing before a password, too
+    return GalleryError(f"{shown}: expected {expected}; a place is milvus://HOST:19530/NAME or milvus:./file.db")
+
+
+class Connection:
+    """pymilvus's client, of its own channel. Calls are safe from many threads; writers hold `writing`."""
+
+    def __init__(self, place: Place, *, make: bool = False) -> None:
+        """Raises GalleryError where the server cannot be reached, and for an embedded file that is not there unless it
+        is to be made; MissingDependencyError without pymilvus."""
+        self.place = place
+        pymilvus = require("pymilvus", "milvus")
+        # They print a traceback for every error that they raise as well, with the filter and so perhaps a patient's id.
+        for name in ("pymilvus", "milvus_lite"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        self._engine = _Embedded.take(place, make=make) if place.embedded else None
+        self.writing = self._engine.writing if self._engine is not None else threading.Lock()
+        token = "" if place.embedded else os.environ.get(TOKEN, "")
+        self._client: Any = None
+        try:
+            with _translated(place, "open"):
+                # A shared channel outlives its clients, and an embedded engine that is closed and opened again.
+                self._client = pymilvus.MilvusClient(place.uri, token=token, timeout=_CONNECT, dedicated=True)
+        finally:
+            if self._client is None and self._engine is not None:
+                self._engine.give_back()
+
+    def call(self, method: str, *args: Any, **options: Any) -> Any:
+        """`method` of pymilvus's MilvusClient. Raises GalleryError for an error of the server, and once closed."""
+        client = self._client
+        if client is None:
+            raise GalleryError(f"{self.place.text}: the gallery is closed; open it again")
+        with _translated(self.place, method.replace("_", " ")):
+            return getattr(client, method)(*args, **{"timeout": _SECONDS} | options)
+
+    def load(self, name: str) -> None:
+        """Let a collection be searched, by as many replicas as the place says: that may take long."""
+        self.call("load_collection", name, timeout=None, replica_number=self.place.replicas)
+
+    def close(self) -> None:
+        """The last connection to an embedded engine ends it. May be called again."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+            if self._engine is not None:
+                self._engine.give_back()
+
+
+class _Embedded:
+    """Milvus Lite's engine of one file, which all connections of this process share: threads and a port on loopback."""
+
+    _open: dict[str, _Embedded] = {}  # noqa: RUF012 - one for the process, guarded by the lock
+    _lock = threading.Lock()
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.users = 0
+        self.writing = threading.Lock()  # the engine takes one writer at a time, and does not see to it
+
+    @classmethod
+    def take(cls, place: Place, *, make: bool) -> _Embedded:
+        path = Path(place.uri)
+        require("milvus_lite", "milvus")
+        if not (path / "LOCK").is_file():
+            if not make:
+                raise GalleryError(f"{place.text}: expected a Milvus Lite folder, found none; make one with "
+                                   f"'cbmir index build MODEL MANIFEST -o {place.text}'")  # fmt: skip
+            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+                raise GalleryError(f"{place.text}: expected a new or empty folder for the gallery, found something "
+                                   f"there")  # fmt: skip
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)  # else it would be made readable by all
+        from milvus_lite.server_manager import server_manager_instance
+
+        with cls._lock:  # two that start it at once would find the file locked by each other
+            if server_manager_instance.start_and_get_uri(place.uri) is None:
+                raise GalleryError(f"{place.text}: cannot open the embedded file; another process may have it open, or "
+                                   f"another version of Milvus Lite wrote it")  # fmt: skip
+            engine = cls._open.setdefault(place.uri, cls(place.uri))
+            engine.users += 1
+        return engine
+
+    def give_back(self) -> None:
+        from milvus_lite.server_manager import server_manager_instance
+
+        with self._lock:
+            self.users -= 1
+            if not self.users:
+                del self._open[self.path]
+                server_manager_instance.release_server(self.path)
+
+
+@contextmanager
+def _translated(place: Place, verb: str) -> Iterator[None]:
+    """Errors of pymilvus and of gRPC become GalleryError, without what stood in quotes: a filter names patients."""
+    import grpc
+    import pymilvus
+
+    try:
+        yield
+    except (pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError) as error:
+        text = re.sub(r"(['\"]).*?\1", r"\1…\1", str(getattr(error, "message", "") or type(error).__name__))
+        raise GalleryError(f"{place.text}: cannot {verb} ({text[:300]}); check that the server runs and lets you in, "
+                           f"and that no other process has an embedded file open") from error  # fmt: skip
+
+
+#: Milvus gives at most so many neighbours, and so many rows of a query.
+MOST = 16_384
+#: Rows of one answer with all that they hold: 7 MB at most.
+HEAVY = 100
+_AT_ONCE = 1000  # ids in one expression
+_MORE = 8  # candidates beyond k: they show that no tie is cut, and let float64 decide the order
+_TIMES, _AND = 4, 24  # so many times k, and some more, where the index knows vectors by coarse codes only
+_SLACK = 1e-6  # by so much may two cosines of one pair differ in float32
+_BYTES = 16 * 2**20  # of one request or answer: a server takes 64 MB, and an entry with its report is 4 KB or more
+
+
+class Collection:
+    """An entry a row, as `milvus_rows` has them; `index` is the gallery's setting. Every method raises GalleryError
+    where the server does not answer as it should."""
+
+    def __init__(self, connection: Connection, index: str) -> None:
+        self._connection = connection
+        self._place = connection.place
+        self.index_type = rows.INDEXES[index][0]
+        self._consistency = {"consistency_level": self._place.consistency.capitalize()}
+
+    @staticmethod
+    def make(connection: Connection, dim: int, index: str) -> None:
+        """A new one, loaded, for embeddings of `dim` values."""
+        _make(connection, connection.place.name, *rows.collection(dim, index))
+
+    def query(self, expression: str, fields: Sequence[str], **options: int | str) -> list[dict[str, Any]]:
+        """Rows that pass, no more than `MOST`."""
+        found: list[dict[str, Any]] = self._connection.call(
+            "query", self._place.name, filter=expression, output_fields=list(fields), **self._consistency, **options
+        )
+        return found
+
+    def by(self, field: str, values: Sequence[str], *fields: str) -> Iterator[dict[str, Any]]:
+        """Rows whose field has one of these values."""
+        for some in parts(sorted(set(values)), _AT_ONCE if set(fields) <= {"id", "sha256"} else HEAVY):
+            yield from self.query(f"{field} in {rows.texts(some)}", fields)
+
+    def scan(self, expression: str, *fields: str) -> Iterator[dict[str, Any]]:
+        """All rows that pass, however many, in the order of their ids; `id` must be among the fields.
+
+        As pymilvus's own iterator asks for pages, which does not escape the ids between them: with a backslash in one
+        it would go on for ever.
+        """
+        size = 10_000 if set(fields) <= {"id"} else HEAVY
+        paged = f"({expression})" if expression else 'id != ""'
+        while page := self.query(paged, fields, limit=size, iterator="True", reduce_stop_for_best="True"):
+            yield from page
+            after = f"id > {rows.text(page[-1]['id'])}"
+            paged = f"{after} and ({expression})" if expression else after
+
+    def count(self, expression: str) -> int:
+        """How many rows pass."""
+        return int(self.query(expression, ["count(*)"])[0]["count(*)"])
+
+    def nearest(
+        self, queries: NDArray[np.float32], k: int, expression: str, *fields: str
+    ) -> list[list[dict[str, Any]]]:
+        """For each of float32 [M, D] the k nearest of the rows that pass, or all where there are fewer: with `distance`
+        and `cosine`, both of float64, ties in the order of ids."""
+        if k == 0 or not len(queries):
+            return [[] for _ in queries]
+        limit = min(k + _MORE if self.index_type != "HNSW_SQ" else _TIMES * k + _AND, MOST)
+        answers = []
+        for query, found in zip(queries, self.candidates(queries, expression, limit, *fields), strict=True):
+            hits, fetched = found, limit
+            if len(hits) < limit and (count := self.count(expression)) > len(hits):  # a graph may not reach them all
+                if count > MOST and len(hits) < k:
+                    raise GalleryError(f"{self._place.text}: the index found {len(hits)} of {k} neighbours under this "
+                                       f"filter; build the gallery with --index exact")  # fmt: skip
+                if count <= MOST:
+                    hits = self._ranked(query, list(self.scan(expression, "id", "vector", *fields)))
+            while len(hits) == fetched > k and hits[k - 1]["cosine"] - hits[-1]["cosine"] < _SLACK and fetched < MOST:
+                fetched = min(2 * fetched, MOST)  # equal ones may go on beyond the last
+                (hits,) = self.candidates(query[None], expression, fetched, *fields)
+            answers.append(hits[:k])
+        return answers
+
+    def candidates(
+        self, queries: NDArray[np.float32], expression: str, limit: int, *fields: str
+    ) -> list[list[dict[str, Any]]]:
+        """For each query, rows of about the `limit` nearest with their distance and cosine, in the final order."""
+        size = limit * (4 * queries.shape[1] + 4096 * len(fields))
+        found = []
+        for some in parts(queries, max(1, _BYTES // size)):
+            answers = self._connection.call(
+                "search", self._place.name, list(some), filter=expression, limit=limit,
+                search_params={"params": self._parameters(limit)}, output_fields=["id", "vector", *fields],
+                anns_field="vector", **self._consistency,
+            )  # fmt: skip
+            for query, answer in zip(some, answers, strict=True):
+                found.append(self._ranked(query, [dict(hit["entity"]) | {"id": hit["id"]} for hit in answer]))
+        return found
+
+    def _parameters(self, limit: int) -> dict[str, int]:
+        if self.index_type == "FLAT":
+            return {}
+        return {"ef": max(64, 2 * limit)}
+
+    def _ranked(self, query: NDArray[np.float32], hits: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if not hits:
+            return []
+        vectors = np.array([hit["vector"] for hit in hits], np.float32)
+        if not are_unit(vectors).all():
+            raise GalleryError(f"{self._place.text}: expected embeddings of norm 1, found others; build it again")
+        exactly, own = vectors.astype(np.float64), query.astype(np.float64)
+        differences = exactly - own
+        distances = np.sqrt(np.vecdot(differences, differences))
+        cosines = np.vecdot(exactly, own)
+        order = np.lexsort((np.array([hit["id"] for hit in hits]), distances))
+        return [hits[at] | {"distance": float(distances[at]), "cosine": float(cosines[at])} for at in order]
+
+    def upsert(self, made: Sequence[dict[str, Any]]) -> None:
+        """Not inserted: of what was sent twice, Milvus would keep both."""
+        batch: list[dict[str, Any]] = []
+        size = 0
+        for row in made:
+            own = 4 * len(row["vector"]) + len(row["entry"]) + 1000
+            if batch and size + own > _BYTES:
+                self._connection.call("upsert", self._place.name, batch)
+                batch, size = [], 0
+            batch.append(row)
+            size += own
+        if batch:
+            self._connection.call("upsert", self._place.name, batch)
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """Rows of these ids."""
+        for some in parts(ids, _AT_ONCE):
+            self._connection.call("delete", self._place.name, filter=f"id in {rows.texts(some)}")
+
+
+class Texts:
+    """Texts by key, in a collection of their own beside the rows: what a gallery says of itself, and thumbnails, which
+    would make the segments, each with a graph of its own, hold fewer rows."""
+
+    def __init__(self, connection: Connection, suffix: str, consistency: str) -> None:
+        self._connection = connection
+        self._consistency = {"consistency_level": consistency.capitalize()}
+        self.name = f"{connection.place.name}_{suffix}"
+
+    def make(self) -> None:
+        """A new one, empty."""
+        _make(self._connection, self.name, *rows.texts_collection())
+
+    def read(self, key: str | None = None) -> dict[str, str]:
+        """The text of a key, where there is one, or all."""
+        which = 'key != ""' if key is None else f"key == {rows.text(key)}"
+        fields = ["key", "value"]
+        found = self._connection.call("query", self.name, filter=which, output_fields=fields, **self._consistency)
+        return {row["key"]: row["value"] for row in found}
+
+    def write(self, values: dict[str, str]) -> None:
+        """Add them, or put them in the place of what is there. Raises GalleryError for one that is too long."""
+        for key, value in values.items():
+            rows.check_length(key, value, rows.LONGEST)
+        for some in parts(list(values.items()), max(1, _BYTES // rows.LONGEST)):
+            made = [{"key": key, "value": value, "unused": [1.0, 0.0]} for key, value in some]
+            self._connection.call("upsert", self.name, made)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Those of them that are there."""
+        for some in parts(keys, _AT_ONCE):
+            self._connection.call("delete", self.name, filter=f"key in {rows.texts(some)}")
+
+
+def _make(connection: Connection, name: str, schema: Any, indexes: Any) -> None:
+    place = connection.place
+    connection.call(
+        "create_collection", name, schema=schema, num_shards=place.shards,
+        consistency_level=place.consistency.capitalize(),
+    )  # fmt: skip
+    connection.call("create_index", name, indexes, sync=False)  # it is empty: no need to ask twice a second until done
+    connection.load(name)
+
+
+def parts(values: Any, size: int) -> Iterator[Any]:
+    """A sequence or array in pieces of `size`, the last one shorter."""
+    for start in range(0, len(values), size):
+        yield values[start : start + size]

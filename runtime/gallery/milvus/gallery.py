@@ -1,0 +1,419 @@
+"""A gallery kept by Milvus, for where one machine is not enough: the protocol of `AnyGallery` over pymilvus.
+
+NAME has an entry a row (`milvus_rows`), NAME_pictures the thumbnails, NAME_about what the gallery says of itself.
+Milvus finds the candidates; their cosines are computed here in float64 from the vectors that it sends, so that answers
+are those of a gallery on disk. Unlike there:
+
+- there are no transactions: a call that fails halfway leaves a part of its rows. Adding again goes on from there, since
+  content that is there is skipped; it is for the caller that no two programs add the same content at once;
+- there are no generations: `Found.generation` is 0. What a search sees is said by the place's consistency level; by
+  default all that was written before it began.
+
+What `cbmir.runtime.novelty` has to know of a Milvus collection: how far its own images are from it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+from collections import defaultdict
+from collections.abc import Collection as Several
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.card import ModelCard
+from cbmir.errors import CardError, GalleryError
+from cbmir.labels import LabelSet
+from cbmir.process import Closing
+from cbmir.runtime import novelty
+from cbmir.runtime.gallery.entry import Entry, Found, Hit
+from cbmir.runtime.gallery.filters import Filter
+from cbmir.runtime.gallery.milvus import records as rows
+from cbmir.runtime.gallery.milvus.client import HEAVY, MOST, Collection, Connection, Place, Texts, parts
+from cbmir.runtime.gallery.pseudonyms import Keys, Pseudonyms
+from cbmir.runtime.gallery.schema import LabelCodec, check_entry, check_index
+from cbmir.runtime.gallery.writer import Added, check_one_patient_each, check_vectors
+
+
+def own_distances(collection: Collection, *, sample: int, seed: int) -> NDArray[np.float32]:
+    """`cbmir.runtime.novelty.own_distances` by a pass over the ids, and a search for each image of the sample."""
+    rng = np.random.default_rng(seed)
+    chosen: list[str] = []
+    for number, row in enumerate(collection.scan("", "id")):  # each id with the same chance, and one pass
+        if number < sample:
+            chosen.append(row["id"])
+        elif (at := int(rng.integers(0, number + 1))) < sample:
+            chosen[at] = row["id"]
+    found = list(collection.by("id", sorted(chosen), "id", "patient", "vector"))
+    distances = []
+    for some in parts(found, HEAVY):
+        queries = np.array([row["vector"] for row in some], np.float32)
+        near = collection.candidates(queries, "", novelty.NEAREST + 8, "patient")
+        for row, query, hits in zip(some, queries, near, strict=True):
+            own = row["patient"]
+            others = [hit for hit in hits if hit["id"] != row["id"] and (not own or hit["patient"] != own)]
+            if len(others) < novelty.NEAREST and own:  # the patient has many images
+                others = collection.candidates(query[None], f"patient != {rows.text(own)}", novelty.NEAREST)[0]
+            if len(others) >= novelty.NEAREST:
+                nearest = np.array([hit["vector"] for hit in others[: novelty.NEAREST]], np.float32)
+                distances.append(novelty.mixture_distance(query, nearest))
+    return novelty.usual(np.array(distances))
+
+
+SCHEMA = 1
+_SPLITS = ("", "train", "val", "test")
+
+
+class MilvusGallery(Closing):
+    """Made by `create` or `open`. Safe from many threads."""
+
+    def __init__(self, connection: Connection, about: dict[str, str], pseudonyms: Pseudonyms | None) -> None:
+        self._connection = connection
+        self._place = connection.place
+        try:
+            if about["schema"] != str(SCHEMA):
+                raise GalleryError(f"{self._place.text}: this cbmir reads Milvus galleries of schema {SCHEMA}, found "
+                                   f"schema {about['schema']}; upgrade cbmir, or build it again")  # fmt: skip
+            self.card = ModelCard.loads(about["card"], source=self._place.text)
+            self.labels = LabelSet.from_json(json.loads(about["labels"]))
+            self.created = about["created"]
+            self.index_setting = about["index"]
+            own = base64.b64decode(about.get("own distances", ""), validate=True)
+            self._own = np.frombuffer(own, "<f4").astype(np.float32)
+            self._keys = Keys(Path(self._place.name), about["pseudonyms"], pseudonyms)
+            self._uuid = about.get("uuid", "")
+        except (KeyError, ValueError, CardError) as error:
+            raise GalleryError(f"{self._place.text}: expected a whole gallery of this cbmir, found "
+                               f"{type(error).__name__}: {error}; build it again") from error  # fmt: skip
+        self._codec = LabelCodec(self.labels)
+        self._rows = Collection(connection, self.index_setting)
+        self._pictures = _pictures(connection)
+
+    @classmethod
+    def create(
+        cls,
+        place: str,
+        card: ModelCard,
+        labels: LabelSet | None = None,
+        *,
+        pseudonyms: Pseudonyms | None = None,
+        index: str = "auto",
+    ) -> Self:
+        """Make an empty gallery. `labels` (default: the model's) are those of its entries; `index` is "auto" (HNSW),
+        "exact", "bf16" or "int8". Raises GalleryError if a collection of this name is there."""
+        check_index(index)
+        connection = Connection(Place.parse(place), make=True)
+        try:
+            for name in _names(connection):
+                if connection.call("has_collection", name):
+                    raise GalleryError(f"{place}: expected a new gallery, found the collection {name} there; drop it, "
+                                       f"or choose another name")  # fmt: skip
+            Collection.make(connection, card.embedding_dim, index)
+            for texts in (_pictures(connection), about := _about(connection)):
+                texts.make()
+            values = {
+                "schema": str(SCHEMA),
+                "card": card.dumps(),
+                "labels": json.dumps((labels or card.labels).to_json()),
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
+                "index": index,
+                "pseudonyms": pseudonyms.check if pseudonyms is not None else "",
+                "uuid": uuid.uuid4().hex,
+            }
+            about.write(values)  # last: a gallery without it is not whole
+            return cls(connection, values, pseudonyms)
+        except BaseException:
+            connection.close()
+            raise
+
+    @classmethod
+    def open(cls, place: str, *, pseudonyms: Pseudonyms | None = None) -> Self:
+        """Open a gallery. Raises GalleryError where there is none, or it cannot be reached."""
+        connection = Connection(Place.parse(place))
+        try:
+            for name in _names(connection):
+                if not connection.call("has_collection", name):
+                    raise GalleryError(f"{place}: expected a gallery's collections, found no {name}; make them with "
+                                       f"'cbmir index build MODEL MANIFEST -o {place}'")  # fmt: skip
+                connection.load(name)
+            return cls(connection, _about(connection).read(), pseudonyms)
+        except BaseException:
+            connection.close()
+            raise
+
+    @property
+    def uuid(self) -> str:
+        """As `AnyGallery.uuid`. Raises GalleryError where the gallery was built by a cbmir that gave it none."""
+        if not self._uuid:
+            raise GalleryError(f"{self._place.text}: expected a gallery with a uuid, found an older one without; build "
+                               f"it again")  # fmt: skip
+        return self._uuid
+
+    @property
+    def finds_patients(self) -> bool:
+        """As `AnyGallery.finds_patients`."""
+        return self._keys.fits
+
+    def check_model(self, card: ModelCard) -> None:
+        """Raise GalleryError unless the embeddings are of this model's space."""
+        if card.fingerprint != self.card.fingerprint:
+            raise GalleryError(
+                f"{self._place.text}: expected a gallery of this model (fingerprint {card.fingerprint}), found one of "
+                f"another (fingerprint {self.card.fingerprint}); their distances mean nothing. Build it again with "
+                f"'cbmir index build'"
+            )
+
+    # -- writing
+
+    def add(
+        self,
+        entries: Sequence[Entry],
+        embeddings: NDArray[np.float32],
+        thumbnails: Sequence[bytes | None] | None = None,
+    ) -> Added:
+        """As `AnyGallery.add`, and for texts that Milvus has no room for (docs/milvus.md)."""
+        check_vectors(embeddings, len(entries), self.card.embedding_dim)
+        if thumbnails is not None and len(thumbnails) != len(entries):
+            raise GalleryError(f"expected {len(entries)} thumbnails, found {len(thumbnails)}")
+        with self._connection.writing:
+            by_content, content = self._there(entries)
+            made, duplicates, pictures = [], [], {}
+            for position, entry in enumerate(entries):
+                check_entry(entry)
+                there = entry.id if entry.id in content else by_content.get(entry.sha256 or None)
+                if entry.id in content and not (entry.sha256 and content[entry.id] == entry.sha256):
+                    raise GalleryError(f"{self._place.text}: expected new ids, each once, found {entry.id!r}, which is "
+                                       f"there with other content; nothing was added")  # fmt: skip
+                if there is not None:
+                    duplicates.append((entry.id, there))
+                    continue
+                content[entry.id] = entry.sha256
+                by_content[entry.sha256 or None] = entry.id
+                by_content.pop(None, None)
+                made.append(rows.row(self._kept(entry), embeddings[position]))
+                jpeg = None if thumbnails is None else thumbnails[position]
+                if jpeg is not None:
+                    pictures[entry.id] = base64.b64encode(jpeg).decode("ascii")
+            self._pictures.write(pictures)  # first: what has a row is there, and is not added again
+            self._rows.upsert(made)
+        return Added(tuple(row["id"] for row in made), tuple(duplicates))
+
+    def update(self, entries: Sequence[Entry]) -> int:
+        """As `AnyGallery.update`."""
+        with self._connection.writing:
+            found = {row["id"]: row for row in self._rows.by("id", [e.id for e in entries], "id", "entry", "vector")}
+            made = []
+            for entry in entries:
+                check_entry(entry)
+                if entry.id not in found:
+                    raise self._unknown(entry.id)
+                row = found[entry.id]
+                old = rows.entry_of(row)
+                if entry.sha256 not in ("", old.sha256):
+                    raise GalleryError(f"{self._place.text}: expected the entry {entry.id!r} with the content that is "
+                                       f"there, found other content; remove it, then add the new")  # fmt: skip
+                new = self._kept(replace(entry, sha256=old.sha256))
+                if new != old:
+                    made.append(rows.row(new, np.array(row["vector"], np.float32)))
+            self._rows.upsert(made)
+        return len(made)
+
+    def remove(
+        self, *, ids: Several[str] = (), patient_ids: Several[str] = (), study_ids: Several[str] = ()
+    ) -> tuple[str, ...]:
+        """As `AnyGallery.remove`. A server deletes the bytes themselves when it next compacts (docs/milvus.md)."""
+        for name, given in (("ids", ids), ("patient_ids", patient_ids), ("study_ids", study_ids)):
+            if isinstance(given, str):
+                raise GalleryError(f"expected several {name} to remove, found a single text; put it into a list")
+        with self._connection.writing:
+            gone = {row["id"] for row in self._rows.by("id", list(ids), "id")}
+            conditions = [
+                f"{field} in {rows.texts(keys)}" for field, keys in (
+                    ("patient", [self._keys.patient(patient) for patient in patient_ids if patient]),
+                    ("study", [self._keys.study(study) for study in study_ids if study]),
+                ) if keys
+            ]  # fmt: skip
+            if conditions and len(conditions) == bool(patient_ids) + bool(study_ids):
+                found = list(self._rows.scan(" and ".join(conditions), "id", "patient", "study"))
+                if not patient_ids:
+                    check_one_patient_each([(row["study"], row["patient"]) for row in found], self._place.text)
+                gone |= {row["id"] for row in found}
+            self._pictures.delete(sorted(gone.union(ids)))  # first: while a row is there, it is found again by patient
+            self._rows.delete(sorted(gone))
+        return tuple(sorted(gone))
+
+    def calibrate(self, *, sample: int = 1000, seed: int = 0) -> None:
+        """Measure `own_distances` now and keep them: after building, and once the gallery has grown by much."""
+        values = own_distances(self._rows, sample=sample, seed=seed).astype("<f4")
+        with self._connection.writing:
+            _about(self._connection).write({"own distances": base64.b64encode(values.tobytes()).decode()})
+        self._own = values.astype(np.float32)
+
+    # -- searching
+
+    def search(
+        self,
+        embedding: NDArray[np.float32],
+        k: int,
+        *,
+        filter: Filter = Filter(),  # noqa: A002, B008 - the field's own name; frozen
+        exact: bool | None = None,
+        vectors: int = 0,
+    ) -> Found:
+        """As `AnyGallery.search`. Raises GalleryError besides for k > `MOST`, and where `exact` is asked for and the
+        gallery was not made with the index "exact": Milvus has no other way to compare all."""
+        return self.search_many(embedding[None], k, filters=[filter], exact=exact, vectors=vectors)[0]
+
+    def search_many(
+        self,
+        embeddings: NDArray[np.float32],
+        k: int,
+        *,
+        filters: Sequence[Filter] | None = None,
+        exact: bool | None = None,
+        vectors: int = 0,
+    ) -> list[Found]:
+        """`search` for each of float32 [M, D], with a filter each; queries of the same filter go together."""
+        check_vectors(embeddings, len(embeddings), self.card.embedding_dim)
+        filters = [Filter()] * len(embeddings) if filters is None else filters
+        if len(filters) != len(embeddings):
+            raise GalleryError(f"expected a filter for each of {len(embeddings)} queries, found {len(filters)}")
+        if not 0 <= k <= MOST or vectors > MOST:
+            raise GalleryError(f"expected 0 <= k <= {MOST:,} neighbours, found {max(k, vectors)}")
+        kind = self._rows.index_type
+        if exact and kind != "FLAT":
+            raise GalleryError(f"{self._place.text}: expected a gallery made for exact search, found one with the "
+                               f"index {kind}; build it with --index exact")  # fmt: skip
+        together: dict[str, list[int]] = defaultdict(list)
+        for number, one in enumerate(filters):
+            together[rows.expression(one, self.labels, self._keys)].append(number)
+        found: dict[int, Found] = {}
+        for expression, numbers in together.items():
+            for number, near in zip(
+                numbers, self._rows.nearest(embeddings[numbers], max(k, vectors), expression, "entry"), strict=True
+            ):
+                hits = tuple(Hit(rows.entry_of(row), row["distance"], row["cosine"]) for row in near[:k])
+                own = np.array([row["vector"] for row in near], np.float32).reshape(len(near), embeddings.shape[1])
+                found[number] = Found(0, hits, f"milvus {'exact' if kind == 'FLAT' else kind.lower()}", own)
+        return [found[number] for number in range(len(embeddings))]
+
+    # -- looking up
+
+    @property
+    def own_distances(self) -> NDArray[np.float32]:
+        """As `calibrate` had left them when the gallery was opened, or has since then; empty before."""
+        return self._own
+
+    def entry(self, id: str) -> Entry:  # noqa: A002 - the field's own name
+        """As `AnyGallery.entry`."""
+        return rows.entry_of(self._row(id, "entry"))
+
+    def every_entry(self) -> Iterator[Entry]:
+        """As `AnyGallery.every_entry`."""
+        return (rows.entry_of(row) for row in self._rows.scan("", "id", "entry"))
+
+    def find(self, sha256: str) -> list[Entry]:
+        """Every entry made from a file with this digest, in the order of ids."""
+        found = self._rows.by("sha256", [sha256], "entry") if sha256 else []
+        return sorted((rows.entry_of(row) for row in found), key=lambda entry: entry.id)
+
+    def vector(self, id: str) -> NDArray[np.float32]:  # noqa: A002
+        """As `AnyGallery.vector`."""
+        return np.array(self._row(id, "vector")["vector"], np.float32)
+
+    def thumbnail(self, id: str) -> bytes | None:  # noqa: A002
+        """As `AnyGallery.thumbnail`."""
+        found = self._pictures.read(id)
+        if not found:
+            self._row(id, "id")  # raises for an id that is not there
+            return None
+        return base64.b64decode(found[id], validate=True)
+
+    def ids(self) -> list[str]:
+        """Every id, sorted."""
+        return sorted(row["id"] for row in self._rows.scan("", "id"))
+
+    def has_patient(self, patient_id: str) -> bool:
+        """As `AnyGallery.has_patient`."""
+        key = self._keys.patient(patient_id)
+        return bool(key) and bool(self._rows.query(f"patient == {rows.text(key)}", ["id"], limit=1))
+
+    def info(self) -> dict[str, Any]:
+        """As `AnyGallery.info`. Milvus has no count of different values: patients are not counted, and splits of names
+        that are not cbmir's own are "other"."""
+        splits = {name: self._rows.count(f"split == {rows.text(name)}") for name in _SPLITS}
+        splits["other"] = self._rows.count(f"split not in {rows.texts(_SPLITS)}")
+        return {
+            "path": self._place.text,
+            "schema": SCHEMA,
+            "fingerprint": self.card.fingerprint,
+            "encoder": self.card.encoder,
+            "dim": self.card.embedding_dim,
+            "crop": self.card.preprocess.crop,
+            "created": self.created,
+            "images": len(self),
+            "splits": {name: count for name, count in splits.items() if count},
+            "labels": {
+                name: self._rows.count(f"array_contains(positive, {index})")
+                for index, name in enumerate(self.labels.names)
+            },
+            "pseudonyms": bool(self._keys.check),
+            "index": self.index_setting,
+            "search": f"milvus {self._rows.index_type.lower()}",
+            "consistency": self._place.consistency,
+            "server": self._connection.call("get_server_version"),
+        }
+
+    def __len__(self) -> int:
+        return self._rows.count("")
+
+    def close(self) -> None:
+        """May be called again."""
+        self._connection.close()
+
+    # -- rows
+
+    def _kept(self, entry: Entry) -> Entry:
+        """As it is kept: with pseudonyms where the gallery has them, and every label named."""
+        return replace(
+            entry,
+            patient_id=self._keys.patient(entry.patient_id),
+            study_id=self._keys.study(entry.study_id),
+            labels=self._codec.decode(self._codec.encode(entry.labels)),
+        )
+
+    def _there(self, entries: Sequence[Entry]) -> tuple[dict[str | None, str], dict[str, str]]:
+        """Of what is there already: content -> id, and id -> content."""
+        by_content: dict[str | None, str] = {}
+        for row in self._rows.by("sha256", [entry.sha256 for entry in entries if entry.sha256], "id", "sha256"):
+            by_content[row["sha256"]] = min(row["id"], by_content.get(row["sha256"], row["id"]))
+        content = {row["id"]: row["sha256"] for row in self._rows.by("id", [e.id for e in entries], "id", "sha256")}
+        return by_content, content
+
+    def _row(self, id: str, field: str) -> dict[str, Any]:  # noqa: A002
+        found = list(self._rows.by("id", [id], field))
+        if not found:
+            raise self._unknown(id)
+        return found[0]
+
+    def _unknown(self, key: str) -> GalleryError:
+        return GalleryError(f"{self._place.text}: expected the id of an entry of this gallery, found {key!r}")
+
+
+def _about(connection: Connection) -> Texts:
+    return Texts(connection, "about", "strong")
+
+
+def _pictures(connection: Connection) -> Texts:
+    return Texts(connection, "pictures", connection.place.consistency)
+
+
+def _names(connection: Connection) -> tuple[str, ...]:
+    return connection.place.name, _pictures(connection).name, _about(connection).name

@@ -1,0 +1,197 @@
+"""Which rows of a snapshot are nearest to a query: by comparing all, or by the index, and under a selection.
+
+Both ways end in the same ranking: candidates are compared by their float32 vectors first, then those near enough to
+matter in float64, in one order of operations, so that equal images have equal distances wherever they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.runtime.gallery.columns import Snapshot
+from cbmir.runtime.gallery.filters import Selection
+from cbmir.runtime.gallery.hnsw import VectorIndex, products
+
+#: By so much two cosines may be off in float32, as norms are rounded and products are summed in varying order.
+_SLACK = 2e-6
+_BLOCK = 16_384  # rows that are multiplied at once
+_GATHERED = 2048  # rows that are copied together at once: as many as the cache holds
+_QUERIES = 256
+_FEW = 256
+#: The index is asked for so many times k, and some more: the wider its walk, the fewer near ones it misses.
+_MORE, _AND = 3, 34
+#: So many times k of what it finds, and some more, are ranked by their vectors: its codes tell them nearly in order.
+_RANKED, _AND_RANKED = 1.5, 5
+#: So large a share of what it finds must pass a filter; else it is asked for more, to miss no more than without one.
+_LEFT = 0.75
+#: The index finds one more candidate in the time in which so many rows are compared.
+_ROWS_PER_CANDIDATE = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Nearest:
+    """Rows in the order of their distances, ties undecided: more than k where the k-th is tied. Distances and cosines
+    are float64."""
+
+    rows: NDArray[np.int64]
+    distances: NDArray[np.float64]
+    cosines: NDArray[np.float64]
+    method: str
+
+
+def nearest(
+    snapshot: Snapshot,
+    queries: NDArray[np.float32],
+    k: int,
+    selections: Sequence[Selection | None],
+    *,
+    exact: bool,
+) -> list[Nearest]:
+    """For each of the unit vectors float32 [M, D] the k nearest of the rows that its selection lets pass, or all where
+    there are fewer. Without an index all answers are exact."""
+    if k == 0:
+        found = [(np.empty(0, np.int64), "exact")] * len(queries)
+    elif exact or snapshot.index is None:
+        found = _by_product(snapshot, queries, k, selections)
+    else:
+        found = _by_index(snapshot, snapshot.index, queries, k, selections)
+    return [_ranked(snapshot, query, k, rows, method) for query, (rows, method) in zip(queries, found, strict=True)]
+
+
+def _ranked(snapshot: Snapshot, query: NDArray[np.float32], k: int, rows: NDArray[np.int64], method: str) -> Nearest:
+    wanted = min(k, len(rows))
+    if not wanted:
+        return Nearest(np.empty(0, np.int64), np.empty(0), np.empty(0), method)
+    if len(rows) > min(2 * wanted + _AND_RANKED, _FEW):  # else float64 for all costs less than to tell which need it
+        parts = (rows[at : at + _GATHERED] for at in range(0, len(rows), _GATHERED))
+        rows = rows[_near(np.concatenate([products(query[None], snapshot.vectors(part))[0] for part in parts]), wanted)]
+    vectors = snapshot.vectors(rows)
+    exactly, own = vectors.astype(np.float64), query.astype(np.float64)
+    differences = exactly - own
+    distances = np.sqrt(np.vecdot(differences, differences))
+    order = np.argsort(distances, kind="stable")
+    order = order[: np.searchsorted(distances[order], distances[order[wanted - 1]], side="right")]
+    return Nearest(rows[order], distances[order], np.clip(np.vecdot(exactly, own)[order], -1, 1), method)
+
+
+def _near(cosines: NDArray[np.float32], wanted: int) -> NDArray[np.bool_]:
+    """Which may be among the `wanted` nearest, for all that rounding can do; also NaN, of a file that was damaged."""
+    near: NDArray[np.bool_] = ~(cosines < np.partition(cosines, -wanted)[-wanted] - _SLACK)
+    return near
+
+
+# -- all rows
+
+
+def _by_product(
+    snapshot: Snapshot, queries: NDArray[np.float32], k: int, selections: Sequence[Selection | None]
+) -> list[tuple[NDArray[np.int64], str]]:
+    found: dict[int, NDArray[np.int64]] = {}
+    parts = (snapshot.base.vectors, snapshot.tail.vectors)
+    for at in range(0, len(queries), _QUERIES):
+        some = selections[at : at + _QUERIES]
+        masks = {one: snapshot.passing(one) for one in set(some)}
+        few = {
+            one: np.flatnonzero(mask)  # `_ranked` compares them all
+            for one, mask in masks.items()
+            if mask is not None and 4 * np.count_nonzero(mask) <= len(mask)
+        }
+        found.update((at + number, few[one]) for number, one in enumerate(some) if one in few)
+        together = [number for number, one in enumerate(some) if one not in few]
+        rows = _best(parts, queries[at : at + _QUERIES][together], k, [masks[some[number]] for number in together])
+        found.update((at + number, own) for number, own in zip(together, rows, strict=True))
+    return [(found[number], "exact") for number in range(len(queries))]
+
+
+def _best(
+    parts: Sequence[NDArray[np.float32]],
+    queries: NDArray[np.float32],
+    k: int,
+    passing: Sequence[NDArray[np.bool_] | None],
+) -> list[NDArray[np.int64]]:
+    """For each query, rows of the parts, counted through, among which its k nearest are: a block of products after the
+    other, of which is kept what reaches the k-th best so far."""
+    kept = [(np.empty(0, np.int64), np.empty(0, np.float32))] * len(queries)
+    least = np.full(len(queries), -np.inf, np.float32)
+    start = 0
+    for part in parts:
+        for at in range(0, len(part) if len(queries) else 0, _BLOCK):
+            cosines = products(queries, part[at : at + _BLOCK])
+            for number, mask in enumerate(passing):
+                if mask is not None:
+                    cosines[number, ~mask[start : start + cosines.shape[1]]] = -np.inf
+            reaching = (cosines >= least[:, None]) & (cosines > -np.inf)
+            for number in np.flatnonzero(reaching.any(axis=1)).tolist():
+                columns = np.flatnonzero(reaching[number])
+                rows = np.concatenate([kept[number][0], columns + start])
+                values = np.concatenate([kept[number][1], cosines[number, columns]])
+                if k and len(rows) > k:
+                    least[number] = np.partition(values, -k)[-k] - _SLACK
+                    near = values >= least[number]
+                    rows, values = rows[near], values[near]
+                kept[number] = (rows, values)
+            start += cosines.shape[1]
+    return [rows for rows, _ in kept]
+
+
+# -- the index
+
+
+def _by_index(
+    snapshot: Snapshot,
+    index: VectorIndex,
+    queries: NDArray[np.float32],
+    k: int,
+    selections: Sequence[Selection | None],
+) -> list[tuple[NDArray[np.int64], str]]:
+    """The base's candidates by the index, and the tail's by product."""
+    fetch = _MORE * k + _AND
+    proposed = index.search(queries, fetch)
+    tail = _near_in_tail(snapshot, queries, k, selections)
+    every: dict[Selection | None, NDArray[np.int64]] = {}  # rows of the base that pass, where that had to be known
+    found = []
+    for number, (query, selection) in enumerate(zip(queries, selections, strict=True)):
+        near, method = snapshot.passing_base(selection, proposed[number]), f"hnsw {index.codes}"
+        if len(near) < fetch * _LEFT:
+            if selection not in every:
+                every[selection] = snapshot.passing_base(selection, np.arange(len(index)))
+            near, method = _with_growth(index, query, fetch, every[selection], near)
+        if method != "exact":
+            near = near[: int(_RANKED * k) + _AND_RANKED]
+        found.append((np.concatenate([near, tail[number]]), method))
+    return found
+
+
+def _near_in_tail(
+    snapshot: Snapshot, queries: NDArray[np.float32], k: int, selections: Sequence[Selection | None]
+) -> list[NDArray[np.int64]]:
+    """For each query, rows among which the k nearest of the tail are."""
+    if not len(snapshot.tail):
+        return [np.empty(0, np.int64)] * len(queries)
+    found: list[NDArray[np.int64]] = []
+    for at in range(0, len(queries), _QUERIES):
+        some = selections[at : at + _QUERIES]
+        masks = {one: None if one is None else one.passes(snapshot.tail, slice(None)) for one in set(some)}
+        found += _best([snapshot.tail.vectors], queries[at : at + _QUERIES], k, [masks[one] for one in some])
+    return [rows + len(snapshot.base) for rows in found]
+
+
+def _with_growth(
+    index: VectorIndex, query: NDArray[np.float32], wanted: int, rows: NDArray[np.int64], near: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], str]:
+    """The index has no filter. Where too few of its candidates are among the rows that pass, it is asked for more, as
+    long as that costs less than to compare them all."""
+    passing = np.zeros(len(index), np.bool_)
+    passing[rows] = True
+    fetch = wanted
+    while len(near) < min(wanted * _LEFT, len(rows)):
+        fetch = max(2 * fetch, wanted * len(index) // max(len(rows), 1))
+        if len(rows) <= _ROWS_PER_CANDIDATE * fetch or fetch >= len(index):
+            return rows, "exact"
+        (found,) = index.search(query[None], fetch)
+        near = found[passing[found]]
+    return near, f"hnsw {index.codes}"

@@ -1,0 +1,1 @@
+"""From a file to the grey image that a model takes: PNG, JPEG, TIFF and DICOM, alike in training and runtime."""

@@ -1,0 +1,164 @@
+"""How a DICOM object's stored values become grey.
+
+Stored value -> modality LUT or rescale -> VOI LUT or window -> inverted if MONOCHROME1 (DICOM PS3.3 C.7.6.3.1.2,
+C.11.1, C.11.2). The whole chain is worked out once for each possible stored value, then looked up pixel by pixel.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.errors import DicomImageError
+from cbmir.runtime.imaging.dicom_header import Tags, read_errors, tag_name
+from cbmir.runtime.imaging.radiograph import counted, spread
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """What each bit pattern that the pixels' type can hold becomes; entry i is for the pattern i."""
+
+    modality: NDArray[np.float64]
+    voi: NDArray[np.float64] | None  # 0..1; None: by the values present
+    padding: NDArray[np.bool_]
+    inverted: bool
+    intensity: str
+
+    @classmethod
+    def of(cls, tags: Tags, values: NDArray[np.float64], intensity: str) -> Chain:
+        """The chain of `values`, float64: what each bit pattern stands for. `intensity` is as PreprocessSpec has it."""
+        modality = _modality(tags, values)
+        inverted = tags.text("PhotometricInterpretation").upper() == "MONOCHROME1"
+        shape = tags.text("PresentationLUTShape").upper()
+        if shape == ("IDENTITY" if inverted else "INVERSE"):  # PS3.3 C.8.11.3: one must follow the other
+            tags.warnings.append(
+                f"{tag_name('PresentationLUTShape')} contradicts {tag_name('PhotometricInterpretation')}, which decides"
+            )
+        voi = _voi(tags, modality) if intensity == "header" else None
+        return cls(modality, voi, _padding(tags, values), inverted, intensity)
+
+    @property
+    def averages(self) -> bool:
+        """Whether the chain may be applied to averages of stored values: not where padding would be mixed with image,
+        nor where the range is taken from the values present."""
+        return self.voi is not None and not self.padding.any()
+
+    def greys(self, stored: NDArray[Any], tags: Tags) -> NDArray[np.uint8]:
+        """uint8, bone bright, for patterns as in `stored` [H,W]."""
+        grey = self._by_values(stored, tags) if self.voi is None else self.voi
+        if self.inverted:
+            grey = 1 - grey
+        grey = np.where(self.padding, 0, grey)  # outside of the image: as dark as air
+        return np.rint(grey * 255).astype(np.uint8)
+
+    def _by_values(self, stored: NDArray[Any], tags: Tags) -> NDArray[np.float64]:
+        counts = counted(stored, len(self.modality))
+        counts[self.padding] = 0
+        if not counts.any():
+            raise tags.refusal("PixelPaddingValue", "expected pixels beside the padding")
+        if not np.isfinite(np.ptp(self.modality[counts > 0])):
+            raise tags.refusal("RescaleSlope", "expected a number that keeps values finite")
+        return spread(self.modality, counts, self.intensity)
+
+
+def _padding(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which stored values are padding (PS3.3 C.7.5.1.1.2): one, or a range."""
+    value = tags.number("PixelPaddingValue")
+    if value is None:
+        return np.zeros(len(values), dtype=bool)
+    limit = tags.number("PixelPaddingRangeLimit")
+    low, high = sorted(_of_sign(number, values) for number in (value, value if limit is None else limit))
+    return (values >= low) & (values <= high)
+
+
+def _of_sign(number: float, values: NDArray[np.float64]) -> float:
+    """A tag's 16-bit number as the pixels' own type has it, whether it was written as signed or unsigned."""
+    if number > values.max() and values.min() < 0:
+        return number - 2**16
+    return number + 2**16 if number < values.min() else number
+
+
+def _modality(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Modality LUT, or rescale slope and intercept (PS3.3 C.11.1)."""
+    table = _lookup_table(tags, "ModalityLUTSequence")
+    if table is not None:
+        return table.lookup(values)
+    slope, intercept = tags.number("RescaleSlope"), tags.number("RescaleIntercept")
+    if slope is not None and (slope == 0 or not math.isfinite(slope)):
+        raise tags.refusal("RescaleSlope", "expected a number other than 0")
+    if intercept is not None and not math.isfinite(intercept):
+        raise tags.refusal("RescaleIntercept", "expected a finite number")
+    return values * (1.0 if slope is None else slope) + (intercept or 0.0)
+
+
+def _voi(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """VOI LUT or first usable window -> 0..1 (PS3.3 C.11.2); None, and a warning, where there is neither."""
+    table = _lookup_table(tags, "VOILUTSequence")
+    if table is not None:
+        return table.lookup(values) / table.full
+    function = tags.text("VOILUTFunction").upper() or "LINEAR"
+    if function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
+        tags.warnings.append(f"{tag_name('VOILUTFunction')} is unknown: taken as LINEAR")
+        function = "LINEAR"
+    centres, widths = tags.numbers("WindowCenter"), tags.numbers("WindowWidth")
+    for number, (centre, width) in enumerate(zip(centres, widths, strict=False)):
+        if math.isfinite(centre) and math.isfinite(width) and (width >= 1 or (width > 0 and function != "LINEAR")):
+            if number:
+                tags.warnings.append(f"{tag_name('WindowWidth')}: window {number + 1} taken, those before are invalid")
+            return window(values, centre, width, function)
+    why = "holds no valid window" if centres or widths else "is missing, and there is no VOI LUT"
+    tags.warnings.append(f"{tag_name('WindowWidth')} {why}: grey runs from the lowest to the highest value present")
+    return None
+
+
+def _lookup_table(tags: Tags, keyword: str) -> _Table | None:
+    sequence = tags.value(keyword)
+    if sequence is None:
+        return None
+    try:
+        item = sequence[0]
+        entries, first, bits = (int(v) for v in item.LUTDescriptor)
+        data = item.LUTData
+        order = "<" if tags.dataset.original_encoding[1] else ">"  # of words that pydicom leaves as bytes
+        values = np.frombuffer(data, f"{order}u2") if isinstance(data, bytes) else np.atleast_1d(data)
+        values = values.astype(np.float64)
+    except read_errors():
+        raise DicomImageError(f"{tags.name}: {tag_name(keyword)} holds a lookup table that cannot be read") from None
+    entries = entries % 2**16 or 2**16  # written as signed, or 0 for 65536
+    if first >= 2**15 and tags.number("PixelRepresentation") == 1:
+        first -= 2**16  # of the pixels' own sign (PS3.3 C.11.1.1.1), whatever VR it was written with
+    full = 2.0 ** min(bits, 16) - 1
+    if not 1 <= bits <= 16 or len(values) < entries or values.max() > full:
+        raise DicomImageError(
+            f"{tags.name}: {tag_name(keyword)}: expected {entries} entries of 1 to 16 bits, found {len(values)} "
+            f"up to {values.max(initial=0):.0f}, said to be of {bits} bits"
+        )
+    return _Table(first, values[:entries], full)
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """A LUT of DICOM (PS3.3 C.11.1.1): `values[0]` is for inputs up to `first`, the last for all beyond the end."""
+
+    first: int
+    values: NDArray[np.float64]
+    full: float  # the largest value that its bits can hold
+
+    def lookup(self, inputs: NDArray[np.float64]) -> NDArray[np.float64]:
+        index: NDArray[np.intp] = np.clip(np.rint(inputs) - self.first, 0, len(self.values) - 1).astype(np.intp)
+        return self.values[index]
+
+
+def window(values: NDArray[np.float64], centre: float, width: float, function: str = "LINEAR") -> NDArray[np.float64]:
+    """Grey 0..1 by a window: LINEAR (PS3.3 C.11.2.1.2.1), LINEAR_EXACT (C.11.2.1.3.2) or SIGMOID (C.11.2.1.3.1)."""
+    if function == "SIGMOID":
+        return 1 / (1 + np.exp(np.clip(-4 * (values - centre) / width, -700, 700)))
+    if function == "LINEAR":
+        centre, width = centre - 0.5, width - 1
+    if width == 0:
+        return (values > centre).astype(np.float64)
+    return np.clip((values - centre) / width + 0.5, 0, 1)

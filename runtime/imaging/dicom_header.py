@@ -1,0 +1,279 @@
+"""Whether a DICOM object is one chest radiograph, and of which view: what its header says of it, without its pixels.
+
+What is known to be something else is refused with the tag and its value, and so are tags that contradict each other;
+what is not known, as a code of a vendor's own, is a warning.
+
+Typed access to the tags of a DICOM dataset, with messages that never name a patient.
+
+pydicom's own messages are not passed on, since they quote whatever value they trip over.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cbmir.errors import DicomImageError
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+LARGE = 2**20  # bytes: nothing that is read here but pixels has so many
+_UNDEFINED = 2**32 - 1  # length of a sequence that says where it ends
+
+_LIBRARIES = ("pydicom", "highdicom", "pylibjpeg", "libjpeg", "openjpeg", "rle")
+_HERE = threading.local()
+
+
+def _is_heard(_: logging.LogRecord) -> bool:
+    return not getattr(_HERE, "unlogged", False)
+
+
+@contextmanager
+def pydicom_unlogged() -> Iterator[None]:
+    """Keep what pydicom and its codecs log in this thread out of the logs: they quote the values of a patient's tags.
+
+    A logger's filter does not see what its children log, so each has one. It stays there: to take it away while another
+    thread logs could let a record through.
+    """
+    for name in list(logging.root.manager.loggerDict):
+        if name.split(".", 1)[0] in _LIBRARIES:
+            logging.getLogger(name).addFilter(_is_heard)
+    before = getattr(_HERE, "unlogged", False)
+    _HERE.unlogged = True
+    try:
+        yield
+    finally:
+        _HERE.unlogged = before
+
+
+def read_errors() -> tuple[type[Exception], ...]:
+    """All that pydicom and its codecs raise on damaged content (a fuzz test holds this list).
+
+    Not MemoryError: sizes are checked first, so that it says nothing of the file, which may be read another time.
+    """
+    from pydicom.errors import BytesLengthException, InvalidDicomError
+
+    return (
+        BytesLengthException, InvalidDicomError, OSError, ValueError, TypeError, LookupError, AttributeError, EOFError,
+        ArithmeticError, RuntimeError, struct.error, zlib.error,
+    )  # fmt: skip
+
+
+def tag_name(keyword: str) -> str:
+    """`Modality` -> `Modality (0008,0060)`."""
+    from pydicom.datadict import tag_for_keyword
+
+    tag = tag_for_keyword(keyword) or 0
+    return f"{keyword} ({tag >> 16:04X},{tag & 0xFFFF:04X})"
+
+
+class Tags:
+    """One dataset being read: typed access to its tags, and the warnings met on the way."""
+
+    def __init__(self, dataset: Dataset, name: str) -> None:
+        self.dataset, self.name = dataset, name
+        self.warnings: list[str] = []
+
+    def value(self, keyword: str) -> Any:
+        """A tag's value, None where it is absent or empty. DicomImageError for one that is damaged or huge."""
+        from pydicom.datadict import tag_for_keyword
+
+        try:
+            element = self.dataset.get_item(tag_for_keyword(keyword) or 0, keep_deferred=True)
+            if LARGE < getattr(element, "length", 0) != _UNDEFINED:  # not taken apart yet, which would take its time
+                raise ValueError("too long")
+            value = self.dataset.get(keyword)
+            return None if value is None or (hasattr(value, "__len__") and len(value) == 0) else value
+        except read_errors():
+            raise DicomImageError(f"{self.name}: {tag_name(keyword)} holds a value that cannot be read") from None
+
+    def text(self, keyword: str) -> str:
+        value = self.value(keyword)
+        return "" if value is None else str(value).strip()
+
+    def text_of_first(self, keyword: str) -> str:
+        """The first text of a tag that may hold several."""
+        value = self.value(keyword)
+        several = value is not None and not isinstance(value, str) and hasattr(value, "__getitem__")
+        return str(value[0] if several else value or "").strip()
+
+    def number(self, keyword: str) -> float | None:
+        """The first number of a tag, None where it is absent or empty."""
+        numbers = self.numbers(keyword)
+        return numbers[0] if numbers else None
+
+    def numbers(self, keyword: str) -> list[float]:
+        """All numbers of a tag; one that is empty becomes NaN."""
+        value = self.value(keyword)
+        values = [] if value is None else [value] if isinstance(value, str | int | float) else list(value)
+        try:
+            return [math.nan if v is None or v == "" else float(v) for v in values]
+        except (TypeError, ValueError):
+            raise self.refusal(keyword, "expected numbers") from None
+
+    def integer(self, keyword: str) -> int:
+        """A tag's whole number; DicomImageError where it is absent."""
+        number = self.number(keyword)
+        if number is None or not number.is_integer():
+            raise self.refusal(keyword, "expected a whole number")
+        return int(number)
+
+    def refusal(self, keyword: str, expected: str, *, found: str = "") -> DicomImageError:
+        """What to raise; `found` where the tag's value is better said otherwise, and holds nothing of a patient."""
+        text = found[:64] or self.text(keyword)
+        said = repr(text) if text else "it missing or empty"
+        # No code or number: a damaged length may take in other tags.
+        if not found and (len(text) > 16 or not text.isprintable()):
+            said = f"{len(text)} characters that are no such value"
+        return DicomImageError(f"{self.name}: {tag_name(keyword)}: {expected}, found {said}")
+
+
+#: Type 1 in every image, and wherever something refers to one (PS3.3 table 10-11 and C.17-3).
+UIDS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID")
+MODALITIES = ("CR", "DX", "RG")
+BODY_PARTS = ("CHEST", "THORAX", "TORAX", "LUNG", "LUNGS")
+#: What is written for a lateral view: PS3.3 C.8.1.1 (CR Series), and vendors' words.
+LATERAL_VIEWS = ("LL", "RL", "LAT", "LATERAL", "LLAT", "RLAT")
+#: Neither frontal nor lateral: decubitus, oblique.
+OTHER_VIEWS = ("LLD", "RLD", "LLO", "RLO", "LAO", "RAO", "LPO", "RPO", "OBLIQUE")
+
+_CR, _DX = "1.2.840.10008.5.1.4.1.1.1", "1.2.840.10008.5.1.4.1.1.1.1"
+_FOR_PROCESSING = ("1.2.840.10008.5.1.4.1.1.1.1.1",)
+#: Radiographs, and Secondary Capture (of one frame, grey), in which archives and challenges keep them: what the DICOM
+#: node takes. For Processing is not among them: who may send either then sends what can be read.
+IMAGE_CLASSES = (
+    _CR, _DX, "1.2.840.10008.5.1.4.1.1.7", "1.2.840.10008.5.1.4.1.1.7.2", "1.2.840.10008.5.1.4.1.1.7.3",
+)  # fmt: skip
+#: SNOMED CT's codes and its older ones, by the designators that they have in files (PS3.16 section 8).
+_SCHEMES = ("SCT", "SRT", "SNM3", "99SDM")
+#: Of PS3.16 CID 4 and 4009 (DX Anatomy Imaged), and their older codes: thorax, thoracic cavity, chest wall, lung, its
+#: apex, pleura, mediastinum, heart, rib.
+_CHEST_REGIONS = frozenset(
+    ("816094009", "51185008", "43799004", "78904004", "39607008", "86598002", "3120008", "72410000", "80891009",
+     "113197003",
+     "T-D3000", "T-D3050", "T-28000", "T-280A0", "T-29000", "T-D3300", "T-D3200", "T-32000", "T-11300")
+)  # fmt: skip
+#: PS3.16 CID 4010 (DX View), SNOMED CT and the older codes.
+_VIEW_CODES = {
+    "272479007": "PA", "R-10214": "PA", "R-40888": "PA",
+    "399348003": "AP", "R-10206": "AP",
+    "399033003": "FRONTAL", "R-10202": "FRONTAL",
+    "399067008": "LATERAL", "R-102CD": "LATERAL", "R-10228": "LATERAL",
+    "399173006": "LATERAL", "R-10236": "LATERAL", "399198007": "LATERAL", "R-10232": "LATERAL",
+}  # fmt: skip
+
+
+def check_object(tags: Tags, allow_lateral: bool = False) -> str:
+    """PA, AP, LATERAL (where allowed) or "" (not known); raises DicomImageError for what is no chest radiograph."""
+    _check_class(tags)
+    _check_body_part(tags)
+    return _view(tags, allow_lateral)
+
+
+def _check_class(tags: Tags) -> None:
+    modality, intent = tags.text("Modality").upper(), tags.text("PresentationIntentType").upper()
+    if modality and modality not in MODALITIES:
+        raise tags.refusal("Modality", f"expected a chest radiograph ({', '.join(MODALITIES)})")
+    if not modality:
+        tags.warnings.append(f"{tag_name('Modality')} is missing: not known to be a radiograph")
+    # Raw detector values (PS3.3 C.8.11.1.1.1): not what any radiologist sees, nor what a model has learned from.
+    sop_class = tags.text("SOPClassUID")
+    if intent == "FOR PROCESSING" or sop_class in _FOR_PROCESSING:
+        keyword = "PresentationIntentType" if intent == "FOR PROCESSING" else "SOPClassUID"
+        raise tags.refusal(keyword, "expected an image FOR PRESENTATION", found="FOR PROCESSING")
+    if sop_class and sop_class not in IMAGE_CLASSES:
+        from pydicom.uid import UID
+
+        name = UID(sop_class).name  # of a private class the UID itself, which may point at a place
+        if name == sop_class:
+            tags.warnings.append(f"{tag_name('SOPClassUID')} is of no standard class: not known to be a radiograph")
+        else:
+            raise tags.refusal("SOPClassUID", "expected a CR or DX image, as Modality has it", found=name)
+
+
+def _check_body_part(tags: Tags) -> None:
+    """By BodyPartExamined, and AnatomicRegionSequence, which DX images have in its place (PS3.3 C.8.11.2)."""
+    part, region = tags.text("BodyPartExamined").upper(), _code(tags, "AnatomicRegionSequence")
+    if part and not set(_words(part)) & set(BODY_PARTS):
+        raise tags.refusal("BodyPartExamined", "expected CHEST")
+    if region and region not in _CHEST_REGIONS:
+        also = ", as BodyPartExamined has it" if part else ""
+        raise tags.refusal("AnatomicRegionSequence", f"expected the code of the chest{also}", found=region)
+    if not part and not region:
+        tags.warnings.append(f"{tag_name('BodyPartExamined')} is missing: not known to be a chest radiograph")
+
+
+def _view(tags: Tags, allow_lateral: bool) -> str:
+    """By ViewPosition, and ViewCodeSequence, which DX images have in its place (PS3.3 C.8.11.5)."""
+    text, code = tags.text("ViewPosition").upper(), _code(tags, "ViewCodeSequence")
+    view, coded = _written(text), _VIEW_CODES.get(code, "OTHER") if code else ""
+    wanted = "a frontal view (PA or AP)" + (" or a lateral one" if allow_lateral else "")
+    allowed = ("PA", "AP", "FRONTAL", "", *(["LATERAL"] if allow_lateral else []))
+    if view not in allowed:
+        raise tags.refusal("ViewPosition", f"expected {wanted}")
+    if coded not in allowed:
+        raise tags.refusal("ViewCodeSequence", f"expected {wanted}", found=code)
+    if {view, coded} in ({"PA", "LATERAL"}, {"AP", "LATERAL"}, {"FRONTAL", "LATERAL"}, {"PA", "AP"}):
+        raise tags.refusal("ViewPosition", f"expected the view that ViewCodeSequence has, {coded}")
+    view = next((found for found in (view, coded) if found in ("PA", "AP", "LATERAL")), "")
+    if not text and not code:
+        tags.warnings.append(f"{tag_name('ViewPosition')} is missing: not known to be frontal")
+        _doubt(tags, "SeriesDescription")  # of a whole series: it says nothing where the image has its own view
+    elif not view:
+        keyword = "ViewPosition" if text else "ViewCodeSequence"
+        tags.warnings.append(f"{tag_name(keyword)} is none of PA and AP: not known to be frontal")
+    if view == "LATERAL":
+        tags.warnings.append("lateral view: the model's findings are those of frontal radiographs")
+    else:
+        _doubt(tags, "AcquisitionDeviceProcessingDescription")
+        rows = tags.text_of_first("PatientOrientation").upper()
+        if rows[:1] in ("A", "P"):  # rows run from front to back (PS3.3 C.7.6.1.1.1)
+            tags.warnings.append(f"{tag_name('PatientOrientation')} is that of a lateral view: probably not frontal")
+    return view
+
+
+def _written(view: str) -> str:
+    """What a ViewPosition's words say: PA, AP, LATERAL, OTHER or "" (nothing known)."""
+    words = _words(view)
+    if set(words) & set(OTHER_VIEWS):
+        return "OTHER"
+    if set(words) & set(LATERAL_VIEWS):
+        return "LATERAL"
+    return next((word for word in words if word in ("PA", "AP")), "")
+
+
+def _doubt(tags: Tags, keyword: str) -> None:
+    """Free text is a reason to doubt, none to refuse."""
+    text = set(_words(tags.text(keyword).upper()))
+    for word in (*LATERAL_VIEWS, *OTHER_VIEWS):
+        if word in text:
+            tags.warnings.append(f"{tag_name(keyword)} says {word}: probably not frontal")
+
+
+def _code(tags: Tags, keyword: str) -> str:
+    """The SNOMED code of a sequence's first item (PS3.3 8.8); "" where there is none; another code is a warning."""
+    from pydicom import Dataset, Sequence
+
+    sequence = tags.value(keyword)
+    if sequence is None:
+        return ""
+    item = Tags(sequence[0] if isinstance(sequence, Sequence) else Dataset(), tags.name)
+    code = item.text("CodeValue")
+    if not code.isprintable() or not 1 <= len(code) <= 16:  # the longest of an SH
+        raise tags.refusal(keyword, "expected an item with a CodeValue")
+    if item.text("CodingSchemeDesignator").upper() not in _SCHEMES:
+        tags.warnings.append(f"{tag_name(keyword)} holds a code of an unknown scheme, which says nothing here")
+        return ""
+    return code
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[A-Z]+", text)

@@ -1,0 +1,183 @@
+"""Reading a DICOM object that is one chest radiograph: parsed and checked by its header, decoded, then made grey.
+
+`dicom_object` says what is a chest radiograph, `dicom_frame` decodes, `dicom_greys` has the chain of stored values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import struct
+import zlib
+from typing import TYPE_CHECKING
+
+from cbmir.errors import (
+    DamagedImageError,
+    DicomImageError,
+    ImageSizeError,
+    NotAnImageError,
+    require,
+)
+from cbmir.manifest import is_date
+from cbmir.preprocessing import PreprocessSpec
+from cbmir.runtime.imaging.dicom_grayscale import Chain
+from cbmir.runtime.imaging.dicom_header import LARGE, Tags, check_object, pydicom_unlogged, read_errors, tag_name
+from cbmir.runtime.imaging.dicom_pixels import find_frame, halvings
+from cbmir.runtime.imaging.radiograph import Limits, Radiograph, Reduction, check_contrast, collected_warnings
+from cbmir.runtime.imaging.workers import beside
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+_MOST_READS = 200_000  # two or three an element: no radiograph has a thousand
+
+
+def is_dicom(data: bytes) -> bool:
+    """Whether bytes are DICOM: "DICM" at 128, or a first element of group 0002 or 0008 where a file has no preamble.
+
+    pydicom, forced, "reads" any file; so the first element must also have a known VR, or a short even length.
+    """
+    if data[128:132] == b"DICM":
+        return True
+    if len(data) < 8:
+        return False
+    group, element, length = struct.unpack("<HHI", data[:8])
+    explicit = data[4:6] in (b"UL", b"OB", b"UI", b"CS", b"SH", b"LO", b"DA", b"TM")
+    return group in (0x0002, 0x0008) and element < 0x0100 and (explicit or (length <= 1024 and length % 2 == 0))
+
+
+def read_dicom(
+    data: bytes,
+    name: str,
+    limits: Limits,
+    *,
+    intensity: str = "header",
+    allow_lateral: bool = False,
+    threads: int = 1,
+    reduced_for: PreprocessSpec | None = None,
+) -> Radiograph:
+    """Read a DICOM file's bytes. `name` is for messages; the rest is as `read_image` has it.
+
+    Raises DicomImageError for what is not one chest radiograph of an allowed view or contradicts itself,
+    DamagedImageError for broken content, ImageSizeError, BlankImageError, MissingDependencyError.
+    """
+    require("pydicom", "dicom")
+    with beside(threads, lambda: hashlib.sha256(data).hexdigest()) as digest:
+        with collected_warnings() as collected, pydicom_unlogged():
+            dataset, buffer = parse_dicom(data, name, limits)
+            tags = Tags(dataset, name)
+            view = check_object(tags, allow_lateral)
+            _check_pixels(tags, limits)
+            frame = find_frame(tags, buffer)
+            chain = Chain.of(tags, frame.values(), intensity)
+            patient_id, study_id = tags.text("PatientID"), tags.text("StudyInstanceUID")
+            instance, day = tags.text("SOPInstanceUID"), _study_date(tags)
+        # Beyond the lock on warnings, so that threads decode at the same time.
+        times = halvings(frame.shape, reduced_for) if reduced_for and chain.averages else 0
+        halved = frame.decode_halved(times)
+        stored = frame.decode(threads) if halved is None else halved
+        greys = chain.greys(stored, tags)
+        tags.warnings += check_contrast(stored, greys, name)
+    if collected:
+        tags.warnings.append(f"DICOM: {len(collected)} deviation(s) from the standard, read as well as they allow")
+    reduction = None if halved is None else Reduction(2**times, frame.shape)
+    return Radiograph(
+        stored, name, digest(), patient_id, study_id, view, tuple(tags.warnings), greys, reduction, instance, day,
+        intensity,
+    )  # fmt: skip
+
+
+def _study_date(tags: Tags) -> str:
+    """YYYY-MM-DD; empty, and a warning, for what is no day of the calendar."""
+    text = tags.text("StudyDate").replace(".", "")  # ACR-NEMA's YYYY.MM.DD, which PS3.5 6.2 lets readers take
+    day = f"{text[:4]}-{text[4:6]}-{text[6:]}" if text else ""
+    if is_date(day):
+        return day
+    tags.warnings.append(f"{tag_name('StudyDate')} is no date YYYYMMDD: left out")
+    return ""
+
+
+def parse_dicom(
+    data: bytes, name: str, limits: Limits, *, large: int = LARGE, most_reads: int = _MOST_READS
+) -> tuple[Dataset, bytes]:
+    """The data set of a file's bytes, and the bytes in which elements of more than `large` bytes lie: those are left
+    where they are. After `most_reads` reads a file counts as damaged; an element takes two or three.
+
+    Wants pydicom's warnings collected and its loggers silenced (`collected_warnings`, `pydicom_unlogged`). Raises
+    DamagedImageError, NotAnImageError for a file without elements, ImageSizeError for one that inflates too far.
+    """
+    from pydicom import dcmread
+
+    try:
+        buffer = _inflated(data, name, limits)
+        dataset = dcmread(_Header(buffer, most_reads), force=True, defer_size=large)
+        tags = len(dataset)
+    except read_errors() as error:
+        raise DamagedImageError(f"{name}: the DICOM file is damaged or cut off ({type(error).__name__})") from None
+    if tags == 0:
+        raise NotAnImageError(f"{name}: expected a DICOM object, found no element after its header")
+    return dataset, buffer
+
+
+class _Header(io.BytesIO):
+    """A file that pydicom may go through for about a second, unless told otherwise: megabytes of elements, or of items
+    of a sequence, would keep it busy for minutes."""
+
+    def __init__(self, data: bytes, most_reads: int = _MOST_READS) -> None:
+        super().__init__(data)
+        self._left = most_reads
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError("more elements than any radiograph has")
+        return super().read(size)
+
+
+def _inflated(data: bytes, name: str, limits: Limits) -> bytes:
+    """The data set of a deflated file, any other file as it is. pydicom would inflate whatever there is."""
+    start = _deflated_from(data)
+    if start is None:
+        return data
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    dataset = inflater.decompress(data[start:], limits.max_inflated)
+    if not inflater.eof and len(dataset) == limits.max_inflated:
+        raise ImageSizeError(
+            f"{name}: expected a data set of at most {limits.max_inflated:,} bytes; it inflates to more"
+        )
+    if not inflater.eof or _deflated_from(dataset) is not None:
+        raise DamagedImageError(f"{name}: the deflated data set is cut off or not one")
+    return dataset
+
+
+def _deflated_from(data: bytes) -> int | None:
+    """Where the deflated data set begins in a file, None where it is of another transfer syntax."""
+    from pydicom.filereader import read_dataset
+    from pydicom.uid import DeflatedExplicitVRLittleEndian
+
+    stream = _Header(data)
+    stream.seek(132 if data[128:132] == b"DICM" else 0)
+    meta = read_dataset(stream, False, True, stop_when=lambda tag, vr, length: tag >> 16 != 0x0002)
+    return stream.tell() if meta.get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian else None
+
+
+def _check_pixels(tags: Tags, limits: Limits) -> None:
+    """Refuse, from the header alone, pixels that are not one grey image of 8 or 16 bits within the limits."""
+    photometric = tags.text("PhotometricInterpretation").upper()
+    if photometric not in ("MONOCHROME1", "MONOCHROME2"):
+        raise tags.refusal("PhotometricInterpretation", "expected MONOCHROME1 or MONOCHROME2")
+    if tags.number("SamplesPerPixel") not in (None, 1):
+        raise tags.refusal("SamplesPerPixel", "expected 1 (grey)")
+    if tags.number("NumberOfFrames") not in (None, 1):
+        raise tags.refusal("NumberOfFrames", "expected one frame")
+    if "PixelData" not in tags.dataset:
+        raise DicomImageError(f"{tags.name}: expected {tag_name('PixelData')}, found none; the object is no image")
+    if tags.integer("BitsAllocated") not in (8, 16):
+        raise tags.refusal("BitsAllocated", "expected 8 or 16")
+    if tags.integer("PixelRepresentation") not in (0, 1):
+        raise tags.refusal("PixelRepresentation", "expected 0 (unsigned) or 1 (signed)")
+    if not 1 <= tags.integer("BitsStored") <= tags.integer("BitsAllocated"):
+        raise tags.refusal("BitsStored", f"expected 1 to {tags.integer('BitsAllocated')}")
+    if not tags.integer("BitsStored") <= tags.integer("HighBit") + 1 <= tags.integer("BitsAllocated"):
+        raise tags.refusal("HighBit", f"expected {tags.integer('BitsStored') - 1} (BitsStored - 1)")
+    limits.check_size(tags.integer("Columns"), tags.integer("Rows"), tags.name)

@@ -1,0 +1,92 @@
+"""The one way from a grey image to the model's input; training and runtime both call it.
+
+The aspect ratio is squashed to a square, as the paper does and as NIH's own 1024x1024 files were made.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from cbmir.errors import NotAnImageError, UserError
+from cbmir.preprocessing import PreprocessSpec
+from cbmir.runtime.imaging.radiograph import Radiograph, Reduction, look_up
+from cbmir.runtime.imaging.workers import together
+
+#: Large images are resized in bands of so many pixels: what is looked up is still in the cache when it is resized.
+_BAND, _MOST_BANDS = 2**20, 8
+
+
+def resize_square(pixels: NDArray[np.uint8], spec: PreprocessSpec) -> NDArray[np.uint8]:
+    """Resize uint8 [H,W] to uint8 [resize,resize], a new array, by Pillow's antialiasing bilinear (triangle) filter.
+
+    Raises NotAnImageError for another dtype or number of axes.
+    """
+    square = Image.fromarray(_checked(pixels)).resize((spec.resize, spec.resize), Image.Resampling.BILINEAR)
+    return np.array(square)
+
+
+def centre_crop(square: NDArray[np.uint8], spec: PreprocessSpec) -> NDArray[np.uint8]:
+    """The middle uint8 [...,crop,crop] of uint8 [...,resize,resize], as a view; offset (resize - crop) // 2.
+
+    Raises NotAnImageError where the last two axes are not `resize` long.
+    """
+    if square.shape[-2:] != (spec.resize, spec.resize):
+        raise NotAnImageError(
+            f"preprocessing: expected [...,{spec.resize},{spec.resize}], found {list(square.shape)}; resize it first"
+        )
+    start = (spec.resize - spec.crop) // 2
+    inner = slice(start, start + spec.crop)
+    return square[..., inner, inner]
+
+
+def preprocess(image: Radiograph | NDArray[np.uint8], spec: PreprocessSpec, *, threads: int = 1) -> NDArray[np.uint8]:
+    """A radiograph, or uint8 [H,W] -> the model's input, uint8 [crop,crop].
+
+    What `centre_crop(resize_square(...))` gives, within one grey level, made from the part of the image that the crop
+    shows: it alone is looked up and resized. The answer does not depend on `threads`. Raises NotAnImageError for
+    another dtype or number of axes, UserError for a radiograph that was read by another intensity policy than `spec`'s.
+    """
+    radiograph = image if isinstance(image, Radiograph) else Radiograph(_checked(image), "array", "")
+    if radiograph is image and radiograph.intensity != spec.intensity:
+        raise UserError(
+            f"{radiograph.name}: expected an image that was read by intensity {spec.intensity!r}, as the model was "
+            f"trained; found {radiograph.intensity!r}; read it by Finder.read, or read_image(…, intensity=…)"
+        )
+    bands = min(_MOST_BANDS, 1 + radiograph.stored.size // _BAND)
+    edges = [round(band * spec.crop / bands) for band in range(bands + 1)]
+    return np.concatenate(together(threads, *(partial(_rows, radiograph, spec, *ends) for ends in pairwise(edges))))
+
+
+def _rows(radiograph: Radiograph, spec: PreprocessSpec, first: int, last: int) -> NDArray[np.uint8]:
+    """Rows `first` to `last` of the crop, uint8 [last - first, crop]."""
+    height, width = radiograph.stored.shape
+    reduction = radiograph.reduction or Reduction(1, (height, width))
+    tall, wide = (side / spec.resize for side in reduction.shape)
+    margin = (spec.resize - spec.crop) // 2
+    rows, top, bottom = _source(margin + first, margin + last, tall, height, reduction.step)
+    columns, left, right = _source(margin, margin + spec.crop, wide, width, reduction.step)
+    part = Image.fromarray(look_up(radiograph.greys, radiograph.stored[rows, columns]))
+    box = (left, top, right, bottom)
+    return np.asarray(part.resize((spec.crop, last - first), Image.Resampling.BILINEAR, box))
+
+
+def _source(first: int, last: int, scale: float, length: int, step: int) -> tuple[slice, float, float]:
+    """Of pixels `first` to `last` of an axis once resized: the source pixels that the filter takes, and within these
+    where the first begins and the last ends. A pixel takes up `scale` pixels of the full image, of which every
+    `step`-th is a source pixel, the first of `step`: its middle is (step - 1) / 2 before the middle of those."""
+    start, end = ((edge * scale + (step - 1) / 2) / step for edge in (first, last))
+    reach = max(1.0, scale / step) + 1  # the triangle's half width, and rounding
+    low, high = max(0, math.floor(start - reach)), min(length, math.ceil(end + reach))
+    return slice(low, high), start - low, min(end, length) - low
+
+
+def _checked(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    if pixels.dtype != np.uint8 or pixels.ndim != 2:
+        raise NotAnImageError(f"preprocessing: expected uint8 [H,W], found {pixels.dtype} {list(pixels.shape)}")
+    return pixels

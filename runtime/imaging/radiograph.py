@@ -1,0 +1,191 @@
+"""Grey by the values that an image has, whatever its header or its type says: `minmax` and `percentile`.
+
+What every reader gives back, and what all of them share.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from cbmir.errors import BlankImageError, ImageSizeError
+from cbmir.preprocessing import PERCENTILES
+
+# `warnings.catch_warnings` swaps state of the whole process: two threads inside it would undo each other's.
+_ONE_AT_A_TIME = threading.Lock()
+_AT_ONCE = 2**15  # values looked up at a time: NumPy takes indices of 8 bytes, and these stay in the cache
+_LITTLE_CONTRAST = 32  # grey levels between the 1st and the 99th percentile: a 12-bit image saved as 16 bits has 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is read at all: image sides and area in pixels, `max_aspect` as long side over short side, file size."""
+
+    max_pixels: int = 50_000_000  # the largest detectors give less than 20 million
+    min_side: int = 32
+    max_aspect: float = 4.0
+    max_bytes: int = 512 * 2**20
+
+    @property
+    def max_inflated(self) -> int:
+        """Bytes that a compressed data set may grow to: the largest image, of 16 bits a pixel, and a long header."""
+        return 2 * self.max_pixels + 16 * 2**20
+
+    def check_size(self, width: int, height: int, name: str) -> None:
+        """Raise ImageSizeError for an image of `width` x `height` pixels that is too small, too large or too long."""
+        found = f"found {width}x{height}"
+        if min(width, height) < self.min_side:
+            raise ImageSizeError(f"{name}: expected at least {self.min_side} pixels a side, {found}")
+        if width * height > self.max_pixels:
+            raise ImageSizeError(
+                f"{name}: expected at most {self.max_pixels:,} pixels, {found}; make the image smaller"
+            )
+        if max(width, height) > self.max_aspect * min(width, height):
+            raise ImageSizeError(
+                f"{name}: expected sides in a ratio of at most {self.max_aspect:g}:1, {found}; crop it to the X-ray"
+            )
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Of an image decoded at a lower resolution: its pixel [i,j] lies where [step * i, step * j] lies in the full
+    image, which has `shape` [H,W]."""
+
+    step: int
+    shape: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Radiograph:
+    """One grey image, however it was stored.
+
+    `stored` is uint8 or uint16 [H,W], and `greys` (uint8 [256] or [65536]) what each of its values looks like; None:
+    just as it is. `preprocess` looks up the part that it needs, `pixels` is all of it. `name` is for messages. `sha256`
+    is the hex digest of the file's bytes, or of the array's. `view` is PA, AP, LATERAL or empty (unknown). `warnings`
+    are sentences for the user; like every error message they never hold a patient's name or ID. `reduction` is there
+    where `stored`, and so `pixels`, is smaller than the image in the file. Of a DICOM object `study_id` and
+    `sop_instance_uid` are its UIDs, and `date` is the study's, YYYY-MM-DD; empty where not known. `intensity` is the
+    policy that made `greys` (PreprocessSpec): `preprocess` takes none of another.
+    """
+
+    stored: NDArray[np.uint8] | NDArray[np.uint16]
+    name: str
+    sha256: str
+    patient_id: str = ""
+    study_id: str = ""
+    view: str = ""
+    warnings: tuple[str, ...] = ()
+    greys: NDArray[np.uint8] | None = None
+    reduction: Reduction | None = None
+    sop_instance_uid: str = ""
+    date: str = ""
+    intensity: str = "header"
+
+    @property
+    def pixels(self) -> NDArray[np.uint8]:
+        """uint8 [H,W], 0..255, air dark and bone bright (DICOM's MONOCHROME2 sense); made when first asked for."""
+        pixels: NDArray[np.uint8] | None = self.__dict__.get("_pixels")
+        if pixels is None:  # no cached_property: until Python 3.12 all its instances share one lock
+            pixels = self.__dict__["_pixels"] = look_up(self.greys, self.stored)
+        return pixels
+
+    def with_pixels(self, pixels: NDArray[np.uint8]) -> Radiograph:
+        """The same radiograph with other pixels uint8 [H,W], as after resizing."""
+        return replace(self, stored=pixels, greys=None, reduction=None)
+
+
+def look_up(greys: NDArray[np.uint8] | None, stored: NDArray[Any]) -> NDArray[np.uint8]:
+    """What stored values [H,W] look like, uint8 [H,W]; where `greys` is None, `stored` itself."""
+    if greys is None:
+        return stored
+    pixels = np.empty(stored.shape, np.uint8)
+    rows = max(1, _AT_ONCE // stored.shape[1])
+    for start in range(0, len(stored), rows):
+        # mode "raise" would make a copy of `out` first; no index is out of range
+        np.take(greys, stored[start : start + rows], out=pixels[start : start + rows], mode="clip")
+    return pixels
+
+
+def check_contrast(stored: NDArray[Any], greys: NDArray[np.uint8] | None, name: str) -> tuple[str, ...]:
+    """Raise BlankImageError where a radiograph is one grey value everywhere; warn where most of it nearly is.
+
+    Takes `stored` and `greys` as Radiograph has them.
+    """
+    beyond = 0.01 * stored.size
+    for rows in (stored[::8], stored):
+        counts = Image.fromarray(look_up(greys, np.ascontiguousarray(rows))).histogram()
+        # Of some rows: if so many of them are darker than `low`, and brighter than `high`, no others can change that.
+        low, high = np.searchsorted(np.cumsum(counts), [beyond, rows.size - beyond])
+        if high - low >= _LITTLE_CONTRAST:
+            return ()
+    if max(counts) == stored.size:
+        raise BlankImageError(f"{name}: expected an X-ray, found the grey value {low} (of 255) everywhere")
+    return (
+        f"little contrast: nearly all grey values lie within {low}..{high} of 0..255; save the image with a window "
+        f"that fits it",
+    )
+
+
+@contextmanager
+def collected_warnings() -> Iterator[list[str]]:
+    """Collect the warnings that a library gives within, so that none reaches the caller's filters.
+
+    Warnings of other threads are shown as ever. They wait for each other here: nothing slow belongs inside.
+    """
+    collected: list[str] = []
+    thread = threading.get_ident()
+    with _ONE_AT_A_TIME, warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def collect(message: Warning | str, *where: Any, **more: Any) -> None:
+            if threading.get_ident() == thread:
+                collected.append(str(message))
+            else:
+                show(message, *where, **more)
+
+        warnings.showwarning = collect
+        warnings.simplefilter("always")
+        yield collected
+
+
+_COUNTED_AT_ONCE = 2**18  # values counted at a time: NumPy makes them 8 bytes long
+
+
+def counted(stored: NDArray[Any], patterns: int) -> NDArray[np.int64]:
+    """How many pixels of uint8 or uint16 [H,W] have each of the values 0 to `patterns` - 1, int64 [patterns]."""
+    counts = np.zeros(patterns, np.int64)
+    flat = stored.ravel()
+    for start in range(0, flat.size, _COUNTED_AT_ONCE):
+        counts += np.bincount(flat[start : start + _COUNTED_AT_ONCE], minlength=patterns)
+    return counts
+
+
+def spread(values: NDArray[np.float64], counts: NDArray[np.int64], intensity: str) -> NDArray[np.float64]:
+    """Grey 0..1 of `values` [n], of which each occurs `counts` [n] times (one of them at least once).
+
+    By `percentile` the ends are nearest ranks: the lowest value that 1% (99%) of the pixels do not exceed. Every other
+    policy that comes here runs from the lowest to the highest value. An image of one value is black.
+    """
+    present = np.flatnonzero(counts)
+    order = present[np.argsort(values[present], kind="stable")]
+    low, high = values[order[0]], values[order[-1]]
+    if intensity == "percentile":
+        below = np.cumsum(counts[order])
+        low, high = (values[order[np.searchsorted(below, below[-1] * percent / 100)]] for percent in PERCENTILES)
+    grey: NDArray[np.float64] = np.clip((values - low) / (high - low or 1.0), 0, 1)
+    return grey
+
+
+def greys_of(stored: NDArray[Any], intensity: str) -> NDArray[np.uint8]:
+    """What each value of uint8 or uint16 [H,W] looks like by `minmax` or `percentile`, uint8 [256] or [65536]."""
+    patterns = 2 ** (8 * stored.dtype.itemsize)
+    grey = spread(np.arange(patterns, dtype=np.float64), counted(stored, patterns), intensity)
+    return np.rint(grey * 255).astype(np.uint8)

@@ -1,0 +1,276 @@
+"""Reading an image: PNG, JPEG, TIFF or DICOM, from a path, bytes or an array, into one grey `Radiograph`.
+
+Intensities are never guessed: a format's full range becomes 0..255 (a DICOM object's header says more, see
+`cbmir.runtime.imaging.dicom_grayscale`), or the policy of a model's card decides. What cannot be an X-ray is refused
+with a typed error; what is merely odd is a warning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import struct
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageChops, ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+
+from cbmir.errors import BlankImageError, DamagedImageError, ImageSizeError, NotAnImageError, UserError
+from cbmir.preprocessing import INTENSITIES, PreprocessSpec
+from cbmir.runtime.imaging.dicom_reader import is_dicom, read_dicom
+from cbmir.runtime.imaging.radiograph import Limits, Radiograph, check_contrast, collected_warnings, greys_of
+
+__all__ = ["Limits", "Radiograph", "file_bytes", "read_image"]
+
+# Pillow's classes are called directly: `Image.open` would add its own pixel limit, which is a global.
+_PLUGINS: dict[bytes, type[ImageFile.ImageFile]] = {
+    b"\x89PNG\r\n\x1a\n": PngImageFile,
+    b"\xff\xd8\xff": JpegImageFile,
+    b"II*\x00": TiffImageFile,
+    b"MM\x00*": TiffImageFile,
+    b"II+\x00": TiffImageFile,  # BigTIFF
+    b"MM\x00+": TiffImageFile,
+}
+_FOREIGN = {
+    b"GIF8": "GIF",
+    b"BM": "BMP",
+    b"RIFF": "WebP or another RIFF format",
+    b"\x00\x00\x00\x0cjP  ": "JPEG 2000",
+    b"\xff\x4f\xff\x51": "JPEG 2000",
+    b"%PDF": "PDF",
+    b"PK\x03\x04": "ZIP",
+    b"\x1f\x8b": "gzip",
+    b"\x93NUMPY": "NumPy",
+}
+# All that Pillow's three readers raise on damaged content (a fuzz test holds this list).
+_DECODE_ERRORS = (
+    OSError, SyntaxError, ValueError, TypeError, LookupError, AttributeError, EOFError, ArithmeticError,
+    struct.error, zlib.error,
+)  # fmt: skip
+_ORIENTATION_TAG = 0x0112
+_TRANSPOSES = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_READS = "PNG, JPEG, TIFF or DICOM"
+_COLOUR_WARNING = "colour image: looks like a photo or screenshot, not an X-ray"
+
+
+def read_image(
+    source: str | Path | bytes | bytearray | memoryview | NDArray[np.generic],
+    *,
+    limits: Limits | None = None,
+    intensity: str = "header",
+    allow_lateral: bool = False,
+    threads: int = 1,
+    reduced_for: PreprocessSpec | None = None,
+) -> Radiograph:
+    """Read one image; a DICOM file by as many as `threads` at a time, where it has parts to share out.
+
+    `source` is a path, a file's bytes, or an array: uint8 [H,W] or [H,W,3] (RGB), uint16 [H,W] (0..65535), bone bright.
+    16-bit values are scaled by 255/65535, colour becomes luma (ITU-R 601), transparency lies on black, EXIF orientation
+    is applied. Raises a subclass of ImageError, or MissingDependencyError where DICOM support is not installed.
+
+    `intensity` says how stored values become grey, as PreprocessSpec has it: a model takes images that were read by its
+    own card's (`Finder.read` does so). `allow_lateral` takes lateral views in DICOM files too, with a warning; without
+    it they are refused.
+
+    `reduced_for` lets a large JPEG 2000 image in a DICOM file be decoded at half or a quarter of its resolution, with
+    three pixels of a side or more left for one of the resized square: `preprocess` for that spec then gives what it
+    gives of the full image, within one grey level but for a few pixels at sharp edges, in a fraction of the time. Such
+    a radiograph has a `reduction`. Full decoding stays for signed values, for files with padding or without a window,
+    and for a crop that reaches the border. Pillow decodes, and holds Python's lock meanwhile: threads take turns.
+    """
+    limits = limits or Limits()
+    if intensity not in INTENSITIES:
+        raise UserError(f"expected intensity {', '.join(INTENSITIES)}, found {intensity!r}")
+    if isinstance(source, np.ndarray):
+        return _read_array(source, limits, intensity)
+    if isinstance(source, bytes | bytearray | memoryview):
+        data, name = bytes(source), "image"
+    elif isinstance(source, str | Path):
+        data, name = file_bytes(Path(source), limits), str(source)
+    else:
+        raise NotAnImageError(f"expected a path, a file's bytes or a NumPy array, found {type(source).__name__}")
+    if not data:
+        raise NotAnImageError(f"{name}: expected {_READS}, found an empty file")
+    if len(data) > limits.max_bytes:
+        raise _too_many_bytes(name, len(data), limits)
+    if is_dicom(data):
+        return read_dicom(
+            data, name, limits, intensity=intensity, allow_lateral=allow_lateral, threads=threads,
+            reduced_for=reduced_for,
+        )  # fmt: skip
+    return _read_picture(data, name, limits, intensity)
+
+
+def file_bytes(path: Path, limits: Limits | None = None) -> bytes:
+    """The bytes of an image file, as many as the limits allow. Raises NotAnImageError."""
+    limits = limits or Limits()
+    try:
+        if path.is_dir():
+            raise NotAnImageError(f"{path}: expected an image file ({_READS}), found a folder")
+        size = path.stat().st_size
+        if not path.is_file():
+            raise NotAnImageError(f"{path}: expected an image file ({_READS}), found a device or pipe")
+        if size > limits.max_bytes:
+            raise _too_many_bytes(str(path), size, limits)
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise NotAnImageError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise NotAnImageError(f"{path}: the file cannot be read: {reason}") from error
+
+
+def _too_many_bytes(name: str, size: int, limits: Limits) -> NotAnImageError:
+    return NotAnImageError(
+        f"{name}: expected at most {limits.max_bytes:,} bytes, found {size:,}; no X-ray needs so many"
+    )
+
+
+def _read_array(array: NDArray[Any], limits: Limits, intensity: str) -> Radiograph:
+    name = "array"
+    grey = array.ndim == 2 and array.dtype in (np.uint8, np.uint16)
+    colour = array.ndim == 3 and array.shape[2] == 3 and array.dtype == np.uint8
+    if not grey and not colour:
+        raise NotAnImageError(
+            f"{name}: expected uint8 [H,W] or [H,W,3], or uint16 [H,W]; found {array.dtype} {list(array.shape)}; "
+            f"scale other types first, their range is not guessed"
+        )
+    limits.check_size(array.shape[1], array.shape[0], name)
+    array = np.array(array, order="C")  # a copy: the caller may go on writing to its own
+    stored, warnings = (array, ()) if grey else _to_grey(Image.fromarray(array), name)
+    sha256 = hashlib.sha256(array.data).hexdigest()
+    return _radiograph(stored, 16, name, sha256, intensity, warnings)
+
+
+def _radiograph(
+    stored: NDArray[Any], bits: int, name: str, sha256: str, intensity: str, warnings: tuple[str, ...]
+) -> Radiograph:
+    """Of stored values uint8, or uint16 of so many bits, [H,W]. Raises BlankImageError."""
+    if intensity == "header":  # which these formats have not: their full range
+        greys = None if stored.dtype == np.uint8 else _to_8_bit(bits)
+    else:
+        greys = greys_of(stored, intensity)
+    warnings = (*warnings, *check_contrast(stored, greys, name))
+    return Radiograph(stored, name, sha256, warnings=warnings, greys=greys, intensity=intensity)
+
+
+def _read_picture(data: bytes, name: str, limits: Limits, intensity: str) -> Radiograph:
+    plugin = next((plugin for signature, plugin in _PLUGINS.items() if data.startswith(signature)), None)
+    if plugin is None:
+        raise NotAnImageError(f"{name}: expected {_READS}, found {_kind(data)}")
+    try:
+        with collected_warnings() as collected:
+            image = plugin(io.BytesIO(data))
+            limits.check_size(*image.size, name)
+            frames = getattr(image, "n_frames", 1)
+            orientation = _orientation(image)
+            if frames == 1 and (plugin is TiffImageFile or b"acTL" in data):  # the two that warn while decoding
+                image.load()
+        if frames > 1:
+            raise NotAnImageError(f"{name}: expected one image, found {frames} pages or frames; save one as PNG")
+        image.load()  # outside of the lock, so that threads decode at the same time
+    except Image.DecompressionBombError as error:  # a TIFF tile may be larger than its image
+        raise ImageSizeError(f"{name}: the {plugin.format} file's tiles exceed Pillow's limit: {error}") from error
+    except _DECODE_ERRORS as error:
+        raise DamagedImageError(
+            f"{name}: the {plugin.format} file is damaged, cut off or of an unknown kind: {error}"
+        ) from error
+    stored, bits, warnings = _decoded(image, name)
+    if orientation in _TRANSPOSES:
+        stored = np.asarray(Image.fromarray(stored).transpose(_TRANSPOSES[orientation]))
+    radiograph = _radiograph(stored, bits, name, hashlib.sha256(data).hexdigest(), intensity, warnings)
+    notes = dict.fromkeys(f"{plugin.format}: {warning}" for warning in collected)
+    return replace(radiograph, warnings=(*radiograph.warnings, *notes))
+
+
+def _kind(data: bytes) -> str:
+    """What the bytes are, in words that quote none of them (they may name a patient)."""
+    for signature, kind in _FOREIGN.items():
+        if data.startswith(signature):
+            return f"{kind}, which is not read here; convert it to PNG"
+    try:
+        text = data[:512].decode("utf-8", "ignore" if len(data) > 512 else "strict")
+    except UnicodeDecodeError:
+        text = "\0"
+    return "text" if "".join(text.split()).isprintable() else "no image format known here"
+
+
+def _orientation(image: ImageFile.ImageFile) -> int:
+    """EXIF orientation 1..8 (TIFF: 1, Pillow turns it itself)."""
+    if isinstance(image, TiffImageFile) or "exif" not in image.info:
+        return 1
+    return int(image.getexif().get(_ORIENTATION_TAG, 1))
+
+
+def _decoded(image: ImageFile.ImageFile, name: str) -> tuple[NDArray[Any], int, tuple[str, ...]]:
+    """Values uint8 or uint16 [H,W] of a loaded image, how many bits they have, and warnings."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and isinstance(image, PngImageFile)):  # "I": older Pillow
+        bits, white_is_zero = 16, False
+        if isinstance(image, TiffImageFile):
+            bits, white_is_zero = image.tag_v2.get(258, (16,))[0], image.tag_v2.get(262) == 0
+        values = np.asarray(image).astype(np.uint16, copy=False)
+        return (np.uint16(2**bits - 1) - values if white_is_zero else values), bits, ()
+    if image.mode in ("I", "F"):
+        kind = "floating-point" if image.mode == "F" else "signed or 32-bit"
+        raise NotAnImageError(
+            f"{name}: expected 8 or 16 unsigned bits a pixel, found {kind} values, whose range is not guessed; "
+            f"scale them to 16 bits first"
+        )
+    grey, warnings = _to_grey(image, name)
+    return grey, 8, warnings
+
+
+def _to_8_bit(bits: int) -> NDArray[np.uint8]:
+    """What values 0..2^bits-1 look like, rounded: uint8 [65536]."""
+    full = 2**bits - 1
+    greys: NDArray[np.uint8] = np.rint(np.minimum(np.arange(2**16), full) * (255 / full)).astype(np.uint8)
+    return greys
+
+
+def _to_grey(image: Image.Image, name: str) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
+    """Luma uint8 [H,W] of an 8-bit image of any mode, on black, and a warning where it is colourful."""
+    if image.mode in ("1", "L") and not image.has_transparency_data:
+        return np.asarray(image.convert("L")), ()
+    alpha = None
+    if image.has_transparency_data:
+        image = image if image.mode == "RGBA" else image.convert("RGBA")
+        alpha = image.getchannel("A")
+        if alpha.getextrema()[1] == 0:
+            raise BlankImageError(f"{name}: expected an X-ray, found a fully transparent image")
+    grey = image.convert("L")
+    if alpha is not None:
+        grey = ImageChops.multiply(grey, alpha)  # luma on black: no copy in colour
+    return np.asarray(grey), (_COLOUR_WARNING,) if _is_colourful(image) else ()
+
+
+def _is_colourful(image: Image.Image) -> bool:
+    """Whether the channels of more than 5% of the pixels differ by more than 32 (JPEG noise and marks stay below)."""
+    step = max(1, min(image.size) // 256)
+    small = image.resize((image.width // step, image.height // step), Image.Resampling.NEAREST)
+    if small.mode == "RGBA":
+        small = Image.alpha_composite(Image.new("RGBA", small.size, "black"), small)
+    return bool((np.ptp(np.asarray(small.convert("RGB")), axis=2) > 32).mean() > 0.05)
+
+
+def thumbnail_jpeg(pixels: NDArray[np.uint8], side: int = 256) -> bytes:
+    """The JPEG file of grey uint8 [H, W], made smaller to fit into `side` x `side` pixels; never enlarged."""
+    picture = Image.fromarray(pixels)
+    picture.thumbnail((side, side))
+    jpeg = io.BytesIO()
+    picture.save(jpeg, "JPEG", quality=85)
+    return jpeg.getvalue()

@@ -1,0 +1,155 @@
+"""Work on many images in worker processes: so many ahead that an engine never waits, and no more; results in order.
+
+Decoders hold one processor each, and Python's lock between calls: processes scale where threads do not. They are
+spawned, since a fork would break the threads of the engine's libraries, and they import none of these. So a script
+needs the usual `if __name__ == "__main__":`.
+
+Jobs that run at the same time, for what NumPy, Pillow and the codecs do without the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import chain, islice
+from logging.handlers import QueueHandler
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from typing import TypeVar
+
+from cbmir.errors import ImageError, UserError, WorkerError
+from cbmir.process import available_threads
+
+_S = TypeVar("_S")
+_T = TypeVar("_T")
+
+#: At most so many items are taken from the source and not yet answered.
+AHEAD = 64
+#: Fewer items than this are done before processes have started (0.2 s each).
+FEW = 64
+_KILLED, _TERMINATED = -9, -15  # exit codes: by SIGKILL, and of those that the pool ends when one has died
+
+
+def work_through(
+    function: Callable[[_S], _T], items: Iterable[_S], *, workers: int | None = None
+) -> Generator[_T | ImageError, None, None]:
+    """`function` of each item, in order; the ImageError of one that raises it takes its place.
+
+    With `workers` processes; 0 does all here, and None decides: 0 for a few items, else as many as there are
+    processors. `function`, items and results must be picklable. What workers log, and warnings, are logged here. Raises
+    UserError for a negative number, WorkerError where a process dies, and any other error of `function`. Whatever ends
+    this, closing the iterator included, ends the processes.
+    """
+    if workers is not None and workers < 0:
+        raise UserError(f"expected 0 or more worker processes, found {workers}")
+    return _work_through(function, iter(items), workers)
+
+
+def _work_through(
+    function: Callable[[_S], _T], items: Iterator[_S], workers: int | None
+) -> Generator[_T | ImageError, None, None]:
+    if workers is None:
+        first = list(islice(items, FEW))
+        workers, items = (0 if len(first) < FEW else available_threads()), chain(first, items)
+    yield from _by_processes(function, items, workers) if workers else (_result(function, item) for item in items)
+
+
+def _by_processes(
+    function: Callable[[_S], _T], items: Iterator[_S], workers: int
+) -> Generator[_T | ImageError, None, None]:
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, initializer=_start, initargs=(logging.getLogger().level,))
+    before, own = set(multiprocessing.active_children()), set[BaseProcess]()
+    waiting: deque[Future[tuple[_T | ImageError, list[logging.LogRecord]]]] = deque()
+    try:
+        while True:
+            for item in islice(items, AHEAD - len(waiting)):
+                waiting.append(pool.submit(_logged_result, function, item))
+            own |= set(multiprocessing.active_children()) - before  # some start only now
+            if not waiting:
+                return
+            result, records = waiting.popleft().result()
+            for record in records:
+                logger = logging.getLogger(record.name)
+                if logger.isEnabledFor(record.levelno):
+                    logger.handle(record)
+            yield result
+    except BrokenProcessPool as error:
+        pool.shutdown()
+        raise WorkerError(_why_broken(own, workers)) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _why_broken(processes: Iterable[BaseProcess], workers: int) -> str:
+    codes = {process.exitcode for process in processes}
+    if _KILLED in codes:
+        return (
+            f"one of {workers} worker processes was killed (SIGKILL): so Linux ends a process when memory runs out; "
+            f"use fewer workers, or 0"
+        )
+    found = ", ".join(sorted(str(code) for code in codes - {0, None, _TERMINATED})) or "unknown"
+    return (
+        f"one of {workers} worker processes died (exit code {found}): a decoder crashed, or a script starts workers "
+        f'outside of `if __name__ == "__main__":`; with 0 workers all is done in one process'
+    )
+
+
+def _result(function: Callable[[_S], _T], item: _S) -> _T | ImageError:
+    try:
+        return function(item)
+    except ImageError as error:
+        return error
+
+
+# -- in a worker
+
+_RECORDS: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+
+
+def _start(level: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all: the parent ends its workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    root = logging.getLogger()
+    root.setLevel(level)
+    root.addHandler(QueueHandler(_RECORDS))
+    logging.captureWarnings(True)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+def _logged_result(function: Callable[[_S], _T], item: _S) -> tuple[_T | ImageError, list[logging.LogRecord]]:
+    result = _result(function, item)
+    return result, [_RECORDS.get() for _ in range(_RECORDS.qsize())]
+
+
+def together(threads: int, *jobs: Callable[[], _T]) -> list[_T]:
+    """What the jobs return, in their order; by at most so many threads, which end with this call."""
+    if threads == 1 or len(jobs) == 1:
+        return [job() for job in jobs]
+    with ThreadPoolExecutor(min(threads, len(jobs)), thread_name_prefix="together") as pool:
+        return [future.result() for future in [pool.submit(job) for job in jobs]]
+
+
+@contextmanager
+def beside(threads: int, job: Callable[[], _T]) -> Iterator[Callable[[], _T]]:
+    """Run a job beside what is done within, if there is a second thread; call what this gives for its result."""
+    if threads == 1:
+        yield job
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="beside") as pool:
+        yield pool.submit(job).result

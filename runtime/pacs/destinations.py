@@ -1,0 +1,159 @@
+"""Where results go: to a DICOM node by C-STORE, to a DICOMweb server by STOW-RS, or into a folder.
+
+Each sends again what it is given again. UIDs are stable: a receiver that has an object already keeps it, replaces it or
+says that it is a duplicate, and it counts as taken in each case.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from cbmir.errors import DeliveryAwayError, DeliveryError, PacsError, require
+from cbmir.files import replacing, sync
+from cbmir.runtime.imaging.dicom_header import pydicom_unlogged
+from cbmir.runtime.imaging.radiograph import collected_warnings
+from cbmir.runtime.pacs.dicomweb import OUT_OF_RESOURCES, DicomWeb
+from cbmir.runtime.pacs.jobs import Made
+
+#: Seconds: to connect, to negotiate, and for an answer to each object.
+CONNECT_TIMEOUT, ACSE_TIMEOUT, DIMSE_TIMEOUT = 10.0, 15.0, 60.0
+#: Success; stored, though with a change (PS3.4 table B.2-1); it has this SOP Instance already (PS3.7 C.5.7).
+_TAKEN = (0x0000, 0xB000, 0xB006, 0xB007, 0x0111)
+
+
+class Outlet(Protocol):
+    """Takes the results of one image. Safe from many threads."""
+
+    def send(self, results: Sequence[Made]) -> None:
+        """Returns when all of them were taken. Raises DeliveryAwayError where nothing is taken now, and DeliveryError
+        for what is refused, once the others were sent. May be called again."""
+        ...
+
+
+@dataclass(frozen=True)
+class Address:
+    """A DICOM application entity: `AET@HOST:PORT`."""
+
+    ae_title: str
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises PacsError. IPv6 addresses stand in brackets."""
+        match = re.fullmatch(r"(?P<title>[^@]+)@(?P<host>\[[^\]]+\]|[^:\[\]]+):(?P<port>\d{1,5})", text)
+        if match is None or not 1 <= int(match["port"]) <= 65535:
+            raise PacsError(f"expected an address AET@HOST:PORT, found {text!r}")
+        return cls(checked_ae_title(match["title"]), match["host"].strip("[]"), int(match["port"]))
+
+    def __str__(self) -> str:
+        return f"{self.ae_title}@{self.host}:{self.port}"
+
+
+def checked_ae_title(text: str) -> str:
+    """An AE title (PS3.5 table 6.2-1): 1 to 16 characters of ASCII, no backslash, no control. Raises PacsError."""
+    title = text.strip(" ")
+    if not 1 <= len(title) <= 16 or not title.isascii() or not title.isprintable() or "\\" in title:
+        raise PacsError(f"expected an AE title of 1 to 16 characters of ASCII without a backslash, found {text!r}")
+    return title
+
+
+class Folder:
+    """Results as files `<SOP Instance UID>.dcm`; a second run replaces them."""
+
+    def __init__(self, path: Path) -> None:
+        """Makes the folder, which one process has at a time. Raises PacsError where that cannot be."""
+        self.path = path
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for half in path.glob(".*.part"):  # of a process that was killed
+                half.unlink()
+        except OSError as error:
+            raise PacsError(f"{path}: cannot make the folder of results ({error.strerror})") from error
+
+    def send(self, results: Sequence[Made]) -> None:
+        try:
+            for made in results:
+                with replacing(self.path / f"{made.uid}.dcm") as temporary:
+                    temporary.write_bytes(made.data)
+                    sync(temporary)
+            sync(self.path)
+        except OSError as error:
+            raise DeliveryAwayError(f"{self.path}: cannot write results there ({error.strerror})") from error
+
+
+class StoreScu:
+    """A DICOM node that takes C-STORE; an association for each image's results."""
+
+    def __init__(self, to: Address, *, calling: str = "CBMIR", tls: ssl.SSLContext | None = None) -> None:
+        """`calling` is the own AE title. Raises MissingDependencyError."""
+        require("pynetdicom", "dicom")
+        self.to = to
+        self._calling = calling
+        self._tls = tls
+
+    def send(self, results: Sequence[Made]) -> None:
+        from pydicom import dcmread
+
+        with collected_warnings(), pydicom_unlogged():
+            datasets = [dcmread(io.BytesIO(made.data)) for made in results]
+        if not datasets:
+            return
+        association = self._associate(sorted({dataset.SOPClassUID for dataset in datasets}))
+        try:
+            refusals = [refusal for dataset in datasets if (refusal := self._store(association, dataset))]
+        finally:
+            association.release() if association.is_established else association.abort()
+        if refusals:
+            raise DeliveryError(f"{self.to}: {refusals[0]}")
+
+    def _associate(self, classes: list[str]) -> Any:
+        from pydicom.uid import ExplicitVRLittleEndian, ImplicitVRLittleEndian
+        from pynetdicom import AE
+
+        ae = AE(ae_title=self._calling)
+        ae.connection_timeout, ae.acse_timeout = CONNECT_TIMEOUT, ACSE_TIMEOUT
+        ae.dimse_timeout = ae.network_timeout = DIMSE_TIMEOUT
+        for sop_class in classes:
+            ae.add_requested_context(sop_class, [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
+        tls = None if self._tls is None else (self._tls, self.to.host)
+        association = ae.associate(self.to.host, self.to.port, ae_title=self.to.ae_title, tls_args=tls)
+        if not association.is_established:
+            why = "refused the association" if association.is_rejected else "cannot be reached"
+            raise DeliveryAwayError(
+                f"{self.to}: {why}; check its address and that it knows the AE title {self._calling}"
+            )
+        return association
+
+    def _store(self, association: Any, dataset: Any) -> str:
+        """Send an object: why it was refused, empty where it was taken. Raises DeliveryAwayError."""
+        try:
+            status = association.send_c_store(dataset).get("Status")
+        except ValueError:  # there is no context for it
+            return f"does not take {dataset.SOPClassUID.name}"
+        except (RuntimeError, AttributeError) as error:  # the connection is gone
+            raise DeliveryAwayError(f"{self.to}: ended the association ({type(error).__name__})") from None
+        if status is None:
+            raise DeliveryAwayError(f"{self.to}: gave no answer to a C-STORE")
+        if status in _TAKEN:
+            return ""
+        refusal = f"refused {dataset.SOPClassUID.name} with status 0x{status:04X}"
+        if status in OUT_OF_RESOURCES:
+            raise DeliveryAwayError(f"{self.to}: {refusal}")
+        return refusal
+
+
+class StowRs:
+    """A DICOMweb server that takes STOW-RS (PS3.18 section 10.5)."""
+
+    def __init__(self, web: DicomWeb) -> None:
+        self._web = web
+
+    def send(self, results: Sequence[Made]) -> None:
+        self._web.store([made.data for made in results])

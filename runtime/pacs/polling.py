@@ -1,0 +1,253 @@
+"""Following a PACS that sends nothing by itself: by Orthanc's change feed, or by asking a DICOMweb server by QIDO-RS.
+
+Either way a study is looked at once it is quiet, and its radiographs that the queue does not know are read by WADO-RS.
+A report makes its own study change again: it is looked at again, and nothing new is found. How far a PACS was followed
+is kept in the queue's folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from datetime import date, timedelta
+from time import monotonic
+from typing import Protocol
+
+from cbmir.errors import ImageError, PacsAwayError, PacsError, QueueFullError
+from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES, MODALITIES
+from cbmir.runtime.pacs.dicomweb import DicomWeb, Found, OrthancRest, StudyFound
+from cbmir.runtime.pacs.intake import Intake, Taken
+from cbmir.runtime.pacs.log import fields, log, what_failed
+
+#: Days of studies, besides today's, that QIDO asks for though they have been looked at: images come late.
+DAYS_BACK = 2
+#: How often a study that cannot be read is looked at, at least, before it is passed over.
+TRIES = 5
+_AGAIN, _SLOWER, _MOST_AGAIN = 10.0, 6, 3600.0  # seconds until it is looked at again, by what that grows, up to what
+_MOST_PENDING = 200  # studies that cannot be read, beyond which Orthanc's feed is not read on
+_LONGEST_DELAY = 300.0  # seconds until a PACS that fails is asked again
+
+
+def _never() -> bool:
+    return False
+
+
+class Feed(Protocol):
+    """A PACS that is asked from time to time."""
+
+    @property
+    def name(self) -> str: ...
+
+    def poll(self, stopping: Callable[[], bool]) -> bool:
+        """Look once, and begin with no study more once `stopping()`. Gives whether more is known to wait. Raises
+        CbmirError, and goes on from there the next time."""
+        ...
+
+
+class OrthancChanges:
+    """Orthanc's change feed: every study that became stable since the last change that was seen.
+
+    It is read on beyond studies that cannot be read yet; the place that is kept is before the oldest of them.
+    """
+
+    def __init__(self, rest: OrthancRest, web: DicomWeb, intake: Intake, *, since: int | None = None) -> None:
+        """`since` is the number of the last change to pass over, None: where it was left, at first from now on."""
+        self.name = "orthanc"
+        self._rest, self._queue = rest, intake.queue
+        self._studies = Studies(web, intake, self.name, uid_of=rest.study_uid)
+        self._key = "changes:" + hashlib.sha256(rest.url.encode()).hexdigest()
+        left = self._queue.marked(self._key) if since is None else str(since)
+        self._last = int(left) if left else None  # change that was read
+        self._pending: dict[str, int] = {}  # Orthanc's ids, and the last change before the page that had each
+        if since is not None:
+            self._mark(since)
+
+    def poll(self, stopping: Callable[[], bool] = _never) -> bool:
+        if self._last is None:
+            self._last = self._rest.last_change()
+            self._mark(self._last)
+            return False
+        self._look_at_pending(self._last, stopping)
+        if len(self._pending) >= _MOST_PENDING or stopping():
+            return False
+        page = self._rest.changes(self._last)
+        if page.last < self._last:
+            raise PacsError(
+                f"expected Orthanc's change feed to go on from {self._last}, found that it ends at {page.last}: is it "
+                f"another database? Say --since 0 to begin anew"
+            )
+        for study in page.stable_studies:
+            self._pending.setdefault(study, self._last)
+        self._last = page.last
+        self._look_at_pending(self._last, stopping)
+        return not page.done
+
+    def _look_at_pending(self, last: int, stopping: Callable[[], bool]) -> None:
+        for study in list(self._pending):
+            if stopping():
+                break
+            if self._studies.look_at(study):
+                del self._pending[study]
+        self._mark(min(self._pending.values(), default=last))
+
+    def _mark(self, last: int) -> None:
+        if self._queue.marked(self._key) != str(last):
+            self._queue.mark(self._key, str(last))
+
+
+class QidoPolling:
+    """A DICOMweb server: its studies since a day, each once the number of its instances stands still.
+
+    The day moves on: studies of earlier ones have all been looked at. It ends `DAYS_BACK` days before today.
+    """
+
+    def __init__(
+        self, web: DicomWeb, intake: Intake, *, since: date | None = None, today: Callable[[], date] = date.today
+    ) -> None:
+        """`since` is the day of the oldest studies to look at, None: where it was left, at first today."""
+        self.name = "dicomweb"
+        self._web, self._studies, self._today = web, Studies(web, intake, self.name), today
+        self._queue = intake.queue
+        self._key = "qido:" + hashlib.sha256(web.url.encode()).hexdigest()
+        left = self._queue.marked(self._key)
+        self._first = since or (date.fromisoformat(left) if left else today())
+        self._found: dict[str, StudyFound] = {}  # when last asked for
+        self._seen: dict[str, int | None] = {}  # the number of instances, when all of them had been looked at
+        self._pending: list[str] = []  # quiet, and not looked at yet
+
+    def poll(self, stopping: Callable[[], bool] = _never) -> bool:
+        if not self._pending:
+            self._ask()
+        while self._pending and not stopping():
+            uid = self._pending[0]
+            if self._studies.look_at(uid):
+                self._seen[uid] = self._found[uid].count
+            self._pending.pop(0)
+        self._move_on()
+        return bool(self._pending)
+
+    def _ask(self) -> None:
+        before, self._found = self._found, self._web.studies_since(self._first, MODALITIES)
+        self._seen = {uid: count for uid, count in self._seen.items() if uid in self._found}
+        for uid, study in self._found.items():
+            is_quiet = uid in before and before[uid].count == study.count
+            is_seen = uid in self._seen and self._seen[uid] == study.count is not None
+            if is_quiet and not is_seen:
+                self._pending.append(uid)
+
+    def _move_on(self) -> None:
+        unseen = [study.day for uid, study in self._found.items() if study.day and uid not in self._seen]
+        self._first = max(self._first, min([self._today() - timedelta(days=DAYS_BACK), *unseen]))
+        if self._queue.marked(self._key) != self._first.isoformat():
+            self._queue.mark(self._key, self._first.isoformat())
+
+
+class Studies:
+    """Looks at a study for radiographs that are not known yet."""
+
+    def __init__(
+        self, web: DicomWeb, intake: Intake, name: str, uid_of: Callable[[str], str | None] = lambda study: study
+    ) -> None:
+        """`uid_of` gives the Study Instance UID of what `look_at` is given, None where the study is gone."""
+        self._web, self._intake, self._name, self._uid_of = web, intake, name, uid_of
+        self._failed: dict[str, tuple[int, float]] = {}  # how often, and when to look again
+        self._known: Found | None = None  # an instance that could be read once
+
+    def look_at(self, study: str) -> bool:
+        """Queue what is new. False where something of it cannot be read: it is to be looked at again, which does
+        nothing until some time has passed. A study is passed over at the last of `TRIES`, or later: only while the
+        server gives what it gave before, since one that fails for everything tells nothing of a study. Raises
+        QueueFullError and PacsAwayError; what was queued stays so."""
+        tries, due = self._failed.get(study, (0, 0.0))
+        if monotonic() < due:
+            return False
+        try:
+            self._look_at(study)
+        except PacsError as error:
+            works = self._works()
+            is_away = isinstance(error, PacsAwayError) and not works
+            tries += not is_away
+            about = fields(source=self._name, reason=str(error), attempt=tries)
+            if not works or tries < TRIES:
+                delay = min(_AGAIN * _SLOWER ** max(tries - 1, 0), _MOST_AGAIN)
+                self._failed[study] = tries, monotonic() + delay
+                if is_away:
+                    raise
+                log.warning("a study cannot be read", extra=about)
+                return False
+            log.error("passed over: a study that cannot be read", extra=about)
+        self._failed.pop(study, None)
+        return True
+
+    def _look_at(self, study: str) -> None:
+        """Raises PacsError where an instance cannot be read, but tries the others first."""
+        failed: PacsError | None = None
+        study_uid = self._uid_of(study)
+        for found in self._web.instances(study_uid, MODALITIES) if study_uid else ():
+            if found.sop_class_uid not in IMAGE_CLASSES:
+                continue
+            if self._intake.queue.knows(found.sop_instance_uid):
+                self._known = found
+                continue
+            try:
+                self._fetch(found)
+            except PacsError as error:
+                failed = error
+            except ImageError as error:
+                log.info("refused", extra=fields(source=self._name, reason=str(error)))
+        if failed is not None:
+            raise failed
+
+    def _works(self) -> bool:
+        """Whether the server finds and gives an instance that could be read once."""
+        known = self._known
+        try:
+            return (
+                known is not None
+                and known in self._web.instances(known.study_uid, MODALITIES)
+                and self._web.retrieve(known, self._intake.limits.max_bytes) is not None
+            )
+        except PacsError:
+            return False
+
+    def _fetch(self, found: Found) -> None:
+        data = self._web.retrieve(found, self._intake.limits.max_bytes)
+        if data is None:  # deleted since
+            return
+        self._known = found
+        taken = self._intake.take(data, self._name, sop_instance_uid=found.sop_instance_uid)
+        if taken is not Taken.KNOWN:
+            log.info(taken.value, extra=fields(source=self._name, bytes=len(data)))
+
+
+class Following:
+    """Polls a feed from a thread of its own until it is stopped."""
+
+    def __init__(self, feed: Feed, *, interval: float = 10.0) -> None:
+        """`interval` is in seconds; it doubles, up to some minutes, for as long as the PACS fails."""
+        self._feed, self._interval = feed, interval
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"cbmir-{feed.name}")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when the study that is being looked at has been."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        delay = 0.0
+        while not self._stopping.wait(delay):
+            try:
+                delay = 0.0 if self._feed.poll(self._stopping.is_set) else self._interval
+            except QueueFullError as error:
+                delay = self._interval
+                log.warning("waits: the queue is full", extra=fields(source=self._feed.name, reason=str(error)))
+            except Exception as error:  # noqa: BLE001 - no answer of a PACS may end it
+                delay = min(max(2 * delay, self._interval), _LONGEST_DELAY)
+                about = fields(source=self._feed.name, reason=what_failed(error), again_in_s=delay)
+                log.warning("the PACS cannot be followed", extra=about)

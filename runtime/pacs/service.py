@@ -1,0 +1,125 @@
+"""Sources, workers and a queue run together, until a signal ends them.
+
+SIGTERM and SIGINT: no new work; what is begun is ended, what waits stays on disk. A second one ends the process at
+once, and loses nothing either. SIGHUP: model and gallery are opened anew, and take the old ones' place when they are
+warm.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Protocol
+
+from cbmir.errors import WorkerError
+from cbmir.files import write_json
+from cbmir.process import RELOAD, SIGNALS, STOP
+from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.pacs.jobs import State
+from cbmir.runtime.pacs.log import fields, log, what_failed
+from cbmir.runtime.pacs.queue import DurableQueue
+from cbmir.runtime.pacs.worker import Workers
+
+#: Seconds after which a thread of Python makes way for another: a report is made by Python alone, and who sends waits
+#: for it a hundred times an image. Senders got their answers two to three times as soon as with Python's own 0.005.
+_SWITCH = 0.0005
+_REPORT = 60.0  # seconds between two reports on the queue
+#: In the queue's folder: what was reported last, and when.
+STATUS = "status.json"
+
+
+class Source(Protocol):
+    """What brings files: a node, or a feed that is followed."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        """Returns when nothing more will come."""
+        ...
+
+
+def run(
+    queue: DurableQueue, workers: Workers, sources: Sequence[Source], live: LiveFinder, ready: Callable[[], None]
+) -> None:
+    """Run until SIGTERM or SIGINT, within `signals_held`; `ready` is called once all sources have started.
+
+    Raises what the start of a source raises, and WorkerError where a worker died: to be started again by a supervisor.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH)
+    workers.start()
+    started: list[Source] = []
+    try:
+        for source in sources:
+            source.start()
+            started.append(source)
+        ready()
+        _wait(queue, workers, live)
+    finally:
+        log.info("stopping: what is begun is ended; a second signal ends it at once")
+        with _signals_end_it():
+            queue.stop()
+            for source in started:
+                source.stop()
+            workers.stop()
+            sys.setswitchinterval(before)
+            log.info("stopped", extra=fields(**asdict(queue.state())))
+
+
+@contextmanager
+def _signals_end_it() -> Iterator[None]:
+    # The default would do, but not for process 1 of a container: that gets no signal which it does not handle.
+    handlers = {number: signal.signal(number, lambda sent, _: os._exit(128 + sent)) for number in STOP}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _wait(queue: DurableQueue, workers: Workers, live: LiveFinder) -> None:
+    before: State | None = None
+    while True:
+        before = _report(queue, before)
+        received = signal.sigtimedwait(SIGNALS, _REPORT)
+        if received is not None and received.si_signo == RELOAD:
+            # A gallery or a disk that hangs holds up neither the end nor the reports.
+            threading.Thread(target=_reload, args=(live,), name="cbmir-reload", daemon=True).start()
+        elif received is not None:
+            return
+        if not workers.alive:
+            raise WorkerError("expected all workers at work, found that one has ended; start the process again: what "
+                              "waits is on disk")  # fmt: skip
+
+
+def _report(queue: DurableQueue, before: State | None) -> State | None:
+    """Log how the queue does, where something waits or has changed, and write it down for who watches the service."""
+    try:
+        queue.tidy()
+        state = queue.state()
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        write_json(queue.folder / STATUS, {"time": now} | asdict(state))
+    except (OSError, sqlite3.Error) as error:
+        log.error("the queue failed", extra=fields(reason=what_failed(error)))
+        return before
+    if state.waiting or state != before:
+        log.info("queue", extra=fields(**asdict(state)))
+    return state
+
+
+def _reload(live: LiveFinder) -> None:
+    try:
+        live.reload()
+    except Exception as error:  # noqa: BLE001 - a bad model must not end a good one
+        log.error("not reloaded: the old model and gallery stay", extra=fields(reason=what_failed(error)))
+    else:
+        log.info("reloaded", extra=fields(generation=live.generation))

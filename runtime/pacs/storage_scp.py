@@ -1,0 +1,282 @@
+"""The DICOM node: C-ECHO, and C-STORE of radiographs into the queue (PS3.4 annexes A and B).
+
+========  ==========================================================================================
+status    answered to a C-STORE
+========  ==========================================================================================
+0x0000    the file is in the queue, on disk; or it was before; or it is cbmir's own result, and left alone
+0xA700    out of resources: the queue or the disk is full, to be sent again later
+0xA900    the data set is of another SOP class or instance than was announced, or lacks one of its four UIDs
+0xC000    the data set cannot be understood, or is larger than any radiograph
+0x0122    the SOP class is no radiograph
+========  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from socketserver import BaseServer
+from typing import Any
+
+from pydicom.uid import Comprehensive3DSRStorage, KeyObjectSelectionDocumentStorage
+from pynetdicom import AE, _config, evt
+from pynetdicom.transport import RequestHandler, ThreadedAssociationServer
+
+from cbmir.errors import DicomImageError, ImageError, PacsError, QueueFullError
+from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES
+from cbmir.runtime.pacs.destinations import checked_ae_title
+from cbmir.runtime.pacs.intake import Intake, Taken
+from cbmir.runtime.pacs.log import fields, log, what_failed
+
+SUCCESS, OUT_OF_RESOURCES, MISMATCH, CANNOT_UNDERSTAND, NOT_SUPPORTED = 0x0000, 0xA700, 0xA900, 0xC000, 0x0122
+MAX_PDU = 2**18  # bytes; few large units are quicker than many small ones
+ACSE_TIMEOUT, DIMSE_TIMEOUT, IDLE_TIMEOUT = 10.0, 60.0, 120.0  # seconds
+#: Seconds that a TLS handshake may take, and the header of a unit, and the rest of it, each to its last byte.
+STALL_TIMEOUT = 30.0
+_VERIFICATION = "1.2.840.10008.1.1"
+_RESULT_CLASSES = (Comprehensive3DSRStorage, KeyObjectSelectionDocumentStorage)
+
+
+class PacsNode:
+    """A storage SCP on a port of its own; each association has its thread."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        *,
+        ae_title: str = "CBMIR",
+        host: str = "127.0.0.1",
+        port: int = 11112,
+        allow_calling: Collection[str] = (),
+        tls: ssl.SSLContext | None = None,
+        max_associations: int = 16,
+    ) -> None:
+        """`allow_calling` are the AE titles that may send, all where it is empty. Raises PacsError."""
+        self._intake = intake
+        self._address, self._tls = (host, port), tls
+        self._ae = AE(ae_title=checked_ae_title(ae_title))
+        self._ae.require_called_aet = True
+        self._ae.require_calling_aet = [checked_ae_title(title) for title in allow_calling]
+        self._ae.maximum_associations, self._ae.maximum_pdu_size = max_associations, MAX_PDU
+        self._ae.acse_timeout, self._ae.dimse_timeout = ACSE_TIMEOUT, DIMSE_TIMEOUT
+        self._ae.network_timeout = IDLE_TIMEOUT
+        self._ae.add_supported_context(_VERIFICATION)
+        for sop_class in IMAGE_CLASSES:
+            self._ae.add_supported_context(sop_class, _decodable())
+        for sop_class in _RESULT_CLASSES:  # a PACS may send a study back with what was made of it
+            self._ae.add_supported_context(sop_class)
+        self._server: Any = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on, known once started."""
+        return int(self._server.server_address[1])
+
+    def start(self) -> None:
+        """Listen. Raises PacsError where the port is not to be had."""
+        _config.LOG_HANDLER_LEVEL = "none"  # its own logs tell UIDs
+        handlers: list[Any] = [(evt.EVT_C_STORE, self._store), (evt.EVT_REJECTED, self._rejected)]
+        try:
+            self._server = self._ae.make_server(
+                self._address, ssl_context=self._tls, evt_handlers=handlers, server_class=_Server,
+                request_handler=_Handler, max_message=self._intake.limits.max_inflated,
+            )  # fmt: skip
+        except OSError as error:
+            host, port = self._address
+            raise PacsError(f"cannot listen on {host}:{port} ({error.strerror}); choose another --port") from error
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="cbmir-node")
+        self._thread.start()
+
+    def stop(self, grace: float = 10.0) -> None:
+        """Take no new association; those there are may end within `grace` seconds, then they are aborted."""
+        if self._thread is None:
+            return
+        self._server.stop_listening()
+        self._thread.join()
+        until = time.monotonic() + grace
+        for association in self._server.active_associations:
+            association.join(max(0.0, until - time.monotonic()))
+        for association in self._server.active_associations:
+            if association.is_established:
+                association.abort()
+            else:  # nothing is there to abort: asked to, pynetdicom's state machine would raise in its thread
+                with suppress(OSError, AttributeError):  # closed meanwhile, and then it has no socket
+                    association.dul.socket.socket.shutdown(socket.SHUT_RDWR)
+                association.kill()
+        self._thread = None
+
+    def _store(self, event: Any) -> int:
+        """Answer a C-STORE. Whatever happens there is a status, and no text of a library in the log."""
+        began = time.monotonic()
+        source = event.assoc.requestor.ae_title.strip()
+        status, what, size = self._take(event, source)
+        about = fields(source=source, bytes=size, status=f"0x{status:04X}", seconds=round(time.monotonic() - began, 3))
+        (log.info if status == SUCCESS else log.warning)(what, extra=about)
+        return status
+
+    def _take(self, event: Any, source: str) -> tuple[int, str, int]:
+        size = 0
+        try:
+            announced = str(event.request.AffectedSOPClassUID)
+            data = event.encoded_dataset()
+            size = len(data)
+            taken = self._intake.take(
+                data, source, sop_class_uid=announced, sop_instance_uid=str(event.request.AffectedSOPInstanceUID)
+            )
+        except QueueFullError as error:
+            return OUT_OF_RESOURCES, str(error), size
+        except DicomImageError as error:
+            return MISMATCH, f"refused: {error}", size
+        except ImageError as error:
+            return CANNOT_UNDERSTAND, f"refused: {error}", size
+        except Exception as error:  # noqa: BLE001 - a sender gets an answer, and sends again later
+            return OUT_OF_RESOURCES, what_failed(error), size
+        return (NOT_SUPPORTED if taken is Taken.NO_IMAGE else SUCCESS), taken.value, size
+
+    def _rejected(self, event: Any) -> None:
+        log.warning("association rejected", extra=fields(source=event.assoc.requestor.ae_title.strip()))
+
+
+def _decodable() -> list[str]:
+    """The transfer syntaxes that are decoded here: others a sender must transcode."""
+    from pydicom.pixels.decoders.base import get_decoder
+    from pynetdicom import ALL_TRANSFER_SYNTAXES
+
+    syntaxes = []
+    for syntax in ALL_TRANSFER_SYNTAXES:
+        try:
+            if get_decoder(syntax).is_available:
+                syntaxes.append(syntax)
+        except NotImplementedError:  # of video
+            continue
+    return syntaxes
+
+
+class _Server(ThreadedAssociationServer):
+    """pynetdicom's server, in which no connection can hold up another, or swell without bounds.
+
+    As it comes, a TLS handshake is waited for in the loop that accepts connections, a unit that stays unfinished holds
+    its thread for good, and lengths are believed.
+    """
+
+    daemon_threads = False  # so that `server_close` waits for them
+
+    def __init__(self, *args: Any, max_message: int, **more: Any) -> None:
+        self.max_message = max_message
+        self.arriving = set[Any]()  # connections that have no association yet: within their TLS handshake, or before it
+        super().__init__(*args, **more)
+
+    def get_request(self) -> tuple[Any, Any]:
+        listening: Any = self.socket
+        client, address = listening.accept()
+        client.settimeout(STALL_TIMEOUT)
+        if self.ssl_context:
+            client = self.ssl_context.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
+        return client, address
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether there is room for a connection. As many may be without an accepted association as may have one."""
+        return len(self.arriving) + len(self.active_associations) < 2 * self.ae.maximum_associations
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.arriving.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.arriving.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exception()
+        if isinstance(error, OSError):  # ssl.SSLError and TimeoutError are
+            reason = f"no TLS handshake, or cut off ({type(error).__name__})"
+            log.warning("connection failed", extra=fields(reason=reason))
+        elif error is not None:
+            log.error("connection failed", extra=fields(reason=what_failed(error)))
+
+    def stop_listening(self) -> None:
+        """Returns when no connection comes any more, and none is within its TLS handshake."""
+        BaseServer.shutdown(self)
+        for request in tuple(self.arriving):
+            with suppress(OSError):
+                socket.socket.shutdown(request, socket.SHUT_RDWR)
+        self.server_close()
+
+
+class _Handler(RequestHandler):
+    """A connection, in a thread of its own."""
+
+    def handle(self) -> None:
+        """As pynetdicom's, which has no place to put the bounds in."""
+        if isinstance(self.request, ssl.SSLSocket):
+            self.request.do_handshake()
+        association = self._create_association()
+        server: Any = self.server
+        _Bounded(association, server.max_message).bind()
+        server.arriving.discard(self.request)
+        association.start()
+
+
+class _Bounded:
+    """What one association may send: units no longer than agreed, and messages no longer than any image."""
+
+    def __init__(self, association: Any, max_message: int) -> None:
+        self._association, self._socket = association, association.dul.socket
+        self._max_message = max_message
+        self._taken = 0
+
+    def bind(self) -> None:
+        """Raises AttributeError where pynetdicom has none of what is replaced here: better no connection than one
+        without bounds."""
+        _ = self._socket.recv, self._socket._shutdown_socket
+        self._socket.recv = self._receive
+        self._socket._shutdown_socket = self._close
+        self._association.bind(evt.EVT_DIMSE_RECV, self._begin_anew)
+
+    def _begin_anew(self, event: Any) -> None:
+        self._taken = 0
+
+    def _receive(self, count: int) -> bytearray:
+        """As `AssociationSocket.recv`: bytes, fewer where the connection has ended. OSError ends the association: bytes
+        that do not all come within `STALL_TIMEOUT`, however they trickle, are one."""
+        self._taken += count
+        if count > MAX_PDU + 2**12 or self._taken > self._max_message:
+            log.warning("connection closed: more was announced than any image has", extra=fields(bytes=count))
+            raise self._ended(OSError("too long"))
+        data = bytearray(count)
+        got = 0
+        connection, until = self._socket.socket, time.monotonic() + STALL_TIMEOUT
+        try:
+            with memoryview(data) as view:
+                while got < count:
+                    connection.settimeout(max(0.001, until - time.monotonic()))
+                    read = connection.recv_into(view[got:])
+                    if read == 0:
+                        break
+                    got += read
+                    if got < count and time.monotonic() > until:
+                        raise TimeoutError("too slow")
+            connection.settimeout(STALL_TIMEOUT)
+        except TimeoutError as error:
+            raise self._ended(error) from None
+        return data[:got]
+
+    def _ended(self, error: OSError) -> OSError:
+        """pynetdicom takes an error for a connection that is gone already, and would leave it open."""
+        self._close()
+        return error
+
+    def _close(self) -> None:
+        """As `AssociationSocket._shutdown_socket`, which forgets to close what the other side has closed already."""
+        connection = self._socket.socket
+        if connection is None:
+            return
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+        connection.close()

@@ -1,0 +1,154 @@
+"""Label agreement: what the neighbours say of each label, counted and weighed.
+
+A neighbour at distance d weighs exp(-d^2 / (2 sigma^2)): the Gaussian similarity that the model was trained with
+(METHOD, "Loss"), with its own sigma. So a neighbour weighs as much as a proxy of the same distance does in a score.
+
+What an analysis gives back: plain values, and what is needed to explain them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.errors import UserError
+from cbmir.runtime.evidence import evidence_map
+from cbmir.runtime.gallery.entry import Hit
+from cbmir.runtime.novelty import Novelty
+
+
+@dataclass(frozen=True)
+class LabelAgreement:
+    """How many of the neighbours have a label as 1, 0, -1 or not at all; together, all of them.
+
+    `share` in [0, 1] is the weight of the positive and uncertain ones (uncertain counts as positive in retrieval) in
+    that of all for which the label is known; None where it is known for none.
+    """
+
+    label: str
+    positive: int
+    negative: int
+    uncertain: int
+    unknown: int
+    share: float | None
+
+
+def agreement(hits: Sequence[Hit], labels: Sequence[str], sigma: float) -> tuple[LabelAgreement, ...]:
+    """One LabelAgreement a label, in the order of `labels`; empty where there are no neighbours.
+
+    `sigma` > 0 is the model card's.
+    """
+    if not hits:
+        return ()
+    weights = [math.exp(-(hit.distance**2) / (2 * sigma**2)) for hit in hits]
+    own = [hit.entry.labels or {} for hit in hits]
+    return tuple(_of_label(name, [labels.get(name) for labels in own], weights) for name in labels)
+
+
+def _of_label(label: str, values: Sequence[int | None], weights: Sequence[float]) -> LabelAgreement:
+    known = sum(weight for value, weight in zip(values, weights, strict=True) if value is not None)
+    present = sum(weight for value, weight in zip(values, weights, strict=True) if value in (1, -1))
+    return LabelAgreement(
+        label=label,
+        positive=values.count(1),
+        negative=values.count(0),
+        uncertain=values.count(-1),
+        unknown=values.count(None),
+        share=present / known if known else None,
+    )
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A label's score in [0, 1]. `probability` is the calibrated one; it, `threshold` and `predicted` (score >
+    threshold) are None where the model's validation data could not give them."""
+
+    label: str
+    score: float
+    probability: float | None
+    predicted: bool | None
+    threshold: float | None
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """An image of the gallery. `distance` is Euclidean between unit vectors, in [0, 2]; `labels` are those positive or
+    uncertain; `shared` are those of them that the query is known to have, or else is predicted to have; `uncertain`
+    are those of them that are not known to be positive."""
+
+    id: str
+    image: str
+    patient_id: str
+    distance: float
+    cosine: float
+    labels: tuple[str, ...]
+    shared: tuple[str, ...]
+    report: str
+    uncertain: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """Findings in the model's order, neighbours nearest first, and warnings that a reader must see.
+
+    `agreement` says of each of the gallery's labels what the neighbours have of it; empty without neighbours. `novelty`
+    says whether anything in the gallery looks like the image, whatever neighbours were asked for; None where that
+    cannot be told: without a gallery, and with a small one.
+
+    `known` are the ids of the gallery's entries that were made from the same file. `query_labels` are those that the
+    image is known to have, where it is in the gallery, or else is predicted to have.
+
+    embedding: float32 [D], unit norm; feature_map: float32 [D, h, w]. It stands on its own: closing the finder that
+    made it leaves it usable.
+    """
+
+    image: str
+    findings: tuple[Finding, ...]
+    neighbours: tuple[Neighbour, ...]
+    warnings: tuple[str, ...]
+    embedding: NDArray[np.float32] = field(repr=False)
+    feature_map: NDArray[np.float32] = field(repr=False)
+    finding_vectors: Mapping[str, NDArray[np.float32]] = field(repr=False)
+    neighbour_vectors: Mapping[str, NDArray[np.float32]] = field(repr=False)
+    agreement: tuple[LabelAgreement, ...] = ()
+    novelty: Novelty | None = None
+    query_labels: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
+
+    def evidence_for_finding(self, label: str) -> NDArray[np.float32]:
+        """float32 [h, w]: each cell's share in the cosine to the finding's vector (`evidence.finding_vectors`).
+
+        Raises UserError for a label that the model does not have.
+        """
+        return evidence_map(self.feature_map, _pick(self.finding_vectors, label, "finding"))
+
+    def evidence_for_neighbour(self, id: str) -> NDArray[np.float32]:  # noqa: A002 - the field's own name
+        """float32 [h, w]: each cell's share in the cosine to this neighbour. Raises UserError for another id."""
+        return evidence_map(self.feature_map, _pick(self.neighbour_vectors, id, "neighbour"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain Python values, without the arrays: image, known, findings, neighbours, agreement, novelty, warnings."""
+        return {
+            "image": self.image,
+            "known": list(self.known),
+            "findings": [asdict(finding) for finding in self.findings],
+            "neighbours": [_plain(n) for n in self.neighbours],
+            "agreement": [asdict(of_label) for of_label in self.agreement],
+            "novelty": None if self.novelty is None else asdict(self.novelty),
+            "warnings": list(self.warnings),
+        }
+
+
+def _plain(neighbour: Neighbour) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(neighbour).items()}
+
+
+def _pick(vectors: Mapping[str, NDArray[np.float32]], key: str, what: str) -> NDArray[np.float32]:
+    if key not in vectors:
+        raise UserError(f"expected a {what} of this analysis ({', '.join(vectors) or 'it has none'}), found {key!r}")
+    return vectors[key]

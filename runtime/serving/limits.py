@@ -1,0 +1,167 @@
+"""How many requests are worked on at once, and how many may wait for that.
+
+A place is taken before a body is read and given back when nothing of the request is left in memory: what is uploaded,
+waits or is worked on is bounded, whatever clients do. Work that has begun cannot be stopped: it keeps its place beyond
+a timeout, until it ends.
+
+Taking a request's body: so many bytes of it, for so many seconds, and never more in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import math
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from cbmir.runtime.serving.problems import Problem
+
+_T = TypeVar("_T")
+_RECENT = 0.1  # the weight of the last answer in the mean time that one takes
+
+
+class Gate:
+    """`concurrency` threads, and `queue` places more."""
+
+    def __init__(self, concurrency: int, queue: int, timeout_s: float) -> None:
+        self.concurrency, self.capacity, self._timeout = concurrency, concurrency + queue, timeout_s
+        self.taken = 0  # places
+        self.working = 0  # threads
+        self._seconds = 0.1  # that an answer takes, a moving mean
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="answer")
+
+    @property
+    def waiting(self) -> int:
+        """Places of requests that are uploaded or wait."""
+        return max(0, self.taken - self.working)
+
+    @contextmanager
+    def place(self) -> Iterator[Place]:
+        """A place while the block lasts, and beyond it until its work ends. Raises Problem 429 where there is none."""
+        with self._lock:
+            if self.taken >= self.capacity:
+                seconds = math.ceil(self.taken * self._seconds / self.concurrency)
+                raise Problem(429, "busy", f"Expected at most {self.capacity} requests at once, found more; try again "
+                                           f"later.", retry_after=min(max(seconds, 1), 60))  # fmt: skip
+            self.taken += 1
+        place = Place(self)
+        try:
+            yield place
+        finally:
+            if place.future is None:
+                self._leave(None)
+            else:
+                place.future.add_done_callback(self._leave)
+
+    def close(self) -> None:
+        """Begin nothing more. What is worked on is not waited for: it cannot be broken off, and who asked is gone."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _submit(self, work: Callable[[], _T]) -> Future[_T]:
+        held = [work]  # emptied when it is cancelled: the pool keeps what waits until a thread is free
+        future = self._pool.submit(self._timed, held)
+        future.add_done_callback(lambda _: held.clear())
+        return future
+
+    def _timed(self, held: list[Callable[[], _T]]) -> _T:
+        work = held.pop()
+        with self._lock:
+            self.working += 1
+        start = time.monotonic()
+        try:
+            return work()
+        finally:
+            with self._lock:
+                self.working -= 1
+                self._seconds += _RECENT * (time.monotonic() - start - self._seconds)
+
+    def _leave(self, _: Future[Any] | None) -> None:
+        with self._lock:
+            self.taken -= 1
+
+
+class Place:
+    """Of one request; made by `Gate.place`."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self.future: Future[Any] | None = None
+
+    async def run(self, work: Callable[[], _T]) -> _T:
+        """What `work` returns or raises, in a thread. Raises Problem 503 where it has not ended in time."""
+        self.future = future = self._gate._submit(work)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), self._gate._timeout)
+        except TimeoutError:
+            if future.done() and not future.cancelled():  # the work's own
+                raise
+            raise Problem(503, "timeout", f"Expected an answer within {self._gate._timeout:g} s, found none; try again "
+                                          f"when there is less to do.", retry_after=5) from None  # fmt: skip
+
+
+_FORMS = ("multipart/", "application/json")
+_HOW = "send the file itself as the body: curl --data-binary @chest.dcm -H 'Content-Type: application/dicom'"
+
+
+async def read_upload(request: Request, most: int, timeout_s: float) -> bytes:
+    """The whole body: a file. What kind of file it is, its content says, not its Content-Type.
+
+    Raises Problem: 413 for more than `most` bytes, 408 where it is not here within `timeout_s`, 400 for none or one
+    that is cut off, 415 for a form, JSON or an encoded body.
+    """
+    kind = request.headers.get("content-type", "").lower()
+    if kind.startswith(_FORMS):
+        raise Problem(415, "media-type", f"Expected an image file, found a form or JSON; {_HOW}")
+    body = await read_body(request, most, timeout_s)
+    if not body:
+        raise Problem(400, "empty", f"Expected an image file as the body, found none; {_HOW}")
+    return body
+
+
+async def read_body(request: Request, most: int, timeout_s: float) -> bytes:
+    """The whole body. Raises Problem as `read_upload` does."""
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Problem(415, "encoding", "Expected a body without Content-Encoding, found one; send it as it is.")
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > most:
+        raise _too_large(most)
+    whole = io.BytesIO()  # whose value is no copy
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in _chunks(request):
+                if whole.tell() + len(chunk) > most:
+                    raise _too_large(most)
+                whole.write(chunk)
+    except TimeoutError:
+        raise Problem(
+            408, "slow", f"Expected the whole body within {timeout_s:g} s, found {whole.tell():,} bytes of it.",
+            headers={"Connection": "close"},
+        ) from None  # fmt: skip
+    if announced.isdecimal() and whole.tell() != int(announced):
+        raise _cut_off()
+    return whole.getvalue()
+
+
+async def _chunks(request: Request) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in request.stream():
+            yield chunk
+    except ClientDisconnect:
+        raise _cut_off() from None
+
+
+def _cut_off() -> Problem:
+    return Problem(400, "cut-off", "Expected the whole body, found it cut off.", headers={"Connection": "close"})
+
+
+def _too_large(most: int) -> Problem:
+    return Problem(413, "too-large", f"Expected a body of at most {most:,} bytes, found more.")

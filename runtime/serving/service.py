@@ -1,0 +1,358 @@
+"""What is done for a request, in a thread: analyse, search, embed. All of it is of one finder, whatever is reloaded.
+
+What a gallery is at this moment, cheaply: asked for at every request and check of health.
+
+From case ids back to the entries that they stand for, without trying every id of the gallery each time.
+
+Other patients' entries under opaque names: what an answer may say of a gallery's images.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from io import BytesIO
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir import __version__
+from cbmir.errors import GalleryError, ImageError, MissingDependencyError, UserError
+from cbmir.labels import canonical
+from cbmir.runtime.dicom_output.identifiers import case_id
+from cbmir.runtime.finder import PATIENT_NOT_FOUND, PATIENT_UNKNOWN, Finder, neighbour_of
+from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.filters import Filter, parse
+from cbmir.runtime.gallery.protocol import AnyGallery
+from cbmir.runtime.gallery.store import Store
+from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.imaging.dicom_reader import is_dicom
+from cbmir.runtime.results import Neighbour
+from cbmir.runtime.serving.problems import Problem
+from cbmir.runtime.serving.schemas import (
+    About,
+    AnalyzeAnswer,
+    AnalyzeOptions,
+    Case,
+    EmbedAnswer,
+    Model,
+    Neighbours,
+    Reloaded,
+    Search,
+    SearchAnswer,
+)
+from cbmir.runtime.serving.settings import Settings
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+    from cbmir.runtime.dicom_output import Results
+    from cbmir.runtime.imaging.radiograph import Radiograph
+    from cbmir.runtime.results import Analysis
+
+
+@dataclass(frozen=True)
+class GalleryState:
+    """How many images, and as of which generation; None where a gallery counts none (Milvus)."""
+
+    images: int
+    generation: int | None
+
+    @classmethod
+    def of(cls, gallery: AnyGallery) -> Self:
+        """Raises GalleryError where the gallery cannot be read, or was replaced."""
+        if not isinstance(gallery, Store):
+            return cls(len(gallery), None)
+        with gallery.reading() as reader:
+            return cls(reader.count, reader.generation)
+
+
+def generation_of(gallery: AnyGallery) -> int | None:
+    """`GalleryState.generation` alone, for which Milvus, over its network, is not asked anything."""
+    return GalleryState.of(gallery).generation if isinstance(gallery, Store) else None
+
+
+_AGAIN = 60.0  # seconds until a gallery without generations is read again
+
+
+class CaseIndex:
+    """The case ids of a gallery: made when one is first asked for, and again when one is not found and the gallery has
+    changed since. A gallery without generations (Milvus) may have changed at any time: for one that is not found it is
+    read again, at most once a minute. It takes some 90 bytes an image. Safe from many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._uuid = ""
+        self._state: GalleryState | None = None  # as of which the rest is
+        self._time = 0.0  # when it was read
+        self._codes: NDArray[np.uint64] = np.empty(0, np.uint64)  # sorted
+        self._ids: list[str] = []  # in the order of the codes
+
+    def id_of(self, gallery: AnyGallery, case: str) -> str | None:
+        """The id of an entry, which may be gone by now; None where there is none. Raises GalleryError."""
+        with self._lock:
+            if self._uuid != gallery.uuid:
+                self._read(gallery, GalleryState.of(gallery))
+            found = self._look_up(case)
+            if found is None and self._is_stale(state := GalleryState.of(gallery)):
+                self._read(gallery, state)
+                found = self._look_up(case)
+            return found
+
+    def _is_stale(self, state: GalleryState) -> bool:
+        return state != self._state or (state.generation is None and monotonic() - self._time >= _AGAIN)
+
+    def _read(self, gallery: AnyGallery, state: GalleryState) -> None:
+        ids = gallery.ids()
+        codes = np.fromiter((_code(case_id(gallery, one)) for one in ids), np.uint64, len(ids))
+        order = codes.argsort()
+        self._codes, self._ids = codes[order], [ids[number] for number in order]
+        self._uuid, self._state, self._time = gallery.uuid, state, monotonic()
+
+    def _look_up(self, case: str) -> str | None:
+        code = np.uint64(_code(case))
+        position = int(self._codes.searchsorted(code))
+        return self._ids[position] if position < len(self._ids) and self._codes[position] == code else None
+
+
+def _code(case: str) -> int:
+    return int(case.removeprefix("case-"), 16)
+
+
+def of_neighbours(gallery: AnyGallery | None, neighbours: Sequence[Neighbour], *, reports: bool) -> list[Case]:
+    """Neighbours of an analysis or a search; reports where they may be shown."""
+    return [] if gallery is None else [
+        Case(
+            id=case_id(gallery, one.id), distance=one.distance, cosine=one.cosine, labels=list(one.labels),
+            shared=list(one.shared), uncertain=list(one.uncertain), report=one.report if reports else None,
+        )
+        for one in neighbours
+    ]  # fmt: skip
+
+
+def find_entry(gallery: AnyGallery, index: CaseIndex, case: str) -> Entry:
+    """Raises Problem 404 for a case that the gallery does not have: not any more, or never."""
+    found = index.id_of(gallery, case)
+    try:
+        if found is not None:
+            return gallery.entry(found)
+    except GalleryError:
+        GalleryState.of(gallery)  # raises where it is the gallery that is not there, rather than the entry
+    raise Problem(404, "no-case", "The gallery has no such case (any more); search again.")
+
+
+Facts = dict[str, Any]
+_NORM = 1e-3  # by which an embedding that was written as text may miss the norm 1
+
+
+class Answers:
+    """Every method answers one request; `facts` takes what the audit trail has of it.
+
+    Raises Problem for what is the client's mistake, and CbmirError (see `problems.problem_of`).
+    """
+
+    def __init__(self, live: LiveFinder, settings: Settings) -> None:
+        self.live = live
+        self._settings = settings
+        self._reports = "reports" in settings.share
+        self._cases = CaseIndex()
+        self._reloading = threading.Lock()
+
+    def analyze(self, data: bytes, patient_id: str, options: AnalyzeOptions, facts: Facts) -> AnalyzeAnswer:
+        """Findings and neighbours of an image file."""
+        kinds = [kind for kind in options.results.replace(" ", "").split(",") if kind]
+        _check_kinds(kinds, data)
+        with self.live.use() as finder:
+            _tell(facts, finder)
+            wanted = Filter() if finder.gallery is None else _filter(options, finder.gallery)
+            _check_patient(finder.gallery, patient_id)
+            image = finder.read(data)
+            analysis = finder.analyze(
+                image, options.k, patient_id=patient_id, filter=wanted, exact=options.exact or None,
+                exclude_same_patient=not options.include_same_patient,
+            )  # fmt: skip
+            made = _results(data, analysis, finder, kinds, image) if kinds else None
+            known = [] if finder.gallery is None else [case_id(finder.gallery, one) for one in analysis.known]
+            neighbours = of_neighbours(finder.gallery, analysis.neighbours, reports=self._reports)
+            facts["cases"] = known + [case.id for case in neighbours]
+            return AnalyzeAnswer(
+                model=_model(finder),
+                known=known,
+                findings=list(analysis.findings),
+                neighbours=neighbours,
+                agreement=list(analysis.agreement),
+                novelty=analysis.novelty,
+                warnings=list(analysis.warnings if made is None else made.warnings),
+                results=None if made is None else _encoded(made, kinds),
+            )
+
+    def embed(self, data: bytes, facts: Facts) -> EmbedAnswer:
+        """The embedding of an image file."""
+        with self.live.use() as finder:
+            _tell(facts, finder)
+            return EmbedAnswer(model=_model(finder), embedding=finder.embed([data])[0].tolist())
+
+    def search(self, search: Search, facts: Facts) -> SearchAnswer:
+        """Neighbours of an embedding, or of an entry by its case id: without itself."""
+        with self.live.use() as finder:
+            _tell(facts, finder)
+            gallery = _gallery(finder)
+            _check_patient(gallery, search.patient_id)
+            wanted = _filter(search, gallery)
+            excluded = {search.patient_id.strip()}
+            itself = None
+            warnings = []
+            if search.case is not None:
+                itself = find_entry(gallery, self._cases, search.case)
+                vector = gallery.vector(itself.id)
+                excluded.add(itself.patient_id)
+            else:
+                vector = _vector(search.embedding or [], finder.card.embedding_dim)
+            if not search.include_same_patient:
+                patients = frozenset(excluded - {""})
+                wanted = replace(wanted, exclude_patients=patients)
+                if not patients:
+                    warnings.append(PATIENT_UNKNOWN)
+                elif not any(gallery.has_patient(patient) for patient in patients):
+                    warnings.append(PATIENT_NOT_FOUND)
+            found = gallery.search(vector, search.k + (itself is not None), filter=wanted, exact=search.exact or None)
+            hits = [hit for hit in found.hits if itself is None or hit.entry.id != itself.id][: search.k]
+            labels = set() if itself is None else {canonical(name) for name in itself.positive}
+            neighbours = of_neighbours(gallery, [neighbour_of(hit, labels) for hit in hits], reports=self._reports)
+            facts["cases"] = [case.id for case in neighbours]
+            return SearchAnswer(model=_model(finder), neighbours=neighbours, warnings=warnings)
+
+    def thumbnail(self, case: str, facts: Facts) -> bytes:
+        """JPEG of an entry."""
+        if "thumbnails" not in self._settings.share:
+            raise Problem(403, "not-shared", "This service does not show images of its gallery; its owner may allow it "
+                                             "with: --share thumbnails")  # fmt: skip
+        with self.live.use() as finder:
+            _tell(facts, finder)
+            gallery = _gallery(finder)
+            image = gallery.thumbnail(find_entry(gallery, self._cases, case).id)
+            facts["cases"] = [case]
+        if image is None:
+            raise Problem(404, "no-thumbnail", "The gallery keeps no thumbnail of this case.")
+        return image
+
+    def about(self) -> About:
+        """What runs."""
+        with self.live.use() as finder:
+            state = None if finder.gallery is None else GalleryState.of(finder.gallery)
+            card = finder.card
+            return About(
+                model=_model(finder), labels=list(card.labels.names), thresholds=list(card.thresholds),
+                embedding_dim=card.embedding_dim, gallery=None if state is None else asdict(state),
+                shared=sorted(self._settings.share), max_upload_bytes=self._settings.max_upload_bytes,
+            )  # fmt: skip
+
+    def check_ready(self) -> None:
+        """Raise CbmirError where a request could not be answered."""
+        with self.live.use() as finder:
+            if finder.gallery is not None:
+                GalleryState.of(finder.gallery)
+
+    def reload(self) -> Reloaded:
+        """Open model and gallery anew. Raises Problem 409 where that fails (the old ones go on), or is under way."""
+        if not self._reloading.acquire(blocking=False):
+            raise Problem(409, "reloading", "A reload is under way; ask for another when it has ended.", retry_after=5)
+        try:
+            self.live.reload()
+        except (UserError, OSError) as error:
+            raise Problem(409, "reload", f"Reloading failed; what was there goes on. {error}") from error
+        finally:
+            self._reloading.release()
+        with self.live.use() as finder:
+            return Reloaded(model=_model(finder), generation=self.live.generation)
+
+
+def _model(finder: Finder) -> Model:
+    card, health = finder.card, finder.health()
+    return Model(
+        fingerprint=card.fingerprint, weights=card.weights, encoder=card.encoder, engine=health.engine,
+        device=health.device, precision=health.precision, version=__version__,
+    )  # fmt: skip
+
+
+def _tell(facts: Facts, finder: Finder) -> None:
+    facts["model"] = finder.card.fingerprint
+    if finder.gallery is not None:
+        facts["gallery_generation"] = generation_of(finder.gallery)
+
+
+def _gallery(finder: Finder) -> AnyGallery:
+    if finder.gallery is None:
+        raise Problem(404, "no-gallery", "This service has no gallery: only findings and embeddings can be asked for.")
+    return finder.gallery
+
+
+def _filter(wanted: Neighbours, gallery: AnyGallery) -> Filter:
+    """Checked here, where what is wrong with it is known to be the client's mistake."""
+    try:
+        made = wanted.filter()
+        if made.where:
+            parse(made.where, gallery.labels)
+    except GalleryError as error:
+        raise Problem(422, "filter", str(error)) from error
+    return made
+
+
+def _check_patient(gallery: AnyGallery | None, patient_id: str) -> None:
+    if patient_id.strip() and gallery is not None and not gallery.finds_patients:
+        raise Problem(422, "pseudonyms", "Expected no patient id, found one: the gallery keeps pseudonyms, and this "
+                                         "service was started without their key.")  # fmt: skip
+
+
+def _vector(embedding: list[float], dim: int) -> NDArray[np.float32]:
+    norm = math.hypot(*embedding)  # NumPy's overflows
+    if len(embedding) != dim or not abs(norm - 1) <= _NORM:
+        raise Problem(422, "embedding", f"Expected {dim} numbers of norm 1, found {len(embedding)} of norm {norm:.4g}; "
+                                        f"/v1/embed makes them.")  # fmt: skip
+    return (np.array(embedding) / norm).astype(np.float32)
+
+
+def _check_kinds(kinds: list[str], data: bytes) -> None:
+    if not kinds:
+        return
+    from cbmir.runtime.dicom_output import KINDS
+
+    if unknown := sorted(set(kinds) - set(KINDS)):
+        raise Problem(422, "results", f"Expected results of {', '.join(KINDS)}; found {', '.join(unknown)}")
+    if not is_dicom(data):
+        raise Problem(422, "results", "Expected a DICOM file to make results of, found another image.")
+
+
+def _results(data: bytes, analysis: Analysis, finder: Finder, kinds: list[str], image: Radiograph) -> Results:
+    from cbmir.runtime.dicom_output import make_results
+
+    try:
+        return make_results(data, analysis, finder, kinds=kinds, image=image)
+    except ImageError as error:  # the image itself was analysed
+        raise Problem(422, "results", str(error)) from error
+    except MissingDependencyError as error:
+        raise Problem(501, "no-results", str(error)) from error
+    except ImportError as error:
+        raise Problem(501, "no-results", "Expected the extra dicom, which makes results; found that it cannot be "
+                                         "loaded: install it anew.") from error  # fmt: skip
+
+
+def _encoded(results: Results, kinds: list[str]) -> dict[str, Any]:
+    """By kind, in JSON: DICOM objects as files in base64; null where there is nothing to say (no priors: no KOS)."""
+    encoded = {kind: getattr(results, kind) for kind in kinds}
+    for kind in encoded.keys() - {"fhir"}:
+        encoded[kind] = None if encoded[kind] is None else _file(encoded[kind])
+    if "kos" in encoded:
+        encoded["kos_copies"] = [_file(one) for one in results.kos_copies]
+    return encoded
+
+
+def _file(made: Dataset) -> str:
+    stream = BytesIO()
+    made.save_as(stream, enforce_file_format=True)
+    return b64encode(stream.getvalue()).decode("ascii")

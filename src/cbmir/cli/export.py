@@ -1,0 +1,132 @@
+"""`cbmir export` and `cbmir parity`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from cbmir.cli.options import json_option, print_json
+
+#: Options that say how to make a file, and what asks for such a file.
+_NEEDS = {
+    "target": "--tensorrt",
+    "max_batch": "--tensorrt",
+    "calibrate": "--int8 or --openvino int8",
+    "calibration_images": "--int8 or --openvino int8",
+    "percentile": "--int8 or --openvino int8",
+}
+_tolerance = click.option(
+    "--tolerance", "tolerances", multiple=True, metavar="NAME=NUMBER",
+    help="Another limit: overlap, cross (share of top-10 neighbours kept, at least), ndcg, auc, score (differences, "
+    "at most), cosine (at least). May be repeated.",
+)  # fmt: skip
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  cbmir export run -o model.onnx                          float32, for any machine\n"
+    "  cbmir export run -o models/ --fp16                      and models/model.fp16.onnx, for GPUs\n"
+    "  cbmir export run -o models/ --openvino bf16 --int8      the fastest on recent CPUs, and int8\n"
+    "  cbmir export run -o models/ --fp16 --tensorrt --target sm86,sm89\n"
+    "  cbmir export run -o model.onnx --images nih.csv         the run's own images are elsewhere now"
+)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", required=True, type=click.Path(),
+    help="File to write (.onnx), or a folder for model.onnx; other files stand beside it.",
+)  # fmt: skip
+@click.option("--fp16", is_flag=True, help="Also NAME.fp16.onnx, its encoder in half precision: for GPUs.")
+@click.option("--int8", is_flag=True, help="Also NAME.int8.onnx, for ONNX Runtime on a CPU.")
+@click.option(
+    "--openvino", multiple=True, type=click.Choice(["bf16", "int8"]),
+    help="Also NAME.openvino-bf16.xml or -int8.xml, for OpenVINO on a CPU. May be repeated.",
+)  # fmt: skip
+@click.option("--tensorrt", is_flag=True, help="Also a TensorRT plan for each --target, of the fp16 file with --fp16.")
+@click.option(
+    "--target", default="current", show_default=True, metavar="SM,…",
+    help="GPUs of the plans by compute capability (sm86, sm89 …); current is the one that is here.",
+)  # fmt: skip
+@click.option("--max-batch", default=32, show_default=True, type=click.IntRange(1), help="Largest batch of the plans.")
+@click.option(
+    "--calibrate", type=click.Path(path_type=Path), metavar="MANIFEST",
+    help="Images that set the ranges of int8.  [default: the run's training images]",
+)  # fmt: skip
+@click.option(
+    "--calibration-images", default=96, show_default=True, type=click.IntRange(1), help="At most so many of them."
+)
+@click.option(
+    "--calibration-percentile", "percentile", type=click.FloatRange(50, 100, min_open=True),
+    help="Let the ranges hold so many percent of the values.  [default: all]",
+)  # fmt: skip
+@click.option(
+    "--images", type=click.Path(path_type=Path), metavar="MANIFEST",
+    help="Compare with PyTorch on these images, where those of the run are gone.",
+)  # fmt: skip
+@_tolerance
+@click.option("--accept-parity-loss", is_flag=True, help="Write files beyond their limits too, and say so beside them.")
+@json_option
+@click.pass_context
+def export(
+    ctx: click.Context, /, run: Path, output: str, tensorrt: bool, target: str, as_json: bool, **options: Any
+) -> None:
+    """Export the best model of a finished RUN as one graph, from uint8 image to scores.
+
+    Each file is compared with PyTorch on held-out images (parity.json beside it) and is not written when it finds other
+    neighbours or tells findings apart less well: fp16 and bf16 must keep 97% of the ten nearest, 95% in a gallery of
+    the float32 file, and nDCG and AUC within 0.002; int8 90% and 0.005.
+    """
+    from cbmir.errors import require
+
+    int8 = options["int8"] or "int8" in options["openvino"]
+    wanted = {"--tensorrt": tensorrt, "--int8 or --openvino int8": int8}
+    for name, need in _NEEDS.items():
+        if not wanted[need] and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            (flag,) = next(option.opts for option in ctx.command.params if option.name == name)
+            raise click.UsageError(f"{flag} is for {need}.")
+    require("torch", "train")
+    for module in ("onnx", "onnxscript", "onnxruntime"):
+        require(module, "export")
+    from cbmir.export import ExportOptions, export_run
+    from cbmir.export.export import REPORT, read_report
+
+    targets = tuple(dict.fromkeys(word.strip() for word in target.split(","))) if tensorrt else ()
+    written = export_run(run, output, ExportOptions(targets=targets, **options))
+    if as_json:
+        print_json([{"file": path, **read_report(path.with_name(REPORT))[path.name]} for path in written])
+        return
+    for path in written:
+        click.echo(path)
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  cbmir parity run model.int8.onnx manifest.csv\n"
+    "  cbmir parity model.onnx model.openvino-bf16.xml manifest.csv --json"
+)
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@click.argument("manifest", type=click.Path(path_type=Path))
+@_tolerance
+@json_option
+@click.pass_context
+def parity(ctx: click.Context, a: Path, b: Path, manifest: Path, tolerances: tuple[str, ...], as_json: bool) -> None:
+    """Compare the answers of two models, each a RUN or an exported file, on the images of MANIFEST.
+
+    Embeddings, scores, top-10 neighbours, nDCG and AUC, B against A, with 95% intervals over patients. For two files of
+    one model the exit code is 1 where B is beyond the limits of its precision.
+    """
+    from cbmir.errors import require
+
+    require("torch", "train")
+    from cbmir.export.compare import compare_models
+
+    found = compare_models(a, b, manifest, tolerances)
+    if as_json:
+        print_json(found.to_json() | {"failures": found.failures})
+    else:
+        click.echo(found.table())
+    if found.failures:
+        ctx.exit(1)

@@ -1,0 +1,196 @@
+"""`cbmir index`: build a gallery, keep it, and look after it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cbmir.cli.index_edit import add, build, remove, update
+from cbmir.cli.index_map import map_command
+from cbmir.cli.options import INDEXES, STAYS_CLEAR, json_option, print_json, pseudonyms_option
+
+if TYPE_CHECKING:
+    from cbmir.runtime.gallery.pseudonyms import Pseudonyms
+
+log = logging.getLogger("cbmir")
+
+_PATIENT_DATA = (
+    "A gallery is patient data: its images, reports and embeddings identify patients. Keep it as safe as the images."
+)
+
+
+@click.group(
+    epilog="\b\nExample:\n"
+    "  cbmir index build model.onnx manifest.csv -o gallery\n"
+    "  cbmir index add gallery model.onnx new.csv\n"
+    "  cbmir index info gallery"
+)  # fmt: skip
+def index() -> None:
+    """Build and keep a gallery: the labelled images among which neighbours are found."""
+
+
+for _command in (build, add, update, remove, map_command):
+    index.add_command(_command)
+
+
+@index.command(epilog="\b\nExample:\n  cbmir index info gallery --json")
+@click.argument("gallery", type=click.Path())
+@json_option
+def info(gallery: str, as_json: bool) -> None:
+    """Say what a gallery holds, of which model it is, and how it is searched."""
+    from cbmir.runtime.gallery.parts import unfinished
+    from cbmir.runtime.gallery.protocol import is_milvus, open_gallery
+
+    with open_gallery(gallery) as opened:
+        facts = opened.info()
+    if not is_milvus(gallery):
+        facts["unfinished"] = [str(folder) for folder in unfinished(Path(gallery).resolve())]
+    if as_json:
+        print_json(facts)
+    else:
+        for key, value in facts.items():
+            if isinstance(value, dict):
+                click.echo(f"{key}:")
+                for name, count in value.items():
+                    click.echo(f"  {name or '(none)':<26} {count:>8}")
+            else:
+                text = ", ".join(str(one) for one in value if one != "") or "none" if isinstance(value, list) else value
+                click.echo(f"{key + ':':<14} {text}")
+    log.warning(_PATIENT_DATA)
+    if facts.get("pseudonyms"):
+        log.warning(STAYS_CLEAR)
+
+
+@index.command(epilog="\b\nExample:\n  cbmir index verify gallery")
+@click.argument("gallery", type=click.Path(path_type=Path))
+@json_option
+@click.pass_context
+def verify(ctx: click.Context, gallery: Path, as_json: bool) -> None:
+    """Read all of GALLERY and say what is damaged, which images that affects, and what to do.
+
+    The exit code is 2 where anything is damaged.
+    """
+    from dataclasses import asdict
+
+    from cbmir.runtime.gallery.maintenance import verify as look_through
+
+    problems = look_through(gallery)
+    if as_json:
+        print_json([asdict(problem) for problem in problems])
+    else:
+        for problem in problems:
+            affected = f" Affected: {', '.join(problem.affected)}." if problem.affected else ""
+            click.echo(f"{problem.what}.{affected} What to do: {problem.remedy}.")
+        click.echo(f"{gallery}: {_problems(len(problems))}")
+    if problems:
+        ctx.exit(2)
+
+
+@index.command(epilog="\b\nExample:\n  cbmir index rebuild gallery --index int8")
+@click.argument("gallery", type=click.Path(path_type=Path))
+@click.option("--index", "setting", type=click.Choice(INDEXES), help="How it is searched from now on.")
+@json_option
+def rebuild(gallery: Path, setting: str | None, as_json: bool) -> None:
+    """Make anew what searches need, from the gallery's database alone; others may search meanwhile.
+
+    Never necessary: what is damaged or out of date is noticed, and made again when it is needed.
+    """
+    from cbmir.runtime.gallery import Gallery
+
+    with Gallery.open(gallery) as opened:
+        opened.rebuild(setting)
+        facts = opened.info()
+    if as_json:
+        print_json(facts)
+    else:
+        click.echo(f"{gallery}: {facts['images']} images, search: {facts['search']}")
+
+
+@index.command(epilog="\b\nExample:\n  cbmir index compact gallery")
+@click.argument("gallery", type=click.Path(path_type=Path))
+@json_option
+def compact(gallery: Path, as_json: bool) -> None:
+    """Write GALLERY's database anew, without the room of what was removed, and nothing left of it on the disk."""
+    from cbmir.runtime.gallery import Gallery
+
+    with Gallery.open(gallery) as opened:
+        before = _size(gallery)
+        opened.compact()
+    after = _size(gallery)
+    if as_json:
+        print_json({"gallery": gallery, "bytes_before": before, "bytes_after": after})
+    else:
+        click.echo(f"{gallery}: {before:,} bytes before, {after:,} now")
+
+
+@index.command(
+    epilog="\b\nExample:\n"
+    "  cbmir index export gallery -o backup\n"
+    "  cbmir index export gallery -o shared --deidentified"
+)  # fmt: skip
+@click.argument("gallery", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="A new or empty folder.")
+@click.option(
+    "--deidentified", is_flag=True,
+    help="Only embeddings, labels, views and splits, under new ids and in another order.",
+)  # fmt: skip
+@json_option
+def export(gallery: Path, output: Path, deidentified: bool, as_json: bool) -> None:
+    """Copy GALLERY as it is at this moment, while others use it.
+
+    De-identified is not anonymous: an embedding still lies near other images of the same patient, so that who has one
+    of these can find the patient. Do not make such a copy public.
+    """
+    from cbmir.runtime.gallery import Gallery, maintenance
+
+    with Gallery.open(gallery) as opened:
+        if deidentified:
+            maintenance.export_deidentified(opened, output)
+        else:
+            maintenance.export(opened, output)
+    with Gallery.open(output) as made:
+        images = len(made)
+    if as_json:
+        print_json({"gallery": output, "images": images})
+    else:
+        click.echo(f"{output}: {images} images")
+    log.warning(_PATIENT_DATA if not deidentified else "De-identified is not anonymous: do not make it public.")
+
+
+@index.command(epilog="\b\nExample:\n  cbmir index merge gallery other_gallery third_gallery")
+@click.argument("gallery", type=click.Path(path_type=Path))
+@click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@pseudonyms_option
+@json_option
+def merge(gallery: Path, others: tuple[Path, ...], pseudonyms: Pseudonyms | None, as_json: bool) -> None:
+    """Add the images of OTHER galleries of the same model to GALLERY, each at once. The others stay as they are."""
+    from cbmir.runtime.gallery import Gallery, maintenance
+
+    merged = []
+    try:
+        with Gallery.open(gallery, pseudonyms=pseudonyms) as target:
+            for other in others:
+                with Gallery.open(other) as source:
+                    added = maintenance.merge(target, source)
+                merged.append({"other": other, "added": len(added.ids), "there": len(added.duplicates)}
+                              | {"renamed": dict(added.renamed)})  # fmt: skip
+                if not as_json:
+                    there = len(added.duplicates)
+                    click.echo(f"{gallery}: {len(added.ids)} images of {other} added, {there} were there")
+                    for old, new in added.renamed:
+                        click.echo(f"added as {new}, since another image has its id: {old}")
+            target.settle()
+    finally:  # also what was merged before one failed
+        if as_json:
+            print_json({"gallery": gallery, "merged": merged})
+
+
+def _problems(count: int) -> str:
+    return "nothing is damaged" if not count else "1 problem" if count == 1 else f"{count} problems"
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

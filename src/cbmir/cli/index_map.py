@@ -1,0 +1,67 @@
+"""`cbmir index map`: lay a gallery out in the plane, for the demo to show."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cbmir.cli.options import json_option, print_json
+from cbmir.errors import GalleryError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@click.command("map", epilog="\b\nExample:\n  cbmir index map gallery\n  cbmir index map gallery --method pca")
+@click.argument("gallery", type=click.Path())
+@click.option(
+    "--method", type=click.Choice(["auto", "tsne", "pca"]), default="auto", show_default=True,
+    help="auto: t-SNE where scikit-learn is installed and there are images enough, else the two principal components.",
+)  # fmt: skip
+@click.option("--most", type=click.IntRange(3), default=5000, show_default=True, help="Images, at random if more.")
+@click.option("--seed", default=0, show_default=True)
+@json_option
+def map_command(gallery: str, method: str, most: int, seed: int, as_json: bool) -> None:
+    """Make a map of GALLERY, in which images that are alike lie near each other, and keep it in its folder.
+
+    'cbmir demo' shows it. Make it anew after images were added. Like the gallery it is patient data.
+    """
+    from cbmir.runtime.gallery.projection import GalleryMap, principal_plane
+    from cbmir.runtime.gallery.protocol import is_milvus, open_gallery
+
+    if is_milvus(gallery):
+        raise GalleryError("expected a gallery in a folder, found one in Milvus: a map lies in the gallery's folder")
+    with open_gallery(gallery) as opened:
+        if method == "auto":
+            method = "tsne" if find_spec("sklearn") is not None and len(opened) >= _FEWEST else "pca"
+        if method == "tsne":
+            made = GalleryMap.make(opened, _tsne(seed), "t-SNE", most=most, seed=seed)
+        else:
+            made = GalleryMap.make(opened, principal_plane, "principal components", most=most, seed=seed)
+    made.save(Path(gallery))
+    if as_json:
+        print_json({"gallery": gallery, "images": len(made.ids), "method": made.method})
+    else:
+        click.echo(f"{gallery}: a map of {len(made.ids)} images by {made.method}")
+
+
+_FEWEST = 20  # with fewer, there are no neighbourhoods to keep
+
+
+def _tsne(seed: int) -> Any:
+    """t-SNE by scikit-learn, which the runtime does without."""
+    from cbmir.errors import require
+
+    manifold = require("sklearn.manifold", "train")
+
+    def layout(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        perplexity = min(30.0, (len(vectors) - 1) / 3)
+        tsne = manifold.TSNE(metric="cosine", perplexity=perplexity, init="random", random_state=seed)
+        points: NDArray[np.float32] = tsne.fit_transform(vectors)
+        return points
+
+    return layout

@@ -1,0 +1,95 @@
+"""`cbmir serve`: the runtime behind HTTP."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cbmir.card import NOT_A_DEVICE
+from cbmir.cli.options import allow_lateral_option, engine_option, pseudonyms_option, threads_each, threads_option
+from cbmir.errors import UserError, require
+
+if TYPE_CHECKING:
+    from cbmir.runtime.gallery.pseudonyms import Pseudonyms
+
+log = logging.getLogger("cbmir")
+
+
+@click.command(
+    epilog="\b\nExample:\n"
+    "  cbmir serve --model model.onnx --gallery gallery\n"
+    "  curl --data-binary @chest.dcm -H 'Content-Type: application/dicom' 'http://127.0.0.1:8000/v1/analyze?k=5'\n"
+    "  cbmir serve --model model.onnx --gallery gallery --host 0.0.0.0 --token-file token --audit audit.jsonl"
+)  # fmt: skip
+@click.option("--model", required=True, type=click.Path(path_type=Path), help="A model file, or a folder of them.")
+@click.option("--gallery", help="A gallery's folder or milvus: place.  [default: findings and embeddings only]")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free one.")
+@click.option(
+    "--token-file", type=click.Path(path_type=Path),
+    help="A file that only its owner may read, with the token that every request must bear.",
+)  # fmt: skip
+@click.option("--no-token", is_flag=True, help="Let everyone in who reaches --host, though it is not this machine's.")
+@click.option(
+    "--share", multiple=True, type=click.Choice(["reports", "thumbnails"]),
+    help="Show these of other patients' images too, beside labels and distances; they may name patients.",
+)  # fmt: skip
+@click.option("--audit", type=click.Path(path_type=Path), help="A file that gets a line of JSON for each request.")
+@click.option(
+    "--concurrency", type=click.IntRange(1), default=2, show_default=True, help="Requests that are worked on at once."
+)
+@click.option("--queue", default=32, show_default=True, help="Requests that may wait; more get 429.")
+@click.option("--max-upload", default=64, show_default=True, metavar="MIB", help="The largest image file.")
+@click.option(
+    "--timeout", default=30.0, show_default=True, metavar="SECONDS", help="For an upload, and for its answer."
+)
+@allow_lateral_option
+@pseudonyms_option
+@engine_option
+@threads_option
+def serve(
+    model: Path, gallery: str | None, host: str, port: int, token_file: Path | None, no_token: bool,
+    share: tuple[str, ...], audit: Path | None, concurrency: int, queue: int, max_upload: int, timeout: float,
+    allow_lateral: bool, pseudonyms: Pseudonyms | None, engine: str, threads: int | None,
+) -> None:  # fmt: skip
+    """Answer over HTTP: /v1/analyze, /v1/search, /v1/embed, /health, /metrics, /openapi.json (docs/http.md).
+
+    SIGHUP, or POST /v1/reload, opens model and gallery anew without a stop; SIGTERM lets requests under way end.
+
+    Research use only. Not a medical device, not for diagnosis.
+    """
+    require("fastapi", "serve")
+    require("uvicorn", "serve")
+    require("prometheus_client", "serve")
+    from cbmir.runtime.finder import Finder
+    from cbmir.runtime.hot_reload import LiveFinder
+    from cbmir.runtime.logs import log_as_json
+    from cbmir.runtime.serving import Settings, load_token
+    from cbmir.runtime.serving.server import serve as serve_app
+    from cbmir.runtime.serving.settings import LOCAL_NAMES
+    from cbmir.runtime.sockets import is_loopback, name_of
+
+    if token_file is None and not no_token and not is_loopback(host):
+        raise UserError(f"expected --token-file, since other machines can reach {host}, found none; --no-token lets "
+                        f"everyone in")  # fmt: skip
+    settings = Settings(
+        token=None if token_file is None else load_token(token_file),
+        hosts=(*LOCAL_NAMES, name_of(host)) if is_loopback(host) else (),
+        max_upload_bytes=max_upload * 2**20, concurrency=concurrency, queue=queue, timeout_s=timeout, audit=audit,
+        share=frozenset(share),
+    )  # fmt: skip
+    open_finder = partial(
+        Finder.open, model, gallery, engine=engine, threads=threads_each(threads, concurrency), pseudonyms=pseudonyms,
+        allow_lateral=allow_lateral,
+    )  # fmt: skip
+    log_as_json()
+    serve_app(LiveFinder(open_finder, at_once=False), settings, host=host, port=port, ready=_announce)
+
+
+def _announce(url: str) -> None:
+    click.echo(f"{url}  (Ctrl-C ends it)")
+    click.echo(NOT_A_DEVICE)

@@ -1,0 +1,137 @@
+"""`cbmir train` and `cbmir evaluate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from cbmir.cli.options import json_option, print_json, training_options
+
+# Options that a loss has no use for: refused when given, rather than ignored.
+_MEANINGLESS = {
+    "bce": ("sigma", "proxies_per_class", "negative_proxies"),
+    "ml-proxy-nca": ("proxies_per_class", "class_weights"),
+    "proxy-anchor": ("proxies_per_class", "class_weights"),
+}
+# What a student takes from its teacher.
+_TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_weights")
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  cbmir train nih.csv -o run --weights imagenet            the paper's settings, DenseNet121\n"
+    "  cbmir train nih.csv -o run --weights imagenet --resume   go on after a stop\n"
+    "  cbmir train nih.csv -o fold1 --fold 1/5                  cross-validation by patient\n"
+    "  cbmir train nih.csv -o light --distill run --encoder efficientnet_b0 --weights imagenet\n"
+    "  cbmir train phantoms/manifest.csv -o run --encoder resnet18 --image-size 64 --epochs 10"
+)
+@click.argument("manifest", type=click.Path(path_type=Path))
+@click.option("-o", "--output", "run", required=True, type=click.Path(path_type=Path), help="RUN folder to make.")
+@click.option(
+    "--loss", type=click.Choice(["proxy", "bce", "ml-proxy-nca", "proxy-anchor", "soft-ndcg"]), default="proxy",
+    show_default=True, help="proxy is the paper's method, bce and ml-proxy-nca its baselines; the others go past it.",
+)  # fmt: skip
+@click.option(
+    "--negative-proxies/--no-negative-proxies", default=True, show_default=True,
+    help="Whether images without a finding are a class of their own.",
+)  # fmt: skip
+@training_options
+@click.option("--seed", default=0, show_default=True)
+@click.option("--fold", default="", metavar="I/N", help="Use fold I of N by patient instead of the manifest's splits.")
+@click.option(
+    "--distill", "teacher", type=click.Path(path_type=Path), metavar="RUN",
+    help="Train a light encoder to answer as the finished RUN does, in its embedding space: what RUN's model has "
+    "indexed, the light one queries.",
+)  # fmt: skip
+@click.option("--resume", is_flag=True, help="Go on with the run in -o from its last whole epoch.")
+@json_option
+@click.pass_context
+def train(
+    context: click.Context, /, manifest: Path, run: Path, resume: bool, teacher: Path | None, as_json: bool,
+    **options: object,
+) -> None:  # fmt: skip
+    """Train a model on the train split of MANIFEST; the val split chooses epoch, thresholds and calibration.
+
+    Writes a RUN folder: card.json, checkpoints/, metrics.csv, curves.png, config.json.
+    """
+    from cbmir.errors import require
+    from cbmir.manifest import read_manifest
+
+    given = {name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    choice = "--distill" if teacher else f"--loss {options['loss']}"
+    for name in _TEACHERS if teacher else _MEANINGLESS.get(str(options["loss"]), ()):
+        if name in given:
+            raise click.UsageError(f"--{name.replace('_', '-')} means nothing with {choice}.")
+    require("lightning", "train")
+    from cbmir.training.config import TrainConfig
+    from cbmir.training.harness import first_process
+    from cbmir.training.harness import train as run_training
+
+    table = read_manifest(manifest)
+    if teacher is not None:
+        from cbmir.training.distillation import teacher_options
+
+        taken = teacher_options(teacher, table.fingerprint)
+        options |= {name: value for name, value in taken.items() if name not in given}
+    config = TrainConfig(str(manifest.resolve()), table.fingerprint, table.labels.names, **options)  # type: ignore[arg-type]
+    finished = run_training(config, run, resume=resume)
+    if not first_process():
+        return
+    if as_json:
+        card = finished.read_card()
+        print_json({"run": finished.path, "fingerprint": card.fingerprint, "metrics": card.metrics})
+    else:
+        click.echo(finished.path)
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  cbmir evaluate run manifest.csv -k 10\n"
+    "  cbmir evaluate model.onnx manifest.csv -k 100 -o report/ --json\n"
+    "  cbmir evaluate light manifest.csv --gallery-model run    a distilled model queries its teacher's gallery"
+)
+@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("manifest", type=click.Path(path_type=Path))
+@click.option("-k", default=10, show_default=True, help="Neighbours per query.")
+@click.option(
+    "--queries", type=click.Choice(["test", "val"]), default="test", show_default=True,
+    help="Split that asks; the train split is the gallery.",
+)  # fmt: skip
+@click.option(
+    "--gallery-model", type=click.Path(path_type=Path), metavar="MODEL",
+    help="What embeds the gallery instead: the teacher of a distilled MODEL, a RUN or an exported file.",
+)  # fmt: skip
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Folder for metrics.json, report.md and per_query.csv."
+)
+@json_option
+def evaluate(
+    model: Path,
+    manifest: Path,
+    k: int,
+    queries: str,
+    gallery_model: Path | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure a RUN or an exported MODEL on MANIFEST: AUC, nDCG, ACG and precision.
+
+    With 95% bootstrap intervals over patients, and a random ranking beside them. A query's own patient never counts.
+    """
+    from cbmir.errors import require
+
+    require("torch", "train")
+    from cbmir.training.evaluate import evaluate_model, text_report, write_report
+
+    evaluation = evaluate_model(model, manifest, k=k, queries=queries, gallery_model=gallery_model)
+    summary, title = evaluation.summary(), f"{model.name} on {manifest.name}"
+    if gallery_model is not None:
+        title += f", gallery by {gallery_model.name}"
+    if output is not None:
+        write_report(evaluation, summary, output, title)
+    if as_json:
+        print_json(summary)
+    else:
+        click.echo(text_report(summary, title))

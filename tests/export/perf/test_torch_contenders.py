@@ -1,0 +1,68 @@
+"""PyTorch by hand, as a contender of `cbmir bench`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cbmir.errors import MissingDependencyError
+from cbmir.export.perf.torch_contenders import MatrixPeak, torch_peers
+from cbmir.runtime import open_engine
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_the_peer_is_the_cards_architecture(tiny_export: Path) -> None:
+    with open_engine(tiny_export / "model.onnx", threads=1) as engine:
+        card = engine.card
+    for peer, layout in zip(torch_peers(card, 1), ("NCHW", "channels_last"), strict=True):
+        answer, health = peer.open()
+        embedding = answer(np.random.default_rng(0).integers(0, 256, (3, 1, 32, 32), dtype=np.uint8))
+        assert embedding.shape == (3, card.embedding_dim) and embedding.dtype == np.float32
+        np.testing.assert_allclose(np.linalg.norm(embedding, axis=1), 1, atol=1e-5)
+        assert (health.engine, health.precision, health.threads) == ("torch", "float32", 1)
+        assert health.reason == f"eager, {layout}, random weights"
+        assert not peer.has_weights
+
+
+def test_the_peer_of_a_student_has_its_projection(tiny_export: Path) -> None:
+    with open_engine(tiny_export / "model.onnx", threads=1) as engine:
+        card = engine.card.with_(embedding_dim=24, training={"distilled_from": {}})
+    answer, _ = torch_peers(card, 1)[0].open()
+    assert answer(np.zeros((1, 1, 32, 32), np.uint8)).shape == (1, 24)
+
+
+def test_without_torch(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_engine(tiny_model, threads=1) as engine:
+        card = engine.card
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for contender in (*torch_peers(card, 1), MatrixPeak("peak", 1, "float32")):
+        with pytest.raises(MissingDependencyError, match=r"cbmir\[train\]"):
+            contender.open()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_peak_multiplies_as_much_as_the_model(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = []
+    real = torch.mm
+
+    def mm(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        assert str(left.dtype) == str(right.dtype) == str(out.dtype) == f"torch.{precision}"
+        done.append(2 * left.shape[0] * left.shape[1] * right.shape[1])
+        return real(left, right, out=out)
+
+    monkeypatch.setattr(torch, "mm", mm)
+    answer, health = MatrixPeak("peak", 10**9, precision, threads=1).open()  # type: ignore[arg-type]
+    answer(np.zeros((3, 1, 8, 8), np.uint8))
+    assert done == [pytest.approx(1e9, rel=2e-3)] * 3
+    assert health.precision == precision

@@ -1,0 +1,386 @@
+"""int8 for ONNX Runtime: what is quantised and what is not, how far it moves the answers, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+from cbmir.card import CARD_KEY, ModelCard
+from cbmir.errors import CardError, UserError
+from cbmir.export.calibration import channel_ranges, open_session, tensor_ranges
+from cbmir.export.equalization import equalise
+from cbmir.export.graph_rewrite import QuantizableGraph, quantisable
+from cbmir.export.quantize_ort import sensitive_layers, to_int8
+from cbmir.runtime import open_engine
+
+Images = NDArray[np.uint8]
+Layer = tuple[Any, ...]
+
+
+@pytest.fixture(scope="module")
+def images(make_xray: Any) -> Images:
+    return np.stack([make_xray(seed, 32)[None] for seed in range(24)])
+
+
+class Builder:
+    """Layers in place of the encoder of the tiny model, whose card and head stay; weights are random but seeded."""
+
+    def __init__(self, tiny_model: Path) -> None:
+        self.rng = np.random.default_rng(1)
+        self.model = onnx.load(tiny_model)
+        self.nodes: list[NodeProto] = []
+
+    def constant(self, name: str, value: Any) -> str:
+        self.model.graph.initializer.append(numpy_helper.from_array(np.asarray(value, np.float32), name))
+        return name
+
+    def add(self, kind: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        self.nodes.append(helper.make_node(kind, inputs, [output], output, **attributes))
+        return output
+
+    def conv(self, source: str, output: str, shape: tuple[int, ...], **attributes: Any) -> str:
+        weight = self.rng.normal(size=shape) / np.sqrt(np.prod(shape[1:]))
+        return self.add("Conv", [source, self.constant(f"{output}.w", weight)], output, **attributes)
+
+    def norm(self, source: str, output: str, channels: int) -> str:
+        values = {
+            "gamma": self.rng.uniform(0.5, 2, channels),
+            "beta": self.rng.uniform(0.5, 1.5, channels),  # so that no channel is always 0
+            "mean": self.rng.normal(size=channels) / 4,
+            "variance": self.rng.uniform(0.1, 1, channels),
+        }
+        names = [self.constant(f"{output}.{name}", value) for name, value in values.items()]
+        return self.add("BatchNormalization", [source, *names], output, epsilon=1e-3)
+
+    def bytes(self) -> bytes:
+        graph = self.model.graph
+        head = [node for node in graph.node if node.op_type not in ("Conv", "Relu")]
+        nodes = [*head[:3], *self.nodes, *head[3:]]
+        del graph.node[:]
+        graph.node.extend(nodes)
+        onnx.checker.check_model(self.model, full_check=True)
+        return bytes(self.model.SerializeToString())
+
+
+@pytest.fixture(scope="module")
+def dense(tiny_model: Path) -> bytes:
+    """A DenseNet of two layers: a stem of 4 channels, and 2 more a layer. Channels differ in range by up to 100."""
+    b = Builder(tiny_model)
+    stem = b.add("Relu", [b.norm(b.conv("centred", "stem", (4, 1, 3, 3), strides=[2, 2], pads=[1] * 4), "n0", 4)], "r0")
+    features = [b.add("MaxPool", [stem], "pool", kernel_shape=[2, 2], strides=[2, 2])]
+    for layer, channels in ((1, 4), (2, 6)):
+        joined = features[0] if layer == 1 else b.add("Concat", features, "joined", axis=1)
+        x = b.add("Relu", [b.norm(joined, f"n{layer}", channels)], f"r{layer}")
+        x = b.add("Relu", [b.norm(b.conv(x, f"narrow{layer}", (8, channels, 1, 1)), f"m{layer}", 8)], f"s{layer}")
+        features.append(b.conv(x, f"wide{layer}", (2, 8, 3, 3), pads=[1] * 4))
+        weight = next(t for t in b.model.graph.initializer if t.name == f"wide{layer}.w")
+        scaled = numpy_helper.to_array(weight) * np.array([1, 100], np.float32).reshape(2, 1, 1, 1)
+        weight.CopyFrom(numpy_helper.from_array(scaled.astype(np.float32), weight.name))
+    b.add("Relu", [b.norm(b.add("Concat", features, "all", axis=1), "n3", 8)], "feature_map")
+    return b.bytes()
+
+
+@pytest.fixture(scope="module")
+def mobile(tiny_model: Path) -> bytes:
+    """What light encoders are made of: depthwise 3x3, clipping, hard swish, squeeze and excitation, a residual sum."""
+    b = Builder(tiny_model)
+    b.constant("zero", 0), b.constant("six", 6)
+    b.model.graph.initializer.append(numpy_helper.from_array(np.array([2, 3]), "sides"))
+    stem = b.norm(b.conv("centred", "stem", (8, 1, 3, 3), strides=[4, 4], pads=[1] * 4), "n0", 8)
+    stem = b.add("Clip", [stem, "zero", "six"], "clip")
+    wide = b.add("HardSwish", [b.conv(stem, "depthwise", (8, 1, 3, 3), pads=[1] * 4, group=8)], "swish")
+    mean = b.add("ReduceMean", [wide, "sides"], "squeeze", keepdims=1)
+    gate = b.add("HardSigmoid", [b.conv(mean, "excite", (8, 8, 1, 1))], "gate")
+    x = b.conv(b.add("Mul", [wide, gate], "gated"), "project", (8, 8, 1, 1))
+    b.add("Relu", [b.add("Add", [x, stem], "sum")], "feature_map")
+    return b.bytes()
+
+
+@pytest.fixture(scope="module")
+def dense8(dense: bytes, images: Images) -> ModelProto:
+    return onnx.load_from_string(to_int8(dense, images))
+
+
+def answers(model: bytes | ModelProto, images: Images, *names: str) -> list[NDArray[np.float64]]:
+    loaded = model if isinstance(model, ModelProto) else onnx.load_from_string(model)
+    found = open_session(loaded, names).run(list(names), {"image": images})
+    return [np.asarray(array, np.float64) for array in found]
+
+
+def cosines(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray((a * b).sum(axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1))
+
+
+def scale_of(graph: QuantizableGraph, name: str) -> tuple[float, float]:
+    """Scale and zero point that a tensor of a QDQ file is dequantised with."""
+    node = graph.writer[name]
+    assert node.op_type == "DequantizeLinear"
+    return tuple(graph.constant(other).item() for other in node.input[1:])
+
+
+@pytest.mark.usefixtures("exact_int8")
+def test_the_error_of_one_convolution_is_within_its_bound(tiny_model: Path, images: Images) -> None:
+    """Half a step of the input for each weight, half a step of a weight for each input, half a step of the output."""
+    model = tiny_model.read_bytes()
+    quantised = to_int8(model, images)
+    (exact,), (found,) = (answers(which, images, "feature_map") for which in (model, quantised))
+    weight = numpy_helper.to_array(next(t for t in onnx.load(tiny_model).graph.initializer if t.name == "kernel"))
+    weight = np.abs(weight.astype(np.float64)).reshape(len(weight), -1)
+    step_in = (images.max() - float(images.min())) * 2 / 255 / 255
+    step_weight = weight.max(axis=1) / 127
+    step_out = exact.max() / 255
+    bound = (weight + step_weight[:, None] / 2).sum(axis=1) * step_in / 2 + 25 * step_weight / 2 + step_out / 2
+    # The bias that is added is a whole number of steps of the product, the zero point a whole number of the input's.
+    bound += step_in * step_weight + weight.sum(axis=1) * step_in / 2
+    errors = np.abs(found - exact).max(axis=(0, 2, 3))
+    assert (errors <= bound).all()
+    assert errors.max() > step_out / 4  # it is really quantised
+
+
+def test_batch_norm_becomes_depthwise_with_the_same_answers(dense: bytes, images: Images) -> None:
+    graph = QuantizableGraph(quantisable(dense))
+    kinds = [node.op_type for node in graph.nodes]
+    assert "BatchNormalization" not in kinds and kinds.count("Conv") == 5 + 3
+    after_concat = [graph.readers[node.output[0]] for node in graph.nodes if node.op_type == "Concat"]
+    assert [[node.op_type for node in readers] for readers in after_concat] == [["Conv"], ["Conv"]]
+    assert len({node.name for node in graph.nodes}) == len(graph.nodes)
+    (expected,), (found,) = (answers(which, images, "feature_map") for which in (dense, graph.model))
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_equalised_channels_fill_one_range_with_the_same_answers(dense: bytes, images: Images) -> None:
+    graph = quantisable(dense)
+    joined = next(node.output[0] for node in graph.graph.node if node.op_type == "Concat" and len(node.input) == 3)
+    before = channel_ranges(graph, [joined], images)[joined]
+    (expected,) = answers(graph, images, "feature_map")
+    equalise(graph, images)
+    low, high = channel_ranges(graph, [joined], images)[joined]
+    spread = before[1] - before[0]
+    assert spread.max() / spread.min() > 50
+    np.testing.assert_allclose(low[4:], 0, atol=1e-5)  # the stem's four channels pass a ReLU, which no shift does
+    np.testing.assert_allclose(high, 1, atol=1e-5)
+    (found,) = answers(graph, images, "feature_map")
+    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_equalising_leaves_alone_what_others_read(tiny_model: Path, mobile: bytes, images: Images) -> None:
+    for model in (tiny_model.read_bytes(), mobile):
+        graph = quantisable(model)
+        before = graph.SerializeToString(deterministic=True)
+        equalise(graph, images)
+        assert graph.SerializeToString(deterministic=True) == before
+
+
+def test_equalising_leaves_dead_channels_alone(tiny_model: Path, images: Images) -> None:
+    """No channel passes its ReLU, so that none has a range to fill."""
+    b = Builder(tiny_model)
+    x = b.norm(b.conv("centred", "stem", (8, 1, 3, 3), strides=[4, 4], pads=[1] * 4), "n0", 8)
+    b.add("Relu", [b.norm(b.add("Relu", [x], "r0"), "n1", 8)], "feature_map")
+    for tensor in b.model.graph.initializer:
+        if tensor.name == "n0.beta":
+            tensor.CopyFrom(numpy_helper.from_array(np.full(8, -100, np.float32), tensor.name))
+    graph = quantisable(b.bytes())
+    (expected,) = answers(graph, images, "feature_map")
+    equalise(graph, images)
+    (found,) = answers(graph, images, "feature_map")
+    np.testing.assert_array_equal(found, expected)
+    assert expected.max() > 0
+
+
+@pytest.mark.usefixtures("exact_int8")
+def test_equalising_saves_small_channels(dense: bytes, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    (exact,) = answers(dense, images, "embedding")
+    losses = [1 - cosines(exact, answers(to_int8(dense, images), images, "embedding")[0]).mean()]
+    monkeypatch.setattr("cbmir.export.quantize_ort.equalise", lambda graph, images: None)
+    losses.append(1 - cosines(exact, answers(to_int8(dense, images), images, "embedding")[0]).mean())
+    assert losses[0] < losses[1] / 5, losses
+
+
+def test_tensors_that_meet_in_a_concat_share_one_scale(dense8: ModelProto) -> None:
+    graph = QuantizableGraph(dense8)
+    concats = [node for node in graph.nodes if node.op_type == "Concat"]
+    assert len(concats) == 2
+    scales = {scale_of(graph, name) for node in concats for name in node.input}
+    for node in concats:
+        (reader,) = graph.readers[node.output[0]]
+        assert reader.op_type == "QuantizeLinear"
+        scales.add(tuple(graph.constant(name).item() for name in reader.input[1:]))
+    assert len(scales) == 1
+
+
+@pytest.mark.usefixtures("exact_int8")
+def test_a_relu_is_not_lost_to_a_range_that_it_shares(tiny_model: Path, images: Images) -> None:
+    """Half of the channels pass a ReLU and the others none: joined, their range reaches below zero."""
+    b = Builder(tiny_model)
+    first = b.conv("centred", "first", (4, 1, 3, 3), strides=[4, 4], pads=[1] * 4)
+    second = b.conv("centred", "second", (4, 1, 3, 3), strides=[4, 4], pads=[1] * 4)
+    joined = b.add("Concat", [b.add("Relu", [first], "cut"), second], "joined", axis=1)
+    b.add("Relu", [b.conv(joined, "third", (8, 8, 3, 3), pads=[1] * 4)], "feature_map")
+    model = b.bytes()
+    (exact,), (found,) = (answers(which, images, "feature_map") for which in (model, to_int8(model, images)))
+    assert np.abs(found - exact).max() < 0.03 * exact.max()
+
+
+@pytest.mark.parametrize("which", ["dense", "mobile"])
+def test_the_head_and_the_input_stay_as_they_are(which: str, images: Images, request: pytest.FixtureRequest) -> None:
+    exact = QuantizableGraph(onnx.load_from_string(request.getfixturevalue(which)))
+    found = QuantizableGraph(onnx.load_from_string(to_int8(request.getfixturevalue(which), images)))
+
+    def head(graph: QuantizableGraph) -> list[tuple[str, list[str]]]:
+        encoder = {node.output[0] for node in graph.encoder()}
+        rest = [node for node in graph.nodes if node.output[0] not in encoder]
+        return [(node.op_type, [name for name in node.input if name not in graph.constants]) for node in rest]
+
+    assert head(found) == head(exact)
+    assert [node.op_type for node in found.nodes][:1] == ["Cast"]
+    assert [reader.op_type for reader in found.readers["image"]] == ["Cast"]
+    assert all(found.readers[name] for name in found.constants)  # nothing is left over
+    convolutions = [node for node in found.nodes if node.op_type == "Conv"]
+    for node in convolutions:
+        activation, weight = (found.writer[name] for name in node.input[:2])
+        assert (activation.op_type, weight.op_type) == ("DequantizeLinear", "DequantizeLinear")
+        assert found.constants[activation.input[2]].data_type == onnx.TensorProto.UINT8
+        values, scales, _ = (found.constants[name] for name in weight.input)
+        assert values.data_type == onnx.TensorProto.INT8
+        assert list(scales.dims) == [values.dims[0]]  # a scale a channel
+
+
+@pytest.mark.usefixtures("exact_int8")
+@pytest.mark.parametrize("which", ["dense", "mobile"])
+def test_an_engine_runs_it_and_its_card_tells_of_it(
+    which: str, images: Images, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(which)
+    (tmp_path / "model.onnx").write_bytes(model)
+    (tmp_path / "model.int8.onnx").write_bytes(to_int8(model, images))
+    with (
+        open_engine(tmp_path / "model.onnx", threads=1) as exact,
+        open_engine(tmp_path / "model.int8.onnx", threads=1) as engine,
+    ):
+        fingerprint = engine.card.fingerprint
+        assert fingerprint.startswith(f"{exact.card.fingerprint}-int8-onnxruntime-")
+        assert engine.card == exact.card.with_(precision="int8", fingerprint=fingerprint)
+        assert engine.card.weights == exact.card.weights
+        np.testing.assert_array_equal(engine.head, exact.head)
+        expected, found = exact.run(images), engine.run(images, feature_map=True)
+    assert found.feature_map is not None
+    assert cosines(expected.embedding.astype(np.float64), found.embedding.astype(np.float64)).min() > 0.98
+    np.testing.assert_allclose(found.scores, expected.scores, atol=0.1)
+
+
+def test_what_is_quantised_otherwise_has_another_space(tiny_model: Path, images: Images) -> None:
+    model = tiny_model.read_bytes()
+    layers = sensitive_layers(model, images)
+    files = [
+        to_int8(model, images), to_int8(model, images), to_int8(model, images[:4] // 2),
+        to_int8(model, images, keep=layers[:1]),
+    ]  # fmt: skip
+    names = []
+    for file in files:
+        facts = {entry.key: entry.value for entry in onnx.load_from_string(file).metadata_props}
+        names.append(ModelCard.loads(facts[CARD_KEY]).fingerprint)
+    assert names[0] == names[1] and len(set(names)) == 3
+
+
+def test_a_layer_that_is_kept_stays_in_float(mobile: bytes, images: Images) -> None:
+    names = {
+        node.output[0]: node.name for node in QuantizableGraph(quantisable(mobile)).nodes if node.op_type == "Conv"
+    }
+    graph = QuantizableGraph(onnx.load_from_string(to_int8(mobile, images, keep=list(names.values())[:2])))
+    in_float = {node.name for node in graph.nodes if node.op_type == "Conv" and node.input[1] in graph.constants}
+    assert in_float == set(list(names.values())[:2])
+    clip = next(node for node in graph.nodes if node.op_type == "Clip")
+    assert graph.writer[clip.input[0]].op_type == "Conv"  # nothing is rounded before it
+
+
+def test_the_most_sensitive_layers_are_those_at_a_tensor_of_uneven_channels(tiny_model: Path, images: Images) -> None:
+    """Two channels carry 100 times the values of the others, and the next layer weighs them by a hundredth."""
+    b = Builder(tiny_model)
+    x = b.add("Relu", [b.conv("scaled", "first", (8, 1, 3, 3), strides=[4, 4], pads=[1] * 4)], "r1")
+    x = b.add("Relu", [b.conv(x, "uneven", (8, 8, 1, 1))], "r2")
+    x = b.add("Relu", [b.conv(x, "even", (8, 8, 1, 1))], "r3")
+    b.add("Relu", [b.conv(x, "final", (8, 8, 1, 1))], "feature_map")
+    gains = np.array([100.0, 100, 1, 1, 1, 1, 1, 1])
+    factors = {"uneven.w": gains[:, None], "even.w": 1 / gains[None]}
+    for tensor in b.model.graph.initializer:
+        if tensor.name.endswith(".w"):  # all weights positive, so that no embedding is zero
+            factor = factors.get(tensor.name, np.ones((8, 1)))
+            value = np.abs(numpy_helper.to_array(tensor)) * factor[:, :, None, None]
+            tensor.CopyFrom(numpy_helper.from_array(value.astype(np.float32), tensor.name))
+    model = b.bytes()
+    ranked = sensitive_layers(model, images)
+    assert set(ranked[:2]) == {"Conv:uneven", "Conv:even"}
+    assert len(ranked) == len(set(ranked)) == 4
+    (exact,) = answers(model, images, "embedding")
+    losses = [
+        1 - cosines(exact, answers(to_int8(model, images, keep=ranked[:count]), images, "embedding")[0]).mean()
+        for count in (0, 2)
+    ]
+    assert losses[1] < losses[0] / 5, losses
+
+
+def test_ranges_by_hand(tiny_model: Path) -> None:
+    """A ramp whose 10th and 90th percentile are the greys 25 and 230, and an even 100."""
+    ramp = (np.arange(1024) // 4).astype(np.uint8).reshape(1, 32, 32)
+    pair = np.stack([ramp, np.full_like(ramp, 100)])
+    graph = onnx.load(tiny_model)
+    assert tensor_ranges(graph, ["grey"], pair) == {"grey": (0.0, 255.0)}
+    assert tensor_ranges(graph, ["grey"], pair, 90)["grey"] == pytest.approx((62.5, 165.0))
+    scales = [
+        scale_of(graph8, next(node.input[0] for node in graph8.nodes if node.op_type == "Conv"))
+        for graph8 in (QuantizableGraph(onnx.load_from_string(to_int8(graph.SerializeToString(), pair, percentile=p)))
+                       for p in (None, 90))
+    ]  # fmt: skip
+    # In [-1, 1] the whole range is -1 .. 1; the other one -130 .. 75 of 255, of which zero is the 162nd of 255 steps.
+    assert scales == [pytest.approx((2 / 255, 128)), pytest.approx((205 / 255 / 255, 162))]
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (lambda i: i[:0], {}, r"uint8 \[M, 1, 32, 32\], found uint8 \[0, 1, 32, 32\]"),
+        (lambda i: i[:, :, :31], {}, r"found uint8 \[24, 1, 31, 32\]"),
+        (lambda i: i[:, 0], {}, r"found uint8 \[24, 32, 32\]"),
+        (lambda i: i.astype(np.float32), {}, "found float32"),
+        (lambda i: i, {"percentile": 50.0}, "percentile above 50, at most 100, found 50"),
+        (lambda i: i, {"percentile": float("nan")}, "found nan"),
+        (lambda i: i, {"keep": ["Conv:none"]}, "found Conv:none"),
+    ],
+)
+def test_what_is_refused(change: Any, options: dict[str, Any], message: str, tiny_model: Path, images: Images) -> None:
+    with pytest.raises(UserError, match=message):
+        to_int8(tiny_model.read_bytes(), change(images), **options)
+
+
+def test_a_file_without_a_card_is_refused(tiny_model: Path, images: Images) -> None:
+    model = onnx.load(tiny_model)
+    del model.metadata_props[:]
+    with pytest.raises(CardError, match=r"cbmir\.card"):
+        to_int8(model.SerializeToString(), images)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("exact_int8")
+@pytest.mark.parametrize("name", ["densenet121", "resnet18", "mobilenet_v3_large", "timm:efficientnet_lite0"])
+def test_encoders(name: str, make_xray: Any) -> None:
+    import torch
+    from tests.export.test_graph import card_for
+
+    from cbmir.export.onnx_graph import to_onnx
+    from cbmir.training.encoder import build_encoder
+    from cbmir.training.model import ProxyHead, RetrievalModel
+
+    torch.manual_seed(0)
+    encoder, dim = build_encoder(name)
+    head = ProxyHead(dim, (2, 2, 2, 2), 3)
+    card = card_for(head, embedding_dim=dim)
+    model = to_onnx(RetrievalModel(encoder, head), card)
+    images = np.stack([make_xray(seed, 32)[None] for seed in range(16)])
+    (exact,), (found,) = (answers(which, images, "embedding") for which in (model, to_int8(model, images)))
+    assert cosines(exact, found).mean() > 0.95

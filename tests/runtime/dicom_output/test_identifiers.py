@@ -1,0 +1,76 @@
+"""UIDs and case ids: the same again for the same, others for others, and nothing to be read from them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydicom import Dataset
+
+from cbmir.card import Calibration, ModelCard
+from cbmir.runtime import Gallery
+from cbmir.runtime.dicom_output import answers_fingerprint, case_id, find_case, result_uid
+from cbmir.runtime.dicom_output.identifiers import part_uid, series_uid
+from cbmir.runtime.dicom_output.source import Source
+from cbmir.runtime.gallery.maintenance import export
+
+
+def source(patient: str = "P", study: str = "1.2.3", instance: str = "1.2.4") -> Source:
+    header = Dataset()
+    header.PatientID, header.StudyInstanceUID, header.SOPInstanceUID = patient, study, instance
+    return Source(header, (), 1, "CR", "")
+
+
+def test_uids_are_made_of_what_they_name() -> None:
+    """Of the patient and the study as well: an archive that corrects them gets a result of its own."""
+    uid = result_uid(source(), "abc", "sr")
+    assert uid == result_uid(source(), "abc", "sr") == "2.25.29532920025153885776415759115308987015"
+    others = [
+        (source(patient="Q"), "abc", "sr"),
+        (source(study="1.2.2"), "abc", "sr"),
+        (source(instance="1.2.5"), "abc", "sr"),
+        (source(), "abd", "sr"),
+        (source(), "abc", "sc"),
+        (source(patient="P1.2.3", study=""), "abc", "sr"),
+    ]
+    made = {uid, *(result_uid(*one) for one in others), series_uid("1.2.3", "sr"), part_uid("1.2.3", "abc", "sr")}
+    assert len(made) == len(others) + 3
+    assert all(re.fullmatch(r"2\.25\.[1-9]\d{30,38}", one) and len(one) <= 64 for one in made)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"thresholds": (0.5, 0.8, None)},
+        {"calibration": (Calibration(4.0, -2.0), None, None)},
+        {"fingerprint": "tiny-1"},
+        {"fingerprint": "tiny-0-int8-1"},
+        {"training": {"weights_fingerprint": "distilled"}},
+        {"encoder": "other"},
+    ],
+)
+def test_the_fingerprint_of_answers_changes_with_what_decides_them(tiny_card: ModelCard, changes: Any) -> None:
+    assert answers_fingerprint(tiny_card.with_(**changes)) != answers_fingerprint(tiny_card)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"precision": "float16"}, {"metrics": {"AUC": 1}}, {"versions": {"cbmir": "9"}}, {"licence": "MIT"}]
+)
+def test_the_fingerprint_of_answers_stays(tiny_card: ModelCard, changes: Any) -> None:
+    found = answers_fingerprint(tiny_card.with_(**changes))
+    assert found == answers_fingerprint(tiny_card)
+    assert re.fullmatch("[0-9a-f]{32}", found)
+
+
+def test_case_ids(tiny_gallery: Path, tmp_path: Path) -> None:
+    with Gallery.open(tiny_gallery) as gallery:
+        cases = {name: case_id(gallery, name) for name in gallery.ids()}
+        assert all(re.fullmatch("case-[0-9a-f]{16}", case) for case in cases.values())
+        assert len(set(cases.values())) == len(cases)
+        assert find_case(gallery, cases["image_03"]) == gallery.entry("image_03")
+        assert find_case(gallery, "case-0000000000000000") is None
+        export(gallery, tmp_path / "copy")
+    with Gallery.open(tmp_path / "copy") as copy:  # a gallery of its own
+        assert case_id(copy, "image_03") != cases["image_03"]

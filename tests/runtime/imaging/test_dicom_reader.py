@@ -1,0 +1,316 @@
+"""DICOM: what is refused, what is doubted, damage, and threads."""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+import warnings
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from pydicom import dcmread
+from pydicom.dataset import Dataset
+from pydicom.pixels.decoders.base import Decoder
+from pydicom.uid import (
+    DeflatedExplicitVRLittleEndian,
+    ExplicitVRLittleEndian,
+    ImplicitVRLittleEndian,
+)
+
+from cbmir.errors import (
+    DamagedImageError,
+    DicomImageError,
+    ImageError,
+    ImageSizeError,
+    MissingDependencyError,
+    NotAnImageError,
+)
+from cbmir.runtime.imaging.dicom_header import pydicom_unlogged
+from cbmir.runtime.imaging.dicom_reader import is_dicom
+from cbmir.runtime.imaging.radiograph import collected_warnings
+from cbmir.runtime.imaging.reader import Limits, Radiograph, read_image
+from dicom_files import SIDE, STORED, lut_sequence, make_dicom
+
+
+def saved(dataset: Dataset) -> bytes:
+    stream = io.BytesIO()
+    dataset.save_as(stream)
+    return stream.getvalue()
+
+
+def read(data: bytes, **limits: Any) -> Radiograph:
+    return read_image(data, limits=Limits(**limits)) if limits else read_image(data)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "tag"),
+    [
+        ("Modality", "CT", "0008,0060"),
+        ("Modality", "MG", "0008,0060"),
+        ("BodyPartExamined", "KNEE", "0018,0015"),
+        ("BodyPartExamined", "CHESTABDOMEN", "0018,0015"),
+        ("ViewPosition", "LL", "0018,5101"),
+        ("ViewPosition", "LATERAL", "0018,5101"),
+        ("ViewPosition", "RLD", "0018,5101"),
+        ("ViewPosition", "RAO", "0018,5101"),
+        ("ViewPosition", "LAO", "0018,5101"),
+        ("ViewPosition", "RPO", "0018,5101"),
+        ("ViewPosition", "LPO", "0018,5101"),
+        ("PhotometricInterpretation", None, "0028,0004"),
+        ("PhotometricInterpretation", "RGB", "0028,0004"),
+        ("SamplesPerPixel", 3, "0028,0002"),
+        ("NumberOfFrames", 2, "0028,0008"),
+        ("BitsAllocated", 32, "0028,0100"),
+        ("PixelRepresentation", None, "0028,0103"),
+        ("Rows", None, "0028,0010"),
+    ],
+)
+def test_refusals_name_tag_and_value_but_no_patient(keyword: str, value: Any, tag: str) -> None:
+    with pytest.raises(DicomImageError) as caught:
+        read(make_dicom(**{keyword: value}))
+    message = str(caught.value)
+    assert f"{keyword} ({tag})" in message
+    assert ("missing" if value is None else repr(str(value))) in message
+    assert "SECRET" not in message
+
+
+@pytest.mark.parametrize(("view", "expected"), [("PA", "PA"), ("AP", "AP"), ("PA CHEST", "PA"), ("", ""), ("XX", "")])
+def test_view(view: str, expected: str) -> None:
+    radiograph = read(make_dicom(ViewPosition=view))
+    assert radiograph.view == expected
+    assert len(radiograph.warnings) == (not expected)
+
+
+@pytest.mark.parametrize("part", ["CHEST", "THORAX", "CHEST PA", "LUNG"])
+def test_chest_by_other_names(part: str) -> None:
+    assert not [w for w in read(make_dicom(BodyPartExamined=part)).warnings if "BodyPart" in w]
+
+
+def test_missing_context_is_a_warning_each() -> None:
+    radiograph = read(make_dicom(Modality=None, BodyPartExamined=None, ViewPosition=None))
+    assert [warning.split()[0] for warning in radiograph.warnings] == ["Modality", "BodyPartExamined", "ViewPosition"]
+
+
+def test_description_of_a_lateral_view_is_a_warning() -> None:
+    (warning,) = read(make_dicom(AcquisitionDeviceProcessingDescription="Chest Lat")).warnings
+    assert "AcquisitionDeviceProcessingDescription (0018,1400) says LAT" in warning
+
+
+def test_missing_identifiers_are_empty() -> None:
+    radiograph = read(make_dicom(PatientID=None, StudyInstanceUID=None))
+    assert (radiograph.patient_id, radiograph.study_id) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "day"),
+    [("20240229", "2024-02-29"), ("", ""), (None, ""), ("2020.01.02", "2020-01-02")],
+)
+def test_uids_and_study_date(text: str | None, day: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pydicom's, of how ACR-NEMA wrote dates
+        data = make_dicom(StudyDate=text)
+    radiograph = read(data)
+    assert (radiograph.sop_instance_uid, radiograph.study_id, radiograph.date) == ("1.2.3", "1.2.4", day)
+    assert radiograph.warnings == ()
+
+
+@pytest.mark.parametrize("text", ["20230229", "20201301", "2020", "SECRET^N"])
+def test_a_study_date_that_is_none_is_a_warning(text: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        data = make_dicom(StudyDate=text)
+    radiograph = read(data)
+    assert radiograph.date == ""
+    assert "StudyDate (0008,0020) is no date YYYYMMDD: left out" in radiograph.warnings
+    assert not any("SECRET" in warning for warning in radiograph.warnings)
+
+
+def test_size_limits_come_before_decoding() -> None:
+    with pytest.raises(ImageSizeError, match="30000x30000"):
+        read(make_dicom(Rows=30000, Columns=30000))
+    with pytest.raises(ImageSizeError):
+        read(make_dicom(), max_pixels=SIDE * SIDE - 1)
+
+
+def test_pixel_data_missing_cut_off_or_in_excess() -> None:
+    with pytest.raises(DicomImageError, match=r"PixelData \(7FE0,0010\)"):
+        data = make_dicom()
+        read(data[: data.index(b"\xe0\x7f\x10\x00")])
+    with pytest.raises(DamagedImageError, match="PixelData"):
+        read(make_dicom(PixelData=STORED.tobytes()[:-2]))
+    radiograph = read(make_dicom(PixelData=STORED.tobytes() + b"\0\0\0\0"))
+    assert np.array_equal(radiograph.pixels, read(make_dicom()).pixels)
+    (warning,) = radiograph.warnings
+    assert "PixelData (7FE0,0010)" in warning
+
+
+def test_odd_number_of_bytes_is_padded_to_even() -> None:
+    pixels = (np.arange(45 * 45) % 256).astype(np.uint8).reshape(45, 45)
+    data = make_dicom(pixels, WindowCenter=128, WindowWidth=256, PixelData=pixels.tobytes() + b"\0")
+    assert np.array_equal(read(data).pixels, pixels)
+    assert read(data).warnings == ()
+
+
+def test_nonconformant_values_become_one_warning_without_the_patient(caplog: pytest.LogCaptureFixture) -> None:
+    """pydicom warns of the UID, logs it as well, and quotes it."""
+    data = make_dicom().replace(b"1.2.4\0", b"SECRET")
+    (warning,) = read(data).warnings
+    assert "deviation(s) from the standard" in warning
+    assert "SECRET" not in warning
+    assert not caplog.records
+    logging.getLogger("pydicom").warning("heard again")
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("name", ["pydicom", "pydicom.pixels.decoders.base", "pylibjpeg", "openjpeg"])
+def test_what_the_libraries_log_is_kept_out_for_this_thread_only(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger(name)
+    with pydicom_unlogged():
+        logger.error("SECRET")
+        other = threading.Thread(target=logger.error, args=("of another thread",))
+        other.start()
+        other.join()
+    logger.error("heard again")
+    assert [record.message for record in caplog.records] == ["of another thread", "heard again"]
+
+
+def test_codec_that_fails_logs_nothing(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(DamagedImageError):
+        read_image(shared / "dicom" / "chest_canon_j2k_lossless_mono1_12bit_bad.dcm")
+    assert not caplog.records
+
+
+def test_unreadable_number_is_refused() -> None:
+    with pytest.raises(DicomImageError, match=r"WindowWidth \(0028,1051\)"):
+        read(make_dicom(WindowWidth="4096").replace(b"4096", b"wide"))
+
+
+def test_transfer_syntax_that_nothing_decodes() -> None:
+    data = make_dicom().replace(b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.9.9.9\0")
+    with pytest.raises(DicomImageError, match=r"transfer syntax.*1\.2\.840\.10008\.9\.9\.9"):
+        read(data)
+
+
+def test_missing_codec_names_the_syntax_and_the_cure(monkeypatch: pytest.MonkeyPatch, shared: Path) -> None:
+    monkeypatch.setattr(Decoder, "is_available", False)
+    with pytest.raises(MissingDependencyError, match=r"RLE Lossless.*cbmir\[dicom\]"):
+        read_image(shared / "dicom" / "derived_chest_mono1_10bit_rle.dcm")
+
+
+def test_high_bit_is_not_guessed_in_compressed_pixels(shared: Path) -> None:
+    dataset = dcmread(shared / "dicom" / "derived_chest_mono1_10bit_rle.dcm")
+    dataset.HighBit = 15
+    with pytest.raises(DicomImageError, match="HighBit"):
+        read(saved(dataset))
+
+
+def test_what_is_dicom() -> None:
+    assert is_dicom(make_dicom())
+    for data in (
+        b"",
+        b"\x89PNG\r\n\x1a\n" + bytes(8),
+        b"\x08\x00",
+        b"II*\x00\x08\x00\x00\x00",
+        b"\x08\x00\x16\x00\xff\xff\xff\xff",
+    ):
+        assert not is_dicom(data)
+    with pytest.raises(NotAnImageError):
+        read(bytes(128) + b"DICM")
+
+
+# -- damage
+
+
+def test_want_of_memory_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file may be read another time."""
+
+    def dcmread(*args: Any, **options: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("pydicom.dcmread", dcmread)
+    with pytest.raises(MemoryError):
+        read(make_dicom())
+
+
+@pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
+def test_damage_gives_nothing_but_image_errors(syntax: str) -> None:
+    """Cut off and flipped bytes: an image or a typed error that names no patient, and no warning."""
+    table = lut_sequence(0, list(range(0, 4096, 4)), 12)
+    data = make_dicom(syntax=syntax, VOILUTSequence=table, RescaleSlope=1, RescaleIntercept=0, PixelPaddingValue=0)
+    header = data.index(b"\xe0\x7f\x10\x00") + 12
+    generator = np.random.default_rng(0)
+    refused = 0
+    for trial in range(400):
+        broken = bytearray(data)
+        if trial % 4 == 0:
+            broken = broken[: int(generator.integers(133, header + 200))]
+        else:
+            for position in generator.integers(132, header, int(generator.integers(1, 4))):
+                broken[position] = int(generator.integers(256))
+        try:
+            assert read(bytes(broken)).pixels.dtype == np.uint8
+        except (ImageError, MissingDependencyError) as error:
+            refused += 1
+            assert "SECRET" not in str(error)
+    assert refused > 50
+
+
+def deflated(dataset: bytes) -> bytes:
+    """A file of Deflated Explicit VR Little Endian around a data set."""
+    meta = make_dicom(syntax=DeflatedExplicitVRLittleEndian, PixelData=b"\0\0")
+    length = 132 + 12 + int.from_bytes(meta[140:144], "little")
+    squeezer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return meta[:length] + squeezer.compress(dataset) + squeezer.flush()
+
+
+def test_deflated() -> None:
+    plain = make_dicom()
+    body = plain[plain.index(b"\x08\x00\x16\x00") :]
+    data = deflated(body)
+    assert len(data) < len(plain)
+    assert np.array_equal(read(data).pixels, read(plain).pixels)
+    with pytest.raises(DamagedImageError):
+        read(data[: len(data) // 2])
+    with pytest.raises(DamagedImageError, match="deflated"):
+        read(deflated(data[132:]))
+
+
+def test_deflated_data_set_is_not_inflated_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = make_dicom()
+    body = plain[plain.index(b"\x08\x00\x16\x00") :]
+    bomb = deflated(body + bytes(20 * 2**20))
+    assert len(bomb) < 100_000
+    monkeypatch.setattr(zlib, "decompress", None)  # it has no limit
+    with pytest.raises(ImageSizeError, match="inflate"):
+        read(bomb, max_pixels=1_000_000)
+
+
+# -- threads
+
+
+def test_warnings_of_other_threads_are_theirs() -> None:
+    with warnings.catch_warnings(record=True) as theirs, collected_warnings() as ours:
+        other = threading.Thread(target=warnings.warn, args=("of another thread",))
+        other.start()
+        other.join()
+        warnings.warn("of this thread", stacklevel=1)
+    assert ours == ["of this thread"]
+    assert [str(warning.message) for warning in theirs] == ["of another thread"]
+
+
+def test_threads_leave_the_warning_filters_alone() -> None:
+    """`warnings.catch_warnings` is not safe in threads by itself: filters stay changed for good."""
+    before = list(warnings.filters)
+    stream = io.BytesIO()
+    Image.fromarray((STORED // 16).astype(np.uint8)).save(stream, "PNG")
+    sources = [make_dicom(StudyInstanceUID=f"1.2.{number}") for number in range(4)]
+    with ThreadPoolExecutor(8) as pool:
+        radiographs = list(pool.map(read_image, [*sources, stream.getvalue()] * 20))
+    assert [radiograph.study_id for radiograph in radiographs] == ["1.2.0", "1.2.1", "1.2.2", "1.2.3", ""] * 20
+    assert warnings.filters == before

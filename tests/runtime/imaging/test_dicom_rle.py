@@ -1,0 +1,91 @@
+"""RLE Lossless: both decoders give the same planes, and neither unpacks more than the image has room for."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from cbmir.errors import DamagedImageError
+from cbmir.runtime.imaging.dicom_pixels import decode_rle
+from cbmir.runtime.imaging.reader import read_image
+from dicom_files import SIDE, STORED, make_dicom
+
+imagecodecs = pytest.importorskip("imagecodecs")
+
+SHAPE = (3, 5)
+PLANE = np.arange(15, dtype=np.uint8).reshape(SHAPE)
+LITERAL = bytes([14]) + PLANE.tobytes()
+
+
+def frame(*segments: bytes) -> bytes:
+    starts = [64 + sum(map(len, segments[:number])) for number in range(len(segments))]
+    return np.array([len(segments), *starts] + [0] * (15 - len(starts)), "<u4").tobytes() + b"".join(segments)
+
+
+@pytest.fixture(params=[imagecodecs, None], ids=["imagecodecs", "Pillow"])
+def library(request: pytest.FixtureRequest) -> ModuleType | None:
+    found: ModuleType | None = request.param
+    return found
+
+
+def decode(data: bytes, library: ModuleType | None, planes: int = 1) -> list[list[int]]:
+    values: list[list[int]] = decode_rle(data, SHAPE, planes, library, threads=2).tolist()
+    return values
+
+
+@pytest.mark.parametrize(
+    "segment",
+    [
+        LITERAL,  # one packet, from row to row
+        b"".join(bytes([0, value]) for value in PLANE.ravel()),
+        b"".join(bytes([128, 0, value]) for value in PLANE.ravel()),  # 128 says nothing
+        LITERAL + b"\0",  # to an even length
+        LITERAL + b"\0" * 15,
+    ],
+)
+def test_a_plane_however_it_is_packed(segment: bytes, library: ModuleType | None) -> None:
+    assert decode(frame(segment), library) == PLANE.tolist()
+
+
+def test_a_byte_that_is_repeated(library: ModuleType | None) -> None:
+    assert decode(frame(bytes([257 - 15, 7])), library) == [[7] * 5] * 3
+
+
+def test_the_first_plane_holds_the_high_bytes(library: ModuleType | None) -> None:
+    expected = PLANE.astype(np.uint16) + 256 * 3
+    assert decode(frame(bytes([257 - 15, 3]), LITERAL), library, planes=2) == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        frame(LITERAL)[:63],
+        frame(LITERAL)[:-1],
+        frame(b""),
+        frame(LITERAL, LITERAL),  # two planes of an image that has one
+        frame(LITERAL).replace(b"\x40", b"\x3f", 1),  # a segment inside of the header
+        frame(LITERAL).replace(b"\x40", b"\xff", 1),  # or beyond the end
+        frame(LITERAL + LITERAL + LITERAL),  # an image of three times as many rows
+        frame(bytes([129, 7]) * 200_000),  # two bytes become 128
+    ],
+)
+def test_damage_and_bombs_are_refused(data: bytes, library: ModuleType | None) -> None:
+    with pytest.raises(ValueError):
+        decode(data, library)
+
+
+def test_pydicoms_loop_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megabytes of packets of a byte each keep it busy for seconds, and all other threads waiting."""
+    monkeypatch.setattr("pydicom.pixels.decoders.base.Decoder.as_array", None)
+    monkeypatch.setattr("cbmir.runtime.imaging.dicom_pixels._imagecodecs", lambda: None)
+    pixels = (STORED // 16).astype(np.uint8)
+    packets = b"".join(bytes([0, value]) for value in pixels.ravel())
+    window = {"WindowCenter": 128, "WindowWidth": 256}
+    read = read_image(make_dicom(pixels, syntax="1.2.840.10008.1.2.5", frame=frame(packets), **window))
+    assert np.array_equal(read.pixels, pixels)
+    assert read.pixels.shape == (SIDE, SIDE)
+    with pytest.raises(DamagedImageError, match=r"PixelData \(7FE0,0010\) \(RLE Lossless\)"):
+        read_image(make_dicom(pixels, syntax="1.2.840.10008.1.2.5", frame=frame(packets * 2), **window))

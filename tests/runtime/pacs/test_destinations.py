@@ -1,0 +1,144 @@
+"""Where results go: a C-STORE receiver, a folder, and what each says when it does not take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pynetdicom import AE
+from pynetdicom.sop_class import CTImageStorage
+
+from cbmir.errors import DeliveryAwayError, DeliveryError, PacsError
+from cbmir.runtime.pacs.destinations import Address, Folder, StoreScu
+from cbmir.runtime.pacs.jobs import Made
+from pacs_rig import Receiver
+
+#: pynetdicom forgets to close a socket whose connection failed, and leaves that to Python.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture
+def results(radiograph: Callable[..., bytes]) -> list[Made]:
+    return [Made("sr", "2.25.1", radiograph(1)), Made("sc", "2.25.2", radiograph(2))]
+
+
+def scu(receiver: Receiver, title: str = "ARCHIVE") -> StoreScu:
+    return StoreScu(Address(title, "127.0.0.1", receiver.port))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("PACS@10.0.0.1:104", Address("PACS", "10.0.0.1", 104)),
+        ("MY PACS@pacs.example:11112", Address("MY PACS", "pacs.example", 11112)),
+        ("A@[::1]:104", Address("A", "::1", 104)),
+    ],
+)
+def test_addresses(text: str, expected: Address) -> None:
+    assert Address.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "PACS", "PACS@host", "@host:104", "PACS@host:0", "PACS@host:65536", "PACS@:104", "A@b:c:104",
+             "SEVENTEEN_LETTERS@host:104"],
+)  # fmt: skip
+def test_addresses_that_are_none(text: str) -> None:
+    with pytest.raises(PacsError, match=r"expected an (address|AE title)"):
+        Address.parse(text)
+
+
+def test_results_are_stored(receiver: Receiver, results: list[Made]) -> None:
+    scu(receiver).send(results)
+    assert len(receiver.objects) == 2
+    scu(receiver).send([])
+
+
+@pytest.mark.parametrize("status", [0xB000, 0xB006, 0xB007])
+def test_a_warning_is_no_failure(receiver: Receiver, results: list[Made], status: int) -> None:
+    receiver.statuses.append(status)
+    scu(receiver).send(results)
+    assert len(receiver.objects) == 1
+
+
+def test_what_is_there_already_counts_as_taken(receiver: Receiver, results: list[Made]) -> None:
+    """Duplicate SOP Instance: it was sent before, by a process that ended then. What comes after it is sent."""
+    receiver.statuses.append(0x0111)
+    scu(receiver).send(results)
+    assert len(receiver.objects) == 1
+
+
+@pytest.mark.parametrize("status", [0xA900, 0xC000, 0x0122, 0x0124])
+def test_what_is_refused_does_not_stop_the_rest(receiver: Receiver, results: list[Made], status: int) -> None:
+    receiver.statuses.append(status)
+    with pytest.raises(DeliveryError, match=f":{receiver.port}: refused .* with status 0x{status:04X}") as raised:
+        scu(receiver).send(results)
+    assert not isinstance(raised.value, DeliveryAwayError)
+    assert len(receiver.objects) == 1
+    scu(receiver).send(results)  # tried again, all of them are stored
+    assert len(receiver.objects) == 3
+
+
+def test_who_has_no_room_takes_nothing_now(receiver: Receiver, results: list[Made]) -> None:
+    receiver.statuses.append(0xA700)
+    with pytest.raises(DeliveryAwayError, match="with status 0xA700"):
+        scu(receiver).send(results)
+    assert receiver.objects == []
+
+
+def test_who_is_not_called_refuses(receiver: Receiver, results: list[Made]) -> None:
+    with pytest.raises(DeliveryAwayError, match="refused the association"):
+        scu(receiver, "OTHER").send(results)
+
+
+def test_who_is_away_is_not_reached(receiver: Receiver, results: list[Made]) -> None:
+    away = StoreScu(Address("ARCHIVE", "127.0.0.1", 1))
+    with pytest.raises(DeliveryAwayError, match="cannot be reached"):
+        away.send(results)
+
+
+def test_who_takes_no_such_class_is_named(results: list[Made]) -> None:
+    ae = AE(ae_title="ARCHIVE")
+    ae.add_supported_context(CTImageStorage)
+    server = ae.start_server(("127.0.0.1", 0), block=False)
+    assert server is not None
+    try:
+        outlet = StoreScu(Address("ARCHIVE", "127.0.0.1", server.server_address[1]))
+        with pytest.raises(DeliveryError, match=r"does not take Computed Radiography Image Storage|cannot be reached"):
+            outlet.send(results)
+    finally:
+        server.shutdown()
+
+
+def test_a_folder_keeps_one_file_a_result(tmp_path: Path, results: list[Made]) -> None:
+    folder = Folder(tmp_path / "results")
+    folder.send(results)
+    folder.send(results)
+    assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == {
+        "2.25.1.dcm": results[0].data, "2.25.2.dcm": results[1].data
+    }  # fmt: skip
+
+
+def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
+    (tmp_path / ".2.25.1.dcm.7.8.part").write_bytes(b"half")
+    (tmp_path / "2.25.2.dcm").write_bytes(b"whole")
+    assert [path.name for path in Folder(tmp_path).path.iterdir()] == ["2.25.2.dcm"]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PacsError, match="cannot make the folder of results"):
+        Folder(tmp_path / "file")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, results: list[Made], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(tmp_path / "results")
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(DeliveryAwayError, match="No space left"):
+        folder.send(results)
+    assert list(folder.path.iterdir()) == []

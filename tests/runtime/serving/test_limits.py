@@ -1,0 +1,137 @@
+"""How many requests are worked on, how many wait, and when a place is free again."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+from cbmir.runtime.serving.limits import Gate
+from cbmir.runtime.serving.problems import Problem
+
+
+class Held:
+    """Work that begins, and ends when it is let."""
+
+    def __init__(self) -> None:
+        self.begun, self.let = threading.Event(), threading.Event()
+
+    def __call__(self, *_: object) -> str:
+        self.begun.set()
+        assert self.let.wait(10)
+        return "done"
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    held = Held()
+    yield held
+    held.let.set()
+
+
+async def ask(gate: Gate, work: Callable[[], str]) -> str:
+    with gate.place() as place:
+        return await place.run(work)
+
+
+async def until(condition: object) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.001)
+
+
+def test_more_than_the_places_are_refused(held: Held) -> None:
+    async def run() -> None:
+        gate = Gate(1, 1, 10)
+        first = asyncio.create_task(ask(gate, held))
+        await until(held.begun.is_set)
+        second = asyncio.create_task(ask(gate, held))
+        await until(lambda: gate.taken == 2)
+        assert (gate.working, gate.waiting, gate.capacity) == (1, 1, 2)
+        with pytest.raises(Problem) as refused:
+            await ask(gate, held)
+        assert refused.value.status_code == 429
+        assert int((refused.value.headers or {})["Retry-After"]) >= 1
+        held.let.set()
+        assert [await first, await second] == ["done", "done"]
+        assert (gate.taken, gate.working) == (0, 0)
+        gate.close()
+
+    asyncio.run(run())
+
+
+def test_work_that_takes_too_long_keeps_its_place_until_it_ends(held: Held) -> None:
+    async def run() -> None:
+        gate = Gate(1, 0, 0.01)
+        with pytest.raises(Problem) as late:
+            await ask(gate, held)
+        assert (late.value.status_code, late.value.kind) == (503, "timeout")
+        assert gate.taken == 1
+        with pytest.raises(Problem, match="at most 1 requests"):
+            await ask(gate, held)
+        held.let.set()
+        await until(lambda: gate.taken == 0)
+        gate.close()
+
+    asyncio.run(run())
+
+
+class Body:
+    """What is uploaded."""
+
+
+def test_what_waited_too_long_is_never_begun_and_forgotten(held: Held) -> None:
+    async def run() -> None:
+        gate, second, body = Gate(1, 1, 0.01), Held(), Body()
+        is_kept = weakref.ref(body)
+        first = asyncio.create_task(ask(gate, held))
+        await until(held.begun.is_set)
+        with pytest.raises(Problem, match="within"):
+            await ask(gate, partial(second, body))
+        assert gate.taken == 1
+        del body
+        gc.collect()
+        assert is_kept() is None
+        held.let.set()
+        with pytest.raises(Problem):
+            await first
+        await until(lambda: gate.taken == 0)
+        assert not second.begun.is_set()
+        gate.close()
+
+    asyncio.run(run())
+
+
+def test_what_raises_gives_its_place_back() -> None:
+    async def run() -> None:
+        gate = Gate(1, 0, 10)
+
+        def fail() -> str:
+            raise TimeoutError("the work's own")
+
+        with pytest.raises(TimeoutError, match="own"), gate.place() as place:
+            await place.run(fail)
+        with pytest.raises(RuntimeError), gate.place():
+            raise RuntimeError
+        assert gate.taken == 0
+        gate.close()
+
+    asyncio.run(run())
+
+
+def test_closing_waits_for_nobody(held: Held) -> None:
+    async def run() -> None:
+        gate = Gate(1, 1, 0.01)
+        with pytest.raises(Problem):
+            await ask(gate, held)
+        gate.close()  # `held` goes on
+        assert gate.taken == 1
+        held.let.set()
+        await until(lambda: gate.taken == 0)
+
+    asyncio.run(run())

@@ -1,0 +1,447 @@
+"""What the routes answer: the same as in process, without what would name another patient."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+from pydicom import dcmread
+
+from cbmir.card import NOT_A_DEVICE, ModelCard
+from cbmir.manifest import read_manifest
+from cbmir.runtime import Filter, Finder, Pseudonyms, build_gallery, open_engine
+from cbmir.runtime.dicom_output.identifiers import case_id
+from cbmir.runtime.finder import IN_GALLERY, PATIENT_NOT_FOUND, PATIENT_UNKNOWN
+from cbmir.runtime.gallery import Gallery
+from cbmir.runtime.gallery.store import Store
+from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.serving import Settings, app
+from dicom_files import make_dicom
+from http_service import MakeClient, encoded
+
+
+@pytest.fixture(scope="module")
+def finder(tiny_model: Path, tiny_gallery: Path) -> Iterator[Finder]:
+    with Finder.open(tiny_model, tiny_gallery, threads=1) as finder:
+        yield finder
+
+
+def expected(finder: Finder, data: bytes, k: int, **options: Any) -> dict[str, Any]:
+    """`Analysis.to_json` as the service should answer it."""
+    assert finder.gallery is not None
+    answer = json.loads(json.dumps(finder.analyze(data, k, **options).to_json()))
+    del answer["image"]
+    answer["known"] = [case_id(finder.gallery, one) for one in answer["known"]]
+    for neighbour in answer["neighbours"]:
+        neighbour["id"] = case_id(finder.gallery, neighbour["id"])
+        neighbour["report"] = None
+        del neighbour["image"], neighbour["patient_id"]
+    return answer
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "DICOM"])
+def test_analyze(kind: str, client: TestClient, finder: Finder, png: bytes) -> None:
+    pixels = np.asarray(Image.open(io.BytesIO(png)))
+    data = make_dicom() if kind == "DICOM" else encoded(pixels, kind)
+    answer = client.post("/v1/analyze", params={"k": 4}, content=data)
+    assert answer.status_code == 200
+    body = answer.json()
+    assert {key: body[key] for key in expected(finder, data, 4)} == expected(finder, data, 4)
+    assert len(body["neighbours"]) == 4
+    assert body["notice"] == NOT_A_DEVICE
+    assert body["model"]["fingerprint"] == finder.card.fingerprint
+    assert body["model"]["engine"] == "onnxruntime"
+
+
+def test_filters(client: TestClient, finder: Finder, png: bytes) -> None:
+    where = f"not {finder.card.labels.names[0]}"
+    answer = client.post("/v1/analyze", params={"where": where, "view": "pa", "exact": True}, content=png).json()
+    wanted = expected(finder, png, 10, filter=Filter(where=where, view="PA"), exact=True)
+    assert answer["neighbours"] == wanted["neighbours"]
+    assert not client.post("/v1/analyze", params={"since": "2020-01-01"}, content=png).json()["neighbours"]
+
+
+def test_the_patient_is_left_out_by_a_header(client: TestClient, finder: Finder, png: bytes) -> None:
+    asked = {"params": {"k": 20}, "content": png}
+    answer = client.post("/v1/analyze", headers={"Patient-ID": "patient_03"}, **asked).json()
+    assert answer["neighbours"] == expected(finder, png, 20, patient_id="patient_03")["neighbours"]
+    assert len(answer["neighbours"]) == 18
+    asked["params"]["include_same_patient"] = True
+    assert len(client.post("/v1/analyze", headers={"Patient-ID": "patient_03"}, **asked).json()["neighbours"]) == 20
+
+
+def test_an_image_of_the_gallery_is_named_by_its_case(client: TestClient, finder: Finder, tiny_manifest: Path) -> None:
+    assert finder.gallery is not None
+    data = (tiny_manifest.parent / "image_04.png").read_bytes()
+    (entry,) = finder.gallery.find(hashlib.sha256(data).hexdigest())
+    answer = client.post("/v1/analyze", content=data)
+    assert answer.json()["warnings"][0] == IN_GALLERY
+    assert answer.json()["known"] == [case_id(finder.gallery, entry.id)]
+    assert entry.id not in answer.text
+
+
+def test_an_image_of_the_gallery_is_told_once_with_results_too(
+    make_client: MakeClient, tiny_model: Path, tiny_manifest: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.dcm"
+    file.write_bytes(make_dicom(SeriesInstanceUID="1.2.5"))
+    rows = replace(read_manifest(tiny_manifest).rows[0], image=file)
+    with open_engine(tiny_model, threads=1) as engine:
+        build_gallery(engine, replace(read_manifest(tiny_manifest), rows=(rows,)), tmp_path / "gallery")
+    client = make_client(gallery=tmp_path / "gallery")
+    answer = client.post("/v1/analyze", params={"results": "sr"}, content=file.read_bytes()).json()
+    assert [one for one in answer["warnings"] if "in the gallery itself" in one] == [IN_GALLERY]
+
+
+def test_embed_then_search_is_analyze(client: TestClient, png: bytes, tiny_card: ModelCard) -> None:
+    embedding = client.post("/v1/embed", content=png).json()["embedding"]
+    assert len(embedding) == tiny_card.embedding_dim
+    found = client.post("/v1/search", json={"embedding": embedding, "k": 5}).json()["neighbours"]
+    analysed = client.post("/v1/analyze", params={"k": 5}, content=png).json()["neighbours"]
+    assert [one["id"] for one in found] == [one["id"] for one in analysed]
+    assert found[0]["distance"] == pytest.approx(analysed[0]["distance"], abs=1e-6)
+    assert all(one["shared"] == [] for one in found)
+
+
+def test_search_by_a_case_is_without_its_patient(client: TestClient, finder: Finder) -> None:
+    gallery = finder.gallery
+    assert gallery is not None
+    entry = gallery.entry(gallery.ids()[0])
+    question = {"case": case_id(gallery, entry.id), "k": 30}
+    found = client.post("/v1/search", json=question).json()["neighbours"]
+    others = {case_id(gallery, one.id): one for one in gallery.every_entry() if one.id != entry.id}
+    assert {one["id"] for one in found} == {key for key, one in others.items() if one.patient_id != entry.patient_id}
+    found = client.post("/v1/search", json=question | {"include_same_patient": True}).json()["neighbours"]
+    assert {one["id"] for one in found} == set(others)
+    assert all(set(one["shared"]) == set(one["labels"]) & set(entry.positive) for one in found)
+
+
+def test_search_leaves_a_patient_out(client: TestClient, finder: Finder, png: bytes) -> None:
+    embedding = client.post("/v1/embed", content=png).json()["embedding"]
+    found = client.post("/v1/search", json={"embedding": embedding, "k": 20, "patient_id": " patient_01 "}).json()
+    assert len(found["neighbours"]) == 18
+    assert found["warnings"] == []
+
+
+def test_a_search_warns_where_nobody_is_left_out(client: TestClient, png: bytes) -> None:
+    question = {"embedding": client.post("/v1/embed", content=png).json()["embedding"]}
+    assert client.post("/v1/search", json=question).json()["warnings"] == [PATIENT_UNKNOWN]
+    misspelt = question | {"patient_id": "patient_1"}
+    assert client.post("/v1/search", json=misspelt).json()["warnings"] == [PATIENT_NOT_FOUND]
+    assert client.post("/v1/search", json=question | {"include_same_patient": True}).json()["warnings"] == []
+
+
+def test_results_of_a_dicom_file(client: TestClient) -> None:
+    data = make_dicom(SeriesInstanceUID="1.2.5", PatientName="OWN^NAME")
+    kinds = ("sr", "sc", "kos", "fhir")
+    answer = client.post("/v1/analyze", params={"results": "sr, sc,kos,fhir", "k": 2}, content=data)
+    assert answer.status_code == 200, answer.text
+    results = answer.json()["results"]
+    assert set(results) == {*kinds, "kos_copies"}
+    assert (results["kos"], results["kos_copies"]) == (None, [])  # no prior of this patient
+    assert results["fhir"]["resourceType"] == "Bundle"
+    for kind, modality in (("sr", "SR"), ("sc", "OT")):
+        made = dcmread(io.BytesIO(base64.b64decode(results[kind])))
+        assert (made.StudyInstanceUID, made.Manufacturer) == ("1.2.4", "cbmir")
+        assert modality in (made.Modality, "OT")
+    assert client.post("/v1/analyze", params={"results": ""}, content=data).json()["results"] is None
+
+
+def test_reports_and_thumbnails_where_they_are_shared(make_client: MakeClient, png: bytes) -> None:
+    client = make_client(share=frozenset({"reports", "thumbnails"}))
+    nearest = client.post("/v1/analyze", content=png).json()["neighbours"][0]
+    assert nearest["report"].startswith("Report ")
+    picture = client.get(f"/v1/cases/{nearest['id']}/thumbnail")
+    assert picture.headers["content-type"] == "image/jpeg"
+    assert picture.content.startswith(b"\xff\xd8\xff")
+
+
+def test_neither_by_default(client: TestClient, png: bytes) -> None:
+    nearest = client.post("/v1/analyze", content=png).json()["neighbours"][0]
+    assert nearest["report"] is None
+    answer = client.get(f"/v1/cases/{nearest['id']}/thumbnail")
+    assert (answer.status_code, answer.json()["type"]) == (403, "urn:cbmir:problem:not-shared")
+
+
+def test_an_unknown_case(make_client: MakeClient) -> None:
+    client = make_client(share=frozenset({"thumbnails"}))
+    for answer in (
+        client.get("/v1/cases/case-0123456789abcdef/thumbnail"),
+        client.post("/v1/search", json={"case": "case-0123456789abcdef"}),
+    ):
+        assert (answer.status_code, answer.json()["type"]) == (404, "urn:cbmir:problem:no-case")
+
+
+def test_cases_are_found_without_trying_every_id_each_time(
+    make_client: MakeClient, tiny_gallery: Path, tmp_path: Path, png: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = make_client(
+        gallery=Path(shutil.copytree(tiny_gallery, tmp_path / "gallery")), share=frozenset({"thumbnails"})
+    )
+    reads: list[object] = []
+    ids = Gallery.ids
+
+    def counted(gallery: Gallery) -> list[str]:
+        reads.append(gallery)
+        return ids(gallery)
+
+    monkeypatch.setattr(Gallery, "ids", counted)
+
+    def statuses(cases: list[str]) -> set[int]:
+        return {client.get(f"/v1/cases/{case}/thumbnail").status_code for case in cases}
+
+    cases = [one["id"] for one in client.post("/v1/analyze", params={"k": 20}, content=png).json()["neighbours"]]
+    assert statuses(cases) == {200}
+    assert statuses([f"case-{number:016x}" for number in range(10)]) == {404}
+    assert len(reads) == 1
+    with Gallery.open(tmp_path / "gallery") as gallery:  # as another process would
+        entry = gallery.entry(ids(gallery)[0])
+        embedding = gallery.vector(entry.id)[None]
+        gone, name = case_id(gallery, entry.id), case_id(gallery, "another")
+        gallery.remove(ids=[entry.id])
+        gallery.add([replace(entry, id="another")], embedding, [b"\xff\xd8 a JPEG"])
+    assert statuses([name]) == {200}
+    assert statuses([gone]) == {404}
+    assert statuses(sorted({*cases} - {gone})) == {200}
+    assert len(reads) == 2
+
+
+def test_a_case_that_was_removed_since_it_was_shown(
+    make_client: MakeClient, tiny_gallery: Path, tmp_path: Path
+) -> None:
+    client = make_client(gallery=Path(shutil.copytree(tiny_gallery, tmp_path / "gallery")))
+    with Gallery.open(tmp_path / "gallery") as gallery:
+        (first, *_) = gallery.ids()
+        case = case_id(gallery, first)
+        assert client.post("/v1/search", json={"case": case}).status_code == 200
+        gallery.remove(ids=[first])
+    answer = client.post("/v1/search", json={"case": case})
+    assert (answer.status_code, answer.json()["type"]) == (404, "urn:cbmir:problem:no-case")
+
+
+def test_a_gallery_of_pseudonyms_without_their_key(
+    make_client: MakeClient, tiny_model: Path, tiny_manifest: Path, tmp_path: Path, png: bytes
+) -> None:
+    with open_engine(tiny_model, threads=1) as engine:
+        build_gallery(engine, read_manifest(tiny_manifest), tmp_path / "gallery", pseudonyms=Pseudonyms.throw_away())
+    client = make_client(gallery=tmp_path / "gallery")
+    neighbours = client.post("/v1/analyze", params={"k": 30}, content=png).json()["neighbours"]
+    assert len(neighbours) == 20
+    named = client.post("/v1/analyze", headers={"Patient-ID": "patient_01"}, content=png)
+    assert (named.status_code, named.json()["type"]) == (422, "urn:cbmir:problem:pseudonyms")
+    found = client.post("/v1/search", json={"case": neighbours[0]["id"], "k": 30}).json()
+    assert len(found["neighbours"]) == 18  # the patient is left out all the same
+    assert found["warnings"] == []
+
+
+def test_without_a_gallery(make_client: MakeClient, png: bytes) -> None:
+    client = make_client(gallery=None)
+    answer = client.post("/v1/analyze", content=png).json()
+    assert (answer["neighbours"], answer["novelty"]) == ([], None)
+    assert answer["findings"]
+    assert client.get("/health").status_code == 200
+    assert client.post("/v1/search", json={"case": "case-0123456789abcdef"}).status_code == 404
+    assert client.get("/v1/about").json()["gallery"] is None
+
+
+def test_about(client: TestClient, tiny_card: ModelCard) -> None:
+    about = client.get("/v1/about").json()
+    assert about["labels"] == list(tiny_card.labels.names)
+    assert about["embedding_dim"] == tiny_card.embedding_dim
+    assert about["gallery"]["images"] == 20
+    assert about["gallery"]["generation"] >= 1
+
+
+def test_health_is_ready_only_when_it_is_warm(make_client: MakeClient, tiny_model: Path) -> None:
+    live = LiveFinder(lambda: Finder.open(tiny_model, threads=1), at_once=False)
+    client = make_client(live=live)
+    assert client.get("/health/live").json() == {"status": "live"}
+    for path in ("/health", "/health/ready"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.json()) == (503, {"status": "not ready", "problem": "not-ready"})
+    early = client.post("/v1/embed", content=b"anything")
+    assert (early.status_code, early.headers["retry-after"]) == (503, "5")
+    live.reload()
+    assert client.get("/health/ready").json() == {"status": "ready"}
+
+
+def replace_gallery(gallery: Path) -> None:
+    shutil.copytree(gallery, gallery.with_name("new"))
+    shutil.rmtree(gallery)
+    gallery.with_name("new").rename(gallery)
+
+
+def test_a_replaced_gallery_is_told_with_its_cure(
+    make_client: MakeClient, tiny_gallery: Path, tmp_path: Path, png: bytes
+) -> None:
+    gallery = Path(shutil.copytree(tiny_gallery, tmp_path / "gallery"))
+    client = make_client(gallery=gallery)
+    replace_gallery(gallery)
+    answer = client.post("/v1/analyze", content=png)
+    assert (answer.status_code, answer.json()["type"]) == (503, "urn:cbmir:problem:gallery-replaced")
+    assert "/v1/reload" in answer.json()["detail"]
+    assert client.get("/health/ready").json()["problem"] == "gallery-replaced"
+    assert "cbmir_ready 0.0" in client.get("/metrics").text
+    reloaded = client.post("/v1/reload")
+    assert (reloaded.status_code, reloaded.json()["generation"]) == (200, 2)
+    assert client.post("/v1/analyze", content=png).status_code == 200
+    assert client.get("/health/ready").status_code == 200
+
+
+def test_a_reload_that_fails_changes_nothing(make_client: MakeClient, tiny_model: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copy(tiny_model, tmp_path / "model.onnx"))
+    client = make_client(live=LiveFinder(lambda: Finder.open(model, threads=1)))
+    model.write_bytes(b"damaged")
+    answer = client.post("/v1/reload")
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:cbmir:problem:reload")
+    assert client.get("/health/ready").status_code == 200
+
+
+class Held:
+    """A function that begins, and goes on when it is let."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.begun, self.let = threading.Event(), threading.Event()
+
+    def __call__(self, *arguments: Any, **more: Any) -> Any:
+        self.begun.set()
+        assert self.let.wait(60)
+        return self._function(*arguments, **more)
+
+
+def test_when_all_places_are_taken(make_client: MakeClient, png: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = make_client(concurrency=1, queue=0)
+    held = Held(Finder.embed)
+    monkeypatch.setattr(Finder, "embed", lambda *arguments: held(*arguments))
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.post, "/v1/embed", content=png)
+        assert held.begun.wait(60)
+        refused = client.post("/v1/embed", content=png)
+        assert (refused.status_code, refused.json()["type"]) == (429, "urn:cbmir:problem:busy")
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert client.get("/health/ready").status_code == 200
+        assert "cbmir_requests_working 1.0" in client.get("/metrics").text
+        held.let.set()
+        assert first.result().status_code == 200
+    assert client.post("/v1/embed", content=png).status_code == 200
+
+
+def test_stopping_waits_for_no_work_that_nobody_asks_for_any_more(
+    tiny_model: Path, png: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let, is_over = threading.Event(), threading.Event()
+
+    def embed(*_: object) -> None:
+        let.wait(30)
+        is_over.set()
+
+    monkeypatch.setattr(Finder, "embed", embed)
+    live = LiveFinder(lambda: Finder.open(tiny_model, threads=1))
+    try:
+        with TestClient(app.create_app(live, Settings(timeout_s=0.05)), base_url="http://localhost") as client:
+            assert client.post("/v1/embed", content=png).status_code == 503
+        assert not is_over.is_set()
+        assert not live.ready
+    finally:
+        let.set()
+
+
+def test_a_gallery_that_hangs_is_told_and_keeps_no_reload_waiting(
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "_CHECK_S", 0.05)
+    client = make_client()
+    held = Held(Store.reading)
+    with monkeypatch.context() as hanging:
+        hanging.setattr(Store, "reading", lambda *arguments: held(*arguments))
+        try:
+            for _ in range(5):  # more than there are threads
+                answer = client.get("/health/ready")
+                assert (answer.status_code, answer.json()["problem"]) == (503, "timeout")
+            assert client.get("/metrics").json()["type"] == "urn:cbmir:problem:timeout"
+            assert client.get("/v1/about").status_code == 503
+            hanging.undo()
+            assert client.post("/v1/reload").status_code == 200
+        finally:
+            held.let.set()
+    for _ in range(1000):
+        if client.get("/health/ready").status_code == 200:
+            break
+    else:
+        pytest.fail("the threads of what hung are not free again")
+
+
+def test_one_reload_at_a_time(make_client: MakeClient, tiny_model: Path) -> None:
+    live = LiveFinder(lambda: held(tiny_model, threads=1), at_once=False)
+    held = Held(Finder.open)
+    client = make_client(live=live)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.post, "/v1/reload")
+        assert held.begun.wait(60)
+        second = client.post("/v1/reload")
+        assert (second.status_code, second.json()["type"]) == (409, "urn:cbmir:problem:reloading")
+        held.let.set()
+        assert first.result().json()["generation"] == 1
+
+
+def test_metrics(make_client: MakeClient, png: bytes, tiny_card: ModelCard) -> None:
+    client = make_client()
+    client.post("/v1/analyze", content=png)
+    client.post("/v1/analyze", content=b"none")
+    client.get("/nowhere")
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    for line in (
+        'cbmir_http_requests_total{method="POST",route="/v1/analyze",status="200"} 1.0',
+        'cbmir_http_requests_total{method="POST",route="/v1/analyze",status="415"} 1.0',
+        'cbmir_http_requests_total{method="GET",route="none",status="404"} 1.0',
+        'cbmir_http_request_duration_seconds_count{route="/v1/analyze"} 2.0',
+        'cbmir_http_problems_total{kind="not-an-image"} 1.0',
+        f"cbmir_uploaded_bytes_total {float(len(png) + 4)}",
+        "cbmir_requests_working 0.0",
+        "cbmir_requests_waiting 0.0",
+        "cbmir_requests_capacity 34.0",
+        "cbmir_gallery_images 20.0",
+        "cbmir_ready 1.0",
+        "cbmir_models_opened_total 1.0",
+    ):
+        assert line in answer.text.splitlines()
+    model = next(line for line in answer.text.splitlines() if line.startswith("cbmir_model_info"))
+    for text in (f'fingerprint="{tiny_card.fingerprint}"', 'engine="onnxruntime"', 'device="cpu"', "weights="):
+        assert text in model
+    assert "cbmir_gallery_generation " in answer.text
+
+
+def test_openapi_has_every_route_with_examples(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    assert set(document["paths"]) == {
+        "/v1/analyze", "/v1/embed", "/v1/search", "/v1/cases/{case}/thumbnail", "/v1/about", "/v1/reload", "/metrics",
+        "/health", "/health/live", "/health/ready",
+    }  # fmt: skip
+    analyze = document["paths"]["/v1/analyze"]["post"]
+    assert set(analyze["requestBody"]["content"]) == {"application/dicom", "image/png", "image/jpeg"}
+    assert analyze["responses"]["200"]["content"]["application/json"]["example"]["findings"]
+    assert {one["name"] for one in analyze["parameters"]} == {
+        "k", "where", "view", "since", "until", "exact", "include_same_patient", "results", "Patient-ID",
+    }  # fmt: skip
+    assert analyze["security"]
+    (view,) = [one["schema"] for one in analyze["parameters"] if one["name"] == "view"]
+    assert view["enum"] == ["", "PA", "AP", "LATERAL"]
+    assert "application/problem+json" in analyze["responses"]["429"]["content"]
+    search = document["paths"]["/v1/search"]["post"]["requestBody"]["content"]["application/json"]
+    assert set(search["examples"]) == {"case", "embedding"}
+    assert "not a medical device" in document["info"]["description"]

@@ -1,0 +1,188 @@
+"""A finder that is replaced while it is in use."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cbmir.errors import EngineError, GalleryReplacedError, ModelError, NotReadyError
+from cbmir.runtime import Finder
+from cbmir.runtime.hot_reload import LiveFinder
+
+Xray = Callable[..., NDArray[np.uint8]]
+
+
+@pytest.fixture
+def gallery(tiny_gallery: Path, tmp_path: Path) -> Path:
+    """A gallery that may be replaced."""
+    return Path(shutil.copytree(tiny_gallery, tmp_path / "gallery"))
+
+
+@pytest.fixture
+def live(tiny_model: Path, gallery: Path) -> Iterator[LiveFinder]:
+    with LiveFinder(lambda: Finder.open(tiny_model, gallery, threads=1)) as live:
+        yield live
+
+
+def is_closed(finder: Finder) -> bool:
+    try:
+        finder.engine.warm_up()
+    except EngineError as error:
+        return "closed" in str(error)
+    return False
+
+
+def test_is_open_at_once(live: LiveFinder, make_xray: Xray) -> None:
+    assert (live.ready, live.generation) == (True, 1)
+    with live.use() as finder:
+        assert len(finder.analyze(make_xray(1), 3).neighbours) == 3
+
+
+def test_opens_later_where_asked_to(tiny_model: Path) -> None:
+    with LiveFinder(lambda: Finder.open(tiny_model, threads=1), at_once=False) as live:
+        assert (live.ready, live.generation) == (False, 0)
+        with pytest.raises(NotReadyError), live.use():
+            pass
+        live.reload()
+        assert (live.ready, live.generation) == (True, 1)
+
+
+def test_what_is_opened_is_warm_before_it_is_used(tiny_model: Path) -> None:
+    opened: list[Finder] = []
+    analysed: list[bool] = []
+
+    class Watched(Finder):
+        def analyze(self, *arguments: object, **more: object) -> object:  # type: ignore[override]
+            analysed.append(live.ready)
+            return super().analyze(*arguments, **more)  # type: ignore[arg-type]
+
+    live = LiveFinder(lambda: opened.append(Watched.open(tiny_model, threads=1)) or opened[-1], at_once=False)
+    live.reload()
+    assert analysed == [False]
+    live.close()
+
+
+def test_who_has_begun_ends_with_the_old_one(live: LiveFinder, make_xray: Xray) -> None:
+    with live.use() as old:
+        live.reload()
+        with live.use() as new:
+            assert new is not old
+        assert live.generation == 2
+        assert old.analyze(make_xray(1), 1).neighbours
+        assert not is_closed(old)
+    assert is_closed(old)
+    assert not is_closed(new)
+
+
+def test_an_unused_one_is_closed_at_once(live: LiveFinder) -> None:
+    with live.use() as old:
+        pass
+    live.reload()
+    assert is_closed(old)
+
+
+def test_the_last_of_several_users_closes(live: LiveFinder) -> None:
+    with live.use() as old:
+        with live.use():
+            live.reload()
+        assert not is_closed(old)
+    assert is_closed(old)
+
+
+def test_a_reload_that_fails_keeps_the_old_one(tiny_model: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copy(tiny_model, tmp_path / "model.onnx"))
+    with LiveFinder(lambda: Finder.open(model, threads=1)) as live:
+        model.unlink()
+        with pytest.raises(ModelError, match="no such model file"):
+            live.reload()
+        assert (live.ready, live.generation) == (True, 1)
+        with live.use() as finder:
+            assert not is_closed(finder)
+
+
+def test_one_that_fails_to_warm_up_is_closed(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Finder] = []
+
+    def refuse(*_: object, **__: object) -> None:
+        raise EngineError("it overflows")
+
+    def open_broken() -> Finder:
+        opened.append(Finder.open(tiny_model, threads=1))
+        monkeypatch.setattr(opened[-1], "analyze", refuse)
+        return opened[-1]
+
+    with pytest.raises(EngineError, match="overflows"):
+        LiveFinder(open_broken)
+    assert is_closed(opened[0])
+
+
+def test_one_that_fails_to_close_fails_no_reload(
+    live: LiveFinder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: Finder) -> None:
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Finder, "close", refuse)
+        live.reload()
+        with live.use():
+            live.reload()
+    assert live.generation == 3
+    (first, second) = caplog.records
+    assert first.fields["error"] == second.fields["error"] == "OSError"  # type: ignore[attr-defined]
+    assert "disk" not in caplog.text
+
+
+def test_once_closed_nothing_is_opened(live: LiveFinder) -> None:
+    with live.use() as finder:
+        live.close()
+        assert not is_closed(finder)
+    assert is_closed(finder)
+    live.close()
+    assert not live.ready
+    with pytest.raises(NotReadyError):
+        live.reload()
+    with pytest.raises(NotReadyError), live.use():
+        pass
+
+
+def test_a_replaced_gallery_is_told_until_it_is_reloaded(live: LiveFinder, gallery: Path, make_xray: Xray) -> None:
+    shutil.copytree(gallery, gallery.with_name("new"))
+    shutil.rmtree(gallery)
+    gallery.with_name("new").rename(gallery)
+    with live.use() as finder, pytest.raises(GalleryReplacedError, match="open it again"):
+        finder.analyze(make_xray(1), 1)
+    live.reload()
+    with live.use() as finder:
+        assert finder.analyze(make_xray(1), 1).neighbours
+
+
+def test_many_threads_use_it_while_it_is_reloaded(live: LiveFinder, make_xray: Xray) -> None:
+    xray, stop = make_xray(3), threading.Event()
+    with live.use() as finder:
+        expected = [one.id for one in finder.analyze(xray, 5).neighbours]
+
+    def use() -> int:
+        count = 0
+        while not stop.is_set():
+            with live.use() as finder:
+                assert [one.id for one in finder.analyze(xray, 5).neighbours] == expected
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(4) as pool:
+        users = [pool.submit(use) for _ in range(4)]
+        try:
+            for _ in range(5):
+                live.reload()
+        finally:
+            stop.set()
+        assert all(user.result() for user in users)
+    assert live.generation == 6

@@ -1,0 +1,468 @@
+"""The benchmark's report, from results written by hand: its tables, what it says, and its three forms."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cbmir.training.comparison.report.render as module
+from cbmir.errors import NotAnImageError
+from cbmir.training.comparison.figures.drawing import Picture
+from cbmir.training.comparison.plan import Plan
+from cbmir.training.comparison.report.content import (
+    PATIENTS_NOTICE,
+    breakdown_tables,
+    compared,
+    contents,
+    finding_table,
+    statements,
+)
+from cbmir.training.comparison.report.markdown import markdown
+from cbmir.training.comparison.report.page import page
+from cbmir.training.comparison.report.provenance import duration
+from cbmir.training.comparison.report.render import write_report
+from cbmir.training.comparison.report.tables import main_table, sweep_table
+
+HOSTILE = "<script>alert(1)</script>|*x*](http://evil.example)"
+LABELS = ["Mass", HOSTILE]
+POSITIVE, EVERY = "positive queries", "all queries"
+COMMANDS = ("cbmir benchmark nih 'a & b.csv' -o out", "cbmir benchmark nih 'a & b.csv' -o out --seeds 2 --resume")
+DASH = "\N{EN DASH}"
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+
+
+def fig(value: float | None, low: float | None = None, high: float | None = None, **more: Any) -> dict[str, Any]:
+    return {"value": value, "low": low, "high": high} | more
+
+
+def gain(value: float, low: float, high: float, p: float) -> dict[str, Any]:
+    """`minus_bce`, the same of every metric of retrieval; of all queries the interval holds 0. Of AUC half of it."""
+    one = fig(value, low, high, p=p / 2, p_holm=p)
+    wide = fig(value, -1.0, 1.0, p=p, p_holm=p)
+    metrics = ("ndcg", "acg", "precision")
+    columns = {POSITIVE: dict.fromkeys(metrics, one), EVERY: dict.fromkeys(metrics, wide)}
+    return {"auc": fig(value / 2, low / 2, high / 2, p=p / 4, p_holm=p / 2), "parts": 2} | columns
+
+
+NO_AUC = {"auc": fig(None, p=None, p_holm=None)}
+
+
+def proxies_of(method: str) -> str:
+    return "2" if method == "proxy" else ""
+
+
+def row(method: str, ndcg: float, *, auc: float | None = 0.7, sd: float | None = 0.004, **more: Any) -> dict[str, Any]:
+    measure = fig(ndcg, ndcg - 0.01, ndcg + 0.01, sd=sd)
+    column = {"queries": 12, "queries_left_out": 3, "ndcg": measure, "acg": measure, "precision": measure}
+    interval = (None, None) if auc is None else (auc - 0.1, auc + 0.1)
+    facts: dict[str, Any] = {
+        "method": method, "size": 0, "proxies": proxies_of(method), "cells": 2, "finished": 2, "training_images": 1200,
+        "seconds": 3723.0, "proxies_per_class": [2, 2], "negative_proxies": False,
+        "auc": fig(auc, *interval, sd=None if auc is None else sd),
+        "auc_by_label": {"Mass": fig(auc, *interval), HOSTILE: fig(None)}, "auc_without_both_values": [HOSTILE],
+        POSITIVE: column, EVERY: column | {"queries": 15, "queries_left_out": 0}, "views": {}, "sources": {},
+        "minus_bce": None,
+    }  # fmt: skip
+    return facts | more
+
+
+def unfinished(method: str) -> dict[str, Any]:
+    return {"method": method, "size": 0, "proxies": proxies_of(method), "cells": 2, "finished": 0}
+
+
+def make(**changes: Any) -> dict[str, Any]:
+    plan = {"protocol": "nih", "manifest": "nih.csv", "manifest_fingerprint": "ab12", "seeds": 2, "folds": 0,
+            "sizes": [0], "proxies": ["2"], "training": {"encoder": "tiny"}}  # fmt: skip
+    paper = {"ssh": {"ndcg": 0.15}, "bce": {"ndcg": 0.31}, "proxy": {"ndcg": 0.38}}
+    methods = ("ssh", "texture", "community", "bce", "ml-proxy-nca", "proxy", "proxy-auto")
+    chosen = {"texture": "Numbers chosen <here>."}
+    chance = {"ndcg": 0.1, "acg": 0.2, "precision": 0.3}
+    views = {"AP": {POSITIVE: {"queries": 1020, "ndcg": fig(0.3, 0.2, 0.4)}}}
+    results: dict[str, Any] = {
+        "schema": 1,
+        "protocol": {"name": "nih", "title": "NIH", "k": 100, "labels": LABELS},
+        "made": "2025-01-02T03:04:05+00:00",
+        "command": "\n".join(COMMANDS),
+        "plan": plan,
+        "shown": {"size": 0, "proxies": "2"},
+        "versions": {"cbmir": "0.1.0"},
+        "hardware": {"processor": "a CPU", "cores": 2, "memory_gib": None, "gpus": []},
+        "selections": [
+            {"part": f"seed{seed}", "file": f"selections/seed{seed}.csv", "fingerprint": "cd",
+             "images": {"train": 1200, "val": 9, "test": 15 + seed}, "patients": {"train": 800, "val": 8, "test": 7}}
+            for seed in (0, 1)
+        ],
+        "methods": {
+            m: {"title": m.upper(), "source": f"Who & Co, {m}", "chosen": chosen.get(m, ""), "paper": paper.get(m, {})}
+            for m in methods
+        },
+        "random": {"0": {POSITIVE: chance, EVERY: chance}},
+        "rows": [
+            row("bce", 0.25, auc=0.75),
+            row("texture", 0.125, auc=None, sd=None, minus_bce=gain(-0.125, -0.2, -0.05, 0.0002) | NO_AUC),
+            row("proxy", 0.3, minus_bce=gain(0.05, 0.01, 0.09, 0.04), views=views),
+            row("proxy-auto", 0.29, minus_bce=gain(0.04, 0.01, 0.07, 0.06)),
+            row("ml-proxy-nca", 0.9, finished=1, minus_bce=gain(0.65, 0.6, 0.7, 0.01) | {"parts": 1}),
+            unfinished("ssh"), unfinished("community"),
+        ],
+        "failed": [
+            {"cell": f"seed{s}/ssh", "method": "ssh", "error": "64 bits > 32", "exit": 1, "log": f"seed{s}/ssh/log.txt"}
+            for s in (0, 1)
+        ],
+        "unfinished": ["seed0/community", "seed1/community", "seed1/ml-proxy-nca"],
+    }  # fmt: skip
+    return results | changes
+
+
+def make_sweep() -> dict[str, Any]:
+    rows = [
+        row("proxy", 0.3, size=size, proxies=proxies, training_images=size or 1200)
+        for size in (600, 0) for proxies in ("2", "8")
+    ]  # fmt: skip
+    results = make(rows=[row("bce", 0.25), *rows], failed=[], unfinished=[])
+    plan = results["plan"] | {"sizes": [600, 0], "proxies": ["2", "8"]}
+    return results | {"plan": plan}
+
+
+def lines_of(results: dict[str, Any], pictures: Sequence[Picture] = ()) -> list[str]:
+    return markdown("Benchmark", contents(results, pictures)).splitlines()
+
+
+class Balanced(HTMLParser):
+    """Notes every element and address, and fails on a tag that is not closed in its turn."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_main_table_of_positive_queries() -> None:
+    lines = lines_of(make())
+    start = lines.index("### Positive queries")
+    dashes = {ord("\N{EN DASH}"): "-", ord("\N{MINUS SIGN}"): "-"}
+    assert [line.translate(dashes) for line in lines[start + 2 : start + 12]] == [
+        "| method | AUC | nDCG@100 | ACG@100 | precision@100 | nDCG@100 - BCE | p (Holm) | AUC - BCE | p (Holm) "
+        "| paper's own nDCG@100 |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| SSH (0 of 2 parts) | failed | failed | failed | failed | - | - | - | - | 0.15 |",
+        "| TEXTURE | n/a | 0.125 [0.115, 0.135] | 0.125 [0.115, 0.135] | 0.125 [0.115, 0.135] "
+        "| -0.125 [-0.200, -0.050] | \\< 0.001 | n/a | - | - |",
+        "| COMMUNITY (0 of 2 parts) | not finished | not finished | not finished | not finished | - | - | - | - | - |",
+        "| BCE | **0.750** [0.650, 0.850] ± 0.004 | 0.250 [0.240, 0.260] ± 0.004 | 0.250 [0.240, 0.260] ± 0.004 "
+        "| 0.250 [0.240, 0.260] ± 0.004 | reference | - | reference | - | 0.31 |",
+        "| ML-PROXY-NCA (1 of 2 parts) | 0.700 [0.600, 0.800] ± 0.004 | 0.900 [0.890, 0.910] ± 0.004 "
+        "| 0.900 [0.890, 0.910] ± 0.004 | 0.900 [0.890, 0.910] ± 0.004 | +0.650 [0.600, 0.700] | 0.010 "
+        "| +0.325 [0.300, 0.350] | 0.005 | - |",
+        "| PROXY | 0.700 [0.600, 0.800] ± 0.004 | **0.300** [0.290, 0.310] ± 0.004 | **0.300** [0.290, 0.310] ± 0.004 "
+        "| **0.300** [0.290, 0.310] ± 0.004 | +0.050 [0.010, 0.090] | 0.040 "
+        "| +0.025 [0.005, 0.045] | 0.020 | 0.38 |",
+        "| PROXY-AUTO | 0.700 [0.600, 0.800] ± 0.004 | 0.290 [0.280, 0.300] ± 0.004 | 0.290 [0.280, 0.300] ± 0.004 "
+        "| 0.290 [0.280, 0.300] ± 0.004 | +0.040 [0.010, 0.070] | 0.060 "
+        "| +0.020 [0.005, 0.035] | 0.030 | - |",
+        "| random ranking | n/a | 0.100 | 0.200 | 0.300 | - | - | - | - | - |",
+    ]
+    notes = "\n".join(lines[start + 12 : lines.index("### All queries")])
+    assert "- 12 queries, of 2 seeds together, have an nDCG, 3 are left out" in notes
+    assert "paper's figures, on its data and by its code: they were not measured here" in notes
+    assert "- SSH failed: 64 bits \\> 32 (cells/seed0/ssh/log.txt and 1 more)" in notes
+    assert "- 15 queries, of 2 seeds together, have an nDCG, 0 are left out" in "\n".join(lines)
+
+
+def test_queries_are_those_of_several_seeds_only_where_all_of_these_are_finished() -> None:
+    results = make()
+    one_seed = results | {"plan": results["plan"] | {"seeds": 1}}
+    half = make(rows=[row("bce", 0.25, finished=1)])
+    for other in (one_seed, half):
+        assert main_table(other, POSITIVE).notes[0].startswith("12 queries have an nDCG, 3 are left out (")
+
+
+def test_a_protocol_of_which_the_paper_says_nothing_has_no_column_of_it() -> None:
+    results = make()
+    results["methods"] = {name: method | {"paper": {}} for name, method in results["methods"].items()}
+    table = main_table(results, POSITIVE)
+    assert [column.title for column in table.columns][-2:] == ["AUC \N{MINUS SIGN} BCE", "p (Holm)"]
+    assert not any("paper" in note for note in table.notes)
+
+
+def test_a_comparison_on_fewer_parts_says_so_and_without_bce_there_is_none() -> None:
+    results = make(rows=[row("proxy", 0.3, minus_bce=gain(0.05, 0.01, 0.09, 0.04) | {"parts": 1}), row("texture", 0.1)])
+    texture, proxy, _ = main_table(results, POSITIVE).rows
+    assert [(cell.text, cell.detail) for cell in proxy[5:9]] == [
+        ("+0.050", "[0.010, 0.090] on 1 of 2 parts"), ("0.040", ""),
+        ("+0.025", "[0.005, 0.045] on 1 of 2 parts"), ("0.020", ""),
+    ]  # fmt: skip
+    assert [cell.text for cell in texture[5:9]] == [DASH] * 4
+
+
+def test_equal_figures_are_both_best_and_the_random_ranking_is_never() -> None:
+    results = make(rows=[row("bce", 0.09), row("proxy", 0.0901)])
+    table = main_table(results, EVERY)
+    assert [cells[2].best for cells in table.rows] == [True, True, False]
+
+
+def test_statements_need_both_p_and_interval() -> None:
+    assert list(statements(make(), POSITIVE)) == [
+        "Positive queries, higher than BCE's: ML-PROXY-NCA; PROXY.",
+        "Positive queries, lower than BCE's: TEXTURE.",
+        "Positive queries, cannot be told apart from BCE's: PROXY-AUTO.",
+    ]
+    assert list(statements(make(), EVERY)) == [
+        "All queries, cannot be told apart from BCE's: TEXTURE; ML-PROXY-NCA; PROXY; PROXY-AUTO."
+    ]
+    assert list(statements(make(rows=[row("bce", 0.2)]), EVERY)) == [
+        "All queries: no method could be compared with BCE."
+    ]
+
+
+def test_a_sweep_has_a_table_of_its_own() -> None:
+    results = make_sweep()
+    rows = [tuple(cell.text for cell in cells[:3]) for cells in sweep_table(results, POSITIVE).rows]
+    assert rows == [
+        ("BCE", "1,200", DASH), ("PROXY", "600", "2"), ("PROXY", "600", "8"), ("PROXY", "1,200", "2"),
+        ("PROXY", "1,200", "8"),
+    ]  # fmt: skip
+    results["rows"][2] |= {"minus_bce": gain(0.05, 0.01, 0.09, 0.04)}
+    table = sweep_table(results, EVERY)
+    assert [column.title for column in table.columns[7:]] == [
+        "nDCG@100 \N{MINUS SIGN} BCE", "p (Holm)", "AUC \N{MINUS SIGN} BCE", "p (Holm)",
+    ]  # fmt: skip
+    assert [[cell.text for cell in cells[7:]] for cells in table.rows[:3]] == [
+        ["reference", DASH, "reference", DASH], [DASH] * 4, ["+0.050", "0.040", "+0.025", "0.020"],
+    ]  # fmt: skip
+    assert [cells[0].text for cells in main_table(results, POSITIVE).rows] == ["BCE", "PROXY", "random ranking"]
+    text = "\n".join(lines_of(results))
+    assert "## Sweeps" in text and "with all training images and 2 proxies per class" in text
+    assert "## Sweeps" not in "\n".join(lines_of(make()))
+
+
+def test_a_number_of_proxies_that_is_left_to_the_loss() -> None:
+    results = make(rows=[row("proxy", 0.3, proxies="2"), row("proxy", 0.3, proxies="auto")])
+    table = sweep_table(results, POSITIVE)
+    assert [cells[2].text for cells in table.rows] == ["2", "auto"]
+    assert [record[2] for record in table.records()] == ["proxies per class", "2", "auto"]
+
+
+def test_a_failure_is_told_of_in_the_rows_that_it_belongs_to() -> None:
+    results = make_sweep()
+    failed = {"cell": "seed1-fold2-600/proxy-m8", "method": "proxy", "error": "no memory", "log": "x/log.txt"}
+    rows = [r if (r["size"], r["proxies"]) != (600, "8") else unfinished("proxy") | {"size": 600, "proxies": "8"}
+            for r in results["rows"]]  # fmt: skip
+    results |= {"failed": [failed], "rows": rows}
+    table = sweep_table(results, POSITIVE)
+    assert [cells[3].text for cells in table.rows] == ["0.700", "0.700", "failed", "0.700", "0.700"]
+    assert table.notes == ("PROXY failed: no memory (cells/x/log.txt)",)
+    assert not any("no memory" in note for note in main_table(results, POSITIVE).notes)
+
+
+def test_auc_by_finding_has_the_methods_with_a_classifier() -> None:
+    table = finding_table(make())
+    assert [c.title for c in table.columns] == ["finding", "BCE", "ML-PROXY-NCA (1 of 2 parts)", "PROXY", "PROXY-AUTO"]
+    assert [(cells[0].text, cells[1].text) for cells in table.rows] == [
+        ("Mass", "0.750"), (HOSTILE, "n/a"), ("mean", "0.750"),
+    ]  # fmt: skip
+    assert table.notes == (f"Not in the mean of a method where the queries do not hold both values: {HOSTILE}.",)
+
+
+def test_breakdown_where_the_manifest_has_views() -> None:
+    (table,) = breakdown_tables(make())
+    assert (table.name, table.columns[1].title) == ("views-positive-queries", "AP, n = 1,020")
+    assert {cells[0].text: cells[1].text for cells in table.rows}["PROXY"] == "0.300"
+
+
+def test_what_was_compared() -> None:
+    text = compared(make())
+    assert text.startswith("7 methods by the protocol “NIH” (2 findings)") and "the 100 nearest" in text
+    assert "Each part (2 seeds) has 1,200 images to train on and 15 to 16 queries of 7 patients." in text
+
+
+def test_markdown_is_no_markup_of_a_users_words() -> None:
+    text = "\n".join(lines_of(make(), [Picture("a", "T*", "C <b>")]))
+    assert "| \\<script\\>alert(1)\\</script\\>\\|\\*x\\*]\\(http://evil.example) |" in text
+    assert "<script" not in text.replace("\\<", "")
+    assert "![T\\*](figures/a.png)\n\nC \\<b\\> Files: [SVG](figures/a.svg), [CSV](figures/a.csv)." in text
+    assert f"\n\n    {COMMANDS[0]}\n    {COMMANDS[1]}\n\n" in text
+    assert f"> Research use only. Not a medical device, not for diagnosis. {PATIENTS_NOTICE}\n" in text
+    assert "images of patients" in PATIENTS_NOTICE
+
+
+def test_how_it_was_made_has_rules_and_sources() -> None:
+    lines = lines_of(make())
+    (rule,) = [line for line in lines if line.startswith("- The epoch is that of the best validation nDCG@10;")]
+    assert "training ends early" in rule and "patience" in rule
+    start = lines.index("## Sources of the methods")
+    assert lines[start + 2 : start + 5] == [
+        "- SSH: Who \\& Co, ssh.",
+        "- TEXTURE: Who \\& Co, texture. Numbers chosen \\<here\\>.",
+        "- COMMUNITY: Who \\& Co, community.",
+    ]
+
+
+def test_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
+    (tmp_path / "a.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    (tmp_path / "a.png").write_bytes(b"png")
+    text = page("Benchmark <b>", list(contents(make(), [Picture("a", 'T"', "C <b>")])), tmp_path)
+    parsed = Balanced(text)
+    tags = [tag for tag, _ in parsed.elements]
+    assert tags.count("script") == 1 and not {"link", "iframe", "object", "b"} & set(tags)
+    for _, attributes in parsed.elements:
+        assert not (attributes.get("src") or "data:").startswith(("http", "//")) and "style" not in attributes
+        assert not any(name.startswith("on") for name in attributes)
+    ids = {attributes["id"] for _, attributes in parsed.elements if "id" in attributes}
+    addresses = [attributes["href"] or "" for tag, attributes in parsed.elements if tag == "a"]
+    assert all(a[1:] in ids if a.startswith("#") else a.startswith(("tables/", "figures/")) for a in addresses)
+    assert "@import" not in text and "url(" not in text
+    assert f"<code>{escape(COMMANDS[0])}\n{escape(COMMANDS[1])}</code>" in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text and "<strong>0.300</strong>" in text
+    (image,) = [attributes for tag, attributes in parsed.elements if tag == "img"]
+    assert image["alt"] == 'T"' and (image["src"] or "").startswith("data:image/svg+xml;base64,")
+    policies = [a["content"] or "" for t, a in parsed.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policies[0].startswith("default-src 'none'; img-src data:;") and "unsafe" not in policies[0]
+
+
+def test_a_large_drawing_is_shown_in_pixels(tmp_path: Path) -> None:
+    (tmp_path / "a.svg").write_bytes(b" " * 300_000)
+    (tmp_path / "a.png").write_bytes(b"png")
+    assert 'src="data:image/png;base64,cG5n"' in page("T", [Picture("a", "T", "C")], tmp_path)
+
+
+def test_before_any_cell_is_finished() -> None:
+    text = "\n".join(lines_of(make(rows=[unfinished("bce"), unfinished("proxy")], random={}, failed=[])))
+    nothing = f"{' | '.join([DASH] * 4)} |"
+    assert "- No method is finished." in text and "## By finding" not in text
+    assert f"| PROXY (0 of 2 parts) | {'not finished | ' * 4}{nothing}" in text
+    assert f"| random ranking | {'n/a | ' * 4}{nothing}" in text
+    assert "Of the cells, 3 are not finished and 0 failed." in text
+
+
+def test_duration() -> None:
+    assert [duration(s) for s in (11.6, 200, 3599.6, 7320)] == ["12 s", "3 min 20 s", "1 h 00 min", "2 h 02 min"]
+
+
+@pytest.fixture
+def stubbed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Results by hand and one picture; nothing is drawn."""
+    results = make()
+
+    def draw(_: Any, folder: Path) -> list[Picture]:
+        for kind in ("svg", "png", "csv"):
+            (folder / f"a.{kind}").write_text("x")
+        return [Picture("a", "T", "C")]
+
+    monkeypatch.setattr(module, "make_results", lambda report, plan: results)
+    monkeypatch.setattr(module, "draw_figures", draw)
+    for name in ("draw_maps", "draw_examples"):
+        monkeypatch.setattr(module, name, lambda report, plan, folder: [])
+    return results
+
+
+PLAN = Plan("nih", "nih.csv", "ab12", ("bce",))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_report_folder_and_its_rewrite(stubbed: dict[str, Any], tmp_path: Path) -> None:
+    assert write_report(tmp_path, PLAN) == tmp_path / "index.html"
+    first = files(tmp_path)
+    assert set(first) == {
+        "results.json", "report.md", "index.html", "figures/a.svg", "figures/a.png", "figures/a.csv",
+        *(f"tables/{name}.csv" for name in ("positive-queries", "all-queries", "auc-by-finding", "selections",
+          "views-positive-queries", "options", "machine", "run-times")),
+    }  # fmt: skip
+    assert json.loads(first["results.json"]) == stubbed
+    write_report(tmp_path, PLAN)
+    assert files(tmp_path) == first
+
+
+def test_csv_tables_hold_the_numbers(stubbed: dict[str, Any], tmp_path: Path) -> None:
+    write_report(tmp_path, PLAN)
+    with (tmp_path / "tables/positive-queries.csv").open(newline="", encoding="utf-8") as stream:
+        rows = {record["method"]: record for record in csv.DictReader(stream)}
+    measure = [rows["PROXY"][f"nDCG@100{end}"] for end in ("", " low", " high", " sd")]
+    assert measure == ["0.3", "0.29", "0.31", "0.004"]
+    ndcg, auc = "nDCG@100 \N{MINUS SIGN} BCE", "AUC \N{MINUS SIGN} BCE"
+    gained = [rows["PROXY"][f"{auc}{end}"] for end in ("", " low", " high")]
+    assert gained == ["0.025", "0.005", "0.045"]
+    assert [rows["PROXY"][f"p (Holm) of {one}"] for one in (ndcg, auc)] == ["0.04", "0.02"]
+    assert [rows["TEXTURE"][f"p (Holm) of {one}"] for one in (ndcg, auc)] == ["0.0002", ""]
+    assert [rows["BCE"][name] for name in (ndcg, f"p (Holm) of {ndcg}", auc, f"p (Holm) of {auc}")] == [
+        "reference", "", "reference", "",
+    ]  # fmt: skip
+    assert rows["PROXY"]["paper's own nDCG@100"] == "0.38"
+    assert rows["TEXTURE"]["AUC"] == rows["TEXTURE"]["nDCG@100 sd"] == ""
+    assert rows["SSH (0 of 2 parts)"]["nDCG@100"] == "failed"
+    with (tmp_path / "tables/run-times.csv").open(newline="", encoding="utf-8") as stream:
+        seconds = [record["run time (s)"] for record in csv.DictReader(stream)]
+    assert seconds == ["", "3723", "", "3723", "3723", "3723", "3723"]
+
+
+def test_images_that_are_gone_cost_the_examples_only(
+    stubbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def gone(*_: Any) -> list[Picture]:
+        raise NotAnImageError("a.png: no such file")
+
+    write_report(tmp_path, PLAN)
+    before = files(tmp_path)
+    monkeypatch.setattr(module, "draw_examples", gone)
+    with caplog.at_level(logging.WARNING, "cbmir"):
+        assert write_report(tmp_path, PLAN) == tmp_path / "index.html"
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("WARNING", "No page of examples: a.png: no such file")
+    ]
+    assert files(tmp_path) == before and "figures/a.png" in (tmp_path / "report.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", ["draw_figures", "draw_maps", "draw_examples"])
+def test_results_are_kept_whatever_the_pictures_meet(
+    name: str, stubbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> list[Picture]:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(module, name, broken)
+    with pytest.raises(OSError, match="disk full"):
+        write_report(tmp_path, PLAN)
+    assert json.loads(files(tmp_path)["results.json"]) == stubbed
+    assert not (tmp_path / "index.html").exists()
+
+
+def test_an_error_leaves_the_last_report(
+    stubbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_report(tmp_path, PLAN)
+    before = files(tmp_path)
+
+    def broken(*_: Any) -> str:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(module, "page", broken)
+    monkeypatch.setitem(stubbed, "made", "later")
+    with pytest.raises(OSError, match="disk full"):
+        write_report(tmp_path, replace(PLAN, seeds=2))
+    after = files(tmp_path)
+    assert json.loads(after.pop("results.json")) == stubbed  # it is written first
+    del before["results.json"]
+    assert after == before

@@ -1,0 +1,124 @@
+"""Cells run for real: what each method leaves behind, and that none is run twice."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cbmir.errors import RunError
+from cbmir.manifest import read_manifest
+from cbmir.training.comparison import cells as module
+from cbmir.training.comparison.cells import FACTS, VALUES, cell_folder, nearest, read_answers, read_vectors, run_cell
+from cbmir.training.comparison.methods.registry import METHODS
+from cbmir.training.comparison.plan import Cell, Part, Plan, prepare, selection_path
+from cbmir.training.metrics import inner_products, positives, retrieval_values
+from cbmir.training.run import load_model
+
+PART = Part(0, 0, 0)
+HASHING = ("ssh", "itq", "sdh", "dsh", "osdh")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_answers_every_query(method: str, tiny_report: Path, tiny_cells: dict[str, Cell]) -> None:
+    folder = cell_folder(tiny_report, tiny_cells[method])
+    answers, vectors = read_answers(folder), read_vectors(folder)
+    selection = read_manifest(selection_path(tiny_report, PART))
+    query, gallery = selection.split("test"), selection.split("train")
+    assert list(answers.patients) == [row.patient_id for row in query]
+    assert answers.labels.tolist() == [list(row.labels) for row in query]
+    assert set(answers.views) == {"PA"} and set(answers.sources) == {""}
+    assert len(vectors["query"]) == len(query) and len(vectors["gallery"]) == len(gallery)
+    assert np.isfinite(vectors["gallery"]).all()
+    assert ((answers.neighbours >= 0) & (answers.neighbours < len(gallery))).all()
+    assert 0 < np.nanmean(answers.retrieval["positive queries"].ndcg) <= 1
+    assert answers.facts["training_images"] == len(gallery)
+    assert answers.facts["seconds"] >= answers.facts.get("training_seconds", 0)
+    if method in HASHING:
+        assert vectors["gallery"].shape[1] == 8 and set(np.unique(vectors["gallery"])) == {-1, 1}
+    has_scores = method not in ("ssh", "itq", "sdh", "dsh", "texture")
+    assert np.isfinite(answers.scores).all() if has_scores else np.isnan(answers.scores).all()
+
+
+def test_the_figures_are_those_of_the_vectors(tiny_report: Path) -> None:
+    folder = cell_folder(tiny_report, Cell(PART, "dsh"))
+    answers, vectors = read_answers(folder), read_vectors(folder)
+    gallery = read_manifest(selection_path(tiny_report, PART)).split("train")
+    labels = positives(np.array([row.labels for row in gallery], dtype=np.float32))
+    expected = retrieval_values(
+        inner_products(vectors["query"], vectors["gallery"]),
+        positives(answers.labels), labels, answers.patients, [row.patient_id for row in gallery], k=10,
+    )  # fmt: skip
+    np.testing.assert_allclose(answers.retrieval["positive queries"].ndcg, expected.ndcg)
+
+
+def test_the_network_of_a_cell_is_a_run_that_can_be_exported_unless_it_hashes(tiny_report: Path) -> None:
+    model, card, _ = load_model(cell_folder(tiny_report, Cell(PART, "proxy-anchor")) / "run")
+    assert model.head.kind == card.head == "proxy"
+    with pytest.raises(RunError, match="benchmark's alone"):
+        load_model(cell_folder(tiny_report, Cell(PART, "dsh")) / "run")
+
+
+def test_proxies_are_as_the_method_says(tiny_report: Path, tiny_cells: dict[str, Cell]) -> None:
+    """24 or so of 48 training images show each finding; `auto` then gives one proxy a class."""
+
+    def facts(method: str) -> tuple[list[int], bool]:
+        found = read_answers(cell_folder(tiny_report, tiny_cells[method])).facts
+        return found["proxies_per_class"], found["negative_proxies"]
+
+    assert facts("proxy") == ([2, 2], False)
+    assert facts("proxy-negative") == ([2, 2, 2], True)
+    assert facts("proxy-auto") == ([1, 1, 1], True)
+    assert facts("ml-proxy-nca") == ([1, 1, 1], True)
+    assert facts("bce") == ([], False)
+
+
+def test_a_finished_cell_is_not_trained_again(
+    tiny_report: Path, tiny_plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(module, "train", refuse)
+    run_cell(tiny_report, tiny_plan, Cell(PART, "proxy", "2"))
+
+
+def test_answers_that_were_not_finished_are_made_from_the_run_that_is(tiny_report: Path, tiny_plan: Plan) -> None:
+    folder = cell_folder(tiny_report, Cell(PART, "bce"))
+    before, trained = read_answers(folder), (folder / "run/checkpoints/last.ckpt").stat().st_mtime_ns
+    for name in (FACTS, VALUES):
+        (folder / name).unlink()
+    run_cell(tiny_report, tiny_plan, Cell(PART, "bce"))
+    after = read_answers(folder)
+    assert (folder / "run/checkpoints/last.ckpt").stat().st_mtime_ns == trained
+    np.testing.assert_array_equal(after.scores, before.scores)
+    np.testing.assert_array_equal(after.retrieval["all queries"].ndcg, before.retrieval["all queries"].ndcg)
+
+
+def test_what_a_method_cannot_work_on_is_a_clear_error(
+    squares: Path, tiny_plan: Plan, tiny_report: Path, tmp_path: Path
+) -> None:
+    plan = replace(tiny_plan, methods=("itq",), training=tiny_plan.training | {"code_bits": 10_000})
+    prepare(tmp_path / "r", plan, read_manifest(selection_path(tiny_report, PART)), resume=False)
+    bce = cell_folder(tmp_path / "r", Cell(PART, "bce"))
+    bce.parent.mkdir(parents=True)
+    with pytest.raises(RunError, match="seed0/bce is not finished"):
+        run_cell(tmp_path / "r", plan, Cell(PART, "itq"))
+    bce.symlink_to(cell_folder(tiny_report, Cell(PART, "bce")))
+    with pytest.raises(RunError, match=r"10,?000"):
+        run_cell(tmp_path / "r", plan, Cell(PART, "itq"))
+    assert not (cell_folder(tmp_path / "r", Cell(PART, "itq")) / FACTS).exists()
+
+
+def test_nearest_leaves_the_own_patient_out_and_says_where_there_are_no_more() -> None:
+    similarity = np.array([0.1, 0.9, 0.5, 0.5])
+    found = nearest(lambda row: similarity, ["p"], ["a", "p", "b", "c"])
+    assert found.tolist() == [[2, 3, 0, *[-1] * 7]]
+
+
+def test_cell_facts_are_json(tiny_report: Path) -> None:
+    facts = json.loads((cell_folder(tiny_report, Cell(PART, "bce")) / FACTS).read_text())
+    assert {"training_images", "queries", "seconds", "best_epoch", "precision"} <= facts.keys()

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cbmir.labels import LabelSet
+from cbmir.manifest import Manifest, Row
+from cbmir.training.manifest_check import check_manifest
+
+
+def _image(path: Path, seed: int) -> Path:
+    pixels = np.random.default_rng(seed).integers(0, 256, (40, 40), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> Manifest:
+    rows = [
+        Row(_image(tmp_path / f"{i}.png", i), f"p{i}", (label,), view="PA", split=split)
+        for i, (label, split) in enumerate([(1, "train"), (-1, "train"), (0, "val"), (None, "test")])
+    ]
+    return Manifest(LabelSet(("Mass",)), tuple(rows))
+
+
+def _with(manifest: Manifest, *rows: Row) -> Manifest:
+    return Manifest(manifest.labels, (*manifest.rows, *rows))
+
+
+def test_a_clean_manifest(clean: Manifest) -> None:
+    report = check_manifest(clean)
+    assert report.ok
+    assert report.duplicates == ()
+    assert report.summary["splits"] == {
+        "train": {"images": 2, "patients": 2}, "val": {"images": 1, "patients": 1},
+        "test": {"images": 1, "patients": 1},
+    }  # fmt: skip
+    assert report.summary["labels"]["Mass"]["train"] == {"positive": 1, "negative": 0, "uncertain": 1, "unknown": 0}
+    assert report.summary["labels"]["Mass"]["test"] == {"positive": 0, "negative": 0, "uncertain": 0, "unknown": 1}
+    text = report.text()
+    assert "4 images of 4 patients" in text
+    assert "PROBLEM" not in text and "note" not in text
+    assert json.loads(json.dumps(report.to_json()))["ok"] is True
+
+
+def test_missing_file(clean: Manifest, tmp_path: Path) -> None:
+    report = check_manifest(_with(clean, Row(tmp_path / "gone.png", "p9", (1,), split="train")))
+    assert report.missing == (str(tmp_path / "gone.png"),)
+    assert not report.ok
+    assert "PROBLEM      missing files: 1" in report.text()
+
+
+def test_unreadable_image(clean: Manifest, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.png"
+    bad.write_bytes((tmp_path / "0.png").read_bytes()[:200])
+    report = check_manifest(_with(clean, Row(bad, "p9", (1,), split="train")), workers=1)
+    assert list(report.unreadable) == [str(bad)]
+    assert not report.ok
+    quick = check_manifest(_with(clean, Row(bad, "p9", (1,), split="train")), quick=True)
+    assert quick.ok
+    assert "not checked" in quick.text()
+
+
+def test_patient_in_two_splits(clean: Manifest, tmp_path: Path) -> None:
+    report = check_manifest(_with(clean, Row(_image(tmp_path / "9.png", 9), "p0", (1,), split="test")), quick=True)
+    assert report.patients_in_two_splits == {"p0": ("test", "train")}
+    assert not report.ok
+    assert "p0: test, train" in report.text()
+
+
+@pytest.mark.parametrize(("split", "ok"), [("train", True), ("", True), ("test", False)])
+def test_duplicates_are_a_problem_only_across_splits(clean: Manifest, tmp_path: Path, split: str, ok: bool) -> None:
+    copy = _image(tmp_path / "copy.png", 0)
+    report = check_manifest(_with(clean, Row(copy, "p9", (1,), split=split)))
+    pair = (str(tmp_path / "0.png"), str(copy))
+    assert report.duplicates == (pair,)
+    assert report.leaking_duplicates == (() if ok else (pair,))
+    assert report.ok is ok
+    assert " = ".join(pair) in report.text()
+
+
+def test_rows_without_a_split_are_counted(clean: Manifest, tmp_path: Path) -> None:
+    rows = [Row(_image(tmp_path / f"n{i}.png", 50 + i), f"n{i}", (1,)) for i in range(7)]
+    report = check_manifest(_with(clean, *rows))
+    assert report.ok
+    assert report.summary["splits"]["unassigned"] == {"images": 7, "patients": 7}
+    assert "images without a split, which no command uses: 7" in report.text()
+
+
+def test_only_a_few_examples_are_named(clean: Manifest, tmp_path: Path) -> None:
+    gone = [Row(tmp_path / f"gone{i}.png", f"g{i}", (1,), split="train") for i in range(8)]
+    text = check_manifest(_with(clean, *gone), quick=True).text()
+    assert text.count("gone") == 5
+    assert "and 3 more" in text

@@ -1,0 +1,104 @@
+"""What all pictures of the report share: their look, their three files, and which cells they show.
+
+Colours are those of M. Okabe and K. Ito ("Color Universal Design", 2008), which colour-blind readers tell apart;
+marker, line and hatch differ as well, so that every picture also reads in greyscale.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cbmir.errors import require
+from cbmir.files import replacing
+from cbmir.training.comparison.cells import FACTS, cell_folder
+from cbmir.training.comparison.methods.registry import METHODS
+from cbmir.training.comparison.plan import Cell, Plan
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BLACK, GREY, LIGHT = "#000000", "#767676", "#c8c8c8"
+BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
+COLOURS = (BLACK, BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
+MARKERS = "osD^vP*X<>hdp8"
+LINES = ("-", "--", "-.", (0, (1, 1.2)))
+
+_STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans", "font.size": 8, "axes.titlesize": 8.5, "axes.labelsize": 8, "legend.fontsize": 7.5,
+    "xtick.labelsize": 7, "ytick.labelsize": 7, "axes.linewidth": 0.6, "axes.spines.top": False,
+    "axes.spines.right": False, "xtick.major.width": 0.6, "ytick.major.width": 0.6, "grid.linewidth": 0.4,
+    "grid.color": "#dddddd", "axes.axisbelow": True, "legend.frameon": False, "lines.linewidth": 1.2,
+    "text.parse_math": False,  # a label may hold a dollar sign
+    "svg.fonttype": "none", "svg.hashsalt": "cbmir",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Picture:
+    """NAME.png, NAME.svg, and NAME.csv with the numbers behind them. `caption` says in words what is seen."""
+
+    name: str
+    title: str
+    caption: str
+
+
+@contextmanager
+def sheet(width: float, height: float, *, layout: Any = "constrained") -> Iterator[Figure]:
+    """An empty figure, in inches; draw and save it inside of the block."""
+    matplotlib = require("matplotlib", "train")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout=layout)
+        FigureCanvasAgg(figure)
+        yield figure
+
+
+def save(
+    figure: Figure, picture: Picture, folder: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]
+) -> Picture:
+    """Write the three files; the same figure gives the same bytes. None is written as an empty cell."""
+    folder.mkdir(parents=True, exist_ok=True)
+    metadata: dict[str, dict[str, str | None]] = {"png": {}, "svg": {"Date": None}}
+    for kind, more in metadata.items():
+        with replacing(folder / f"{picture.name}.{kind}") as temporary:
+            figure.savefig(temporary, format=kind, dpi=150, metadata={"Title": picture.title} | more)
+        figure.set_layout_engine("none")  # laid out once: the second file is like the first, and takes half the time
+    path = folder / f"{picture.name}.csv"
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+    return picture
+
+
+def method_style(name: str) -> dict[str, Any]:
+    """Colour, marker and line of a method, the same in every picture; BCE has the first."""
+    order = list(METHODS)
+    return numbered_style(order.index(name) - order.index("bce"))
+
+
+def numbered_style(number: int) -> dict[str, Any]:
+    """Colour, marker and line of the nth line of a picture; no two of the first 14 have the same marker."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": LINES[number % len(LINES)],
+    }
+
+
+def shown_cells(report: Path, plan: Plan, methods: Collection[str]) -> dict[str, Cell]:
+    """The finished cells of one part by method, in the order of `methods`: the first part that has any."""
+    for part in plan.parts():
+        if part.size == plan.shown_size:
+            cells = [Cell(part, name, plan.shown_proxies if METHODS[name].many_proxies else "") for name in methods]
+            found = {cell.method: cell for cell in cells if (cell_folder(report, cell) / FACTS).exists()}
+            if found:
+                return found
+    return {}

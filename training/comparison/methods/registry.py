@@ -1,0 +1,198 @@
+"""The methods that are compared, in the order of the paper's Table 1, then those that go past it.
+
+A method either trains the shared encoder with a loss of its own (`training`), or answers from what another leaves
+(`answer`): the features of the BCE network, or the images themselves. All of them meet the same selections, image
+sizes, augmentation and metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cbmir.training.comparison.methods.community import CommunityGraph
+from cbmir.training.comparison.methods.itq import ITQ
+from cbmir.training.comparison.methods.ssh import SemiSupervisedHashing
+from cbmir.training.comparison.methods.texture import TextureDescriptor, texture_similarity
+from cbmir.training.losses.targets import with_negative_class
+from cbmir.training.metrics import Similarity, inner_products
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What a method without a network of its own may use: the BCE network's embeddings, or the images.
+
+    `query` float32 [Q, D] with the network's `scores` [Q, C], `gallery` [G, D] with its training `targets` [G, C] in
+    {0, 1, NaN}; of the queries no label is given. `images` gives the centre crops of a split (`test` asks, `train` is
+    the gallery), uint8 [N, S, S].
+    """
+
+    query: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    gallery: NDArray[np.float32]
+    targets: Tensor
+    images: Callable[[str], NDArray[np.uint8]]
+    bits: int
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """A method's vectors, float32 [Q, D] and [G, D], its scores [Q, C] (None: it has none), and what is near."""
+
+    query: NDArray[np.float32]
+    gallery: NDArray[np.float32]
+    similarity: Similarity
+    scores: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """`paper` holds the paper's own figures, protocol -> metric -> value. `training` are changes to TrainConfig;
+    negative proxies are those of the protocol unless stated. `answer` takes the place of training a network;
+    `many_proxies` has a number of proxies per class to choose. `chosen` says what its source leaves open."""
+
+    name: str
+    title: str
+    source: str
+    paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+    answer: Callable[[Given], Answer] | None = None
+    needs_bce: bool = False
+    many_proxies: bool = False
+    chosen: str = ""
+
+
+def _community(given: Given) -> Answer:
+    graph = CommunityGraph(given.gallery, seed=given.seed)
+    return Answer(given.query, given.gallery, lambda row: graph.similarity(given.query[row]), given.scores)
+
+
+def _itq(given: Given) -> Answer:
+    hashing = ITQ(given.gallery, bits=given.bits, seed=given.seed)
+    return _hamming(hashing.codes(given.query), hashing.codes(given.gallery))
+
+
+def _ssh(given: Given) -> Answer:
+    targets = with_negative_class(given.targets).numpy()
+    hashing = SemiSupervisedHashing(given.gallery, targets, bits=given.bits, seed=given.seed)
+    return _hamming(hashing.codes(given.query), hashing.codes(given.gallery))
+
+
+def _hamming(query: NDArray[np.float32], gallery: NDArray[np.float32]) -> Answer:
+    return Answer(query, gallery, inner_products(query, gallery))
+
+
+def _texture(given: Given) -> Answer:
+    images = given.images("train")
+    descriptor = TextureDescriptor(images, seed=given.seed)
+    query, gallery = descriptor.describe(given.images("test")), descriptor.describe(images)
+    return Answer(query, gallery, lambda row: texture_similarity(query[row], gallery))
+
+
+def _ndcg(value: float) -> dict[str, dict[str, float]]:
+    return {"nih": {"ndcg": value}}
+
+
+def _both(ndcg: float, *chexpert: float) -> dict[str, dict[str, float]]:
+    return _ndcg(ndcg) | {"chexpert": dict(zip(("auc", "ndcg", "acg", "precision"), chexpert, strict=True))}
+
+
+_XING = "Y. Xing et al., Multimorbidity Content-Based Medical Image Retrieval Using Proxies, IEEE Access 2023"
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method(
+            "ssh", "Wang et al. (SSH)",
+            "J. Wang, S. Kumar, S.-F. Chang, Semi-Supervised Hashing for Large-Scale Search, TPAMI 2012",
+            _ndcg(0.15), answer=_ssh, needs_bce=True,
+            chosen="On the BCE network's embeddings; the sequential variant; pairs of at most 5,000 training images.",
+        ),
+        Method(
+            "itq", "Gong et al. (ITQ)",
+            "Y. Gong, S. Lazebnik, A. Gordo, F. Perronnin, Iterative Quantization, TPAMI 2013",
+            _ndcg(0.16), answer=_itq, needs_bce=True,
+            chosen="On the BCE network's embeddings, in which labels have had their say; the original needs none.",
+        ),
+        Method(
+            "sdh", "Erin Liong et al. (SDH)",
+            "V. Erin Liong et al., Deep Hashing for Compact Binary Codes Learning, CVPR 2015",
+            _ndcg(0.19), {"loss": "sdh"},
+            chosen="The network is the shared encoder with one hashing layer; statistics are those of a batch.",
+        ),
+        Method(
+            "dsh", "Liu et al. (DSH)",
+            "H. Liu, R. Wang, S. Shan, X. Chen, Deep Supervised Hashing for Fast Image Retrieval, CVPR 2016",
+            _ndcg(0.17), {"loss": "dsh"},
+            chosen="Pairs are all those of a batch; the margin is twice the code length.",
+        ),
+        Method(
+            "osdh", "Chen et al. (OSDH)",
+            "Z. Chen et al., Order-Sensitive Deep Hashing for Multimorbidity Medical Image Retrieval, MICCAI 2018",
+            _ndcg(0.24), {"loss": "osdh"},
+            chosen="All triplets of a batch, weighted by their difference in gain; margin and weights of the terms are "
+            "chosen here.",
+        ),
+        Method(
+            "texture", "Lan et al. (texture)",
+            "R. Lan et al., A Simple Texture Feature for Retrieval of Medical Images, Multimedia Tools and "
+            "Applications 2018",
+            _ndcg(0.15), answer=_texture,
+            chosen="Gabor and Schmid filters, patches, a bag of words, as its abstract says; numbers chosen here.",
+        ),
+        Method(
+            "community", "Haq et al. (community graph)",
+            "N. F. Haq, M. Moradi, Z. J. Wang, A Deep Community Based Approach for Large Scale Content Based X-ray "
+            "Image Retrieval, Medical Image Analysis 2021",
+            _ndcg(0.31), answer=_community, needs_bce=True,
+            chosen="A graph of 10 nearest neighbours; communities are visited by their centroid until 300 images are "
+            "seen. Its scores are BCE's.",
+        ),
+        Method("bce", "BCE", f"baseline of {_XING}", _both(0.31, 0.69, 0.21, 0.37, 0.71), {"loss": "bce"}),
+        Method(
+            "ml-proxy-nca", "ML-ProxyNCA", f"baseline of {_XING}",
+            _both(0.32, 0.64, 0.20, 0.36, 0.72), {"loss": "ml-proxy-nca"},
+            chosen="Images without a finding, where they take part, are a class of their own.",
+        ),
+        Method(
+            "proxy", "Xing et al. (proxies)", _XING,
+            _both(0.38, 0.74, 0.28, 0.46, 0.80), {"loss": "proxy", "negative_proxies": False}, many_proxies=True,
+        ),
+        Method(
+            "proxy-negative", "Xing et al. (with negative proxies)", _XING,
+            {"chexpert": {"auc": 0.77, "ndcg": 0.30, "acg": 0.48, "precision": 0.82}},
+            {"loss": "proxy", "negative_proxies": True}, many_proxies=True,
+        ),
+        Method(
+            "proxy-auto", "proxies by frequency", f"future work of {_XING}",
+            training={"loss": "proxy", "proxies_per_class": "auto"},
+            chosen="One proxy, one more each time that a class's images double from 64, at most 8; negative proxies.",
+        ),
+        Method(
+            "proxy-anchor", "Proxy Anchor, multi-label",
+            "S. Kim, D. Kim, M. Cho, S. Kwak, Proxy Anchor Loss for Deep Metric Learning, CVPR 2020",
+            training={"loss": "proxy-anchor"},
+            chosen="One proxy a class; images without a finding are one more class.",
+        ),
+        Method(
+            "soft-ndcg", "proxies and smooth nDCG",
+            "E. Ramzi et al., Optimization of Rank Losses for Image Retrieval, TPAMI 2025",
+            training={"loss": "soft-ndcg"},
+            chosen="Half the smooth nDCG of a batch, half the proxy loss with negative proxies.",
+        ),
+    )
+}  # fmt: skip
+
+#: What a sweep compares unless methods are named: the paper's figures have these.
+SWEPT = ("bce", "proxy", "proxy-negative")
+
+
+def methods_of(negatives: bool) -> tuple[str, ...]:
+    """All methods of a protocol: where no image is without a finding, negative proxies have nothing to learn."""
+    return tuple(name for name in METHODS if negatives or name != "proxy-negative")

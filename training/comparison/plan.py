@@ -1,0 +1,250 @@
+"""What a benchmark was asked to do: REPORT/benchmark.json, the selections beside it, and the cells to run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cbmir.errors import RunError
+from cbmir.files import is_empty, write_json
+from cbmir.manifest import Manifest, read_manifest, write_manifest
+from cbmir.training.comparison.methods.registry import METHODS, SWEPT, methods_of
+from cbmir.training.comparison.protocols import PROTOCOLS, Protocol, keep_training, select, sweep_sizes
+from cbmir.training.config import BALANCEABLE, TrainConfig
+
+#: What --resume may change: it adds to what was asked before, or says where the images now are. Everything else would
+#: make another benchmark.
+RESUMABLE_CHANGES = ("manifest", "methods", "seeds", "sizes", "proxies", "pairs", "command")
+#: Proxies per class in the sweep (the paper's figure has 1 to 32).
+SWEPT_PROXIES = ("1", "2", "4", "8", "16", "32")
+PLAN = "benchmark.json"
+SWEEPS = ("proxies-per-class", "train-size", "negative-proxies", "none")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One selection of images: drawn by `seed`, `fold` of the plan's folds (0: none), `size` to train on (0: all)."""
+
+    seed: int
+    fold: int
+    size: int
+
+    @property
+    def name(self) -> str:
+        fold = f"-fold{self.fold}" if self.fold else ""
+        return f"seed{self.seed}{fold}" + (f"-{self.size}" if self.size else "")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method on one part; `proxies` per class, or empty for a method that has no choice of them."""
+
+    part: Part
+    method: str
+    proxies: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its folder below REPORT/cells."""
+        return f"{self.part.name}/{self.method}" + (f"-m{self.proxies}" if self.proxies else "")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`training` are the options of `cbmir train` that all methods share. `sizes` are the training-set sizes (0: all
+    images) and `proxies` the numbers per class to compare. `pairs` of labels are drawn by t-SNE. `command` is what was
+    typed, a line for each time that it was another."""
+
+    protocol: str
+    manifest: str
+    manifest_fingerprint: str
+    methods: tuple[str, ...]
+    seeds: int = 3
+    folds: int = 0
+    sizes: tuple[int, ...] = (0,)
+    proxies: tuple[str, ...] = ("2",)
+    pairs: tuple[str, ...] = ()
+    training: dict[str, Any] = field(default_factory=dict)
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.methods if name not in METHODS]
+        if unknown:
+            raise RunError(f"expected methods among {', '.join(METHODS)}; found {', '.join(unknown)}")
+        if self.seeds < 1 or self.folds == 1 or self.folds < 0:
+            raise RunError(f"expected 1 seed or more and no folds or 2 or more, found {self.seeds} and {self.folds}")
+
+    def cells(self) -> Iterator[Cell]:
+        """Every cell, part by part; one that another rests on comes first, whether it was asked for or not."""
+        needs_bce = any(METHODS[name].needs_bce for name in self.methods)
+        methods = [m for m in METHODS if m in self.methods or (m == "bce" and needs_bce)]
+        methods.sort(key=lambda name: METHODS[name].needs_bce)
+        for part in self.parts():
+            for method in methods:
+                many = METHODS[method].many_proxies
+                yield from (Cell(part, method, proxies) for proxies in (self.proxies if many else ("",)))
+
+    def parts(self) -> list[Part]:
+        """Every selection of images."""
+        folds = range(1, self.folds + 1) if self.folds else (0,)
+        return [Part(seed, fold, size) for size in self.sizes for seed in range(self.seeds) for fold in folds]
+
+    @property
+    def shown_size(self) -> int:
+        """Of several training-set sizes, the one that tables and pictures of methods show: the protocol's, or all."""
+        size = PROTOCOLS[self.protocol].size
+        return size if size in self.sizes else 0 if 0 in self.sizes else max(self.sizes)
+
+    @property
+    def shown_proxies(self) -> str:
+        """Of several numbers of proxies, the one shown there: the paper's 2, or the first."""
+        return "2" if "2" in self.proxies else self.proxies[0]
+
+    def cell(self, name: str) -> Cell:
+        """The cell of this name. Raises RunError."""
+        for cell in self.cells():
+            if cell.name == name:
+                return cell
+        raise RunError(f"expected a cell of this benchmark, found {name!r}")
+
+    def config(self, cell: Cell, selection: Manifest, path: Path) -> TrainConfig:
+        """How the network of a cell is trained; a method without one works on the BCE network's features."""
+        method = METHODS[cell.method]
+        options: dict[str, Any] = {
+            "loss": "bce",
+            "negative_proxies": PROTOCOLS[self.protocol].negatives,
+        } | self.training
+        if cell.proxies:
+            options["proxies_per_class"] = cell.proxies
+        options |= method.training
+        if options["loss"] not in BALANCEABLE:
+            options["class_weights"] = None
+        return TrainConfig(
+            str(path.resolve()), selection.fingerprint, selection.labels.names, seed=cell.part.seed, **options
+        )
+
+    def differences(self, other: Plan) -> list[str]:
+        """What keeps `other` from going on with this benchmark, as "name: own -> other"."""
+        own, others = ({**asdict(plan), **plan.training, "training": "", "devices": ""} for plan in (self, other))
+        return [
+            f"{name}: {own.get(name)} -> {others.get(name)}"
+            for name in own | others
+            if name not in RESUMABLE_CHANGES and own.get(name) != others.get(name)
+        ]
+
+    def extended(self, other: Plan) -> Plan:
+        """This plan and what `other`, which differs in nothing else, asks for besides."""
+
+        def both(name: str) -> Any:
+            return tuple(dict.fromkeys((*getattr(self, name), *getattr(other, name))))
+
+        sizes = sorted(both("sizes"), key=lambda size: size or sys.maxsize)
+        commands = dict.fromkeys((*self.command.splitlines(), *other.command.splitlines()))
+        return replace(
+            other, methods=both("methods"), sizes=tuple(sizes), seeds=max(self.seeds, other.seeds),
+            proxies=both("proxies"), pairs=both("pairs"), command="\n".join(commands),
+        )  # fmt: skip
+
+    def write(self, report: Path) -> None:
+        report.mkdir(parents=True, exist_ok=True)
+        write_json(report / PLAN, asdict(self))
+
+    @classmethod
+    def read(cls, report: Path) -> Plan:
+        """Raises RunError when the folder is no benchmark."""
+        try:
+            data = json.loads((report / PLAN).read_text("utf-8"))
+            lists = {name: tuple(data[name]) for name in ("methods", "sizes", "proxies", "pairs")}
+            return cls(**data | lists)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise RunError(f"{report}: expected a folder made by 'cbmir benchmark', found {error}") from error
+
+
+def make_plan(
+    protocol: Protocol, manifest: Manifest, path: Path, *, methods: tuple[str, ...], sweeps: tuple[str, ...],
+    seeds: int, folds: int, pairs: tuple[str, ...], training: dict[str, Any], command: str,
+) -> Plan:  # fmt: skip
+    """The plan of what was asked.
+
+    Without `methods` all that the protocol has are compared, in a sweep those of the paper's figures; several sweeps
+    are crossed. Raises SplitError, ManifestError or RunError where the manifest does not hold what is asked.
+    """
+    if folds and protocol.labels:
+        raise RunError(f"expected no folds with protocol {protocol.name}, which draws its own images by seed")
+    known = methods_of(protocol.negatives)
+    if not methods:
+        methods = tuple(name for name in SWEPT if name in known) if sweeps else known
+    elif "negative-proxies" in sweeps:
+        methods = tuple(dict.fromkeys((*methods, "proxy", "proxy-negative")))
+    for pair in pairs:
+        for name in _both_of(pair):
+            manifest.labels.index(name)
+    proxies = SWEPT_PROXIES if "proxies-per-class" in sweeps else (training["proxies_per_class"],)
+    plan = Plan(
+        protocol.name, str(path.resolve()), manifest.fingerprint, methods, seeds, folds, (0,), proxies, pairs,
+        training, command,
+    )  # fmt: skip
+    if "train-size" not in sweeps:
+        return replace(plan, sizes=(protocol.size,))
+    return replace(
+        plan, sizes=sweep_sizes(protocol, [] if protocol.sizes else list(select_parts(plan, manifest).values()))
+    )
+
+
+def select_parts(plan: Plan, manifest: Manifest) -> dict[Part, Manifest]:
+    """The selection of each part of the plan. Raises SplitError or ManifestError where it cannot be made."""
+    protocol, most = PROTOCOLS[plan.protocol], max(plan.sizes)
+    largest = {
+        (part.seed, part.fold): select(protocol, manifest, part.seed, part.fold, plan.folds, most)
+        for part in plan.parts()
+    }
+    return {part: _of_size(largest[part.seed, part.fold], part) for part in plan.parts()}
+
+
+def _both_of(pair: str) -> tuple[str, str]:
+    first, slash, second = pair.partition("/")
+    if not slash:
+        raise RunError(f"expected a pair of labels such as Edema/Cardiomegaly, found {pair!r}")
+    return first.strip(), second.strip()
+
+
+def _of_size(selection: Manifest, part: Part) -> Manifest:
+    return keep_training(selection, part.size, seed=part.seed) if part.size else selection
+
+
+def prepare(report: Path, plan: Plan, manifest: Manifest, *, resume: bool) -> Plan:
+    """Write the selections and the plan; returns it with what was asked of this report before.
+
+    Raises RunError for a folder of something else, and for a selection that comes out otherwise than it did; SplitError
+    or ManifestError where one cannot be made.
+    """
+    if not (report / PLAN).exists():
+        if not is_empty(report):
+            raise RunError(f"{report}: expected a new or empty folder for the report, found files; choose another -o")
+    elif not resume:
+        raise RunError(f"{report}: a benchmark is here already; go on with it by --resume, or choose another -o")
+    else:
+        before = Plan.read(report)
+        changed = before.differences(plan)
+        if changed:
+            raise RunError(
+                f"{report}: --resume must have the options that the benchmark began with; "
+                f"different: {'; '.join(changed)}"
+            )
+        plan = before.extended(plan)
+    for part, selection in select_parts(plan, manifest).items():
+        path = selection_path(report, part)
+        if path.exists() and read_manifest(path).fingerprint != selection.fingerprint:
+            raise RunError(f"{path}: this selection was made by another version of cbmir; start another report")
+        write_manifest(selection, path)  # again, since the images may have been moved
+    plan.write(report)
+    return plan
+
+
+def selection_path(report: Path, part: Part) -> Path:
+    """The manifest of one part: its images, patients, splits and labels, as `cbmir train` reads them."""
+    return report / "selections" / f"{part.name}.csv"

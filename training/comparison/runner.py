@@ -1,0 +1,212 @@
+"""Run the cells of a benchmark: each in a process of its own, several at a time, here or as Ray tasks.
+
+A process a cell: one that crashes or is killed for memory takes nothing with it, Lightning can start it once more for
+each further GPU, and a finished cell is never run again.
+
+A process for each cell, on this machine.
+
+A process for each cell as Ray tasks, here or on a cluster whose nodes all see REPORT and the images.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from queue import SimpleQueue
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from cbmir.errors import require
+from cbmir.files import write_json
+from cbmir.training.comparison.cells import FACTS, FAILED, LOG, cell_folder
+from cbmir.training.comparison.methods.registry import METHODS
+from cbmir.training.comparison.plan import Cell, Plan
+
+#: Runs cells and yields each with its process's exit code, as they end.
+Run = Callable[[Path, Sequence[Cell]], Generator[tuple[Cell, int], None, None]]
+
+
+def command(report: Path, cell: Cell) -> list[str]:
+    """What runs one cell."""
+    return [sys.executable, "-m", "cbmir", "benchmark-cell", str(report.resolve()), cell.name]
+
+
+def environment(slot: int, jobs: int) -> dict[str, str]:
+    """The environment of one of `jobs` processes that run side by side; what the user has set stays.
+
+    They share the cores and take turns over the GPUs. glibc is told to keep memory between steps, which makes training
+    on a CPU up to twice as fast (it else returns every activation to the kernel).
+    """
+    own = dict(os.environ)
+    own.setdefault("MALLOC_MMAP_MAX_", "0")
+    own.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**40))
+    if jobs > 1:
+        own.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
+        gpus = own.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
+        if len(gpus) > 1:
+            own["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+    return own
+
+
+def log_file(report: Path, cell: Cell) -> Path:
+    """Where a cell's process writes what it says; its folder is made."""
+    folder = cell_folder(report, cell)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / LOG
+
+
+def on_this_machine(jobs: int) -> Run:
+    """Processes on this machine."""
+
+    def run(report: Path, cells: Sequence[Cell]) -> Generator[tuple[Cell, int], None, None]:
+        slots: SimpleQueue[int] = SimpleQueue()
+        for slot in range(jobs):
+            slots.put(slot)
+        running: dict[int, subprocess.Popen[bytes]] = {}
+        starting, stopped = threading.Lock(), threading.Event()
+
+        def one(cell: Cell) -> int:
+            slot = slots.get()
+            try:
+                with starting:  # so that a stop misses no process
+                    if stopped.is_set():
+                        return -signal.SIGTERM
+                    with log_file(report, cell).open("ab") as stream:
+                        # A session of its own: Ctrl-C reaches the cells from here alone, once.
+                        running[slot] = subprocess.Popen(
+                            command(report, cell), stdout=stream, stderr=stream, env=environment(slot, jobs),
+                            start_new_session=True,
+                        )  # fmt: skip
+                return running[slot].wait()
+            finally:
+                slots.put(slot)
+
+        with ThreadPoolExecutor(jobs) as pool:
+            futures = {pool.submit(one, cell): cell for cell in cells}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            finally:  # all done, or stopped
+                with starting:
+                    stopped.set()
+                    for process in running.values():
+                        if process.poll() is None:
+                            with suppress(ProcessLookupError):  # with those that Lightning started for more devices
+                                os.killpg(process.pid, signal.SIGTERM)
+
+    return run
+
+
+log = logging.getLogger("cbmir")
+
+
+def on_ray(address: str, jobs: int) -> Run:
+    """Ray tasks, each of which starts the same process on its node."""
+    ray = require("ray", "distributed")
+    if not ray.is_initialized():
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the cluster
+        if address == "auto":
+            address = os.environ.get("RAY_ADDRESS", "local")
+        ray.init(address=address, log_to_driver=False, include_dashboard=False)
+    resources = ray.cluster_resources()
+    if resources.get("GPU", 0):
+        needs: dict[str, Any] = {"num_gpus": 1}
+    else:
+        largest = max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"])
+        needs = {"num_cpus": max(1, min(largest, int(resources["CPU"]) // jobs))}
+    log.info("Ray: %d CPUs, %d GPUs; each cell takes %s.", resources["CPU"], resources.get("GPU", 0), needs)
+
+    def task(arguments: list[str], path: str, own: dict[str, str]) -> int:
+        with Path(path).open("ab") as stream:
+            return subprocess.run(arguments, stdout=stream, stderr=stream, env=os.environ | own, check=False).returncode
+
+    remote = ray.remote(**needs, max_retries=0)(task)
+    own = {name: value for name, value in environment(0, 1).items() if name.startswith("MALLOC_")}
+    # Ray's own choice is one thread where a task asks for GPUs.
+    own["OMP_NUM_THREADS"] = str(needs.get("num_cpus", max(1, int(resources["CPU"] // resources.get("GPU", 1)))))
+
+    def run(report: Path, cells: Sequence[Cell]) -> Generator[tuple[Cell, int], None, None]:
+        logs = [str(log_file(report, cell).resolve()) for cell in cells]
+        tasks = [remote.remote(command(report, cell), path, own) for cell, path in zip(cells, logs, strict=True)]
+        waiting = dict(zip(tasks, cells, strict=True))
+        try:
+            while waiting:
+                (done, *_), _ = ray.wait(list(waiting))
+                try:
+                    code = ray.get(done)
+                except ray.exceptions.RayError as error:  # the node or its worker was lost
+                    log.warning("Ray: %s", error)
+                    code = 1
+                yield waiting.pop(done), code
+        finally:  # all done, or stopped: the task is interrupted, and kills its process
+            for reference in waiting:
+                ray.cancel(reference)
+            if waiting:
+                ray.wait(list(waiting), num_returns=len(waiting), timeout=10)
+
+    return run
+
+
+def run_cells(report: Path, plan: Plan, *, jobs: int = 1, ray: str = "") -> int:
+    """Run every cell that is not finished, `jobs` at a time; a failed one leaves failed.json and the rest goes on.
+
+    Returns how many failed. `ray` is the address of a cluster whose nodes all see REPORT and the images, `auto`
+    (that of RAY_ADDRESS, or a new one here), or empty: without Ray.
+    Ctrl-C, or SIGTERM as schedulers send it, stops the running cells in a state from which they go on.
+    """
+    waiting = [cell for cell in plan.cells() if not (cell_folder(report, cell) / FACTS).exists()]
+    # Those that rest on the BCE network's features have to wait for it.
+    rounds = [[cell for cell in waiting if METHODS[cell.method].needs_bce is late] for late in (False, True)]
+    total = len(list(plan.cells()))
+    run, failed = on_ray(ray, jobs) if ray else on_this_machine(jobs), 0
+    with (
+        _terminated_like_interrupted(),
+        logging_redirect_tqdm(),
+        tqdm(total=total, initial=total - len(waiting), desc="cells", unit="cell", disable=None) as bar,
+    ):
+        for cells in rounds:
+            with closing(run(report, cells)) as ended:  # at once when interrupted: it stops the processes
+                for cell, code in ended:
+                    failed += not _close(report, cell, code)
+                    bar.update()
+    return failed
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _close(report: Path, cell: Cell, code: int) -> bool:
+    """Say how a cell ended, and keep the error of one that failed; returns whether it is finished."""
+    folder = cell_folder(report, cell)
+    if code == 0 and (folder / FACTS).exists():
+        (folder / FAILED).unlink(missing_ok=True)
+        log.info("%s: done", cell.name)
+        return True
+    text = (folder / LOG).read_text("utf-8", errors="replace").strip() if (folder / LOG).exists() else ""
+    last = text.splitlines()[-1] if text else "no message"
+    if code < 0:
+        last = f"killed by {signal.Signals(-code).name}, perhaps for want of memory; last words: {last}"
+    write_json(folder / FAILED, {"error": last.removeprefix("Error: "), "exit": code, "log": f"{cell.name}/{LOG}"})
+    log.error("%s failed: %s", cell.name, last.removeprefix("Error: "))
+    return False

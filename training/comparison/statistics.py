@@ -1,0 +1,162 @@
+"""From answers to figures: means over queries and labels, their spread over seeds, intervals over patients, and the
+paired difference to BCE.
+
+Queries of several seeds and folds are pooled; a patient who asks in several of them is drawn or flipped as one. The
+intervals are over patients: they hold for these training runs, and `sd` (over the seeds' means) tells how far another
+run would be off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from cbmir.training.comparison.cells import Answers
+from cbmir.training.evaluate import figure_of
+from cbmir.training.metrics import (
+    RETRIEVAL_METRICS,
+    Floats,
+    bootstrap_p,
+    class_aucs,
+    mean_of_known,
+    nanmean,
+    patient_weights,
+    resampled_class_aucs,
+    sign_flip_p,
+    weighted_means,
+)
+
+#: The two columns of METHOD.md.
+QUERIES = ("positive queries", "all queries")
+RESAMPLES = 1000
+#: A view or source with queries of fewer patients is not broken out: its interval would say nothing.
+LEAST = 20
+
+Figure = dict[str, float | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """One method's answers to the queries of all its parts, and the seed of each part."""
+
+    parts: Sequence[Answers]
+    seeds: Sequence[int]
+
+    @cached_property
+    def patients(self) -> list[str]:
+        return [patient for part in self.parts for patient in part.patients]
+
+    @cached_property
+    def weights(self) -> Floats:
+        """Bootstrap over patients, [B, Q]; the same draws for every method that answers the same queries."""
+        return patient_weights(self.patients, resamples=RESAMPLES)
+
+    def values(self, column: str, metric: str) -> Floats:
+        """Of every query, float64 [Q]."""
+        return np.concatenate([getattr(part.retrieval[column], metric) for part in self.parts])
+
+    def aucs(self) -> Floats:
+        """AUC by label, float64 [C]: the mean over parts, since scores of different models are not ranked together.
+
+        A part whose queries do not hold both values of a label has none there.
+        """
+        return nanmean(np.stack([class_aucs(part.scores, part.labels) for part in self.parts]), axis=0)
+
+    @cached_property
+    def resampled_aucs(self) -> Floats:
+        """`aucs` of each resample, float64 [B, C]."""
+        ends = np.cumsum([len(part.patients) for part in self.parts])[:-1]
+        weights = np.split(self.weights, ends, axis=1)
+        parts = [resampled_class_aucs(p.scores, p.labels, w) for p, w in zip(self.parts, weights, strict=True)]
+        return nanmean(np.stack(parts), axis=0)
+
+    def of_seed(self, seed: int) -> Pool:
+        """The parts of one seed."""
+        chosen = [i for i, own in enumerate(self.seeds) if own == seed]
+        return Pool([self.parts[i] for i in chosen], [seed] * len(chosen))
+
+
+def figures(pool: Pool, labels: Sequence[str]) -> dict[str, Any]:
+    """Every figure of one method, JSON-ready: {"value", "low", "high", "sd"} each; `sd` is None for a single seed."""
+    aucs, samples = pool.aucs(), pool.resampled_aucs
+    counted = ~np.isnan(aucs)
+    result: dict[str, Any] = {
+        "auc": _with_sd(pool, figure_of(mean_of_known(aucs), nanmean(samples[:, counted], axis=1)), _macro_auc),
+        "auc_by_label": {name: figure_of(aucs[j], samples[:, j]) for j, name in enumerate(labels)},
+        "auc_without_both_values": [name for name, known in zip(labels, counted, strict=True) if not known],
+    }
+    for column in QUERIES:
+        known = ~np.isnan(pool.values(column, "ndcg"))
+        result[column] = {"queries": int(known.sum()), "queries_left_out": int((~known).sum())}
+        for metric in RETRIEVAL_METRICS:
+            values = pool.values(column, metric)
+            figure = figure_of(mean_of_known(values), weighted_means(values, pool.weights))
+            result[column][metric] = _with_sd(pool, figure, partial(_mean, column=column, metric=metric))
+    return result | {attribute: _breakdown(pool, attribute) for attribute in ("views", "sources")}
+
+
+def differences(pool: Pool, reference: Pool) -> dict[str, Any]:
+    """What `pool` has more than `reference` (BCE), query by query: interval, and p by flipping the patients' signs.
+
+    AUC has no value a query; its p is that of the bootstrap. Both must have answered the same queries. Raises
+    ValueError otherwise.
+    """
+    if pool.patients != reference.patients:
+        raise ValueError("expected both methods to have answered the same queries")
+    aucs = pool.resampled_aucs - reference.resampled_aucs
+    own, other = mean_of_known(pool.aucs()), mean_of_known(reference.aucs())
+    samples = nanmean(aucs, axis=1)
+    result: dict[str, Any] = {"auc": figure_of(own - other, samples) | {"p": _json(bootstrap_p(samples))}}
+    for column in QUERIES:
+        result[column] = {}
+        for metric in RETRIEVAL_METRICS:
+            gain = pool.values(column, metric) - reference.values(column, metric)
+            figure = figure_of(mean_of_known(gain), weighted_means(gain, pool.weights))
+            result[column][metric] = figure | {"p": _json(sign_flip_p(gain, pool.patients))}
+    return result
+
+
+def random_ranking(pool: Pool) -> dict[str, Any]:
+    """What a random order of the same galleries would get."""
+    return {
+        column: {m: _json(mean_of_known(pool.values(f"random, {column}", m))) for m in RETRIEVAL_METRICS}
+        for column in QUERIES
+    }
+
+
+def _breakdown(pool: Pool, attribute: str) -> dict[str, Any]:
+    """nDCG of both columns by view or source of the query; empty where the manifest has none."""
+    group = np.array([name for part in pool.parts for name in getattr(part, attribute)])
+    result: dict[str, Any] = {}
+    for name in sorted(set(group) - {""}):
+        for column in QUERIES:
+            values = np.where(group == name, pool.values(column, "ndcg"), np.nan)
+            known = ~np.isnan(values)
+            if len({pool.patients[i] for i in np.flatnonzero(known)}) >= LEAST:
+                figure = figure_of(mean_of_known(values), weighted_means(values, pool.weights))
+                result.setdefault(name, {})[column] = {"queries": int(known.sum()), "ndcg": figure}
+    return result
+
+
+def _mean(pool: Pool, column: str, metric: str) -> float:
+    return mean_of_known(pool.values(column, metric))
+
+
+def _macro_auc(pool: Pool) -> float:
+    return mean_of_known(pool.aucs())
+
+
+def _with_sd(pool: Pool, figure: Figure, value: Callable[[Pool], float]) -> Figure:
+    """With the standard deviation over the seeds that have all of their parts finished."""
+    most = max(pool.seeds.count(seed) for seed in pool.seeds)
+    seeds = sorted(seed for seed in set(pool.seeds) if pool.seeds.count(seed) == most)
+    spread = np.std([value(pool.of_seed(seed)) for seed in seeds], ddof=1) if len(seeds) > 1 else np.nan
+    return figure | {"sd": _json(float(spread))}
+
+
+def _json(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)

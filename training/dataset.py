@@ -1,0 +1,138 @@
+"""Decoded images, cached once so that decoding never starves the model, and the dataset over them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+from tqdm import tqdm
+
+from cbmir.errors import ImageError, ManifestError
+from cbmir.files import replacing
+from cbmir.manifest import Manifest
+from cbmir.preprocessing import PreprocessSpec
+from cbmir.runtime.imaging.preprocess import centre_crop, resize_square
+from cbmir.runtime.imaging.reader import read_image
+
+log = logging.getLogger("cbmir")
+
+
+def label_array(manifest: Manifest) -> NDArray[np.float32]:
+    """Labels as float32 [N, C]: 1, 0, -1 (uncertain), NaN (unknown)."""
+    values = [[np.nan if v is None else v for v in row.labels] for row in manifest]
+    return np.array(values, dtype=np.float32).reshape(len(manifest), len(manifest.labels))
+
+
+def cache_folder(manifest: str | Path) -> Path:
+    """Where the decoded images of a manifest are kept: `.cbmir-cache` beside it."""
+    return Path(manifest).resolve().parent / ".cbmir-cache"
+
+
+def cached_images(manifest: Manifest, spec: PreprocessSpec, folder: Path) -> NDArray[np.uint8]:
+    """Every image of the manifest decoded and resized, uint8 [N, R, R], memory-mapped from `folder`.
+
+    Decodes only what is not there yet, so a stopped run goes on where it was. The cache is keyed by the files' paths,
+    sizes and times and by the spec, its intensity policy included. A DICOM file of a lateral view is taken where the
+    manifest says that it is one. Raises ManifestError that names the images which cannot be read.
+    """
+    digest = hashlib.sha256(repr(spec).encode())
+    for row in manifest:
+        try:
+            stat = row.image.stat()
+        except OSError as error:
+            raise ManifestError(f"{row.image}: {error.strerror}; 'cbmir data check' lists all such images") from error
+        digest.update(f"{row.image}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+    folder = folder / digest.hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock"):  # two runs that start together decode once
+        images: NDArray[np.uint8] = _memmap(folder / "images.npy", np.uint8, (len(manifest), spec.resize, spec.resize))
+        done: NDArray[np.bool_] = _memmap(folder / "done.npy", np.bool_, (len(manifest),))
+        _decode(manifest, spec, images, done)
+    return images
+
+
+def _decode(manifest: Manifest, spec: PreprocessSpec, images: NDArray[np.uint8], done: NDArray[np.bool_]) -> None:
+    waiting = np.flatnonzero(np.logical_not(done))
+    broken: list[str] = []
+
+    def decode(position: int) -> None:
+        try:
+            row = manifest.rows[position]
+            radiograph = read_image(row.image, intensity=spec.intensity, allow_lateral=row.view == "LATERAL")
+            images[position] = resize_square(radiograph.pixels, spec)
+            done[position] = True
+        except ImageError as error:
+            broken.append(str(error))
+
+    if len(waiting):
+        with ThreadPoolExecutor() as pool:
+            list(tqdm(pool.map(decode, waiting), total=len(waiting), desc="decoding", unit="image", disable=None))
+    if broken:
+        shown = "\n  ".join(sorted(broken)[:10])
+        raise ManifestError(
+            f"{len(broken)} of {len(manifest)} images cannot be read; take them out of the manifest or mend them:\n"
+            f"  {shown}"
+        )
+
+
+def _memmap(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
+    if not path.exists():
+        with replacing(path) as temporary:
+            array = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=shape)
+            if sys.platform == "linux":  # a full disk is an error now, not a SIGBUS later
+                with temporary.open("r+b") as stream:
+                    os.posix_fallocate(stream.fileno(), 0, array.offset + array.nbytes)
+    return np.lib.format.open_memmap(path, mode="r+")
+
+
+class TrainingImages(Dataset[tuple[Tensor, Tensor]]):
+    """Random crops: (uint8 [1, S, S], float32 [C] in {0, 1, NaN}).
+
+    The crop of an image depends on seed, epoch and image alone, so that a resumed run sees what an unbroken one would.
+    """
+
+    def __init__(
+        self,
+        images: NDArray[np.uint8],
+        rows: NDArray[np.intp],
+        labels: NDArray[np.float32],
+        spec: PreprocessSpec,
+        seed: int,
+    ) -> None:
+        self.images, self.rows, self.spec, self.seed = images, rows, spec, seed
+        self.targets = training_targets(labels[rows])
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, item: int) -> tuple[Tensor, Tensor]:
+        slack = self.spec.resize - self.spec.crop
+        top, left = np.random.default_rng((self.seed, self.epoch, item)).integers(0, slack + 1, size=2)
+        crop = self.images[self.rows[item], top : top + self.spec.crop, left : left + self.spec.crop]
+        return torch.from_numpy(np.array(crop))[None], self.targets[item]
+
+
+def training_targets(labels: NDArray[np.float32]) -> Tensor:
+    """Uncertain (-1) is unknown (NaN) in training: float32 [N, C] in {0, 1, NaN}."""
+    return torch.from_numpy(np.where(labels == -1, np.float32(np.nan), labels))
+
+
+def evaluation_batches(
+    images: NDArray[np.uint8], rows: Sequence[int] | NDArray[np.intp], spec: PreprocessSpec, size: int = 64
+) -> Iterator[NDArray[np.uint8]]:
+    """Centre crops in batches, uint8 [<= size, 1, S, S], in the order of `rows`."""
+    for start in range(0, len(rows), size):
+        yield centre_crop(images[np.asarray(rows[start : start + size])], spec)[:, None]

@@ -1,0 +1,179 @@
+"""What is wrong with a manifest, found before hours of training are spent on it.
+
+Counting what a manifest holds: for its sidecar and for `cbmir data check`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tqdm import tqdm
+
+from cbmir.errors import ImageError
+from cbmir.manifest import Manifest, Row
+from cbmir.runtime.imaging.reader import read_image
+from cbmir.training.splits import patients_in_two_splits
+
+#: What a label's value is called in counts.
+VALUE_NAMES: dict[int | None, str] = {1: "positive", 0: "negative", -1: "uncertain", None: "unknown"}
+
+
+def summarise(manifest: Manifest) -> dict[str, Any]:
+    """Images and patients in all and by split, images by view, and each label's values by split.
+
+    Rows without a split count under `unassigned`, rows without a view under `unknown`; only splits and views that
+    occur are listed. `labels` is {label: {split: {positive, negative, uncertain, unknown}}}.
+    """
+    splits = [name for name in ("train", "val", "test", "") if any(row.split == name for row in manifest)]
+    parts = {name or "unassigned": manifest.split(name) for name in splits}
+    return {
+        "images": len(manifest),
+        "patients": len({row.patient_id for row in manifest}),
+        "splits": {
+            name: {"images": len(part), "patients": len({row.patient_id for row in part})}
+            for name, part in parts.items()
+        },
+        "views": dict(sorted(Counter(row.view or "unknown" for row in manifest).items())),
+        "labels": {
+            label: {name: _values(part, position) for name, part in parts.items()}
+            for position, label in enumerate(manifest.labels.names)
+        },
+    }
+
+
+def _values(manifest: Manifest, position: int) -> dict[str, int]:
+    counts = Counter(row.labels[position] for row in manifest)
+    return {name: counts[value] for value, name in VALUE_NAMES.items()}
+
+
+_NAMED = 5  # so many examples of each problem are named in the text; the JSON holds all
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What `check_manifest` found.
+
+    `unreadable` and `warnings` map an image to what reading it said. `duplicates` are groups of images whose files are
+    the same byte for byte (SHA-256); `leaking_duplicates` those of them that lie in two splits. All four are empty in
+    a `quick` check, which opens no image.
+    """
+
+    quick: bool
+    summary: dict[str, Any]
+    missing: tuple[str, ...]
+    patients_in_two_splits: dict[str, tuple[str, ...]]
+    unreadable: dict[str, str]
+    warnings: dict[str, str]
+    duplicates: tuple[tuple[str, ...], ...]
+    leaking_duplicates: tuple[tuple[str, ...], ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the manifest can be trained on: no missing or unreadable image, nothing shared between splits."""
+        return not (self.missing or self.unreadable or self.patients_in_two_splits or self.leaking_duplicates)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"ok": self.ok, **asdict(self)}
+
+    def text(self) -> str:
+        """The report for people."""
+        return "\n".join([*_summary_lines(self.summary), "", *self._finding_lines()])
+
+    def _finding_lines(self) -> Iterator[str]:
+        splits = self.patients_in_two_splits
+        yield from _problem("missing files", self.missing)
+        yield from _problem("patients in two splits", [f"{p}: {', '.join(names)}" for p, names in splits.items()])
+        if self.quick:
+            yield "not checked  unreadable images and duplicates (--quick)"
+        else:
+            yield from _problem("unreadable images", self.unreadable.values())
+            yield from _problem("duplicate images in two splits", map(" = ".join, self.leaking_duplicates))
+            leaking = set(self.leaking_duplicates)
+            yield from _note(
+                "duplicate images in one split", [" = ".join(d) for d in self.duplicates if d not in leaking]
+            )
+            yield from _note("images read with a warning", [f"{k}: {v}" for k, v in self.warnings.items()])
+        unassigned = self.summary["splits"].get("unassigned", {"images": 0})["images"]
+        yield from _note("images without a split, which no command uses", [""] * unassigned)
+
+
+def check_manifest(manifest: Manifest, *, quick: bool = False, workers: int = 2) -> CheckReport:
+    """Check splits and files; unless `quick`, read every image, by `workers` threads (decoding frees Python's lock)."""
+    missing = {row.image for row in manifest if not row.image.is_file()}
+    present = [row for row in manifest if row.image not in missing]
+    unreadable: dict[str, str] = {}
+    warnings: dict[str, str] = {}
+    same: dict[str, list[Row]] = defaultdict(list)
+    if not quick:
+        for row, result in zip(present, _read_all(present, workers), strict=True):
+            if isinstance(result, ImageError):
+                unreadable[str(row.image)] = str(result)
+                continue
+            sha256, said = result
+            same[sha256].append(row)
+            if said:
+                warnings[str(row.image)] = "; ".join(said)
+    groups = [rows for rows in same.values() if len(rows) > 1]
+    leaking = [rows for rows in groups if len({row.split for row in rows if row.split}) > 1]
+    return CheckReport(
+        quick=quick,
+        summary=summarise(manifest),
+        missing=tuple(sorted(map(str, missing))),
+        patients_in_two_splits=patients_in_two_splits(manifest),
+        unreadable=unreadable,
+        warnings=warnings,
+        duplicates=tuple(tuple(str(row.image) for row in rows) for rows in groups),
+        leaking_duplicates=tuple(tuple(str(row.image) for row in rows) for rows in leaking),
+    )
+
+
+def _read_all(rows: list[Row], workers: int) -> Iterator[tuple[str, tuple[str, ...]] | ImageError]:
+    pool = ThreadPoolExecutor(workers)
+    try:
+        yield from tqdm(pool.map(_read, rows), total=len(rows), unit="image", desc="reading", disable=None)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _read(row: Row) -> tuple[str, tuple[str, ...]] | ImageError:
+    """The file's SHA-256 and the warnings, or why it cannot be analysed; the pixels are let go at once."""
+    try:
+        radiograph = read_image(row.image, allow_lateral=row.view == "LATERAL")
+    except ImageError as error:
+        return error
+    return radiograph.sha256, radiograph.warnings
+
+
+def _problem(what: str, examples: Iterable[str]) -> Iterator[str]:
+    found = list(examples)
+    yield f"{'PROBLEM' if found else 'ok':<11}  {what}: {len(found):,}"
+    yield from _examples(found)
+
+
+def _note(what: str, examples: list[str]) -> Iterator[str]:
+    if examples:
+        yield f"{'note':<11}  {what}: {len(examples):,}"
+        yield from _examples(examples)
+
+
+def _examples(found: list[str]) -> Iterator[str]:
+    yield from (f"{'':<13}{example}" for example in found[:_NAMED] if example)
+    if len(found) > _NAMED and found[0]:
+        yield f"{'':<13}… and {len(found) - _NAMED:,} more (--json names all)"
+
+
+def _summary_lines(summary: dict[str, Any]) -> Iterator[str]:
+    yield f"{summary['images']:,} images of {summary['patients']:,} patients"
+    for split, counts in summary["splits"].items():
+        yield f"  {split:<10} {counts['images']:>9,} images  {counts['patients']:>8,} patients"
+    yield "views: " + ", ".join(f"{view} {count:,}" for view, count in summary["views"].items())
+    width = max(map(len, summary["labels"]))
+    yield ""
+    yield f"{'label':<{width}}" + "".join(f"{name:>11}" for name in VALUE_NAMES.values())
+    for label, splits in summary["labels"].items():
+        totals = (sum(counts[name] for counts in splits.values()) for name in VALUE_NAMES.values())
+        yield f"{label:<{width}}" + "".join(f"{total:>11,}" for total in totals)
