@@ -48,7 +48,7 @@ class Cbmir:
 
     def build(self, vectors: Floats) -> int:
         from cbmir.runtime.gallery import index_files
-        from cbmir.runtime.gallery.hnsw import VectorIndex
+        from cbmir.runtime.gallery.hnsw import HnswIndex
 
         stamp = index_files.find(self.gallery, _uuid(self.gallery))
         assert stamp is not None
@@ -57,7 +57,7 @@ class Cbmir:
         if self.codes == "exact":
             self.snapshot = replace(snapshot, index=None)
             return 0
-        index = VectorIndex.build("int8" if self.codes == "int8" else "bf16", vectors, threads=THREADS)
+        index = HnswIndex.build("int8" if self.codes == "int8" else "bf16", vectors, threads=THREADS)
         self.snapshot = replace(snapshot, index=index)
         return index.bytes
 

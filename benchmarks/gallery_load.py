@@ -31,7 +31,7 @@ from cbmir.labels import LabelSet
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime import Entry, Gallery
 from cbmir.runtime.gallery import refreshing
-from cbmir.runtime.gallery.entry import Found
+from cbmir.runtime.gallery.entry import SearchResult
 from cbmir.runtime.gallery.filters import Filter
 
 DIM, START, K = 64, 3000, 10
@@ -101,7 +101,7 @@ class Replica:
         return [self.entries[passing[n]] for n in order], distances[order]
 
 
-def check(replica: Replica, query: NDArray[np.float32], wanted: Filter, found: Found) -> float:
+def check(replica: Replica, query: NDArray[np.float32], wanted: Filter, found: SearchResult) -> float:
     """Recall of an answer that is right. Raises AssertionError for one that is wrong."""
     while replica.generation < found.generation:
         replica.next()

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from cbmir.manifest import read_manifest
 from cbmir.runtime import Engine, Entry, Filter, Gallery, Novelty, open_engine, read_image
 from cbmir.runtime.imaging import preprocess
-from cbmir.runtime.novelty import FEWEST, NEAREST, QUANTILE, judge
+from cbmir.runtime.novelty import FEWEST, NEAREST, QUANTILE, score_novelty
 
 Pixels = NDArray[np.uint8]
 Values = NDArray[np.float64]
@@ -102,7 +102,7 @@ def _embedded(engine: Engine, crops: list[Pixels]) -> NDArray[np.float32]:
 def _measured(gallery: Gallery, query: NDArray[np.float32], patient: str) -> tuple[Novelty, float]:
     """What an answer says of a query, and its mean cosine distance to the nearest images of other patients."""
     others = gallery.search(query, NEAREST, filter=Filter(exclude_patients=frozenset({patient}))).vectors
-    novelty = judge(query, others, gallery.own_distances)
+    novelty = score_novelty(query, others, gallery.reference_distances)
     if novelty is None:
         raise click.ClickException(f"expected {FEWEST} training images or more, found {len(gallery)}")
     return novelty, float(1 - (others[:_MEAN_OF] @ query).mean())

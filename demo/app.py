@@ -16,7 +16,7 @@ from cbmir.demo.examples import Example
 from cbmir.demo.page import page_html
 from cbmir.demo.room import Room
 from cbmir.runtime.finder import Finder
-from cbmir.runtime.gallery.projection import GalleryMap
+from cbmir.runtime.gallery.projection import GalleryProjection
 
 #: Seconds: how often uploads that nobody asked about are looked for, and how old these may get.
 _CACHE = (300, 900)
@@ -33,7 +33,7 @@ watch("value", () => document.dispatchEvent(new CustomEvent("cbmir-answer", {det
 _FAILED = '() => document.dispatchEvent(new Event("cbmir-failed"))'
 
 
-def build_app(finder: Finder, examples: Sequence[Example] = (), chart: GalleryMap | None = None) -> gr.Blocks:
+def build_app(finder: Finder, examples: Sequence[Example] = (), chart: GalleryProjection | None = None) -> gr.Blocks:
     """One finder serves all sessions; what a session holds ends when its page is closed."""
     app = gr.Blocks(title="cbmir", analytics_enabled=False, delete_cache=_CACHE, fill_width=True)
     room = Room(finder, examples, lambda: Path(app.GRADIO_CACHE), chart)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cbmir.errors import ImageError, UserError
 from cbmir.runtime.finder import Finder
-from cbmir.runtime.gallery.protocol import AnyGallery
+from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.imaging.reader import read_image, thumbnail_jpeg
 
 log = logging.getLogger("cbmir")
@@ -33,7 +33,7 @@ def find_examples(finder: Finder, folder: Path | None = None) -> list[Example]:
     return _of_gallery(finder.gallery) if folder is None else _of_folder(folder)
 
 
-def _of_gallery(gallery: AnyGallery | None) -> list[Example]:
+def _of_gallery(gallery: SearchableGallery | None) -> list[Example]:
     """Evenly spaced over the gallery, those whose file is still there; it is read only when chosen."""
     if gallery is None:
         return []

@@ -11,13 +11,13 @@ from starlette.staticfiles import StaticFiles
 from cbmir.demo.page import STATIC
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery.entry import Entry
-from cbmir.runtime.gallery.projection import GalleryMap
-from cbmir.runtime.gallery.protocol import AnyGallery
+from cbmir.runtime.gallery.projection import GalleryProjection
+from cbmir.runtime.gallery.protocol import SearchableGallery
 
 _SIGNS = {1: "1", 0: "0", -1: "u", None: "?"}
 
 
-def add_files(app: FastAPI, gallery: AnyGallery, chart: GalleryMap | None) -> None:
+def add_files(app: FastAPI, gallery: SearchableGallery, chart: GalleryProjection | None) -> None:
     """Add the routes `room/…`, `thumbnail?id=…` and `map.json`."""
     app.mount("/room", StaticFiles(directory=STATIC))
 
@@ -39,7 +39,7 @@ def add_files(app: FastAPI, gallery: AnyGallery, chart: GalleryMap | None) -> No
     app.get("/map.json")(map_json)
 
 
-def _map(gallery: AnyGallery, chart: GalleryMap) -> dict[str, Any]:
+def _map(gallery: SearchableGallery, chart: GalleryProjection) -> dict[str, Any]:
     """Points with ids and labels, as the gallery has them now: of each of its labels a string, a sign a point: 1, 0,
     u (uncertain) or ? (not known)."""
     labels = {name: dict(entry.labels or {}) for name in chart.ids if (entry := _entry(gallery, name)) is not None}
@@ -53,7 +53,7 @@ def _map(gallery: AnyGallery, chart: GalleryMap) -> dict[str, Any]:
     }
 
 
-def _entry(gallery: AnyGallery, name: str) -> Entry | None:
+def _entry(gallery: SearchableGallery, name: str) -> Entry | None:
     """None for one that has gone since the map was made."""
     try:
         return gallery.entry(name)

@@ -14,7 +14,7 @@ from cbmir.demo.findings import findings_html
 from cbmir.demo.markup import RESTING, escape, image_uri, readable
 from cbmir.demo.similar_images import EMPTY, LEGEND
 from cbmir.runtime.finder import Finder
-from cbmir.runtime.gallery.projection import NEAREST, GalleryMap
+from cbmir.runtime.gallery.projection import NEAREST, GalleryProjection
 
 STATIC = Path(__file__).resolve().parent / "static"
 
@@ -24,7 +24,7 @@ def _template() -> Template:
     return Template((STATIC / "page.html").read_text(encoding="utf-8"))
 
 
-def page_html(finder: Finder, examples: Sequence[Example], chart: GalleryMap | None) -> str:
+def page_html(finder: Finder, examples: Sequence[Example], chart: GalleryProjection | None) -> str:
     """Everything but scripts and styles. All that comes from data is escaped."""
     gallery = finder.gallery
     labels = () if gallery is None else gallery.labels.names
@@ -72,7 +72,7 @@ def _chip(label: str) -> str:
     )
 
 
-def map_note(chart: GalleryMap | None, placeless: str = "") -> str:
+def map_note(chart: GalleryProjection | None, placeless: str = "") -> str:
     """What stands below the map; `placeless` is why the image on the page has no place on it, where it has none."""
     if chart is None:
         return "This gallery has no map yet: make one with 'cbmir index map GALLERY' and start the demo anew."

@@ -21,7 +21,7 @@ from cbmir.demo.markup import alerts_html, escape, image_uri, novelty_html, read
 from cbmir.demo.study import Upload
 from cbmir.runtime.dicom_output.identifiers import case_id
 from cbmir.runtime.evidence import overlay
-from cbmir.runtime.gallery.protocol import AnyGallery
+from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.results import Analysis, Finding, Neighbour
 
 _SHOWN = 6  # look-alikes: with two pictures and some twenty findings they fit a page of A4
@@ -43,7 +43,7 @@ td { font-variant-numeric: tabular-nums } .on > * { font-weight: 700 } .fine-pri
 
 def report_html(
     card: ModelCard,
-    gallery: AnyGallery,
+    gallery: SearchableGallery,
     image: Upload,
     analysis: Analysis,
     searched: str,

@@ -41,7 +41,7 @@ from cbmir.demo.wording import emphasised
 from cbmir.errors import CbmirError, GalleryError, ImageError, UserError
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.entry import Entry
-from cbmir.runtime.gallery.projection import NEAREST, GalleryMap
+from cbmir.runtime.gallery.projection import NEAREST, GalleryProjection
 from cbmir.runtime.imaging.radiograph import Radiograph
 from cbmir.runtime.logs import told
 from cbmir.runtime.results import Neighbour
@@ -76,7 +76,11 @@ class Room:
     """One finder and its gallery, for any number of sessions."""
 
     def __init__(
-        self, finder: Finder, examples: Sequence[Example], uploads: Callable[[], Path], chart: GalleryMap | None = None
+        self,
+        finder: Finder,
+        examples: Sequence[Example],
+        uploads: Callable[[], Path],
+        chart: GalleryProjection | None = None,
     ) -> None:
         """`uploads` names the folder for uploads, which is known once the server runs."""
         if finder.gallery is None:
@@ -218,9 +222,9 @@ class Room:
         }  # fmt: skip
 
     def _by_findings(self, view: View, controls: Controls) -> tuple[View, Answer]:
-        neighbours = self.finder.with_findings(view.labels, controls.k, filter=controls.filter)
+        neighbours = self.finder.search_by_findings(view.labels, controls.k, filter=controls.filter)
         count = self._around()
-        around = self.finder.with_findings(view.labels, count) if count else ()
+        around = self.finder.search_by_findings(view.labels, count) if count else ()
         place = self._place([(one.id, one.distance) for one in around])
         said = " + ".join(readable(label) for label in view.labels)
         searched = f"{said}; {controls.text(known=None)}"

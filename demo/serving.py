@@ -27,7 +27,7 @@ from cbmir.demo.security import Login, LoginRequired, OwnPages
 from cbmir.errors import GalleryError
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery import Gallery
-from cbmir.runtime.gallery.projection import GalleryMap
+from cbmir.runtime.gallery.projection import GalleryProjection
 from cbmir.runtime.hot_reload import warm_up
 from cbmir.runtime.sockets import bound, is_loopback, url_of
 
@@ -67,9 +67,9 @@ def serve(
             log.info("Stopped.")
 
 
-def _chart(finder: Finder) -> GalleryMap | None:
+def _chart(finder: Finder) -> GalleryProjection | None:
     """The gallery's map, where it has one. Raises GalleryError for one made with another model's embeddings."""
-    chart = GalleryMap.load(finder.gallery.path) if isinstance(finder.gallery, Gallery) else None
+    chart = GalleryProjection.load(finder.gallery.path) if isinstance(finder.gallery, Gallery) else None
     if chart is not None and chart.fingerprint != finder.card.fingerprint:
         raise GalleryError("expected a map made with this model, found one of another; make it anew: 'cbmir index map'")
     return chart
@@ -100,7 +100,9 @@ class _Server(uvicorn.Server):
         self._ready()
 
 
-def _mounted(finder: Finder, blocks: gr.Blocks, chart: GalleryMap | None, host: str, login: Login | None) -> FastAPI:
+def _mounted(
+    finder: Finder, blocks: gr.Blocks, chart: GalleryProjection | None, host: str, login: Login | None
+) -> FastAPI:
     app = FastAPI(openapi_url=None)
     if is_loopback(host):  # so that no web page can reach in by a name of its own for this machine
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[host, "localhost", "127.0.0.1", "[::1]"])

@@ -16,7 +16,7 @@ from cbmir.demo.markup import escape, readable, thumbnail_url, unseen
 from cbmir.demo.wording import emphasised
 from cbmir.labels import canonical
 from cbmir.runtime.gallery.entry import Entry
-from cbmir.runtime.gallery.protocol import AnyGallery
+from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.results import LabelAgreement, Neighbour
 
 _SAMPLE = 400
@@ -32,7 +32,7 @@ class Likeness:
     cosines: NDArray[np.float32]
 
     @classmethod
-    def of(cls, gallery: AnyGallery | None) -> Self:
+    def of(cls, gallery: SearchableGallery | None) -> Self:
         ids = [] if gallery is None else gallery.ids()
         if gallery is None or len(ids) < 2:
             return cls(np.empty(0, np.float32))

@@ -19,8 +19,8 @@ from cbmir.runtime.engines.base import Engine, EngineHealth, Outputs
 from cbmir.runtime.engines.registry import open_engine
 from cbmir.runtime.evidence import evidence_map
 from cbmir.runtime.finder import Finder
-from cbmir.runtime.gallery import Entry, Filter, Found, Hit
-from cbmir.runtime.gallery.protocol import AnyGallery, open_gallery
+from cbmir.runtime.gallery import Entry, Filter, Hit, SearchResult
+from cbmir.runtime.gallery.protocol import SearchableGallery, open_gallery
 from cbmir.runtime.imaging.preprocess import preprocess
 from cbmir.runtime.imaging.reader import Limits, Radiograph, read_image, thumbnail_jpeg
 from cbmir.runtime.novelty import Novelty
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cbmir.runtime.gallery.build import IndexReport, add_to_gallery, build_gallery
     from cbmir.runtime.gallery.gallery import Gallery
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
-    from cbmir.runtime.hot_reload import LiveFinder
+    from cbmir.runtime.hot_reload import ReloadableFinder
 
 # Findings need no gallery, and an answer builds none.
 __getattr__ = lazy_imports(
@@ -38,7 +38,7 @@ __getattr__ = lazy_imports(
     {
         "Gallery": "cbmir.runtime.gallery.gallery",
         "IndexReport": "cbmir.runtime.gallery.build",
-        "LiveFinder": "cbmir.runtime.hot_reload",
+        "ReloadableFinder": "cbmir.runtime.hot_reload",
         "Pseudonyms": "cbmir.runtime.gallery.pseudonyms",
         "add_to_gallery": "cbmir.runtime.gallery.build",
         "build_gallery": "cbmir.runtime.gallery.build",
@@ -47,25 +47,25 @@ __getattr__ = lazy_imports(
 
 __all__ = [
     "Analysis",
-    "AnyGallery",
     "Engine",
     "EngineHealth",
     "Entry",
     "Filter",
     "Finder",
     "Finding",
-    "Found",
     "Gallery",
     "Hit",
     "IndexReport",
     "LabelAgreement",
     "Limits",
-    "LiveFinder",
     "Neighbour",
     "Novelty",
     "Outputs",
     "Pseudonyms",
     "Radiograph",
+    "ReloadableFinder",
+    "SearchResult",
+    "SearchableGallery",
     "add_to_gallery",
     "build_gallery",
     "evidence_map",

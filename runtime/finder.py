@@ -21,13 +21,13 @@ from cbmir.process import Closing
 from cbmir.runtime.engines.base import Engine, EngineHealth, Mode
 from cbmir.runtime.engines.registry import open_engine
 from cbmir.runtime.evidence import combination_vector, evidence_map, finding_vectors
-from cbmir.runtime.gallery.entry import Entry, Found, Hit
+from cbmir.runtime.gallery.entry import Entry, Hit, SearchResult
 from cbmir.runtime.gallery.filters import Filter
-from cbmir.runtime.gallery.protocol import AnyGallery, open_gallery
+from cbmir.runtime.gallery.protocol import SearchableGallery, open_gallery
 from cbmir.runtime.imaging.preprocess import preprocess
 from cbmir.runtime.imaging.radiograph import Limits, Radiograph
 from cbmir.runtime.imaging.reader import read_image
-from cbmir.runtime.novelty import NEAREST, Novelty, judge
+from cbmir.runtime.novelty import NEAREST, Novelty, score_novelty
 from cbmir.runtime.results import Analysis, Finding, Neighbour, agreement
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Finder(Closing):
     def __init__(
         self,
         engine: Engine,
-        gallery: AnyGallery | None = None,
+        gallery: SearchableGallery | None = None,
         *,
         reduced_jpeg2000: bool = False,
         allow_lateral: bool = False,
@@ -180,7 +180,7 @@ class Finder(Closing):
             known=tuple(entry.id for entry in look.known),
         )
 
-    def with_findings(
+    def search_by_findings(
         self,
         labels: Sequence[str],
         k: int = 10,
@@ -281,7 +281,7 @@ class _Look:
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    def at(cls, gallery: AnyGallery | None, image: Radiograph, patient_id: str, exclude: bool) -> Self:
+    def at(cls, gallery: SearchableGallery | None, image: Radiograph, patient_id: str, exclude: bool) -> Self:
         if gallery is None:
             return cls()
         warnings = []
@@ -305,25 +305,25 @@ class _Look:
 
 
 def _search(
-    gallery: AnyGallery,
+    gallery: SearchableGallery,
     embedding: NDArray[np.float32],
     k: int,
     filter: Filter,  # noqa: A002 - the field's own name
     look: _Look,
     exact: bool | None,
-) -> tuple[Found, Novelty | None]:
+) -> tuple[SearchResult, Novelty | None]:
     """The k neighbours that were asked for, and what the image is to the gallery: to all of it but itself and its own
     patient's images, whatever was asked for."""
     wanted = replace(filter, exclude_patients=filter.exclude_patients | look.excluded)
     usual = Filter(exclude_patients=look.patients)
-    own = gallery.own_distances
+    own = gallery.reference_distances
     if not len(own):
         return gallery.search(embedding, k, filter=wanted, exact=exact), None
     filters = [wanted] if wanted == usual else [wanted, usual]
     itself = sum(not entry.patient_id for entry in look.known)  # no filter leaves these out; they are the nearest
     queries = np.stack([embedding] * len(filters))
     many = gallery.search_many(queries, k, filters=filters, exact=exact, vectors=NEAREST + itself)  # of one moment
-    return many[0], judge(embedding, many[-1].vectors[itself:], own)
+    return many[0], score_novelty(embedding, many[-1].vectors[itself:], own)
 
 
 def neighbour_of(hit: Hit, wanted: set[str]) -> Neighbour:

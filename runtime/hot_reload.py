@@ -1,6 +1,6 @@
 """A finder that can be replaced while it is in use: how a service takes a new model or gallery without a stop.
 
->>> live = LiveFinder(lambda: Finder.open("model.onnx", "gallery/"))        # doctest: +SKIP
+>>> live = ReloadableFinder(lambda: Finder.open("model.onnx", "gallery/"))        # doctest: +SKIP
 >>> with live.use() as finder:                                              # doctest: +SKIP
 ...     finder.analyze("chest.png")
 >>> live.reload()           # whoever is in `use` ends with the old one     # doctest: +SKIP
@@ -32,7 +32,7 @@ class _Held:
     retired: bool = False
 
 
-class LiveFinder(Closing):
+class ReloadableFinder(Closing):
     """A Finder that can be replaced while it is in use: who has begun with the old one ends with it.
 
     All of it is safe from many threads.

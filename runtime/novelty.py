@@ -37,9 +37,11 @@ class Novelty:
     flagged: bool
 
 
-def judge(embedding: NDArray[np.float32], nearest: NDArray[np.float32], own: NDArray[np.float32]) -> Novelty | None:
+def score_novelty(
+    embedding: NDArray[np.float32], nearest: NDArray[np.float32], own: NDArray[np.float32]
+) -> Novelty | None:
     """Judge an image by its embedding [D] and those of its nearest images of other patients [n, D], nearest first,
-    all float32 of unit norm, against `own_distances`.
+    all float32 of unit norm, against `reference_distances`.
 
     None where fewer than `NEAREST` are given, or the gallery is too small to tell (`own` is empty).
     """
@@ -62,7 +64,7 @@ def mixture_distance(embedding: NDArray[np.float32], nearest: NDArray[np.float32
     return float(np.linalg.norm(rest - weights @ differences))
 
 
-def own_distances(
+def reference_distances(
     vectors: NDArray[np.float32], patients: NDArray[np.int64], *, sample: int = 1000, seed: int = 0
 ) -> NDArray[np.float32]:
     """How far the gallery's own images are from it, each with its patient left out: float32 [m], sorted.

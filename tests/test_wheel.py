@@ -148,24 +148,24 @@ import pynetdicom
 from pydicom import dcmread
 from cbmir.runtime import Finder
 from cbmir.runtime.dicom_output import make_results
-from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.pacs import following
 from cbmir.runtime.pacs.intake import Intake
-from cbmir.runtime.pacs.storage_scp import PacsNode
+from cbmir.runtime.pacs.storage_scp import StorageScp
 from cbmir.runtime.pacs.destinations import Folder
 from cbmir.runtime.pacs.queue import DurableQueue
 from cbmir.runtime.pacs.worker import Workers
 from cbmir.runtime.serving import Settings, create_app
 
 model, gallery, file, folder = map(Path, sys.argv[1:])
-live = LiveFinder(lambda: Finder.open(model, gallery, threads=1))
+live = ReloadableFinder(lambda: Finder.open(model, gallery, threads=1))
 with live.use() as finder:
     data = file.read_bytes()
     results = make_results(data, finder.analyze(data), finder, kinds=("sr", "sc", "kos", "fhir"))
     assert results.sr.StudyInstanceUID == results.sc.StudyInstanceUID == dcmread(file).StudyInstanceUID
     assert results.fhir
 with DurableQueue(folder / "queue", quiet=0) as queue:
-    node, workers = PacsNode(Intake(queue, live), port=0), Workers(queue, live, Folder(folder / "out"), count=1)
+    node, workers = StorageScp(Intake(queue, live), port=0), Workers(queue, live, Folder(folder / "out"), count=1)
     workers.start()
     node.start()
     sender = pynetdicom.AE(ae_title="SENDER")

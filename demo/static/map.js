@@ -3,7 +3,7 @@
 const NEAR = 14; // pixels within which a point is meant
 const MARGIN = 24;
 
-export class GalleryMap {
+export class GalleryProjection {
   /** `like(id)` asks for more like an image. */
   constructor(page, like) {
     this.canvas = page.querySelector("#map");

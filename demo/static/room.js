@@ -2,7 +2,7 @@
 
 import {Compare} from "./compare.js";
 import {listenForFiles, send} from "./inputs.js";
-import {GalleryMap} from "./map.js";
+import {GalleryProjection} from "./map.js";
 import {Viewer} from "./viewer.js";
 
 const SLOW = 150; // milliseconds that controls wait for another change
@@ -57,7 +57,7 @@ export function start(element, trigger, upload) {
   });
   const ids = () => [...root.querySelectorAll(".card")].map((card) => card.dataset.id);
   const compare = new Compare(find("#compare"), (question) => ask(question), ids);
-  const chart = new GalleryMap(find(".page[data-page=map]"), (id) => { turnTo("read"); ask({action: "like", id}); });
+  const chart = new GalleryProjection(find(".page[data-page=map]"), (id) => { turnTo("read"); ask({action: "like", id}); });
 
   async function open(files, more) {
     turnTo("read");

@@ -20,7 +20,7 @@ from cbmir.runtime.dicom_output.source import Source
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.entry import Hit
 from cbmir.runtime.gallery.filters import Filter
-from cbmir.runtime.gallery.protocol import AnyGallery
+from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.results import Analysis, Finding, Neighbour
 
 #: At most so many are marked.
@@ -43,7 +43,7 @@ class Prior:
 
 
 def own_priors(
-    source: Source, analysis: Analysis, gallery: AnyGallery | None
+    source: Source, analysis: Analysis, gallery: SearchableGallery | None
 ) -> tuple[tuple[Prior, ...], tuple[str, ...]]:
     """The most similar priors, nearest first, and warnings. Raises GalleryError where none can be searched."""
     if gallery is None:
@@ -129,7 +129,7 @@ class LookAlike:
     uncertain: tuple[str, ...]
 
     @classmethod
-    def of(cls, gallery: AnyGallery, one: Neighbour) -> Self:
+    def of(cls, gallery: SearchableGallery, one: Neighbour) -> Self:
         """Raises as `case_id`."""
         positive = tuple(label for label in one.labels if label not in one.uncertain)
         return cls(case_id(gallery, one.id), one.cosine, positive, one.uncertain)

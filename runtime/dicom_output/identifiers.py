@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from cbmir.card import ModelCard
 from cbmir.labels import Code, canonical, code_for
 from cbmir.runtime.gallery.entry import Entry
-from cbmir.runtime.gallery.protocol import AnyGallery
+from cbmir.runtime.gallery.protocol import SearchableGallery
 
 if TYPE_CHECKING:
     from highdicom.sr import CodedConcept
@@ -60,7 +60,7 @@ def answers_fingerprint(card: ModelCard) -> str:
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def case_id(gallery: AnyGallery, entry_id: str) -> str:
+def case_id(gallery: SearchableGallery, entry_id: str) -> str:
     """`case-` and 16 hexadecimal digits for an entry of a gallery: HMAC-SHA256, whose key is the gallery's uuid.
 
     Who does not have the gallery cannot tell which entry it is. `find_case` is the way back. A copy of a gallery has a
@@ -69,7 +69,7 @@ def case_id(gallery: AnyGallery, entry_id: str) -> str:
     return "case-" + hmac.new(gallery.uuid.encode(), entry_id.encode(), hashlib.sha256).hexdigest()[:16]
 
 
-def find_case(gallery: AnyGallery, case: str) -> Entry | None:
+def find_case(gallery: SearchableGallery, case: str) -> Entry | None:
     """The entry that a case id stands for, None where the gallery has none; every id is tried."""
     found = next((one for one in gallery.ids() if hmac.compare_digest(case_id(gallery, one), case)), None)
     return None if found is None else gallery.entry(found)

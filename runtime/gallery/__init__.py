@@ -12,7 +12,7 @@ A gallery is patient data: chest radiographs identify patients. Its folder is re
 from typing import TYPE_CHECKING
 
 from cbmir.lazy_imports import lazy_imports
-from cbmir.runtime.gallery.entry import Entry, Found, Hit
+from cbmir.runtime.gallery.entry import Entry, Hit, SearchResult
 from cbmir.runtime.gallery.filters import Filter
 
 if TYPE_CHECKING:
@@ -21,4 +21,4 @@ if TYPE_CHECKING:
 # Findings need no gallery.
 __getattr__ = lazy_imports(__name__, {"Gallery": "cbmir.runtime.gallery.gallery"})
 
-__all__ = ["Entry", "Filter", "Found", "Gallery", "Hit"]
+__all__ = ["Entry", "Filter", "Gallery", "Hit", "SearchResult"]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.filters import Selection
-    from cbmir.runtime.gallery.hnsw import VectorIndex
+    from cbmir.runtime.gallery.hnsw import HnswIndex
     from cbmir.runtime.gallery.reader import Columns, Reader
 
 _S = TypeVar("_S", bound=np.generic)
@@ -118,16 +118,16 @@ class Snapshot:
     """A gallery as of one generation; its base is of the generation `since`.
 
     `live` bool [n]: which rows of the base still count; None: all do. `index` is over the base's rows, where there is
-    one; `own_distances` is as `cbmir.runtime.novelty` has it, of the base, and empty where the base is not mapped from
-    what was derived.
+    one; `reference_distances` is as `cbmir.runtime.novelty` has it, of the base, and empty where the base is not mapped
+    from what was derived.
     """
 
     generation: int
     since: int
     base: Rows
     tail: Rows
-    own_distances: NDArray[np.float32]
-    index: VectorIndex | None = None
+    reference_distances: NDArray[np.float32]
+    index: HnswIndex | None = None
     live: NDArray[np.bool_] | None = None
     is_mapped: bool = False
 

@@ -44,7 +44,7 @@ class Hit:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """A search's answer: neighbours, nearest first, as of one generation of the gallery, and how they were found.
     Where an index proposed them, those of equal distance are in the order of their ids among those that it found.
 

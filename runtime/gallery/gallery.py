@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery import index_files
 from cbmir.runtime.gallery.columns import Snapshot
-from cbmir.runtime.gallery.entry import Found, Hit
+from cbmir.runtime.gallery.entry import Hit, SearchResult
 from cbmir.runtime.gallery.filters import Filter, Selection
 from cbmir.runtime.gallery.refreshing import (
     CHANGED,
@@ -53,7 +53,7 @@ class Gallery(RefreshingStore):
         filter: Filter = Filter(),  # noqa: A002, B008 - the field's own name; it never changes
         exact: bool | None = None,
         vectors: int = 0,
-    ) -> Found:
+    ) -> SearchResult:
         """The k nearest of the entries that pass the filter to a unit vector float32 [D], nearest first.
 
         All there are where fewer than k pass. Distances are exact and float64, equal ones in the order of their ids.
@@ -73,7 +73,7 @@ class Gallery(RefreshingStore):
         filters: Sequence[Filter] | None = None,
         exact: bool | None = None,
         vectors: int = 0,
-    ) -> list[Found]:
+    ) -> list[SearchResult]:
         """`search` for each of float32 [M, D], with a filter each: all of one generation, and multiplied together."""
         if k < 0:
             raise GalleryError(f"expected k >= 0 neighbours, found {k}")
@@ -132,7 +132,7 @@ class Gallery(RefreshingStore):
         }
 
 
-def _answer(reader: Reader, snapshot: Snapshot, found: Nearest, k: int, vectors: int) -> Found | None:
+def _answer(reader: Reader, snapshot: Snapshot, found: Nearest, k: int, vectors: int) -> SearchResult | None:
     """None where the vectors that it would answer with are not those that are stored: mapped files are verified when
     they are loaded, and may be damaged after."""
     order = _ordered(reader, snapshot, found, k)[: max(k, vectors)]
@@ -143,7 +143,7 @@ def _answer(reader: Reader, snapshot: Snapshot, found: Nearest, k: int, vectors:
     if not np.array_equal(stored, reader.vectors(numbers)):
         return None
     hits = tuple(Hit(*one) for one in zip(entries, distances, cosines, strict=False))
-    return Found(snapshot.generation, hits, found.method, stored)
+    return SearchResult(snapshot.generation, hits, found.method, stored)
 
 
 def _ordered(reader: Reader, snapshot: Snapshot, found: Nearest, k: int) -> NDArray[np.int64]:

@@ -66,7 +66,7 @@ _LEAST = 1e-6  # the range of vectors that are all the same
 
 
 @dataclass(frozen=True, eq=False)
-class Coding:
+class PcaInt8Codec:
     """`mean` float32 [D] is subtracted; `directions` float32 [d, D], orthonormal, are those that are kept, or None
     where all are; what comes out is multiplied by `scale` and rounded."""
 
@@ -159,10 +159,10 @@ _PASSES = 3  # one does, nearly always
 _BLOCK = 8192  # vectors that are coded and added at once: what is mapped from a file never is in memory as a whole
 
 
-class VectorIndex:
+class HnswIndex:
     """Made by `build` or `view`. Searching is safe from many threads."""
 
-    def __init__(self, index: Any, coding: Coding | None) -> None:
+    def __init__(self, index: Any, coding: PcaInt8Codec | None) -> None:
         """`coding` is of int8 codes; None for bf16."""
         self.codes: Codes = "bf16" if coding is None else "int8"
         self.coding = coding
@@ -179,27 +179,27 @@ class VectorIndex:
         return int(self._index.serialized_length)
 
     @classmethod
-    def build(cls, codes: Codes, vectors: NDArray[np.float32], *, threads: int | None = None) -> VectorIndex:
+    def build(cls, codes: Codes, vectors: NDArray[np.float32], *, threads: int | None = None) -> HnswIndex:
         """Index unit vectors float32 [N, D]. Only a build with one thread repeats to the bit."""
-        coding = Coding.fitted(vectors, _BLOCK) if codes == "int8" else None
+        coding = PcaInt8Codec.fitted(vectors, _BLOCK) if codes == "int8" else None
         dim = vectors.shape[1] if coding is None else coding.dim
         index = cls(_usearch().Index(ndim=dim, metric="l2sq", dtype=_DTYPES[codes]), coding)
         index._add(vectors, 0, threads)
         return index
 
-    def extended(self, vectors: NDArray[np.float32], *, threads: int | None = None) -> VectorIndex | None:
+    def extended(self, vectors: NDArray[np.float32], *, threads: int | None = None) -> HnswIndex | None:
         """An index in memory of float32 [N, D], the first of which this one holds; or None where it cannot be had by
         adding, since the new vectors do not fit its codes."""
         start = len(self)
         if self.coding is not None and not self.coding.fits(block for _, block in _blocks(vectors, start)):
             return None
         with self._lock:
-            index = VectorIndex(self._index.copy(), self.coding)
+            index = HnswIndex(self._index.copy(), self.coding)
         index._add(vectors, start, threads)
         return index
 
     @classmethod
-    def view(cls, path: Path, coding: Coding | None) -> VectorIndex:
+    def view(cls, path: Path, coding: PcaInt8Codec | None) -> HnswIndex:
         """Map a saved index, whose bytes have been verified and must never change.
 
         Raises GalleryError where this version of usearch cannot read it.

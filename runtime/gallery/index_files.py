@@ -28,7 +28,7 @@ from cbmir.errors import GalleryError
 from cbmir.files import sync
 from cbmir.process import available_threads
 from cbmir.runtime.gallery.columns import Rows, Snapshot
-from cbmir.runtime.gallery.hnsw import Codes, Coding, VectorIndex
+from cbmir.runtime.gallery.hnsw import Codes, HnswIndex, PcaInt8Codec
 from cbmir.runtime.gallery.schema import DERIVED_OF_SCHEMA_1
 
 log = logging.getLogger("cbmir")
@@ -36,7 +36,7 @@ log = logging.getLogger("cbmir")
 LOCK = "derived.lock"
 _FOLDER = re.compile(r"derived-(\d{12,})")
 _PART = re.compile(r"\.derived-\d{12,}\.part")
-_ABOUT, _INDEX, _CODING, _OWN = "about.json", "index.usearch", "coding.npz", "own_distances.npy"
+_ABOUT, _INDEX, _CODING, _OWN = "about.json", "index.usearch", "coding.npz", "reference_distances.npy"
 _FORMAT = 2
 _COLUMNS = tuple(one.name for one in fields(Rows) if one.name != "names")
 _CHUNK = 4 << 20  # bytes that are hashed at once, by as many threads as there are processors
@@ -110,7 +110,7 @@ def problems(folder: Path, gallery: str) -> list[str]:
 
 
 def write(
-    folder: Path, stamp: Stamp, rows: Iterable[Rows], *, dim: int, classes: int, former: VectorIndex | None = None
+    folder: Path, stamp: Stamp, rows: Iterable[Rows], *, dim: int, classes: int, former: HnswIndex | None = None
 ) -> Snapshot:
     """Write what is derived from rows, given in blocks in the order of their numbers, and take away what was there.
 
@@ -178,10 +178,10 @@ def lock(folder: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def _write(
-    part: Path, stamp: Stamp, rows: Iterable[Rows], dim: int, classes: int, former: VectorIndex | None
+    part: Path, stamp: Stamp, rows: Iterable[Rows], dim: int, classes: int, former: HnswIndex | None
 ) -> dict[str, Any]:
     """All files into an empty folder; what `about.json` says."""
-    from cbmir.runtime.novelty import own_distances
+    from cbmir.runtime.novelty import reference_distances
 
     with (part / "vectors.npy").open("wb") as stream:
         header = {"descr": "<f4", "fortran_order": False, "shape": (stamp.count, dim)}
@@ -194,11 +194,11 @@ def _write(
         if name != "vectors":
             np.save(part / f"{name}.npy", getattr(columns, name))
     vectors = _map(part / "vectors.npy")
-    np.save(part / _OWN, own_distances(vectors, columns.patients))
+    np.save(part / _OWN, reference_distances(vectors, columns.patients))
     if stamp.codes is not None:
         index = None if former is None or former.codes != stamp.codes else former.extended(vectors)
         if index is None:
-            index = VectorIndex.build(stamp.codes, vectors)
+            index = HnswIndex.build(stamp.codes, vectors)
         index.save(part / _INDEX)
         if index.coding is not None:
             index.coding.save(part / _CODING)
@@ -300,8 +300,8 @@ def _mapped(place: Path, about: dict[str, Any]) -> Snapshot:
     """Verified files as a snapshot."""
     columns = {name: _map(place / f"{name}.npy") for name in _COLUMNS}
     codes = about["codes"]
-    coding = Coding.load(place / _CODING) if codes == "int8" else None
-    index = None if codes is None else VectorIndex.view(place / _INDEX, coding)
+    coding = PcaInt8Codec.load(place / _CODING) if codes == "int8" else None
+    index = None if codes is None else HnswIndex.view(place / _INDEX, coding)
     base = Rows(**columns, names=tuple(about["views"]))
     tail = Rows.empty(len(base.labels), base.vectors.shape[1])
     generation = about["generation"]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.errors import GalleryError
-from cbmir.runtime.gallery.protocol import AnyGallery
+from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.gallery.refreshing import MAP
 
 #: Images at most: more than a screen tells apart, and what t-SNE lays out in a minute.
@@ -30,7 +30,7 @@ Layout = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 @dataclass(frozen=True, eq=False)
-class GalleryMap:
+class GalleryProjection:
     """`points` is float32 [N, 2], within 0..1, of the gallery's entries `ids`; `method` is for people."""
 
     ids: tuple[str, ...]
@@ -39,7 +39,7 @@ class GalleryMap:
     fingerprint: str
 
     @classmethod
-    def make(cls, gallery: AnyGallery, layout: Layout, method: str, *, most: int = MOST, seed: int = 0) -> Self:
+    def make(cls, gallery: SearchableGallery, layout: Layout, method: str, *, most: int = MOST, seed: int = 0) -> Self:
         """Lay out a random sample of at most `most` entries. Raises GalleryError for fewer than three."""
         ids = gallery.ids()
         if len(ids) < 3:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from cbmir.card import ModelCard
 from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
-from cbmir.runtime.gallery.entry import Entry, Found
+from cbmir.runtime.gallery.entry import Entry, SearchResult
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.filters import Filter
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _MILVUS = re.compile(r"milvus(\+\w+)?:", re.IGNORECASE)
 
 
-class AnyGallery(Protocol):
+class SearchableGallery(Protocol):
     """Labelled images with their embeddings, of one embedding space. All of it is safe from many threads.
 
     Every method may raise GalleryError: for a gallery that is closed, damaged, or cannot be reached.
@@ -57,8 +57,8 @@ class AnyGallery(Protocol):
         ...
 
     @property
-    def own_distances(self) -> NDArray[np.float32]:
-        """float32 [m], sorted: `cbmir.runtime.novelty.own_distances` of the entries; empty where they are too few."""
+    def reference_distances(self) -> NDArray[np.float32]:
+        """float32 [m], sorted: `novelty.reference_distances` of the entries; empty where they are too few."""
         ...
 
     @property
@@ -105,7 +105,7 @@ class AnyGallery(Protocol):
         filter: Filter = ...,  # noqa: A002 - the field's own name
         exact: bool | None = None,
         vectors: int = 0,
-    ) -> Found:
+    ) -> SearchResult:
         """The k nearest of the entries that pass the filter to a unit vector float32 [D], nearest first.
 
         All there are where fewer than k pass. Distances are exact, and equal ones in the order of their ids; `exact`
@@ -123,7 +123,7 @@ class AnyGallery(Protocol):
         filters: Sequence[Filter] | None = None,
         exact: bool | None = None,
         vectors: int = 0,
-    ) -> list[Found]:
+    ) -> list[SearchResult]:
         """`search` for each of float32 [M, D], with a filter each."""
         ...
 
@@ -181,7 +181,7 @@ def is_milvus(place: str | Path) -> bool:
     return _MILVUS.match(place) is not None
 
 
-def open_gallery(place: str | Path, *, pseudonyms: Pseudonyms | None = None) -> AnyGallery:
+def open_gallery(place: str | Path, *, pseudonyms: Pseudonyms | None = None) -> SearchableGallery:
     """Open a gallery by its folder or `milvus:…` place (see the module); `pseudonyms` is as `Gallery.open` has it.
 
     Raises GalleryError; MissingDependencyError where pymilvus is needed and not installed.

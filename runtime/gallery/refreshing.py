@@ -52,21 +52,21 @@ class RefreshingStore(Store):
         self._measuring = threading.Lock()
 
     @property
-    def own_distances(self) -> NDArray[np.float32]:
-        """float32 [m], sorted: `cbmir.runtime.novelty.own_distances` of the entries as of when they were last derived;
+    def reference_distances(self) -> NDArray[np.float32]:
+        """float32 [m], sorted: `novelty.reference_distances` of the entries as of when they were last derived;
         empty where they are too few. Where they were too few then, or nothing is derived, it is measured here."""
-        from cbmir.runtime.novelty import FEWEST, own_distances
+        from cbmir.runtime.novelty import FEWEST, reference_distances
 
         with self._moment() as (_, snapshot):
             pass
         base_tells = len(snapshot.base) >= max(FEWEST, len(snapshot.tail))
         if snapshot.is_mapped and base_tells:
-            return snapshot.own_distances
+            return snapshot.reference_distances
         with self._measuring:
             count = len(snapshot.base) if base_tells else len(snapshot)
             if self._own is None or abs(count - self._own[0]) > self._own[0] // 10:
                 rows = snapshot.base if base_tells else Rows.joined(list(snapshot.blocks()) or [snapshot.tail])
-                self._own = count, own_distances(rows.vectors, rows.patients)
+                self._own = count, reference_distances(rows.vectors, rows.patients)
             return self._own[1]
 
     def write_index(self) -> None:

@@ -323,7 +323,7 @@ _LENGTH = 128
 
 
 @dataclass(frozen=True)
-class Witness:
+class LastCommit:
     """That a generation of the gallery with this uuid has been acknowledged."""
 
     uuid: str
@@ -343,7 +343,7 @@ class Witness:
             log.warning("%s: cannot write %s (%s); what was written to the gallery is safe", folder, WITNESS, error)
 
     @classmethod
-    def read(cls, folder: Path) -> Witness | None:
+    def read(cls, folder: Path) -> LastCommit | None:
         """None where there is none, or a damaged one."""
         try:
             uuid, generation, stamp = json.loads((folder / WITNESS).read_text("utf-8"))

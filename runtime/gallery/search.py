@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cbmir.runtime.gallery.columns import Snapshot
 from cbmir.runtime.gallery.filters import Selection
-from cbmir.runtime.gallery.hnsw import VectorIndex, products
+from cbmir.runtime.gallery.hnsw import HnswIndex, products
 
 #: By so much two cosines may be off in float32, as norms are rounded and products are summed in varying order.
 _SLACK = 2e-6
@@ -143,7 +143,7 @@ def _best(
 
 def _by_index(
     snapshot: Snapshot,
-    index: VectorIndex,
+    index: HnswIndex,
     queries: NDArray[np.float32],
     k: int,
     selections: Sequence[Selection | None],
@@ -181,7 +181,7 @@ def _near_in_tail(
 
 
 def _with_growth(
-    index: VectorIndex, query: NDArray[np.float32], wanted: int, rows: NDArray[np.int64], near: NDArray[np.int64]
+    index: HnswIndex, query: NDArray[np.float32], wanted: int, rows: NDArray[np.int64], near: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], str]:
     """The index has no filter. Where too few of its candidates are among the rows that pass, it is asked for more, as
     long as that costs less than to compare them all."""

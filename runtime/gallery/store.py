@@ -31,8 +31,8 @@ from cbmir.runtime.gallery.schema import (
     SCHEMA,
     UNKNOWN,
     WITNESS,
+    LastCommit,
     Meta,
-    Witness,
     check_index,
     check_schema,
     find_schema,
@@ -62,7 +62,7 @@ class Store(Closing):
         self.path = connections.folder
         self._connections = connections
         self._acknowledging = threading.Lock()
-        seen = Witness.read(self.path)  # first: a writer may go on meanwhile
+        seen = LastCommit.read(self.path)  # first: a writer may go on meanwhile
         with connections.use("read") as database:
             check_schema(find_schema(database, self.path), self.path)
             schema.check_tables(database, self.path)
@@ -107,7 +107,7 @@ class Store(Closing):
                 schema.create_tables(database)
                 write_meta(database, values)
                 database.execute("COMMIT")
-            Witness(str(values["gallery"]), 0).write(path)
+            LastCommit(str(values["gallery"]), 0).write(path)
             return cls(connections, pseudonyms)
         except BaseException:
             connections.close()
@@ -221,7 +221,7 @@ class Store(Closing):
                 writer.close()
             database.execute("COMMIT").close()
         with self._acknowledging:
-            Witness(self.uuid, generation).write(self.path)
+            LastCommit(self.uuid, generation).write(self.path)
 
     def add(
         self, entries: Sequence[Entry], embeddings: NDArray[np.float32], thumbnails: Sequence[bytes] | None = None
@@ -342,7 +342,7 @@ class Store(Closing):
         with self._connections.use("write to") as database:
             database.execute("BEGIN IMMEDIATE").close()
             self._meta = Meta.load(database, self.path, pseudonyms)
-            seen = Witness.read(self.path)
+            seen = LastCommit.read(self.path)
             if seen is not None and seen.uuid == self.uuid:
                 return  # another process was first
             write_meta(database, {"gallery": uuid.uuid4().hex})
@@ -350,5 +350,5 @@ class Store(Closing):
             generation = int(read_meta(database, self.path, "generation")["generation"])
             # Before the next opener can begin, which would give another name still. Where this one does not get to the
             # end, the witness is of no gallery, and the next opener does the same.
-            Witness(self.uuid, generation).write(self.path)
+            LastCommit(self.uuid, generation).write(self.path)
             database.execute("COMMIT").close()

@@ -2,8 +2,8 @@
 
 ::
 
-    PacsNode (C-STORE) ──┐                                             ┌── StoreScu (C-STORE)
-    OrthancChanges ──────┼─> Intake ─> DurableQueue ─> Workers ─> Outlet ── StowRs (STOW-RS)
+    StorageScp (C-STORE) ──┐                                             ┌── StoreScu (C-STORE)
+    OrthancChanges ──────┼─> Intake ─> DurableQueue ─> Workers ─> Destination ── StowRs (STOW-RS)
     QidoPolling ─────────┘              (on disk)                      └── Folder
 
     intake      the header is looked at, own results are left alone, the rest is queued
@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 from cbmir.lazy_imports import lazy_imports
 from cbmir.process import signals_held
-from cbmir.runtime.pacs.destinations import Address, Folder, Outlet, StoreScu, StowRs
+from cbmir.runtime.pacs.destinations import Address, Destination, Folder, StoreScu, StowRs
 from cbmir.runtime.pacs.dicomweb import DicomWeb, OrthancRest
-from cbmir.runtime.pacs.intake import Intake, Taken
-from cbmir.runtime.pacs.jobs import Arrival, Job, Made
+from cbmir.runtime.pacs.intake import Intake, IntakeStatus
+from cbmir.runtime.pacs.jobs import Arrival, Job, ResultObject
 from cbmir.runtime.pacs.polling import Following, OrthancChanges, QidoPolling
 from cbmir.runtime.pacs.queue import DurableQueue
 from cbmir.runtime.pacs.service import run
@@ -31,28 +31,28 @@ from cbmir.runtime.pacs.tls import Tls
 from cbmir.runtime.pacs.worker import Workers
 
 if TYPE_CHECKING:
-    from cbmir.runtime.pacs.storage_scp import PacsNode
+    from cbmir.runtime.pacs.storage_scp import StorageScp
 
-__getattr__ = lazy_imports(__name__, {"PacsNode": "cbmir.runtime.pacs.storage_scp"}, needs=("pynetdicom", "dicom"))
+__getattr__ = lazy_imports(__name__, {"StorageScp": "cbmir.runtime.pacs.storage_scp"}, needs=("pynetdicom", "dicom"))
 
 __all__ = [
     "Address",
     "Arrival",
+    "Destination",
     "DicomWeb",
     "DurableQueue",
     "Folder",
     "Following",
     "Intake",
+    "IntakeStatus",
     "Job",
-    "Made",
     "OrthancChanges",
     "OrthancRest",
-    "Outlet",
-    "PacsNode",
     "QidoPolling",
+    "ResultObject",
+    "StorageScp",
     "StoreScu",
     "StowRs",
-    "Taken",
     "Tls",
     "Workers",
     "run",

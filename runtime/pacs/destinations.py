@@ -19,7 +19,7 @@ from cbmir.files import replacing, sync
 from cbmir.runtime.imaging.dicom_header import pydicom_unlogged
 from cbmir.runtime.imaging.radiograph import collected_warnings
 from cbmir.runtime.pacs.dicomweb import OUT_OF_RESOURCES, DicomWeb
-from cbmir.runtime.pacs.jobs import Made
+from cbmir.runtime.pacs.jobs import ResultObject
 
 #: Seconds: to connect, to negotiate, and for an answer to each object.
 CONNECT_TIMEOUT, ACSE_TIMEOUT, DIMSE_TIMEOUT = 10.0, 15.0, 60.0
@@ -27,10 +27,10 @@ CONNECT_TIMEOUT, ACSE_TIMEOUT, DIMSE_TIMEOUT = 10.0, 15.0, 60.0
 _TAKEN = (0x0000, 0xB000, 0xB006, 0xB007, 0x0111)
 
 
-class Outlet(Protocol):
+class Destination(Protocol):
     """Takes the results of one image. Safe from many threads."""
 
-    def send(self, results: Sequence[Made]) -> None:
+    def send(self, results: Sequence[ResultObject]) -> None:
         """Returns when all of them were taken. Raises DeliveryAwayError where nothing is taken now, and DeliveryError
         for what is refused, once the others were sent. May be called again."""
         ...
@@ -77,7 +77,7 @@ class Folder:
         except OSError as error:
             raise PacsError(f"{path}: cannot make the folder of results ({error.strerror})") from error
 
-    def send(self, results: Sequence[Made]) -> None:
+    def send(self, results: Sequence[ResultObject]) -> None:
         try:
             for made in results:
                 with replacing(self.path / f"{made.uid}.dcm") as temporary:
@@ -98,7 +98,7 @@ class StoreScu:
         self._calling = calling
         self._tls = tls
 
-    def send(self, results: Sequence[Made]) -> None:
+    def send(self, results: Sequence[ResultObject]) -> None:
         from pydicom import dcmread
 
         with collected_warnings(), pydicom_unlogged():
@@ -155,5 +155,5 @@ class StowRs:
     def __init__(self, web: DicomWeb) -> None:
         self._web = web
 
-    def send(self, results: Sequence[Made]) -> None:
+    def send(self, results: Sequence[ResultObject]) -> None:
         self._web.store([made.data for made in results])

@@ -45,7 +45,7 @@ class StudyFound:
 
 
 @dataclass(frozen=True)
-class Found:
+class InstanceFound:
     """An instance that QIDO-RS found."""
 
     study_uid: str
@@ -86,7 +86,7 @@ class DicomWeb:
                     found[_value(answer, _STUDY)] = StudyFound(_day(answer), int(count) if count else None)
         return found
 
-    def instances(self, study_uid: str, modalities: Collection[str]) -> list[Found]:
+    def instances(self, study_uid: str, modalities: Collection[str]) -> list[InstanceFound]:
         """The instances of a study in series of these modalities, or of none. Raises PacsError."""
         found = []
         with _asking(self.url, "search for instances"):
@@ -95,10 +95,10 @@ class DicomWeb:
                     continue
                 uid = _value(series, _SERIES)
                 for instance in self._client.search_for_instances(study_uid, uid, get_remaining=True):
-                    found.append(Found(study_uid, uid, _value(instance, _CLASS), _value(instance, _INSTANCE)))
+                    found.append(InstanceFound(study_uid, uid, _value(instance, _CLASS), _value(instance, _INSTANCE)))
         return found
 
-    def retrieve(self, found: Found, max_bytes: int) -> bytes | None:
+    def retrieve(self, found: InstanceFound, max_bytes: int) -> bytes | None:
         """The file of an instance by WADO-RS, as it is stored; None where it is gone. Raises PacsError, and
         ImageSizeError for more than `max_bytes`."""
         url = f"{self.url}/studies/{found.study_uid}/series/{found.series_uid}/instances/{found.sop_instance_uid}"

@@ -12,7 +12,7 @@ from enum import Enum
 
 from cbmir.errors import DicomImageError, ImageError, ImageSizeError
 from cbmir.runtime.dicom_output import answers_fingerprint, is_own_result
-from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES, UIDS, Tags, pydicom_unlogged
 from cbmir.runtime.imaging.dicom_reader import is_dicom, parse_dicom
 from cbmir.runtime.imaging.radiograph import Limits, collected_warnings
@@ -21,7 +21,7 @@ from cbmir.runtime.pacs.log import fields, log, what_failed
 from cbmir.runtime.pacs.queue import DurableQueue
 
 
-class Taken(Enum):
+class IntakeStatus(Enum):
     """What became of a file."""
 
     QUEUED = "queued"
@@ -57,11 +57,11 @@ class Header:
 class Intake:
     """Files of any source into one queue. Safe from many threads."""
 
-    def __init__(self, queue: DurableQueue, live: LiveFinder, limits: Limits | None = None) -> None:
+    def __init__(self, queue: DurableQueue, live: ReloadableFinder, limits: Limits | None = None) -> None:
         self.queue, self.limits = queue, limits or Limits()
         self._live = live
 
-    def take(self, data: bytes, source: str, *, sop_class_uid: str = "", sop_instance_uid: str = "") -> Taken:
+    def take(self, data: bytes, source: str, *, sop_class_uid: str = "", sop_instance_uid: str = "") -> IntakeStatus:
         """Queue a file of a source (an AE title or another short name): on disk when this returns.
 
         The UIDs are those that the source announced; DicomImageError where the file has others. Raises ImageError for
@@ -76,13 +76,13 @@ class Intake:
             if expected and value != expected:
                 raise DicomImageError(f"expected the {keyword} that was announced, found another in the data set")
         if header.is_own:
-            return Taken.OWN
+            return IntakeStatus.OWN
         if header.sop_class_uid not in IMAGE_CLASSES:
-            return Taken.NO_IMAGE
+            return IntakeStatus.NO_IMAGE
         with self._live.use() as finder:
             fingerprint = answers_fingerprint(finder.card)
         arrival = Arrival(header.sop_instance_uid, header.study_instance_uid, source)
-        return Taken.QUEUED if self.queue.put(data, arrival, fingerprint) else Taken.KNOWN
+        return IntakeStatus.QUEUED if self.queue.put(data, arrival, fingerprint) else IntakeStatus.KNOWN
 
 
 def retry(queue: DurableQueue, limits: Limits | None = None) -> tuple[int, int]:

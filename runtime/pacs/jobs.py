@@ -34,7 +34,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Made:
+class ResultObject:
     """A DICOM object ready to be sent: its kind (`sr`, `sc`, `kos`), SOP Instance UID and file."""
 
     kind: str

@@ -16,8 +16,8 @@ from typing import Protocol
 
 from cbmir.errors import ImageError, PacsAwayError, PacsError, QueueFullError
 from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES, MODALITIES
-from cbmir.runtime.pacs.dicomweb import DicomWeb, Found, OrthancRest, StudyFound
-from cbmir.runtime.pacs.intake import Intake, Taken
+from cbmir.runtime.pacs.dicomweb import DicomWeb, InstanceFound, OrthancRest, StudyFound
+from cbmir.runtime.pacs.intake import Intake, IntakeStatus
 from cbmir.runtime.pacs.log import fields, log, what_failed
 
 #: Days of studies, besides today's, that QIDO asks for though they have been looked at: images come late.
@@ -152,7 +152,7 @@ class Studies:
         """`uid_of` gives the Study Instance UID of what `look_at` is given, None where the study is gone."""
         self._web, self._intake, self._name, self._uid_of = web, intake, name, uid_of
         self._failed: dict[str, tuple[int, float]] = {}  # how often, and when to look again
-        self._known: Found | None = None  # an instance that could be read once
+        self._known: InstanceFound | None = None  # an instance that could be read once
 
     def look_at(self, study: str) -> bool:
         """Queue what is new. False where something of it cannot be read: it is to be looked at again, which does
@@ -211,13 +211,13 @@ class Studies:
         except PacsError:
             return False
 
-    def _fetch(self, found: Found) -> None:
+    def _fetch(self, found: InstanceFound) -> None:
         data = self._web.retrieve(found, self._intake.limits.max_bytes)
         if data is None:  # deleted since
             return
         self._known = found
         taken = self._intake.take(data, self._name, sop_instance_uid=found.sop_instance_uid)
-        if taken is not Taken.KNOWN:
+        if taken is not IntakeStatus.KNOWN:
             log.info(taken.value, extra=fields(source=self._name, bytes=len(data)))
 
 

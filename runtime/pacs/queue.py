@@ -29,7 +29,7 @@ from pathlib import Path
 
 from cbmir.errors import QueueFullError
 from cbmir.runtime.pacs.database import Store, is_full, is_there
-from cbmir.runtime.pacs.jobs import Arrival, Job, Made, State, content_digest
+from cbmir.runtime.pacs.jobs import Arrival, Job, ResultObject, State, content_digest
 from cbmir.runtime.pacs.spool import Spool
 
 #: So many objects that were answered are remembered, the oldest are forgotten; and so many that were passed over.
@@ -194,7 +194,7 @@ class DurableQueue(Store):
         """The job's file. Raises PacsError where it is gone or not what was received."""
         return self.spool.read(job.name, job.digest)
 
-    def keep(self, job: Job, results: Sequence[Made], fingerprint: str) -> None:
+    def keep(self, job: Job, results: Sequence[ResultObject], fingerprint: str) -> None:
         """Keep what was made by the model of this fingerprint, until `done`. Attempts are counted anew from here."""
         rows = [(job.number, position, made.kind, made.uid, made.data) for position, made in enumerate(results)]
         with self._writing() as database:
@@ -202,13 +202,13 @@ class DurableQueue(Store):
             database.executemany("INSERT OR REPLACE INTO result VALUES (?, ?, ?, ?, ?)", rows)
             self._failing.pop(job.name, None)
 
-    def kept(self, job: Job) -> list[Made]:
+    def kept(self, job: Job) -> list[ResultObject]:
         """What `keep` was given, in its order."""
         with self._changed:
             rows = self._database.execute(
                 "SELECT kind, uid, data FROM result WHERE job = ? ORDER BY position", (job.number,)
             ).fetchall()
-        return [Made(*row) for row in rows]
+        return [ResultObject(*row) for row in rows]
 
     def done(self, job: Job, fingerprint: str, report: str = "", *, sent: bool = True) -> None:
         """End a job whose results, by the model of this fingerprint, with the SR of this UID, were taken. Where any

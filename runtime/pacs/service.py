@@ -21,7 +21,7 @@ from typing import Protocol
 from cbmir.errors import WorkerError
 from cbmir.files import write_json
 from cbmir.process import RELOAD, SIGNALS, STOP
-from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.pacs.jobs import State
 from cbmir.runtime.pacs.log import fields, log, what_failed
 from cbmir.runtime.pacs.queue import DurableQueue
@@ -46,7 +46,7 @@ class Source(Protocol):
 
 
 def run(
-    queue: DurableQueue, workers: Workers, sources: Sequence[Source], live: LiveFinder, ready: Callable[[], None]
+    queue: DurableQueue, workers: Workers, sources: Sequence[Source], live: ReloadableFinder, ready: Callable[[], None]
 ) -> None:
     """Run until SIGTERM or SIGINT, within `signals_held`; `ready` is called once all sources have started.
 
@@ -86,7 +86,7 @@ def _signals_end_it() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _wait(queue: DurableQueue, workers: Workers, live: LiveFinder) -> None:
+def _wait(queue: DurableQueue, workers: Workers, live: ReloadableFinder) -> None:
     before: State | None = None
     while True:
         before = _report(queue, before)
@@ -116,7 +116,7 @@ def _report(queue: DurableQueue, before: State | None) -> State | None:
     return state
 
 
-def _reload(live: LiveFinder) -> None:
+def _reload(live: ReloadableFinder) -> None:
     try:
         live.reload()
     except Exception as error:  # noqa: BLE001 - a bad model must not end a good one

@@ -30,7 +30,7 @@ from pynetdicom.transport import RequestHandler, ThreadedAssociationServer
 from cbmir.errors import DicomImageError, ImageError, PacsError, QueueFullError
 from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES
 from cbmir.runtime.pacs.destinations import checked_ae_title
-from cbmir.runtime.pacs.intake import Intake, Taken
+from cbmir.runtime.pacs.intake import Intake, IntakeStatus
 from cbmir.runtime.pacs.log import fields, log, what_failed
 
 SUCCESS, OUT_OF_RESOURCES, MISMATCH, CANNOT_UNDERSTAND, NOT_SUPPORTED = 0x0000, 0xA700, 0xA900, 0xC000, 0x0122
@@ -42,7 +42,7 @@ _VERIFICATION = "1.2.840.10008.1.1"
 _RESULT_CLASSES = (Comprehensive3DSRStorage, KeyObjectSelectionDocumentStorage)
 
 
-class PacsNode:
+class StorageScp:
     """A storage SCP on a port of its own; each association has its thread."""
 
     def __init__(
@@ -137,7 +137,7 @@ class PacsNode:
             return CANNOT_UNDERSTAND, f"refused: {error}", size
         except Exception as error:  # noqa: BLE001 - a sender gets an answer, and sends again later
             return OUT_OF_RESOURCES, what_failed(error), size
-        return (NOT_SUPPORTED if taken is Taken.NO_IMAGE else SUCCESS), taken.value, size
+        return (NOT_SUPPORTED if taken is IntakeStatus.NO_IMAGE else SUCCESS), taken.value, size
 
     def _rejected(self, event: Any) -> None:
         log.warning("association rejected", extra=fields(source=event.assoc.requestor.ae_title.strip()))

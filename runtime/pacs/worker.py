@@ -23,9 +23,9 @@ from cbmir.errors import (
     NotReadyError,
 )
 from cbmir.runtime.dicom_output import Results, answers_fingerprint, make_results, warm_up
-from cbmir.runtime.hot_reload import LiveFinder
-from cbmir.runtime.pacs.destinations import Outlet
-from cbmir.runtime.pacs.jobs import Job, Made
+from cbmir.runtime.hot_reload import ReloadableFinder
+from cbmir.runtime.pacs.destinations import Destination
+from cbmir.runtime.pacs.jobs import Job, ResultObject
 from cbmir.runtime.pacs.log import fields, log, what_failed
 from cbmir.runtime.pacs.queue import DurableQueue
 
@@ -39,8 +39,8 @@ class Workers:
     def __init__(
         self,
         queue: DurableQueue,
-        live: LiveFinder,
-        outlet: Outlet,
+        live: ReloadableFinder,
+        outlet: Destination,
         *,
         kinds: Collection[str] = ("sr",),
         count: int = 2,
@@ -126,7 +126,7 @@ class Workers:
         else:
             log.warning("failed", extra=fields(**about, again_in_s=delay))
 
-    def _analyse(self, job: Job) -> tuple[str, list[Made]]:
+    def _analyse(self, job: Job) -> tuple[str, list[ResultObject]]:
         data = self._queue.file(job)
         with self._live.use() as finder:
             fingerprint = answers_fingerprint(finder.card)
@@ -138,13 +138,13 @@ class Workers:
         return fingerprint, as_made(results)
 
 
-def as_made(results: Results) -> list[Made]:
+def as_made(results: Results) -> list[ResultObject]:
     """Results as the files that are kept and sent."""
     made = []
     for kind, dataset in results.named():
         stream = io.BytesIO()
         dataset.save_as(stream, enforce_file_format=True)
-        made.append(Made(kind, str(dataset.SOPInstanceUID), stream.getvalue()))
+        made.append(ResultObject(kind, str(dataset.SOPInstanceUID), stream.getvalue()))
     return made
 
 

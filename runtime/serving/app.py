@@ -19,9 +19,9 @@ from starlette.exceptions import HTTPException
 from cbmir import __version__
 from cbmir.card import INTENDED_USE
 from cbmir.errors import CbmirError
-from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.serving import schemas
-from cbmir.runtime.serving.limits import Gate, read_body, read_upload
+from cbmir.runtime.serving.limits import RequestLimiter, read_body, read_upload
 from cbmir.runtime.serving.problems import MOST_ERRORS, Problem, answer_problem, problem_of
 from cbmir.runtime.serving.schemas import (
     CASE,
@@ -48,13 +48,15 @@ _PATIENT = (
 )
 
 
-def create_app(live: LiveFinder, settings: Settings) -> FastAPI:
+def create_app(live: ReloadableFinder, settings: Settings) -> FastAPI:
     """The service as an ASGI application, for `serve` or any other server. It closes `live` when it ends.
 
     Raises UserError where the audit trail cannot be written. `app.state.answers.reload()` reloads.
     """
-    gate = Gate(settings.concurrency, settings.queue, settings.timeout_s)
-    checks = Gate(2, 32, _CHECK_S)  # so that neither waits for the other, nor a reload for a gallery that hangs
+    gate = RequestLimiter(settings.concurrency, settings.queue, settings.timeout_s)
+    checks = RequestLimiter(
+        2, 32, _CHECK_S
+    )  # so that neither waits for the other, nor a reload for a gallery that hangs
     answers = Answers(live, settings)
     metrics = Metrics(live, gate)
 
@@ -90,7 +92,9 @@ def create_app(live: LiveFinder, settings: Settings) -> FastAPI:
 class _Routes:
     """What each route does with the parts of the service."""
 
-    def __init__(self, answers: Answers, gate: Gate, checks: Gate, metrics: Metrics, settings: Settings) -> None:
+    def __init__(
+        self, answers: Answers, gate: RequestLimiter, checks: RequestLimiter, metrics: Metrics, settings: Settings
+    ) -> None:
         self._answers, self._gate, self._checks = answers, gate, checks
         self._metrics, self._settings = metrics, settings
 

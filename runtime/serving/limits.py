@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 _RECENT = 0.1  # the weight of the last answer in the mean time that one takes
 
 
-class Gate:
+class RequestLimiter:
     """`concurrency` threads, and `queue` places more."""
 
     def __init__(self, concurrency: int, queue: int, timeout_s: float) -> None:
@@ -90,9 +90,9 @@ class Gate:
 
 
 class Place:
-    """Of one request; made by `Gate.place`."""
+    """Of one request; made by `RequestLimiter.place`."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: RequestLimiter) -> None:
         self._gate = gate
         self.future: Future[Any] | None = None
 

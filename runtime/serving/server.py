@@ -27,7 +27,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cbmir.runtime.dicom_output import warm_up
-from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.logs import log, told
 from cbmir.runtime.serving.app import create_app
 from cbmir.runtime.serving.problems import Problem
@@ -118,7 +118,7 @@ _HEADER = 32 * 2**10  # bytes that a request's line and headers may take
 
 
 def serve(
-    live: LiveFinder,
+    live: ReloadableFinder,
     settings: Settings,
     *,
     host: str = "127.0.0.1",
@@ -156,7 +156,7 @@ def serve(
 class _Server(uvicorn.Server):
     """Opens the finder once it listens, and reloads at SIGHUP."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, live: LiveFinder, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI, live: ReloadableFinder, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._app, self._live, self._ready = app, live, ready
         self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself holds on to none

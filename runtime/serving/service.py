@@ -28,9 +28,9 @@ from cbmir.runtime.dicom_output.identifiers import case_id
 from cbmir.runtime.finder import PATIENT_NOT_FOUND, PATIENT_UNKNOWN, Finder, neighbour_of
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.filters import Filter, parse
-from cbmir.runtime.gallery.protocol import AnyGallery
+from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.gallery.store import Store
-from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.imaging.dicom_reader import is_dicom
 from cbmir.runtime.results import Neighbour
 from cbmir.runtime.serving.problems import Problem
@@ -64,7 +64,7 @@ class GalleryState:
     generation: int | None
 
     @classmethod
-    def of(cls, gallery: AnyGallery) -> Self:
+    def of(cls, gallery: SearchableGallery) -> Self:
         """Raises GalleryError where the gallery cannot be read, or was replaced."""
         if not isinstance(gallery, Store):
             return cls(len(gallery), None)
@@ -72,7 +72,7 @@ class GalleryState:
             return cls(reader.count, reader.generation)
 
 
-def generation_of(gallery: AnyGallery) -> int | None:
+def generation_of(gallery: SearchableGallery) -> int | None:
     """`GalleryState.generation` alone, for which Milvus, over its network, is not asked anything."""
     return GalleryState.of(gallery).generation if isinstance(gallery, Store) else None
 
@@ -93,7 +93,7 @@ class CaseIndex:
         self._codes: NDArray[np.uint64] = np.empty(0, np.uint64)  # sorted
         self._ids: list[str] = []  # in the order of the codes
 
-    def id_of(self, gallery: AnyGallery, case: str) -> str | None:
+    def id_of(self, gallery: SearchableGallery, case: str) -> str | None:
         """The id of an entry, which may be gone by now; None where there is none. Raises GalleryError."""
         with self._lock:
             if self._uuid != gallery.uuid:
@@ -107,7 +107,7 @@ class CaseIndex:
     def _is_stale(self, state: GalleryState) -> bool:
         return state != self._state or (state.generation is None and monotonic() - self._time >= _AGAIN)
 
-    def _read(self, gallery: AnyGallery, state: GalleryState) -> None:
+    def _read(self, gallery: SearchableGallery, state: GalleryState) -> None:
         ids = gallery.ids()
         codes = np.fromiter((_code(case_id(gallery, one)) for one in ids), np.uint64, len(ids))
         order = codes.argsort()
@@ -124,7 +124,7 @@ def _code(case: str) -> int:
     return int(case.removeprefix("case-"), 16)
 
 
-def of_neighbours(gallery: AnyGallery | None, neighbours: Sequence[Neighbour], *, reports: bool) -> list[Case]:
+def of_neighbours(gallery: SearchableGallery | None, neighbours: Sequence[Neighbour], *, reports: bool) -> list[Case]:
     """Neighbours of an analysis or a search; reports where they may be shown."""
     return [] if gallery is None else [
         Case(
@@ -135,7 +135,7 @@ def of_neighbours(gallery: AnyGallery | None, neighbours: Sequence[Neighbour], *
     ]  # fmt: skip
 
 
-def find_entry(gallery: AnyGallery, index: CaseIndex, case: str) -> Entry:
+def find_entry(gallery: SearchableGallery, index: CaseIndex, case: str) -> Entry:
     """Raises Problem 404 for a case that the gallery does not have: not any more, or never."""
     found = index.id_of(gallery, case)
     try:
@@ -156,7 +156,7 @@ class Answers:
     Raises Problem for what is the client's mistake, and CbmirError (see `problems.problem_of`).
     """
 
-    def __init__(self, live: LiveFinder, settings: Settings) -> None:
+    def __init__(self, live: ReloadableFinder, settings: Settings) -> None:
         self.live = live
         self._settings = settings
         self._reports = "reports" in settings.share
@@ -286,13 +286,13 @@ def _tell(facts: Facts, finder: Finder) -> None:
         facts["gallery_generation"] = generation_of(finder.gallery)
 
 
-def _gallery(finder: Finder) -> AnyGallery:
+def _gallery(finder: Finder) -> SearchableGallery:
     if finder.gallery is None:
         raise Problem(404, "no-gallery", "This service has no gallery: only findings and embeddings can be asked for.")
     return finder.gallery
 
 
-def _filter(wanted: Neighbours, gallery: AnyGallery) -> Filter:
+def _filter(wanted: Neighbours, gallery: SearchableGallery) -> Filter:
     """Checked here, where what is wrong with it is known to be the client's mistake."""
     try:
         made = wanted.filter()
@@ -303,7 +303,7 @@ def _filter(wanted: Neighbours, gallery: AnyGallery) -> Filter:
     return made
 
 
-def _check_patient(gallery: AnyGallery | None, patient_id: str) -> None:
+def _check_patient(gallery: SearchableGallery | None, patient_id: str) -> None:
     if patient_id.strip() and gallery is not None and not gallery.finds_patients:
         raise Problem(422, "pseudonyms", "Expected no patient id, found one: the gallery keeps pseudonyms, and this "
                                          "service was started without their key.")  # fmt: skip

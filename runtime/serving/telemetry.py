@@ -33,9 +33,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cbmir import __version__
 from cbmir.errors import CbmirError, UserError
-from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.logs import log, told
-from cbmir.runtime.serving.limits import Gate
+from cbmir.runtime.serving.limits import RequestLimiter
 from cbmir.runtime.serving.problems import Problem, problem_of, response_of
 from cbmir.runtime.serving.service import GalleryState
 
@@ -73,7 +73,7 @@ _BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 class Metrics:
     """Of one application, in a registry of its own."""
 
-    def __init__(self, live: LiveFinder, gate: Gate) -> None:
+    def __init__(self, live: ReloadableFinder, gate: RequestLimiter) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -106,7 +106,7 @@ class Metrics:
 class _Now(Collector):
     """What is read at the moment of asking."""
 
-    def __init__(self, live: LiveFinder, gate: Gate) -> None:
+    def __init__(self, live: ReloadableFinder, gate: RequestLimiter) -> None:
         self._live, self._gate = live, gate
 
     def describe(self) -> list[Metric]:

@@ -20,7 +20,7 @@ from PIL import Image
 
 from cbmir.manifest import Manifest, Row
 from cbmir.runtime import Finder, build_gallery, open_engine
-from cbmir.runtime.gallery.projection import GalleryMap, principal_plane
+from cbmir.runtime.gallery.projection import GalleryProjection, principal_plane
 
 TIMEOUT_MS = 90_000
 
@@ -73,7 +73,7 @@ def wall_gallery(
         build_gallery(engine, Manifest(engine.card.labels, tuple(rows)), folder / "gallery")
     with Finder.open(tiny_model, folder / "gallery", threads=1) as finder:
         assert finder.gallery is not None
-        GalleryMap.make(finder.gallery, principal_plane, "principal components").save(folder / "gallery")
+        GalleryProjection.make(finder.gallery, principal_plane, "principal components").save(folder / "gallery")
     return folder / "gallery"
 
 

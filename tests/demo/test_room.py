@@ -20,7 +20,7 @@ from cbmir.demo.room import Room
 from cbmir.errors import UserError
 from cbmir.runtime import Entry, Finder, Gallery
 from cbmir.runtime.finder import NOTHING_ALIKE
-from cbmir.runtime.gallery.projection import GalleryMap, principal_plane
+from cbmir.runtime.gallery.projection import GalleryProjection, principal_plane
 
 Ask = Callable[..., dict[str, Any]]
 
@@ -34,7 +34,7 @@ def finder(tiny_model: Path, demo_gallery: Path) -> Iterator[Finder]:
 @pytest.fixture
 def room(finder: Finder, tmp_path: Path) -> Room:
     assert finder.gallery is not None
-    chart = GalleryMap.make(finder.gallery, principal_plane, "principal components")
+    chart = GalleryProjection.make(finder.gallery, principal_plane, "principal components")
     return Room(finder, find_examples(finder), lambda: tmp_path, chart)
 
 
@@ -142,7 +142,7 @@ def test_more_like_one_whose_file_is_another_is_said_to_be_approximate(
 
 def test_findings_without_an_image(ask: Ask, finder: Finder) -> None:
     answer = ask("findings", labels=["Effusion", "Mass"])
-    assert ids(answer) == [one.id for one in finder.with_findings(["Effusion", "Mass"], 20)]
+    assert ids(answer) == [one.id for one in finder.search_by_findings(["Effusion", "Mass"], 20)]
     assert answer["picture"] is None
     assert answer["evidence"] == {}
     assert "Effusion + Mass" in answer["html"]["search"]
@@ -215,7 +215,7 @@ def test_what_fails_changes_nothing_on_the_page(
     before = ask("open", paths=study)
     if why == "the engine":
         monkeypatch.setattr(room.finder, "analyze", None)
-        monkeypatch.setattr(room.finder, "with_findings", None)
+        monkeypatch.setattr(room.finder, "search_by_findings", None)
         answer = ask(action, **REPLACING[action])
     else:
         answer = ask(action, **REPLACING[action], controls={"patient": "x" * 201})
@@ -365,7 +365,7 @@ def test_the_flag_is_above_the_findings_and_there_is_no_place_on_the_map(
         vectors = np.random.default_rng(0).normal(-far, 0.05, (120, len(far))).astype(np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         gallery.add([Entry(str(number), "/gone.png", f"p{number}") for number in range(120)], vectors)
-        chart = GalleryMap.make(gallery, principal_plane, "principal components")
+        chart = GalleryProjection.make(gallery, principal_plane, "principal components")
         room = Room(Finder(plain.engine, gallery), [], lambda: tmp_path, chart)
         Image.fromarray(make_xray(50)).save(tmp_path / "1~far.png")
         answer = room.answer("me", {"n": 1, "action": "open", "paths": [str(tmp_path / "1~far.png")]})
@@ -386,7 +386,7 @@ def test_a_map_of_a_few_of_a_large_gallery_has_a_place_for_an_image(
         gallery.add([Entry(str(number), "/gone.png", f"p{number}") for number in range(600)], vectors)
         nearest = gallery.search(finder.analyze(image).embedding, 600).hits
         on_map = tuple(hit.entry.id for hit in nearest[300:305])
-        chart = GalleryMap(on_map, np.full((5, 2), 0.5, np.float32), "by hand", finder.card.fingerprint)
+        chart = GalleryProjection(on_map, np.full((5, 2), 0.5, np.float32), "by hand", finder.card.fingerprint)
         room = Room(Finder(finder.engine, gallery), [], lambda: tmp_path, chart)
         asked = {"n": 1, "action": "like", "id": nearest[0].entry.id}
         monkeypatch.setattr(room, "_of_gallery", lambda entry: (finder.read(image), np.zeros((8, 8), np.uint8), True))

@@ -27,7 +27,7 @@ from cbmir.demo.serving import MAX_UPLOAD, serve
 from cbmir.demo.serving import _theme as theme
 from cbmir.errors import GalleryError, UserError
 from cbmir.runtime import Entry, Finder, Gallery
-from cbmir.runtime.gallery.projection import GalleryMap, principal_plane
+from cbmir.runtime.gallery.projection import GalleryProjection, principal_plane
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_the_map_has_what_the_gallery_has_now(tiny_model: Path, tmp_path: Path) 
     with Finder.open(tiny_model) as plain, Gallery.create(tmp_path / "gallery", plain.card) as gallery:
         entries = [Entry(name, "", "", labels={"Mass": of}) for name, of in zip("abcd", (1, 0, -1, None), strict=True)]
         gallery.add(entries, np.eye(4, 8, dtype=np.float32))
-        add_files(app, gallery, GalleryMap.make(gallery, principal_plane, "principal components"))
+        add_files(app, gallery, GalleryProjection.make(gallery, principal_plane, "principal components"))
         client = TestClient(app)
         answer = client.get("/map.json")
         assert answer.json()["labels"]["Mass"] == "10u?"
@@ -184,7 +184,7 @@ def test_the_map_has_what_the_gallery_has_now(tiny_model: Path, tmp_path: Path) 
 def test_a_map_of_another_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     with Finder.open(tiny_model) as plain, Gallery.create(tmp_path / "gallery", plain.card) as gallery:
         gallery.add([Entry(name, "", "") for name in "abc"], np.eye(3, 8, dtype=np.float32))
-        chart = GalleryMap.make(gallery, principal_plane, "principal components")
+        chart = GalleryProjection.make(gallery, principal_plane, "principal components")
         replace(chart, fingerprint="another").save(gallery.path)
         with pytest.raises(GalleryError, match="cbmir index map"):
             serve(Finder(plain.engine, gallery), port=0)

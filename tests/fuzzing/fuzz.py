@@ -79,14 +79,14 @@ def upload() -> Any:
     from fastapi.testclient import TestClient
 
     from cbmir.runtime import Finder
-    from cbmir.runtime.hot_reload import LiveFinder
+    from cbmir.runtime.hot_reload import ReloadableFinder
     from cbmir.runtime.serving import Settings, create_app
 
     sys.path.insert(0, str(HERE.parent))
     from conftest import write_tiny_model
 
     model = write_tiny_model(Path(tempfile.mkdtemp()) / "tiny.onnx")
-    live = LiveFinder(lambda: Finder.open(model, threads=1))
+    live = ReloadableFinder(lambda: Finder.open(model, threads=1))
     client = TestClient(create_app(live, Settings()), base_url="http://localhost", raise_server_exceptions=False)
     client.__enter__()
 

@@ -20,11 +20,11 @@ pynetdicom = pytest.importorskip("pynetdicom")
 
 from broken_files import broken_data_sets, broken_files  # noqa: E402
 from cbmir.runtime import Finder  # noqa: E402
-from cbmir.runtime.hot_reload import LiveFinder  # noqa: E402
+from cbmir.runtime.hot_reload import ReloadableFinder  # noqa: E402
 from cbmir.runtime.pacs.intake import Intake  # noqa: E402
-from cbmir.runtime.pacs.queue import DurableQueue, Made  # noqa: E402
+from cbmir.runtime.pacs.queue import DurableQueue, ResultObject  # noqa: E402
 from cbmir.runtime.pacs.spool import DEAD_LETTERS  # noqa: E402
-from cbmir.runtime.pacs.storage_scp import PacsNode  # noqa: E402
+from cbmir.runtime.pacs.storage_scp import StorageScp  # noqa: E402
 from cbmir.runtime.pacs.worker import Workers  # noqa: E402
 from dicom_files import make_dicom  # noqa: E402
 from http_service import Service  # noqa: E402
@@ -42,8 +42,8 @@ def resident(process: int | str = "self") -> float:
 
 
 @pytest.fixture(scope="module")
-def live(tiny_model: Path, tiny_gallery: Path) -> Iterator[LiveFinder]:
-    with LiveFinder(lambda: Finder.open(tiny_model, tiny_gallery, threads=1)) as opened:
+def live(tiny_model: Path, tiny_gallery: Path) -> Iterator[ReloadableFinder]:
+    with ReloadableFinder(lambda: Finder.open(tiny_model, tiny_gallery, threads=1)) as opened:
         yield opened
 
 
@@ -76,9 +76,9 @@ class Archive:
     """An outlet that counts."""
 
     def __init__(self) -> None:
-        self.sent: list[Made] = []
+        self.sent: list[ResultObject] = []
 
-    def send(self, results: Sequence[Made]) -> None:
+    def send(self, results: Sequence[ResultObject]) -> None:
         self.sent += results
 
 
@@ -103,13 +103,13 @@ def store(association: Any, data: bytes, syntax: str) -> int:
 
 
 def test_the_node(
-    live: LiveFinder, tmp_path: Path, make_xray: Callable[..., NDArray[Any]], caplog: pytest.LogCaptureFixture
+    live: ReloadableFinder, tmp_path: Path, make_xray: Callable[..., NDArray[Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Every C-STORE has its status, every job is settled, and what is good afterwards gets its report."""
     archive, statuses = Archive(), Counter[int]()
     with DurableQueue(tmp_path / "queue", quiet=0, attempts=1, first_delay=0) as queue:
         workers = Workers(queue, live, archive, count=1)
-        node = PacsNode(Intake(queue, live), port=0)
+        node = StorageScp(Intake(queue, live), port=0)
         workers.start()
         node.start()
         try:

@@ -51,16 +51,16 @@ def test_finder_answers_with_the_nearest_to_the_combination(tiny_model: Path, ti
         assert gallery is not None
         vector = combination_vector(finder.card, finder.engine.head, ["Effusion", "Mass"])
         expected = gallery.search(vector, 5).hits
-        found = finder.with_findings(["Effusion", "Mass"], 5)
+        found = finder.search_by_findings(["Effusion", "Mass"], 5)
         assert [one.id for one in found] == [hit.entry.id for hit in expected]
         assert all(set(one.shared) == set(one.labels) & {"Effusion", "Mass"} for one in found)
-        filtered = finder.with_findings(["Mass"], 20, filter=Filter(where="Mass"))
+        filtered = finder.search_by_findings(["Mass"], 20, filter=Filter(where="Mass"))
         assert all("Mass" in one.labels for one in filtered)
 
 
 def test_finder_without_gallery(tiny_model: Path) -> None:
     with Finder.open(tiny_model, threads=1) as finder, pytest.raises(UserError, match="gallery"):
-        finder.with_findings(["Mass"])
+        finder.search_by_findings(["Mass"])
 
 
 def test_evidence_on_both_of_two_images_sums_to_the_same_cosine(tiny_model: Path, tiny_manifest: Path) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cbmir.errors import EngineError, GalleryReplacedError, ModelError, NotReadyError
 from cbmir.runtime import Finder
-from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.hot_reload import ReloadableFinder
 
 Xray = Callable[..., NDArray[np.uint8]]
 
@@ -26,8 +26,8 @@ def gallery(tiny_gallery: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def live(tiny_model: Path, gallery: Path) -> Iterator[LiveFinder]:
-    with LiveFinder(lambda: Finder.open(tiny_model, gallery, threads=1)) as live:
+def live(tiny_model: Path, gallery: Path) -> Iterator[ReloadableFinder]:
+    with ReloadableFinder(lambda: Finder.open(tiny_model, gallery, threads=1)) as live:
         yield live
 
 
@@ -39,14 +39,14 @@ def is_closed(finder: Finder) -> bool:
     return False
 
 
-def test_is_open_at_once(live: LiveFinder, make_xray: Xray) -> None:
+def test_is_open_at_once(live: ReloadableFinder, make_xray: Xray) -> None:
     assert (live.ready, live.generation) == (True, 1)
     with live.use() as finder:
         assert len(finder.analyze(make_xray(1), 3).neighbours) == 3
 
 
 def test_opens_later_where_asked_to(tiny_model: Path) -> None:
-    with LiveFinder(lambda: Finder.open(tiny_model, threads=1), at_once=False) as live:
+    with ReloadableFinder(lambda: Finder.open(tiny_model, threads=1), at_once=False) as live:
         assert (live.ready, live.generation) == (False, 0)
         with pytest.raises(NotReadyError), live.use():
             pass
@@ -63,13 +63,13 @@ def test_what_is_opened_is_warm_before_it_is_used(tiny_model: Path) -> None:
             analysed.append(live.ready)
             return super().analyze(*arguments, **more)  # type: ignore[arg-type]
 
-    live = LiveFinder(lambda: opened.append(Watched.open(tiny_model, threads=1)) or opened[-1], at_once=False)
+    live = ReloadableFinder(lambda: opened.append(Watched.open(tiny_model, threads=1)) or opened[-1], at_once=False)
     live.reload()
     assert analysed == [False]
     live.close()
 
 
-def test_who_has_begun_ends_with_the_old_one(live: LiveFinder, make_xray: Xray) -> None:
+def test_who_has_begun_ends_with_the_old_one(live: ReloadableFinder, make_xray: Xray) -> None:
     with live.use() as old:
         live.reload()
         with live.use() as new:
@@ -81,14 +81,14 @@ def test_who_has_begun_ends_with_the_old_one(live: LiveFinder, make_xray: Xray) 
     assert not is_closed(new)
 
 
-def test_an_unused_one_is_closed_at_once(live: LiveFinder) -> None:
+def test_an_unused_one_is_closed_at_once(live: ReloadableFinder) -> None:
     with live.use() as old:
         pass
     live.reload()
     assert is_closed(old)
 
 
-def test_the_last_of_several_users_closes(live: LiveFinder) -> None:
+def test_the_last_of_several_users_closes(live: ReloadableFinder) -> None:
     with live.use() as old:
         with live.use():
             live.reload()
@@ -98,7 +98,7 @@ def test_the_last_of_several_users_closes(live: LiveFinder) -> None:
 
 def test_a_reload_that_fails_keeps_the_old_one(tiny_model: Path, tmp_path: Path) -> None:
     model = Path(shutil.copy(tiny_model, tmp_path / "model.onnx"))
-    with LiveFinder(lambda: Finder.open(model, threads=1)) as live:
+    with ReloadableFinder(lambda: Finder.open(model, threads=1)) as live:
         model.unlink()
         with pytest.raises(ModelError, match="no such model file"):
             live.reload()
@@ -119,12 +119,12 @@ def test_one_that_fails_to_warm_up_is_closed(tiny_model: Path, monkeypatch: pyte
         return opened[-1]
 
     with pytest.raises(EngineError, match="overflows"):
-        LiveFinder(open_broken)
+        ReloadableFinder(open_broken)
     assert is_closed(opened[0])
 
 
 def test_one_that_fails_to_close_fails_no_reload(
-    live: LiveFinder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    live: ReloadableFinder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(_: Finder) -> None:
         raise OSError("the disk is gone")
@@ -140,7 +140,7 @@ def test_one_that_fails_to_close_fails_no_reload(
     assert "disk" not in caplog.text
 
 
-def test_once_closed_nothing_is_opened(live: LiveFinder) -> None:
+def test_once_closed_nothing_is_opened(live: ReloadableFinder) -> None:
     with live.use() as finder:
         live.close()
         assert not is_closed(finder)
@@ -153,7 +153,9 @@ def test_once_closed_nothing_is_opened(live: LiveFinder) -> None:
         pass
 
 
-def test_a_replaced_gallery_is_told_until_it_is_reloaded(live: LiveFinder, gallery: Path, make_xray: Xray) -> None:
+def test_a_replaced_gallery_is_told_until_it_is_reloaded(
+    live: ReloadableFinder, gallery: Path, make_xray: Xray
+) -> None:
     shutil.copytree(gallery, gallery.with_name("new"))
     shutil.rmtree(gallery)
     gallery.with_name("new").rename(gallery)
@@ -164,7 +166,7 @@ def test_a_replaced_gallery_is_told_until_it_is_reloaded(live: LiveFinder, galle
         assert finder.analyze(make_xray(1), 1).neighbours
 
 
-def test_many_threads_use_it_while_it_is_reloaded(live: LiveFinder, make_xray: Xray) -> None:
+def test_many_threads_use_it_while_it_is_reloaded(live: ReloadableFinder, make_xray: Xray) -> None:
     xray, stop = make_xray(3), threading.Event()
     with live.use() as finder:
         expected = [one.id for one in finder.analyze(xray, 5).neighbours]

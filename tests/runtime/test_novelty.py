@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime import novelty, read_image
 from cbmir.runtime.imaging import preprocess
-from cbmir.runtime.novelty import FEWEST, NEAREST, judge, mixture_distance, own_distances
+from cbmir.runtime.novelty import FEWEST, NEAREST, mixture_distance, reference_distances, score_novelty
 
 ROOT = Path(__file__).resolve().parents[2]
 Vectors = NDArray[np.float32]
@@ -63,7 +63,7 @@ def test_own_distances_leave_each_patient_out(monkeypatch: pytest.MonkeyPatch) -
     vectors[1::2] = unit(vectors[::2] + 0.001 * rng.normal(size=vectors[::2].shape))  # twins, often of one patient
     patients[1::2] = patients[::2]
     expected = sorted(distance for row in range(160) if (distance := slowly(vectors, patients, row)) is not None)
-    found = own_distances(vectors, patients)
+    found = reference_distances(vectors, patients)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -72,43 +72,43 @@ def test_of_unknown_patients_only_the_image_itself_is_left_out() -> None:
     vectors = flat(np.random.default_rng(2), 120)
     vectors[60:] = vectors[:60]
     nobody = np.zeros(120, np.int64)
-    assert own_distances(vectors, nobody)[0] < own_distances(vectors, np.arange(120) % 60 + 1)[0]
+    assert reference_distances(vectors, nobody)[0] < reference_distances(vectors, np.arange(120) % 60 + 1)[0]
 
 
 def test_a_sample_is_measured_of_a_large_gallery() -> None:
     vectors, patients = flat(np.random.default_rng(3), 300), np.arange(1, 301)
-    found = own_distances(vectors, patients, sample=130)
+    found = reference_distances(vectors, patients, sample=130)
     assert len(found) == 130
-    assert np.isin(found, own_distances(vectors, patients)).all()
-    np.testing.assert_array_equal(found, own_distances(vectors, patients, sample=130))
+    assert np.isin(found, reference_distances(vectors, patients)).all()
+    np.testing.assert_array_equal(found, reference_distances(vectors, patients, sample=130))
 
 
 @pytest.mark.parametrize("count", [0, 1, NEAREST, FEWEST - 1])
 def test_a_small_gallery_cannot_tell(count: int) -> None:
     vectors = flat(np.random.default_rng(4), 120)
-    own = own_distances(vectors[:count], np.arange(1, count + 1))
+    own = reference_distances(vectors[:count], np.arange(1, count + 1))
     assert (len(own), own.dtype) == (0, np.float32)
-    assert judge(vectors[0], vectors[:NEAREST], own) is None
+    assert score_novelty(vectors[0], vectors[:NEAREST], own) is None
 
 
 def test_a_gallery_of_one_patient_cannot_tell() -> None:
-    assert len(own_distances(flat(np.random.default_rng(5), 150), np.ones(150, np.int64))) == 0
+    assert len(reference_distances(flat(np.random.default_rng(5), 150), np.ones(150, np.int64))) == 0
 
 
 def test_too_few_neighbours_cannot_tell() -> None:
     vectors = flat(np.random.default_rng(6), 150)
-    own = own_distances(vectors, np.arange(1, 151))
-    assert judge(vectors[0], vectors[1:NEAREST], own) is None
+    own = reference_distances(vectors, np.arange(1, 151))
+    assert score_novelty(vectors[0], vectors[1:NEAREST], own) is None
 
 
 def test_percentile_and_flag() -> None:
     rng = np.random.default_rng(7)
     vectors = flat(rng, 400)
-    own = own_distances(vectors, np.arange(1, 401))
+    own = reference_distances(vectors, np.arange(1, 401))
 
     def judged(query: Vectors) -> novelty.Novelty:
         nearest = np.argsort(-(vectors @ query))
-        found = judge(query, vectors[nearest], own)
+        found = score_novelty(query, vectors[nearest], own)
         assert found is not None
         assert found.percentile == pytest.approx(100 * np.mean(own < np.float32(found.distance)))
         assert found.flagged == (found.percentile >= 99)
@@ -153,14 +153,14 @@ def test_what_is_no_upright_chest_is_flagged_and_chests_are_not(
     patients = np.array([int(file.name.split("_")[0]) for file in files])
     vectors = embed(pixels)
     inside, outside = vectors[:130], vectors[130:]
-    own = own_distances(inside, patients[:130])
+    own = reference_distances(inside, patients[:130])
     assert len(own) == 130
 
     def flags(queries: Vectors, of: NDArray[np.int64]) -> list[bool]:
         found = []
         for query, patient in zip(queries, of, strict=True):
             others = inside[patients[:130] != patient]
-            judged = judge(query, others[np.argsort(-(others @ query))], own)
+            judged = score_novelty(query, others[np.argsort(-(others @ query))], own)
             assert judged is not None
             found.append(judged.flagged)
         return found

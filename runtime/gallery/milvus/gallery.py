@@ -1,4 +1,4 @@
-"""A gallery kept by Milvus, for where one machine is not enough: the protocol of `AnyGallery` over pymilvus.
+"""A gallery kept by Milvus, for where one machine is not enough: the protocol of `SearchableGallery` over pymilvus.
 
 NAME has an entry a row (`milvus_rows`), NAME_pictures the thumbnails, NAME_about what the gallery says of itself.
 Milvus finds the candidates; their cosines are computed here in float64 from the vectors that it sends, so that answers
@@ -6,8 +6,8 @@ are those of a gallery on disk. Unlike there:
 
 - there are no transactions: a call that fails halfway leaves a part of its rows. Adding again goes on from there, since
   content that is there is skipped; it is for the caller that no two programs add the same content at once;
-- there are no generations: `Found.generation` is 0. What a search sees is said by the place's consistency level; by
-  default all that was written before it began.
+- there are no generations: `SearchResult.generation` is 0. What a search sees is said by the place's consistency
+  level; by default all that was written before it began.
 
 What `cbmir.runtime.novelty` has to know of a Milvus collection: how far its own images are from it.
 """
@@ -33,7 +33,7 @@ from cbmir.errors import CardError, GalleryError
 from cbmir.labels import LabelSet
 from cbmir.process import Closing
 from cbmir.runtime import novelty
-from cbmir.runtime.gallery.entry import Entry, Found, Hit
+from cbmir.runtime.gallery.entry import Entry, Hit, SearchResult
 from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.gallery.milvus import records as rows
 from cbmir.runtime.gallery.milvus.client import HEAVY, MOST, Collection, Connection, Place, Texts, parts
@@ -42,8 +42,8 @@ from cbmir.runtime.gallery.schema import LabelCodec, check_entry, check_index
 from cbmir.runtime.gallery.writer import Added, check_one_patient_each, check_vectors
 
 
-def own_distances(collection: Collection, *, sample: int, seed: int) -> NDArray[np.float32]:
-    """`cbmir.runtime.novelty.own_distances` by a pass over the ids, and a search for each image of the sample."""
+def reference_distances(collection: Collection, *, sample: int, seed: int) -> NDArray[np.float32]:
+    """`cbmir.runtime.novelty.reference_distances` by a pass over the ids, and a search for each image of the sample."""
     rng = np.random.default_rng(seed)
     chosen: list[str] = []
     for number, row in enumerate(collection.scan("", "id")):  # each id with the same chance, and one pass
@@ -150,7 +150,7 @@ class MilvusGallery(Closing):
 
     @property
     def uuid(self) -> str:
-        """As `AnyGallery.uuid`. Raises GalleryError where the gallery was built by a cbmir that gave it none."""
+        """As `SearchableGallery.uuid`. Raises GalleryError where the gallery was built by a cbmir that gave it none."""
         if not self._uuid:
             raise GalleryError(f"{self._place.text}: expected a gallery with a uuid, found an older one without; build "
                                f"it again")  # fmt: skip
@@ -158,7 +158,7 @@ class MilvusGallery(Closing):
 
     @property
     def finds_patients(self) -> bool:
-        """As `AnyGallery.finds_patients`."""
+        """As `SearchableGallery.finds_patients`."""
         return self._keys.fits
 
     def check_model(self, card: ModelCard) -> None:
@@ -178,7 +178,7 @@ class MilvusGallery(Closing):
         embeddings: NDArray[np.float32],
         thumbnails: Sequence[bytes | None] | None = None,
     ) -> Added:
-        """As `AnyGallery.add`, and for texts that Milvus has no room for (docs/milvus.md)."""
+        """As `SearchableGallery.add`, and for texts that Milvus has no room for (docs/milvus.md)."""
         check_vectors(embeddings, len(entries), self.card.embedding_dim)
         if thumbnails is not None and len(thumbnails) != len(entries):
             raise GalleryError(f"expected {len(entries)} thumbnails, found {len(thumbnails)}")
@@ -206,7 +206,7 @@ class MilvusGallery(Closing):
         return Added(tuple(row["id"] for row in made), tuple(duplicates))
 
     def update(self, entries: Sequence[Entry]) -> int:
-        """As `AnyGallery.update`."""
+        """As `SearchableGallery.update`."""
         with self._connection.writing:
             found = {row["id"]: row for row in self._rows.by("id", [e.id for e in entries], "id", "entry", "vector")}
             made = []
@@ -228,7 +228,7 @@ class MilvusGallery(Closing):
     def remove(
         self, *, ids: Several[str] = (), patient_ids: Several[str] = (), study_ids: Several[str] = ()
     ) -> tuple[str, ...]:
-        """As `AnyGallery.remove`. A server deletes the bytes themselves when it next compacts (docs/milvus.md)."""
+        """As `SearchableGallery.remove`. A server deletes the bytes when it next compacts (docs/milvus.md)."""
         for name, given in (("ids", ids), ("patient_ids", patient_ids), ("study_ids", study_ids)):
             if isinstance(given, str):
                 raise GalleryError(f"expected several {name} to remove, found a single text; put it into a list")
@@ -250,8 +250,8 @@ class MilvusGallery(Closing):
         return tuple(sorted(gone))
 
     def calibrate(self, *, sample: int = 1000, seed: int = 0) -> None:
-        """Measure `own_distances` now and keep them: after building, and once the gallery has grown by much."""
-        values = own_distances(self._rows, sample=sample, seed=seed).astype("<f4")
+        """Measure `reference_distances` now and keep them: after building, and once the gallery has grown by much."""
+        values = reference_distances(self._rows, sample=sample, seed=seed).astype("<f4")
         with self._connection.writing:
             _about(self._connection).write({"own distances": base64.b64encode(values.tobytes()).decode()})
         self._own = values.astype(np.float32)
@@ -266,9 +266,9 @@ class MilvusGallery(Closing):
         filter: Filter = Filter(),  # noqa: A002, B008 - the field's own name; frozen
         exact: bool | None = None,
         vectors: int = 0,
-    ) -> Found:
-        """As `AnyGallery.search`. Raises GalleryError besides for k > `MOST`, and where `exact` is asked for and the
-        gallery was not made with the index "exact": Milvus has no other way to compare all."""
+    ) -> SearchResult:
+        """As `SearchableGallery.search`. Raises GalleryError besides for k > `MOST`, and where `exact` is asked for and
+        the gallery was not made with the index "exact": Milvus has no other way to compare all."""
         return self.search_many(embedding[None], k, filters=[filter], exact=exact, vectors=vectors)[0]
 
     def search_many(
@@ -279,7 +279,7 @@ class MilvusGallery(Closing):
         filters: Sequence[Filter] | None = None,
         exact: bool | None = None,
         vectors: int = 0,
-    ) -> list[Found]:
+    ) -> list[SearchResult]:
         """`search` for each of float32 [M, D], with a filter each; queries of the same filter go together."""
         check_vectors(embeddings, len(embeddings), self.card.embedding_dim)
         filters = [Filter()] * len(embeddings) if filters is None else filters
@@ -294,29 +294,29 @@ class MilvusGallery(Closing):
         together: dict[str, list[int]] = defaultdict(list)
         for number, one in enumerate(filters):
             together[rows.expression(one, self.labels, self._keys)].append(number)
-        found: dict[int, Found] = {}
+        found: dict[int, SearchResult] = {}
         for expression, numbers in together.items():
             for number, near in zip(
                 numbers, self._rows.nearest(embeddings[numbers], max(k, vectors), expression, "entry"), strict=True
             ):
                 hits = tuple(Hit(rows.entry_of(row), row["distance"], row["cosine"]) for row in near[:k])
                 own = np.array([row["vector"] for row in near], np.float32).reshape(len(near), embeddings.shape[1])
-                found[number] = Found(0, hits, f"milvus {'exact' if kind == 'FLAT' else kind.lower()}", own)
+                found[number] = SearchResult(0, hits, f"milvus {'exact' if kind == 'FLAT' else kind.lower()}", own)
         return [found[number] for number in range(len(embeddings))]
 
     # -- looking up
 
     @property
-    def own_distances(self) -> NDArray[np.float32]:
+    def reference_distances(self) -> NDArray[np.float32]:
         """As `calibrate` had left them when the gallery was opened, or has since then; empty before."""
         return self._own
 
     def entry(self, id: str) -> Entry:  # noqa: A002 - the field's own name
-        """As `AnyGallery.entry`."""
+        """As `SearchableGallery.entry`."""
         return rows.entry_of(self._row(id, "entry"))
 
     def every_entry(self) -> Iterator[Entry]:
-        """As `AnyGallery.every_entry`."""
+        """As `SearchableGallery.every_entry`."""
         return (rows.entry_of(row) for row in self._rows.scan("", "id", "entry"))
 
     def find(self, sha256: str) -> list[Entry]:
@@ -325,11 +325,11 @@ class MilvusGallery(Closing):
         return sorted((rows.entry_of(row) for row in found), key=lambda entry: entry.id)
 
     def vector(self, id: str) -> NDArray[np.float32]:  # noqa: A002
-        """As `AnyGallery.vector`."""
+        """As `SearchableGallery.vector`."""
         return np.array(self._row(id, "vector")["vector"], np.float32)
 
     def thumbnail(self, id: str) -> bytes | None:  # noqa: A002
-        """As `AnyGallery.thumbnail`."""
+        """As `SearchableGallery.thumbnail`."""
         found = self._pictures.read(id)
         if not found:
             self._row(id, "id")  # raises for an id that is not there
@@ -341,13 +341,13 @@ class MilvusGallery(Closing):
         return sorted(row["id"] for row in self._rows.scan("", "id"))
 
     def has_patient(self, patient_id: str) -> bool:
-        """As `AnyGallery.has_patient`."""
+        """As `SearchableGallery.has_patient`."""
         key = self._keys.patient(patient_id)
         return bool(key) and bool(self._rows.query(f"patient == {rows.text(key)}", ["id"], limit=1))
 
     def info(self) -> dict[str, Any]:
-        """As `AnyGallery.info`. Milvus has no count of different values: patients are not counted, and splits of names
-        that are not cbmir's own are "other"."""
+        """As `SearchableGallery.info`. Milvus has no count of different values: patients are not counted, and splits
+        of names that are not cbmir's own are "other"."""
         splits = {name: self._rows.count(f"split == {rows.text(name)}") for name in _SPLITS}
         splits["other"] = self._rows.count(f"split not in {rows.texts(_SPLITS)}")
         return {

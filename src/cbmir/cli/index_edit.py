@@ -23,7 +23,7 @@ from cbmir.errors import GalleryError
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.build import IndexReport
-    from cbmir.runtime.gallery.protocol import AnyGallery
+    from cbmir.runtime.gallery.protocol import SearchableGallery
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 
 log = logging.getLogger("cbmir")
@@ -229,7 +229,7 @@ def remove(
 
 
 def _unknown(
-    opened: AnyGallery, patients: Sequence[str], studies: Sequence[str], pseudonyms: Pseudonyms | None
+    opened: SearchableGallery, patients: Sequence[str], studies: Sequence[str], pseudonyms: Pseudonyms | None
 ) -> list[str]:
     """Lines that say how many of these the gallery does not have. Damage must not stand in the way of a removal."""
     if not (patients or studies):

@@ -30,7 +30,7 @@ def map_command(gallery: str, method: str, most: int, seed: int, as_json: bool) 
 
     'cbmir demo' shows it. Make it anew after images were added. Like the gallery it is patient data.
     """
-    from cbmir.runtime.gallery.projection import GalleryMap, principal_plane
+    from cbmir.runtime.gallery.projection import GalleryProjection, principal_plane
     from cbmir.runtime.gallery.protocol import is_milvus, open_gallery
 
     if is_milvus(gallery):
@@ -39,9 +39,9 @@ def map_command(gallery: str, method: str, most: int, seed: int, as_json: bool) 
         if method == "auto":
             method = "tsne" if find_spec("sklearn") is not None and len(opened) >= _FEWEST else "pca"
         if method == "tsne":
-            made = GalleryMap.make(opened, _tsne(seed), "t-SNE", most=most, seed=seed)
+            made = GalleryProjection.make(opened, _tsne(seed), "t-SNE", most=most, seed=seed)
         else:
-            made = GalleryMap.make(opened, principal_plane, "principal components", most=most, seed=seed)
+            made = GalleryProjection.make(opened, principal_plane, "principal components", most=most, seed=seed)
     made.save(Path(gallery))
     if as_json:
         print_json({"gallery": gallery, "images": len(made.ids), "method": made.method})

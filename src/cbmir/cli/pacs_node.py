@@ -29,7 +29,7 @@ from cbmir.process import signals_held
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
-    from cbmir.runtime.pacs.destinations import Outlet
+    from cbmir.runtime.pacs.destinations import Destination
     from cbmir.runtime.pacs.intake import Intake
     from cbmir.runtime.pacs.service import Source
 
@@ -135,7 +135,7 @@ def node(
     """
     require("pynetdicom", "dicom")
     from cbmir.runtime.pacs.destinations import Address, Folder, StoreScu
-    from cbmir.runtime.pacs.storage_scp import PacsNode
+    from cbmir.runtime.pacs.storage_scp import StorageScp
     from cbmir.runtime.pacs.tls import Tls
     from cbmir.runtime.sockets import is_loopback
 
@@ -146,13 +146,13 @@ def node(
     files = Tls(*tls) if tls else None
     to = None if store_to is None else Address.parse(store_to)
 
-    def outlet() -> Outlet:
+    def outlet() -> Destination:
         if to is None:
             return Folder(given.state / "results")
         return StoreScu(to, calling=aet, tls=files.client() if files else None)
 
     with _service(given, outlet) as (intake, start):
-        pacs_node = PacsNode(
+        pacs_node = StorageScp(
             intake, ae_title=aet, host=host, port=port, allow_calling=allow_calling,
             tls=files.server() if files else None, max_associations=max_associations,
         )  # fmt: skip
@@ -228,11 +228,11 @@ def retry(state: Path, as_json: bool) -> None:
 
 @contextmanager
 def _service(
-    given: _Common, open_outlet: Callable[[], Outlet]
+    given: _Common, open_outlet: Callable[[], Destination]
 ) -> Iterator[tuple[Intake, Callable[[Source, Callable[[], str]], None]]]:
     """What takes files in, and a function that runs a source until a signal ends it, and says when it is ready."""
     from cbmir.runtime.finder import Finder
-    from cbmir.runtime.hot_reload import LiveFinder
+    from cbmir.runtime.hot_reload import ReloadableFinder
     from cbmir.runtime.pacs.intake import Intake
     from cbmir.runtime.pacs.queue import DurableQueue
     from cbmir.runtime.pacs.service import run
@@ -249,7 +249,7 @@ def _service(
             Finder.open, given.model, given.gallery, engine=given.engine, pseudonyms=given.pseudonyms,
             threads=threads_each(given.threads, given.workers), allow_lateral=given.allow_lateral,
         )  # fmt: skip
-        live = stack.enter_context(LiveFinder(open_finder))
+        live = stack.enter_context(ReloadableFinder(open_finder))
 
         def start(source: Source, where: Callable[[], str]) -> None:
             def ready() -> None:

@@ -66,7 +66,7 @@ def serve(
     require("uvicorn", "serve")
     require("prometheus_client", "serve")
     from cbmir.runtime.finder import Finder
-    from cbmir.runtime.hot_reload import LiveFinder
+    from cbmir.runtime.hot_reload import ReloadableFinder
     from cbmir.runtime.logs import log_as_json
     from cbmir.runtime.serving import Settings, load_token
     from cbmir.runtime.serving.server import serve as serve_app
@@ -87,7 +87,7 @@ def serve(
         allow_lateral=allow_lateral,
     )  # fmt: skip
     log_as_json()
-    serve_app(LiveFinder(open_finder, at_once=False), settings, host=host, port=port, ready=_announce)
+    serve_app(ReloadableFinder(open_finder, at_once=False), settings, host=host, port=port, ready=_announce)
 
 
 def _announce(url: str) -> None:

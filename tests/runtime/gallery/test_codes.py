@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
 from cbmir.runtime import Entry, Gallery
-from cbmir.runtime.gallery.hnsw import Coding, VectorIndex
+from cbmir.runtime.gallery.hnsw import HnswIndex, PcaInt8Codec
 
 DIM, RANK, COUNT = 256, 20, 1500
 Vectors = NDArray[np.float32]
@@ -34,8 +34,8 @@ def noise(count: int, seed: int = 0) -> Vectors:
     return unit(np.random.default_rng(seed).normal(size=(count, DIM)))
 
 
-def of(vectors: Vectors) -> Coding:
-    return Coding.fitted(vectors, 400)
+def of(vectors: Vectors) -> PcaInt8Codec:
+    return PcaInt8Codec.fitted(vectors, 400)
 
 
 def test_codes_are_of_the_principal_components() -> None:
@@ -60,7 +60,7 @@ def test_by_hand() -> None:
     vectors = np.zeros((4, 128), np.float32)
     vectors[:, 5] = (1, -1, 0, 0)
     vectors[:, 9] = (0, 0, 0.5, -0.5)
-    coding = Coding.fitted(vectors, 3)
+    coding = PcaInt8Codec.fitted(vectors, 3)
     codes = coding.codes(vectors).astype(int)
     assert coding.dim == 64 and coding.scale == pytest.approx(127)
     assert np.abs(codes[:2, 0]).tolist() == [127, 127] and codes[0, 0] == -codes[1, 0]
@@ -80,7 +80,7 @@ def test_what_differs_in_every_direction_keeps_them_all() -> None:
 @pytest.mark.parametrize(("make", "candidates"), [(alike, 44), (noise, 200)])
 def test_the_nearest_are_among_the_candidates(make: Callable[..., Vectors], candidates: int) -> None:
     vectors, queries = make(COUNT), make(50, seed=1)
-    index = VectorIndex.build("int8", vectors)
+    index = HnswIndex.build("int8", vectors)
     found = index.search(queries, candidates)
     nearest = [set(row.tolist()) for row in np.argsort(-(queries @ vectors.T), axis=1)[:, :10]]
     assert sum(len(own & set(rows.tolist())) for own, rows in zip(nearest, found, strict=True)) >= 0.95 * 500
@@ -119,7 +119,7 @@ def test_what_the_sample_did_not_see_keeps_all_directions(monkeypatch: pytest.Mo
 
 
 def test_an_index_is_made_anew_for_vectors_of_another_kind() -> None:
-    index = VectorIndex.build("int8", alike(300))
+    index = HnswIndex.build("int8", alike(300))
     assert index.extended(np.concatenate([alike(300), alike(300, plane=1)])) is None
 
 
@@ -127,13 +127,13 @@ def test_it_is_saved(tmp_path: Path) -> None:
     for vectors in (alike(200), noise(200)):
         coding = of(vectors)
         coding.save(tmp_path / "coding")
-        again = Coding.load(tmp_path / "coding")
+        again = PcaInt8Codec.load(tmp_path / "coding")
         np.testing.assert_array_equal(again.codes(vectors), coding.codes(vectors))
         assert (again.dim, again.scale) == (coding.dim, coding.scale)
     for damage in (b"", (tmp_path / "coding").read_bytes()[:500]):
         (tmp_path / "damaged").write_bytes(damage)
         with pytest.raises((ValueError, EOFError)):
-            Coding.load(tmp_path / "damaged")
+            PcaInt8Codec.load(tmp_path / "damaged")
 
 
 def test_a_gallery_of_short_codes(tmp_path: Path, tiny_card: ModelCard) -> None:
@@ -148,7 +148,7 @@ def test_a_gallery_of_short_codes(tmp_path: Path, tiny_card: ModelCard) -> None:
         gallery.add(entries[600:], vectors[600:])
         gallery.write_index()
         (place,) = (tmp_path / "g").glob("derived-*")
-        coding = Coding.load(place / "coding.npz")
+        coding = PcaInt8Codec.load(place / "coding.npz")
         assert coding.dim == 64
         nearest = np.argsort(-(queries @ vectors.T), axis=1)[:, :10]
         found = [gallery.search(query, 10) for query in queries]
@@ -161,7 +161,9 @@ def test_a_gallery_of_short_codes(tmp_path: Path, tiny_card: ModelCard) -> None:
         gallery.remove(ids=["e077"])
         left = b"".join(file.read_bytes() for file in (tmp_path / "g").rglob("*") if file.is_file())
         (place,) = (tmp_path / "g").glob("derived-*")
-        assert code not in left and Coding.load(place / "coding.npz").codes(vectors[77][None]).tobytes() not in left
+        assert (
+            code not in left and PcaInt8Codec.load(place / "coding.npz").codes(vectors[77][None]).tobytes() not in left
+        )
 
 
 @pytest.mark.parametrize("vectors", [noise(0), noise(1), noise(1).repeat(50, axis=0)], ids=["none", "one", "the same"])

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cbmir.errors import GalleryError
-from cbmir.runtime.gallery.hnsw import Codes, VectorIndex
+from cbmir.runtime.gallery.hnsw import Codes, HnswIndex
 
 DIM, COUNT = 32, 1500
 BOTH: tuple[Codes, ...] = ("bf16", "int8")
@@ -35,8 +35,8 @@ def test_every_vector_is_found_though_several_threads_add(codes: Codes) -> None:
     vectors = unit(COUNT)
     vectors = vectors[np.argsort(-np.abs(vectors).max(axis=1))]  # the largest value first: later ones fit its codes
     for _ in range(4):
-        built = VectorIndex.build(codes, vectors, threads=2)
-        grown = VectorIndex.build(codes, vectors[:900], threads=2).extended(vectors, threads=2)
+        built = HnswIndex.build(codes, vectors, threads=2)
+        grown = HnswIndex.build(codes, vectors[:900], threads=2).extended(vectors, threads=2)
         assert grown is not None
         for index in (built, grown):
             found = index.search(vectors, 256)
@@ -47,7 +47,7 @@ def test_every_vector_is_found_though_several_threads_add(codes: Codes) -> None:
 @pytest.mark.parametrize("codes", BOTH)
 def test_the_nearest_are_among_the_candidates(codes: Codes) -> None:
     vectors, queries = unit(COUNT), unit(50, seed=1)
-    index = VectorIndex.build(codes, vectors)
+    index = HnswIndex.build(codes, vectors)
     found = index.search(queries, 64)
     kept = [len(own & set(rows.tolist())) for own, rows in zip(nearest(vectors, queries, 10), found, strict=True)]
     assert sum(kept) >= 0.98 * 500
@@ -57,10 +57,10 @@ def test_the_nearest_are_among_the_candidates(codes: Codes) -> None:
 @pytest.mark.parametrize("codes", BOTH)
 def test_a_saved_index_is_mapped(codes: Codes, tmp_path: Path) -> None:
     vectors, queries = unit(COUNT), unit(20, seed=1)
-    index = VectorIndex.build(codes, vectors, threads=1)
+    index = HnswIndex.build(codes, vectors, threads=1)
     index.save(tmp_path / "index")
     assert index.bytes == (tmp_path / "index").stat().st_size
-    viewed = VectorIndex.view(tmp_path / "index", index.coding)
+    viewed = HnswIndex.view(tmp_path / "index", index.coding)
     assert len(viewed) == COUNT
     for mine, theirs in zip(index.search(queries, 30), viewed.search(queries, 30), strict=True):
         np.testing.assert_array_equal(mine, theirs)
@@ -69,14 +69,14 @@ def test_a_saved_index_is_mapped(codes: Codes, tmp_path: Path) -> None:
 @pytest.mark.parametrize("codes", BOTH)
 def test_a_mapped_index_is_added_to_in_memory(codes: Codes, tmp_path: Path) -> None:
     vectors = unit(COUNT)
-    index = VectorIndex.build(codes, vectors[:1000])
+    index = HnswIndex.build(codes, vectors[:1000])
     index.save(tmp_path / "index")
     before = hashlib.sha256((tmp_path / "index").read_bytes()).digest()
-    grown = VectorIndex.view(tmp_path / "index", index.coding).extended(vectors)
+    grown = HnswIndex.view(tmp_path / "index", index.coding).extended(vectors)
     if grown is None:  # the largest value came later
         assert codes == "int8" and np.abs(vectors[1000:]).max() > np.abs(vectors[:1000]).max()
         vectors[1000:] = vectors[200:700]
-        grown = VectorIndex.view(tmp_path / "index", index.coding).extended(vectors)
+        grown = HnswIndex.view(tmp_path / "index", index.coding).extended(vectors)
     assert grown is not None and len(grown) == COUNT
     assert hashlib.sha256((tmp_path / "index").read_bytes()).digest() == before
     queries = unit(50, seed=1)
@@ -88,38 +88,38 @@ def test_a_mapped_index_is_added_to_in_memory(codes: Codes, tmp_path: Path) -> N
 def test_vectors_that_stay_out_of_reach_are_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index = VectorIndex.build("int8", unit(100))
-    monkeypatch.setattr(VectorIndex, "_lost", lambda self, vectors: np.arange(min(2, len(vectors))))
+    index = HnswIndex.build("int8", unit(100))
+    monkeypatch.setattr(HnswIndex, "_lost", lambda self, vectors: np.arange(min(2, len(vectors))))
     with caplog.at_level("WARNING"):
         assert index.extended(unit(100)) is not None and not caplog.text
-        VectorIndex.build("int8", unit(100))
+        HnswIndex.build("int8", unit(100))
     assert "2 of 100 vectors are out of the index's reach" in caplog.text
 
 
 def test_int8_codes_are_not_stretched() -> None:
     vectors = unit(200)
-    index = VectorIndex.build("int8", vectors[:100])
+    index = HnswIndex.build("int8", vectors[:100])
     vectors[150] = np.eye(DIM)[0]
     assert index.extended(vectors) is None
-    assert VectorIndex.build("bf16", vectors[:100]).extended(vectors) is not None
+    assert HnswIndex.build("bf16", vectors[:100]).extended(vectors) is not None
 
 
 @pytest.mark.parametrize("codes", BOTH)
 def test_fewer_than_asked_for(codes: Codes, tmp_path: Path) -> None:
     queries = unit(3, seed=1)
-    empty = VectorIndex.build(codes, unit(0))
+    empty = HnswIndex.build(codes, unit(0))
     assert [rows.tolist() for rows in empty.search(queries, 5)] == [[], [], []]
-    few = VectorIndex.build(codes, unit(4))
+    few = HnswIndex.build(codes, unit(4))
     assert [sorted(rows.tolist()) for rows in few.search(queries, 50)] == [[0, 1, 2, 3]] * 3
     assert sorted(few.search(queries[:1], 50)[0].tolist()) == [0, 1, 2, 3]
     assert few.search(queries[:0], 5) == []
     empty.save(tmp_path / "empty")
-    assert len(VectorIndex.view(tmp_path / "empty", None)) == 0
+    assert len(HnswIndex.view(tmp_path / "empty", None)) == 0
 
 
 def test_many_threads_search_one_index() -> None:
     vectors, queries = unit(COUNT), unit(64, seed=1)
-    index = VectorIndex.build("int8", vectors)
+    index = HnswIndex.build("int8", vectors)
     expected = [index.search(query[None], 20)[0].tolist() for query in queries]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda query: index.search(query[None], 20)[0].tolist(), queries)) == expected
@@ -129,11 +129,11 @@ def test_many_threads_search_one_index() -> None:
 def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
     (tmp_path / "garbage").write_bytes(b"usearch of the future" * 100)
     with pytest.raises(GalleryError, match="this version of usearch"):
-        VectorIndex.view(tmp_path / "garbage", None)
+        HnswIndex.view(tmp_path / "garbage", None)
 
 
 def test_an_index_that_is_half_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    index = VectorIndex.build("bf16", unit(100))
+    index = HnswIndex.build("bf16", unit(100))
     inner = index._index
 
     class Full:
@@ -155,8 +155,8 @@ def test_an_engine_may_be_opened_after_a_search() -> None:
     """usearch imported before ONNX Runtime crashes the process."""
     pytest.importorskip("onnxruntime")
     code = (
-        "import numpy as np; from cbmir.runtime.gallery.hnsw import VectorIndex\n"
-        "VectorIndex.build('int8', np.eye(8, dtype=np.float32)).search(np.eye(8, dtype=np.float32), 3)\n"
+        "import numpy as np; from cbmir.runtime.gallery.hnsw import HnswIndex\n"
+        "HnswIndex.build('int8', np.eye(8, dtype=np.float32)).search(np.eye(8, dtype=np.float32), 3)\n"
         "import onnxruntime"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

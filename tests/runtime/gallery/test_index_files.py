@@ -17,7 +17,7 @@ import pytest
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery import index_files
 from cbmir.runtime.gallery.columns import Rows
-from cbmir.runtime.gallery.hnsw import VectorIndex
+from cbmir.runtime.gallery.hnsw import HnswIndex
 from cbmir.runtime.gallery.index_files import Stamp
 
 DIM, COUNT, GALLERY = 8, 150, "a" * 32
@@ -68,7 +68,7 @@ def test_what_is_written_is_loaded(folder: Path) -> None:
     assert not snapshot.base.vectors.flags.writeable
     assert snapshot.index is not None and len(snapshot.index) == COUNT and snapshot.index.codes == "int8"
     assert snapshot.index.search(rows().vectors[5:6], COUNT)[0][0] == 5
-    assert len(snapshot.own_distances) == COUNT and (np.diff(snapshot.own_distances) >= 0).all()
+    assert len(snapshot.reference_distances) == COUNT and (np.diff(snapshot.reference_distances) >= 0).all()
     assert index_files.find(folder, GALLERY) == STAMP
     assert index_files.exists(folder) and index_files.problems(folder, GALLERY) == []
     assert stat.S_IMODE(place(folder).stat().st_mode) == 0o700
@@ -90,8 +90,8 @@ def files(folder: Path) -> list[str]:
     return sorted(file.name for file in place(folder).iterdir())
 
 
-NAMES = ("about.json", "coding.npz", "dates.npy", "index.usearch", "labels.npy", "numbers.npy", "own_distances.npy",
-         "patients.npy", "studies.npy", "vectors.npy", "views.npy")  # fmt: skip
+NAMES = ("about.json", "coding.npz", "dates.npy", "index.usearch", "labels.npy", "numbers.npy", "patients.npy",
+         "reference_distances.npy", "studies.npy", "vectors.npy", "views.npy")  # fmt: skip
 
 
 def flip(file: Path, rng: np.random.Generator) -> None:
@@ -180,7 +180,7 @@ def test_an_older_one_serves_where_the_newer_is_damaged(folder: Path, tmp_path_f
 
 
 def test_a_former_index_is_added_to(tmp_path: Path) -> None:
-    former = VectorIndex.build("bf16", rows().vectors[:100])
+    former = HnswIndex.build("bf16", rows().vectors[:100])
     write(tmp_path, Stamp(GALLERY, 7, COUNT, "bf16"), former=former)
     snapshot = index_files.load(tmp_path, GALLERY)
     assert snapshot is not None and snapshot.index is not None and len(snapshot.index) == COUNT
@@ -199,7 +199,7 @@ def test_a_disk_that_refuses_is_an_error_and_no_loss(folder: Path, monkeypatch: 
     def refuse(*values: Any, **more: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    owner = {"save": VectorIndex, "write_array_header_1_0": np.lib.format, "fsync": os, "rename": Path}[at]
+    owner = {"save": HnswIndex, "write_array_header_1_0": np.lib.format, "fsync": os, "rename": Path}[at]
     with monkeypatch.context() as patch:
         patch.setattr(owner, at, refuse)
         with pytest.raises(OSError, match="No space left"):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery import Gallery, index_files
-from cbmir.runtime.gallery.hnsw import Coding
+from cbmir.runtime.gallery.hnsw import PcaInt8Codec
 from cbmir.runtime.gallery.maintenance import verify
 from cbmir.runtime.gallery.schema import patient_number, study_number
 from cbmir.runtime.gallery.store import Store
@@ -31,7 +31,7 @@ def codes(vector: NDArray[np.float32], vectors: NDArray[np.float32]) -> dict[str
     return {
         "float32": vector.tobytes(),
         "bf16": ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16).tobytes(),  # rounded to even
-        "int8": Coding.fitted(vectors, COUNT).codes(vector[None]).tobytes(),
+        "int8": PcaInt8Codec.fitted(vectors, COUNT).codes(vector[None]).tobytes(),
     }
 
 

@@ -13,7 +13,7 @@ from cbmir.cli import main
 from cbmir.errors import GalleryError
 from cbmir.runtime import Gallery
 from cbmir.runtime.gallery.gallery import is_gallery_file
-from cbmir.runtime.gallery.projection import GalleryMap, principal_plane
+from cbmir.runtime.gallery.projection import GalleryProjection, principal_plane
 from cbmir.runtime.gallery.refreshing import MAP
 
 
@@ -23,9 +23,9 @@ def folder(tiny_gallery: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_gallery, tmp_path / "gallery"))
 
 
-def made(folder: Path, **how: int) -> GalleryMap:
+def made(folder: Path, **how: int) -> GalleryProjection:
     with Gallery.open(folder) as gallery:
-        return GalleryMap.make(gallery, principal_plane, "principal components", **how)
+        return GalleryProjection.make(gallery, principal_plane, "principal components", **how)
 
 
 def test_principal_plane_by_hand() -> None:
@@ -48,17 +48,17 @@ def test_a_sample_where_there_are_many(folder: Path) -> None:
 
 
 def test_an_image_is_put_amid_its_nearest() -> None:
-    chart = GalleryMap(("a", "b", "c"), np.array([[0, 0], [1, 0], [1, 1]], np.float32), "", "")
+    chart = GalleryProjection(("a", "b", "c"), np.array([[0, 0], [1, 0], [1, 1]], np.float32), "", "")
     assert chart.place([("b", 0.0), ("a", 0.5)]) == pytest.approx((1, 0), abs=1e-5)
     assert chart.place([("a", 0.2), ("x", 0.2), ("c", 0.2)]) == pytest.approx((0.5, 0.5))
     assert chart.place([("x", 0.1)]) is None
 
 
 def test_file(folder: Path) -> None:
-    assert GalleryMap.load(folder) is None
+    assert GalleryProjection.load(folder) is None
     chart = made(folder)
     chart.save(folder)
-    loaded = GalleryMap.load(folder)
+    loaded = GalleryProjection.load(folder)
     assert loaded is not None
     assert (loaded.ids, loaded.method, loaded.fingerprint) == (chart.ids, chart.method, "tiny-0")
     np.testing.assert_array_equal(loaded.points, chart.points)
@@ -70,20 +70,20 @@ def test_file(folder: Path) -> None:
 def test_damaged_file(folder: Path, damage: bytes) -> None:
     (folder / MAP).write_bytes(damage)
     with pytest.raises(GalleryError, match="cbmir index map"):
-        GalleryMap.load(folder)
+        GalleryProjection.load(folder)
 
 
 def test_file_with_pickles_is_refused(folder: Path) -> None:
     np.savez(folder / MAP, ids=np.array([object()]), points=np.zeros((1, 2)), about=np.array(["", ""]))
     with pytest.raises(GalleryError, match="expected a map"):
-        GalleryMap.load(folder)
+        GalleryProjection.load(folder)
 
 
 def test_it_goes_with_an_image_that_is_removed(folder: Path) -> None:
     made(folder).save(folder)
     with Gallery.open(folder) as gallery:
         gallery.remove(ids=[gallery.ids()[0]])
-    assert GalleryMap.load(folder) is None
+    assert GalleryProjection.load(folder) is None
 
 
 @pytest.mark.parametrize(("method", "name"), [("pca", "principal components"), ("tsne", "t-SNE"), ("auto", "t-SNE")])
@@ -94,7 +94,7 @@ def test_command(folder: Path, method: str, name: str, capsys: pytest.CaptureFix
         main(["index", "map", str(folder), "--method", method])
     assert stop.value.code == 0
     assert f"a map of 20 images by {name}" in capsys.readouterr().out
-    chart = GalleryMap.load(folder)
+    chart = GalleryProjection.load(folder)
     assert chart is not None
     assert np.isfinite(chart.points).all()
 

@@ -22,7 +22,7 @@ from cbmir.runtime import novelty
 from cbmir.runtime.gallery import index_files, refreshing
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.gallery import Gallery
-from cbmir.runtime.gallery.hnsw import VectorIndex
+from cbmir.runtime.gallery.hnsw import HnswIndex
 from cbmir.runtime.gallery.reader import Reader
 from cbmir.runtime.gallery.refreshing import codes_for
 from cbmir.runtime.gallery.store import Store
@@ -341,7 +341,7 @@ def test_rebuild_takes_nothing_away_before_it_has_written(
 ) -> None:
     before = places(gallery.path)
     with monkeypatch.context() as patch:
-        patch.setattr(VectorIndex, "save", lambda *values: (_ for _ in ()).throw(OSError(28, "No space left")))
+        patch.setattr(HnswIndex, "save", lambda *values: (_ for _ in ()).throw(OSError(28, "No space left")))
         with pytest.raises(GalleryError, match="nothing is lost"):
             gallery.rebuild()
     assert places(gallery.path) == before and gallery.search(make_vectors(1)[0], 1).method == "hnsw int8"
@@ -355,7 +355,7 @@ def test_no_transaction_is_held_while_an_index_is_built(
     index_files.drop(gallery.path)
     gallery._snapshot = None
     held = []
-    real_reading, real_build = gallery.reading, VectorIndex.build
+    real_reading, real_build = gallery.reading, HnswIndex.build
 
     @contextmanager
     def reading() -> Iterator[Any]:
@@ -366,12 +366,12 @@ def test_no_transaction_is_held_while_an_index_is_built(
         finally:
             held.pop()
 
-    def build(*values: Any, **more: Any) -> VectorIndex:
+    def build(*values: Any, **more: Any) -> HnswIndex:
         assert not held
         return real_build(*values, **more)
 
     monkeypatch.setattr(gallery, "reading", reading)
-    monkeypatch.setattr(VectorIndex, "build", build)
+    monkeypatch.setattr(HnswIndex, "build", build)
     getattr(gallery, method)()
     assert gallery.info()["changed"] == 0
 
@@ -438,15 +438,15 @@ def test_others_search_and_read_while_an_index_is_built(
 ) -> None:
     """Also those who must see what was written since."""
     started, go_on = threading.Event(), threading.Event()
-    real = VectorIndex.build
+    real = HnswIndex.build
 
-    def slow(*values: Any, **more: Any) -> VectorIndex:
+    def slow(*values: Any, **more: Any) -> HnswIndex:
         started.set()
         assert go_on.wait(60)
         return real(*values, **more)
 
     first(gallery, make_vectors(1)[0])
-    monkeypatch.setattr(VectorIndex, "build", slow)
+    monkeypatch.setattr(HnswIndex, "build", slow)
     with ThreadPoolExecutor(2) as pool:
         try:
             setting = pool.submit(gallery.set_index, "bf16")
@@ -491,7 +491,7 @@ def test_an_index_is_not_written_into_another_gallery(
 
 
 def test_own_distances_are_kept_with_what_is_derived(gallery: Gallery, tmp_path: Path, tiny_card: ModelCard) -> None:
-    assert len(gallery.own_distances) == 0  # of 60 images nothing can be said
+    assert len(gallery.reference_distances) == 0  # of 60 images nothing can be said
     rng = np.random.default_rng(0)
     values = rng.normal(size=(300, 8))
     vectors = (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float32)
@@ -499,12 +499,12 @@ def test_own_distances_are_kept_with_what_is_derived(gallery: Gallery, tmp_path:
         more.add(
             [replace(gallery.entry("id0000"), id=str(n), patient_id=str(n), sha256="") for n in range(300)], vectors
         )
-        in_memory = more.own_distances
+        in_memory = more.reference_distances
         more.write_index()
     with Gallery.open(tmp_path / "more") as more:
         assert len(in_memory) == 300
-        np.testing.assert_array_equal(more.own_distances, in_memory)
-        saved = np.load(more.path / places(more.path)[0] / "own_distances.npy")
+        np.testing.assert_array_equal(more.reference_distances, in_memory)
+        saved = np.load(more.path / places(more.path)[0] / "reference_distances.npy")
         np.testing.assert_array_equal(saved, in_memory)
 
 
@@ -512,18 +512,18 @@ def test_own_distances_of_a_gallery_that_was_small_when_it_was_opened(
     gallery: Gallery, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    real = novelty.own_distances
-    monkeypatch.setattr(novelty, "own_distances", lambda *values: calls.append(1) or real(*values))
+    real = novelty.reference_distances
+    monkeypatch.setattr(novelty, "reference_distances", lambda *values: calls.append(1) or real(*values))
     gallery.close()
     shutil.rmtree(gallery.path / places(gallery.path)[0])
     with Gallery.open(gallery.path) as again:
         first(again, make_vectors(1)[0])
         assert calls == []  # nobody has asked
-        assert len(again.own_distances) == 0
+        assert len(again.reference_distances) == 0
         again.add([Entry(f"new{n}", f"/{n}.png", "") for n in range(60)], make_vectors(60, seed=9))
-        assert len(again.own_distances) == 120
+        assert len(again.reference_distances) == 120
         asked = len(calls)
-        assert len(again.own_distances) == 120 and len(calls) == asked
+        assert len(again.reference_distances) == 120 and len(calls) == asked
 
 
 def test_outgrown() -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cbmir.runtime.gallery import search as module
 from cbmir.runtime.gallery.columns import Rows, Snapshot
 from cbmir.runtime.gallery.filters import Selection
-from cbmir.runtime.gallery.hnsw import VectorIndex
+from cbmir.runtime.gallery.hnsw import HnswIndex
 from cbmir.runtime.gallery.search import Nearest, nearest
 
 DIM, BASE, TAIL = 16, 900, 60
@@ -51,7 +51,7 @@ def snapshot() -> Snapshot:
     """A base with an index, of which every tenth row is dead, and a tail."""
     base = rows(unit(BASE, 0), 1)
     live = np.arange(BASE) % 10 != 3
-    index = VectorIndex.build("int8", base.vectors)
+    index = HnswIndex.build("int8", base.vectors)
     return Snapshot(5, 1, base, rows(unit(TAIL, 1), BASE + 1), np.empty(0, np.float32), index, live)
 
 
@@ -139,7 +139,7 @@ def test_all_that_tie_with_the_last_come_back(exact: bool) -> None:
     vectors = unit(300, 0)
     vectors[50:90] = vectors[7]
     own = Snapshot(
-        1, 1, rows(vectors, 1), Rows.empty(1, DIM), np.empty(0, np.float32), VectorIndex.build("bf16", vectors)
+        1, 1, rows(vectors, 1), Rows.empty(1, DIM), np.empty(0, np.float32), HnswIndex.build("bf16", vectors)
     )
     (found,) = nearest(own, vectors[7:8], 3, [None], exact=exact)
     if exact:
@@ -190,7 +190,7 @@ def test_without_an_index_answers_are_exact(snapshot: Snapshot) -> None:
 @pytest.mark.parametrize("exact", [True, False])
 def test_nothing_to_find(exact: bool) -> None:
     empty = Rows.empty(1, DIM)
-    own = Snapshot(1, 1, empty, empty, np.empty(0, np.float32), VectorIndex.build("int8", empty.vectors))
+    own = Snapshot(1, 1, empty, empty, np.empty(0, np.float32), HnswIndex.build("int8", empty.vectors))
     for found in nearest(own, unit(2, 0), 3, [None, one_in(2)], exact=exact):
         assert isinstance(found, Nearest) and len(found.rows) == 0
     assert nearest(own, unit(0, 0), 3, [], exact=exact) == []

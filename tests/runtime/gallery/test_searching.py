@@ -163,7 +163,7 @@ def test_an_empty_gallery_has_no_neighbours(
                 found = gallery.search(make_vectors(1)[0], 10, filter=own, exact=exact)
                 assert (found.hits, found.generation) == ((), 0)
             gallery.write_index()
-        assert len(gallery) == 0 and len(gallery.own_distances) == 0
+        assert len(gallery) == 0 and len(gallery.reference_distances) == 0
 
 
 @pytest.mark.parametrize("exact", [None, True])

@@ -24,7 +24,7 @@ from cbmir.labels import LabelSet
 from cbmir.runtime.gallery import Gallery
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.maintenance import export, verify
-from cbmir.runtime.gallery.schema import Witness
+from cbmir.runtime.gallery.schema import LastCommit
 from cbmir.runtime.gallery.store import STORE_FILES, UNKNOWN, Added, Store
 
 COUNT = 60
@@ -547,14 +547,14 @@ def test_openers_of_a_restored_copy_give_it_one_name(store: Store, monkeypatch: 
     """No other gets to it between the new name and the witness of it."""
     store.close()
     (store.path / "gallery.generation").unlink()
-    real = Witness.write
+    real = LastCommit.write
 
-    def write(witness: Witness, folder: Path) -> None:
+    def write(witness: LastCommit, folder: Path) -> None:
         with pytest.raises(GalleryError, match="another is writing to it"):
             Store.open(folder, wait=0.01)
         real(witness, folder)
 
-    monkeypatch.setattr(Witness, "write", write)
+    monkeypatch.setattr(LastCommit, "write", write)
     with Store.open(store.path) as one, Store.open(store.path) as other:
         assert one.uuid == other.uuid != store.uuid
         assert len(one) == len(other) == COUNT

@@ -20,7 +20,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cbmir.runtime.finder import Finder
-from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.logs import JsonFormatter
 from pacs_rig import PLANTED, Orthanc, Receiver, answers, make_radiograph, orthanc_plugin, receiving, wait_for
 
@@ -32,9 +32,9 @@ def radiograph(make_xray: Callable[..., NDArray[Any]]) -> Callable[..., bytes]:
 
 
 @pytest.fixture(scope="session")
-def live(tiny_model: Path, tiny_gallery: Path) -> Iterator[LiveFinder]:
+def live(tiny_model: Path, tiny_gallery: Path) -> Iterator[ReloadableFinder]:
     """The tiny model and its gallery, open."""
-    with LiveFinder(lambda: Finder.open(tiny_model, tiny_gallery, threads=1)) as opened:
+    with ReloadableFinder(lambda: Finder.open(tiny_model, tiny_gallery, threads=1)) as opened:
         yield opened
 
 

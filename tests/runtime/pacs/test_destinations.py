@@ -12,7 +12,7 @@ from pynetdicom.sop_class import CTImageStorage
 
 from cbmir.errors import DeliveryAwayError, DeliveryError, PacsError
 from cbmir.runtime.pacs.destinations import Address, Folder, StoreScu
-from cbmir.runtime.pacs.jobs import Made
+from cbmir.runtime.pacs.jobs import ResultObject
 from pacs_rig import Receiver
 
 #: pynetdicom forgets to close a socket whose connection failed, and leaves that to Python.
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 
 @pytest.fixture
-def results(radiograph: Callable[..., bytes]) -> list[Made]:
-    return [Made("sr", "2.25.1", radiograph(1)), Made("sc", "2.25.2", radiograph(2))]
+def results(radiograph: Callable[..., bytes]) -> list[ResultObject]:
+    return [ResultObject("sr", "2.25.1", radiograph(1)), ResultObject("sc", "2.25.2", radiograph(2))]
 
 
 def scu(receiver: Receiver, title: str = "ARCHIVE") -> StoreScu:
@@ -49,20 +49,20 @@ def test_addresses_that_are_none(text: str) -> None:
         Address.parse(text)
 
 
-def test_results_are_stored(receiver: Receiver, results: list[Made]) -> None:
+def test_results_are_stored(receiver: Receiver, results: list[ResultObject]) -> None:
     scu(receiver).send(results)
     assert len(receiver.objects) == 2
     scu(receiver).send([])
 
 
 @pytest.mark.parametrize("status", [0xB000, 0xB006, 0xB007])
-def test_a_warning_is_no_failure(receiver: Receiver, results: list[Made], status: int) -> None:
+def test_a_warning_is_no_failure(receiver: Receiver, results: list[ResultObject], status: int) -> None:
     receiver.statuses.append(status)
     scu(receiver).send(results)
     assert len(receiver.objects) == 1
 
 
-def test_what_is_there_already_counts_as_taken(receiver: Receiver, results: list[Made]) -> None:
+def test_what_is_there_already_counts_as_taken(receiver: Receiver, results: list[ResultObject]) -> None:
     """Duplicate SOP Instance: it was sent before, by a process that ended then. What comes after it is sent."""
     receiver.statuses.append(0x0111)
     scu(receiver).send(results)
@@ -70,7 +70,7 @@ def test_what_is_there_already_counts_as_taken(receiver: Receiver, results: list
 
 
 @pytest.mark.parametrize("status", [0xA900, 0xC000, 0x0122, 0x0124])
-def test_what_is_refused_does_not_stop_the_rest(receiver: Receiver, results: list[Made], status: int) -> None:
+def test_what_is_refused_does_not_stop_the_rest(receiver: Receiver, results: list[ResultObject], status: int) -> None:
     receiver.statuses.append(status)
     with pytest.raises(DeliveryError, match=f":{receiver.port}: refused .* with status 0x{status:04X}") as raised:
         scu(receiver).send(results)
@@ -80,25 +80,25 @@ def test_what_is_refused_does_not_stop_the_rest(receiver: Receiver, results: lis
     assert len(receiver.objects) == 3
 
 
-def test_who_has_no_room_takes_nothing_now(receiver: Receiver, results: list[Made]) -> None:
+def test_who_has_no_room_takes_nothing_now(receiver: Receiver, results: list[ResultObject]) -> None:
     receiver.statuses.append(0xA700)
     with pytest.raises(DeliveryAwayError, match="with status 0xA700"):
         scu(receiver).send(results)
     assert receiver.objects == []
 
 
-def test_who_is_not_called_refuses(receiver: Receiver, results: list[Made]) -> None:
+def test_who_is_not_called_refuses(receiver: Receiver, results: list[ResultObject]) -> None:
     with pytest.raises(DeliveryAwayError, match="refused the association"):
         scu(receiver, "OTHER").send(results)
 
 
-def test_who_is_away_is_not_reached(receiver: Receiver, results: list[Made]) -> None:
+def test_who_is_away_is_not_reached(receiver: Receiver, results: list[ResultObject]) -> None:
     away = StoreScu(Address("ARCHIVE", "127.0.0.1", 1))
     with pytest.raises(DeliveryAwayError, match="cannot be reached"):
         away.send(results)
 
 
-def test_who_takes_no_such_class_is_named(results: list[Made]) -> None:
+def test_who_takes_no_such_class_is_named(results: list[ResultObject]) -> None:
     ae = AE(ae_title="ARCHIVE")
     ae.add_supported_context(CTImageStorage)
     server = ae.start_server(("127.0.0.1", 0), block=False)
@@ -111,7 +111,7 @@ def test_who_takes_no_such_class_is_named(results: list[Made]) -> None:
         server.shutdown()
 
 
-def test_a_folder_keeps_one_file_a_result(tmp_path: Path, results: list[Made]) -> None:
+def test_a_folder_keeps_one_file_a_result(tmp_path: Path, results: list[ResultObject]) -> None:
     folder = Folder(tmp_path / "results")
     folder.send(results)
     folder.send(results)
@@ -132,7 +132,9 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         Folder(tmp_path / "file")
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path, results: list[Made], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written(
+    tmp_path: Path, results: list[ResultObject], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = Folder(tmp_path / "results")
 
     def fail(*_: Any) -> None:

@@ -15,9 +15,9 @@ import pytest
 from pydicom import dcmread
 
 from cbmir.errors import ImageSizeError, PacsAwayError, PacsError, QueueFullError
-from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.pacs import polling
-from cbmir.runtime.pacs.dicomweb import Changes, Found, StudyFound
+from cbmir.runtime.pacs.dicomweb import Changes, InstanceFound, StudyFound
 from cbmir.runtime.pacs.intake import Intake
 from cbmir.runtime.pacs.polling import DAYS_BACK, TRIES, Following, OrthancChanges, QidoPolling
 from cbmir.runtime.pacs.queue import DurableQueue
@@ -54,12 +54,12 @@ class Archive:
             uid: StudyFound(self.days[uid], len(files)) for uid, files in self.files.items() if self.days[uid] >= first
         }
 
-    def instances(self, study_uid: str, modalities: Collection[str]) -> list[Found]:
+    def instances(self, study_uid: str, modalities: Collection[str]) -> list[InstanceFound]:
         if study_uid in self.broken:
             raise self.broken[study_uid]
-        return [Found(study_uid, "1", CR, uid) for uid in self.files.get(study_uid, {})]
+        return [InstanceFound(study_uid, "1", CR, uid) for uid in self.files.get(study_uid, {})]
 
-    def retrieve(self, found: Found, max_bytes: int) -> bytes | None:
+    def retrieve(self, found: InstanceFound, max_bytes: int) -> bytes | None:
         self.retrieved.append(found.sop_instance_uid)
         if found.sop_instance_uid in self.broken:
             raise self.broken[found.sop_instance_uid]
@@ -94,7 +94,7 @@ def queue(tmp_path: Path) -> Iterator[DurableQueue]:
 
 
 @pytest.fixture
-def intake(queue: DurableQueue, live: LiveFinder) -> Intake:
+def intake(queue: DurableQueue, live: ReloadableFinder) -> Intake:
     return Intake(queue, live)
 
 
@@ -168,7 +168,7 @@ def test_damaged_files_and_other_classes_are_passed_over(
     OrthancChanges(archive, archive, intake, since=0).poll()
     assert len(intake.queue) == 2
     assert "refused" in log()
-    archive.instances = lambda uid, modalities: [Found(uid, "1", CT, "1.2.3")]
+    archive.instances = lambda uid, modalities: [InstanceFound(uid, "1", CT, "1.2.3")]
     archive.retrieved.clear()
     OrthancChanges(archive, archive, intake, since=0).poll()
     assert archive.retrieved == []

@@ -20,7 +20,7 @@ import pytest
 from cbmir.errors import PacsError, QueueFullError
 from cbmir.runtime.pacs import database, spool
 from cbmir.runtime.pacs import queue as queue_module
-from cbmir.runtime.pacs.jobs import Arrival, Job, Made, State
+from cbmir.runtime.pacs.jobs import Arrival, Job, ResultObject, State
 from cbmir.runtime.pacs.queue import LONGEST_DELAY, LONGEST_HOLD, PATIENCE, DurableQueue
 from cbmir.runtime.pacs.spool import DEAD_LETTERS, SPOOL
 from pacs_rig import PLANTED
@@ -254,7 +254,7 @@ def test_nothing_of_the_patient_stays_when_it_is_done(queue: DurableQueue, clock
     put(queue, data=PLANTED[0].encode())
     clock.now += 2
     job = claimed(queue)
-    queue.keep(job, [Made("sr", "2.25.1", PLANTED[0].encode())], MODEL)
+    queue.keep(job, [ResultObject("sr", "2.25.1", PLANTED[0].encode())], MODEL)
     queue.done(job, MODEL, "2.25.1")
     assert PLANTED[0].encode() in everything(queue)
     queue.close() if closed else queue.tidy()
@@ -375,7 +375,7 @@ def test_who_is_away_is_not_asked_by_each(queue: DurableQueue, clock: Clock) -> 
     clock.now += 2
     first, second = claimed(queue), claimed(queue)
     for job in (first, second):
-        queue.keep(job, [Made("sr", "2.25.1", b"the report")], MODEL)
+        queue.keep(job, [ResultObject("sr", "2.25.1", b"the report")], MODEL)
     assert not queue.is_holding
     assert queue.put_off(first, "it is away", hold=True) == 10
     assert queue.is_holding
@@ -515,7 +515,11 @@ def test_what_was_worked_on_is_claimed_anew(queue: DurableQueue, clock: Clock) -
 
 
 def test_results_are_kept_as_they_were_made(queue: DurableQueue, clock: Clock) -> None:
-    made = [Made("sr", "2.25.1", b"the report"), Made("kos", "2.25.2", b"a"), Made("kos", "2.25.3", b"b")]
+    made = [
+        ResultObject("sr", "2.25.1", b"the report"),
+        ResultObject("kos", "2.25.2", b"a"),
+        ResultObject("kos", "2.25.3", b"b"),
+    ]
     put(queue)
     clock.now += 2
     job = claimed(queue)

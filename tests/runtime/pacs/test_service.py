@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from cbmir.cli.pacs import pacs
 from cbmir.errors import CbmirError, PacsError, UserError, WorkerError
 from cbmir.process import SIGNALS
-from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.pacs import database, service
 from cbmir.runtime.pacs.jobs import Arrival
 from cbmir.runtime.pacs.queue import DurableQueue
@@ -150,7 +150,9 @@ def test_a_report_that_fails_ends_nothing(
     assert "the queue failed" in log()
 
 
-def test_a_worker_that_died_ends_it(queue: DurableQueue, live: LiveFinder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_died_ends_it(
+    queue: DurableQueue, live: ReloadableFinder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(service, "_REPORT", 0.01)
     workers: Any = SimpleNamespace(alive=False)
     with pytest.raises(WorkerError, match="one has ended"):

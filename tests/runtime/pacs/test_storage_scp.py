@@ -28,13 +28,13 @@ from pynetdicom.sop_class import (
 from pynetdicom.transport import AssociationSocket
 
 from cbmir.errors import PacsError
-from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES
 from cbmir.runtime.imaging.radiograph import Limits
 from cbmir.runtime.pacs import storage_scp as node_module
 from cbmir.runtime.pacs.intake import Intake
 from cbmir.runtime.pacs.queue import DurableQueue
-from cbmir.runtime.pacs.storage_scp import MAX_PDU, PacsNode
+from cbmir.runtime.pacs.storage_scp import MAX_PDU, StorageScp
 from pacs_rig import PLANTED, send_all, wait_for
 
 SR = "1.2.840.10008.5.1.4.1.1.88.34"
@@ -47,12 +47,12 @@ def queue(tmp_path: Path) -> Iterator[DurableQueue]:
 
 
 @pytest.fixture
-def listen(queue: DurableQueue, live: LiveFinder) -> Callable[..., Any]:
+def listen(queue: DurableQueue, live: ReloadableFinder) -> Callable[..., Any]:
     """A started node, as a context manager."""
 
     @contextmanager
-    def start(limits: Limits | None = None, **options: Any) -> Iterator[PacsNode]:
-        node = PacsNode(Intake(queue, live, limits), port=0, **options)
+    def start(limits: Limits | None = None, **options: Any) -> Iterator[StorageScp]:
+        node = StorageScp(Intake(queue, live, limits), port=0, **options)
         node.start()
         try:
             yield node
@@ -63,7 +63,7 @@ def listen(queue: DurableQueue, live: LiveFinder) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def node(listen: Callable[..., Any]) -> Iterator[PacsNode]:
+def node(listen: Callable[..., Any]) -> Iterator[StorageScp]:
     with listen() as started:
         yield started
 
@@ -95,14 +95,14 @@ def store(association: Any, data_set: bytes, *, sop_class: str = "", instance: s
 # -- answers
 
 
-def test_echo(node: PacsNode) -> None:
+def test_echo(node: StorageScp) -> None:
     association = associate(node.port)
     assert association.send_c_echo().Status == 0x0000
     association.release()
 
 
 def test_stored_images_are_in_the_queue(
-    node: PacsNode, queue: DurableQueue, radiograph: Callable[..., bytes], log: Callable[[], str]
+    node: StorageScp, queue: DurableQueue, radiograph: Callable[..., bytes], log: Callable[[], str]
 ) -> None:
     assert send_all(node.port, [radiograph(1), radiograph(2), radiograph(1)]) == [0, 0, 0]
     assert len(queue) == 2
@@ -115,7 +115,7 @@ def test_stored_images_are_in_the_queue(
 
 
 def test_a_full_queue_answers_out_of_resources(
-    node: PacsNode, queue: DurableQueue, radiograph: Callable[..., bytes]
+    node: StorageScp, queue: DurableQueue, radiograph: Callable[..., bytes]
 ) -> None:
     statuses = send_all(node.port, [radiograph(study) for study in range(1, 6)])
     assert statuses == [0, 0, 0, 0xA700, 0xA700]
@@ -123,7 +123,7 @@ def test_a_full_queue_answers_out_of_resources(
 
 
 def test_a_disk_that_fails_answers_out_of_resources(
-    node: PacsNode, queue: DurableQueue, radiograph: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+    node: StorageScp, queue: DurableQueue, radiograph: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
         raise OSError(5, f"Input/output error {PLANTED[0]}")
@@ -134,7 +134,7 @@ def test_a_disk_that_fails_answers_out_of_resources(
     assert send_all(node.port, [radiograph()]) == [0]
 
 
-def test_mismatches_are_refused(node: PacsNode, queue: DurableQueue, radiograph: Callable[..., bytes]) -> None:
+def test_mismatches_are_refused(node: StorageScp, queue: DurableQueue, radiograph: Callable[..., bytes]) -> None:
     image = dcmread(io.BytesIO(radiograph()))
     data_set = encode(image, is_implicit_vr=True, is_little_endian=True)
     assert data_set is not None
@@ -146,7 +146,7 @@ def test_mismatches_are_refused(node: PacsNode, queue: DurableQueue, radiograph:
 
 
 @pytest.mark.parametrize("data_set", [b"\xff" * 50, b"\x08\x00\x05\x00\xff\xff\xff\x7f" + b"x" * 30])
-def test_garbage_is_refused(node: PacsNode, queue: DurableQueue, data_set: bytes) -> None:
+def test_garbage_is_refused(node: StorageScp, queue: DurableQueue, data_set: bytes) -> None:
     association = associate(node.port)
     assert store(association, data_set) in (0xA900, 0xC000)
     assert association.send_c_echo().Status == 0x0000
@@ -156,7 +156,7 @@ def test_garbage_is_refused(node: PacsNode, queue: DurableQueue, data_set: bytes
 
 @pytest.mark.parametrize("keyword", ["StudyInstanceUID", "SeriesInstanceUID"])
 def test_images_that_nothing_can_refer_to_are_refused(
-    node: PacsNode, queue: DurableQueue, radiograph: Callable[..., bytes], keyword: str
+    node: StorageScp, queue: DurableQueue, radiograph: Callable[..., bytes], keyword: str
 ) -> None:
     """No result could name their study: the sender is to know."""
     assert send_all(node.port, [radiograph(**{keyword: ""})]) == [0xA900]
@@ -168,7 +168,7 @@ def test_an_image_that_is_too_large_is_refused(listen: Callable[..., Any], radio
         assert send_all(node.port, [radiograph()]) == [0xC000]
 
 
-def test_what_the_reader_takes_is_negotiated_and_no_more(node: PacsNode) -> None:
+def test_what_the_reader_takes_is_negotiated_and_no_more(node: StorageScp) -> None:
     ae = AE(ae_title="SENDER")
     others = [CTImageStorage, DigitalXRayImageStorageForProcessing]
     taken = [Verification, *IMAGE_CLASSES]
@@ -180,14 +180,14 @@ def test_what_the_reader_takes_is_negotiated_and_no_more(node: PacsNode) -> None
     association.release()
 
 
-def test_reports_of_others_are_refused(node: PacsNode, queue: DurableQueue, radiograph: Callable[..., bytes]) -> None:
+def test_reports_of_others_are_refused(node: StorageScp, queue: DurableQueue, radiograph: Callable[..., bytes]) -> None:
     report = radiograph(SOPClassUID=SR, Modality="SR")
     own = radiograph(SOPClassUID=SR, Modality="SR", Manufacturer="cbmir", ManufacturerModelName="cbmir")
     assert send_all(node.port, [report, own]) == [0x0122, 0x0000]
     assert len(queue) == 0
 
 
-def test_compressed_syntaxes_are_taken_as_they_are(node: PacsNode) -> None:
+def test_compressed_syntaxes_are_taken_as_they_are(node: StorageScp) -> None:
     ae = AE(ae_title="SENDER")
     ae.add_requested_context(ComputedRadiographyImageStorage, JPEGLSLossless)
     association = ae.associate("127.0.0.1", node.port, ae_title="CBMIR")
@@ -195,11 +195,11 @@ def test_compressed_syntaxes_are_taken_as_they_are(node: PacsNode) -> None:
     association.release()
 
 
-def test_several_sources_at_once(live: LiveFinder, radiograph: Callable[..., bytes], tmp_path: Path) -> None:
+def test_several_sources_at_once(live: ReloadableFinder, radiograph: Callable[..., bytes], tmp_path: Path) -> None:
     """Four senders and a feed, whose images overlap: each image is in the queue once, with one of its sources."""
     with DurableQueue(tmp_path / "many", 100, quiet=0) as queue:
         intake = Intake(queue, live)
-        node = PacsNode(intake, port=0)
+        node = StorageScp(intake, port=0)
         node.start()
         parts = [[radiograph(study) for study in range(first, first + 4)] for first in (1, 3, 5, 7, 9)]
         with ThreadPoolExecutor(5) as pool:
@@ -239,7 +239,7 @@ def test_only_so_many_associations_at_once(listen: Callable[..., Any]) -> None:
         associations[1].release()
 
 
-def _is_accepted(node: PacsNode) -> bool:
+def _is_accepted(node: StorageScp) -> bool:
     association = associate(node.port)
     if association.is_established:
         association.release()
@@ -248,29 +248,29 @@ def _is_accepted(node: PacsNode) -> bool:
 
 
 @pytest.mark.parametrize("title", ["", "SEVENTEEN_LETTERS", "BACK\\SLASH", "ÄRZTE"])
-def test_ae_titles_must_be_as_dicom_has_them(queue: DurableQueue, live: LiveFinder, title: str) -> None:
+def test_ae_titles_must_be_as_dicom_has_them(queue: DurableQueue, live: ReloadableFinder, title: str) -> None:
     with pytest.raises(PacsError, match="expected an AE title"):
-        PacsNode(Intake(queue, live), ae_title=title)
+        StorageScp(Intake(queue, live), ae_title=title)
     with pytest.raises(PacsError, match="expected an AE title"):
-        PacsNode(Intake(queue, live), allow_calling=[title])
+        StorageScp(Intake(queue, live), allow_calling=[title])
 
 
-def test_a_port_in_use_is_said(node: PacsNode, queue: DurableQueue, live: LiveFinder) -> None:
+def test_a_port_in_use_is_said(node: StorageScp, queue: DurableQueue, live: ReloadableFinder) -> None:
     with pytest.raises(PacsError, match=r"cannot listen on 127\.0\.0\.1"):
-        PacsNode(Intake(queue, live), port=node.port).start()
+        StorageScp(Intake(queue, live), port=node.port).start()
 
 
 # -- what may not hold it up
 
 
 @contextmanager
-def connected(node: PacsNode) -> Iterator[socket.socket]:
+def connected(node: StorageScp) -> Iterator[socket.socket]:
     with socket.create_connection(("127.0.0.1", node.port), 30) as connection:
         connection.settimeout(30)
         yield connection
 
 
-def listens(node: PacsNode) -> bool:
+def listens(node: StorageScp) -> bool:
     try:
         with connected(node):
             return True
@@ -285,7 +285,7 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def test_a_unit_that_is_too_long_closes_the_connection(node: PacsNode) -> None:
+def test_a_unit_that_is_too_long_closes_the_connection(node: StorageScp) -> None:
     with connected(node) as connection:
         connection.sendall(bytes([1, 0]) + struct.pack(">I", 2**31))
         assert is_closed(connection)
@@ -344,7 +344,7 @@ def _is_closed_now(connection: socket.socket) -> bool:
 
 
 def test_a_node_without_its_bounds_takes_nothing(
-    node: PacsNode, monkeypatch: pytest.MonkeyPatch, log: Callable[[], str]
+    node: StorageScp, monkeypatch: pytest.MonkeyPatch, log: Callable[[], str]
 ) -> None:
     """As with a pynetdicom that calls by another name what is replaced in it."""
     monkeypatch.delattr(AssociationSocket, "_shutdown_socket")
@@ -361,7 +361,7 @@ def test_connections_that_say_nothing_are_bounded(listen: Callable[..., Any]) ->
             assert is_closed(third)
 
 
-def test_units_are_agreed_on(node: PacsNode) -> None:
+def test_units_are_agreed_on(node: StorageScp) -> None:
     association = associate(node.port)
     assert association.acceptor.maximum_length == MAX_PDU
     association.release()

@@ -15,12 +15,12 @@ from pynetdicom import AE
 from pynetdicom.sop_class import Verification
 
 from cbmir.errors import DeliveryError, PacsError
-from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.pacs.destinations import Address, StoreScu
 from cbmir.runtime.pacs.intake import Intake
-from cbmir.runtime.pacs.jobs import Made
+from cbmir.runtime.pacs.jobs import ResultObject
 from cbmir.runtime.pacs.queue import DurableQueue
-from cbmir.runtime.pacs.storage_scp import PacsNode
+from cbmir.runtime.pacs.storage_scp import StorageScp
 from cbmir.runtime.pacs.tls import Tls
 from pacs_rig import receiving, send_all, wait_for
 
@@ -79,9 +79,9 @@ def sender_files(authority: Authority) -> Tls:
 
 
 @pytest.fixture
-def node(tmp_path: Path, live: LiveFinder, node_files: Tls) -> Iterator[PacsNode]:
+def node(tmp_path: Path, live: ReloadableFinder, node_files: Tls) -> Iterator[StorageScp]:
     with DurableQueue(tmp_path / "queue", quiet=0) as queue:
-        started = PacsNode(Intake(queue, live), port=0, tls=node_files.server())
+        started = StorageScp(Intake(queue, live), port=0, tls=node_files.server())
         started.start()
         try:
             yield started
@@ -89,17 +89,17 @@ def node(tmp_path: Path, live: LiveFinder, node_files: Tls) -> Iterator[PacsNode
             started.stop(grace=0)
 
 
-def test_a_known_sender_is_let_in(node: PacsNode, sender_files: Tls, radiograph: Callable[..., bytes]) -> None:
+def test_a_known_sender_is_let_in(node: StorageScp, sender_files: Tls, radiograph: Callable[..., bytes]) -> None:
     tls = (sender_files.client(), "127.0.0.1")
     assert send_all(node.port, [radiograph(study) for study in (1, 2, 3)], tls=tls) == [0, 0, 0]
 
 
-def test_a_large_image_comes_through(node: PacsNode, sender_files: Tls, radiograph: Callable[..., bytes]) -> None:
+def test_a_large_image_comes_through(node: StorageScp, sender_files: Tls, radiograph: Callable[..., bytes]) -> None:
     tls = (sender_files.client(), "127.0.0.1")
     assert send_all(node.port, [radiograph(PixelData=bytes(4_000_000))], tls=tls) == [0]
 
 
-def is_let_in(node: PacsNode, context: ssl.SSLContext) -> bool:
+def is_let_in(node: StorageScp, context: ssl.SSLContext) -> bool:
     """Whether a connection stays open beyond the handshake: what TLS 1.3 says of a client comes after the client's."""
     connection = socket.create_connection(("127.0.0.1", node.port), 30)
     connection.settimeout(0.5)
@@ -116,7 +116,7 @@ def is_let_in(node: PacsNode, context: ssl.SSLContext) -> bool:
 
 
 def test_who_has_no_certificate_is_turned_away(
-    node: PacsNode, authority: Authority, sender_files: Tls, tmp_path: Path
+    node: StorageScp, authority: Authority, sender_files: Tls, tmp_path: Path
 ) -> None:
     assert is_let_in(node, sender_files.client())
     nameless = ssl.create_default_context(cafile=sender_files.authorities)
@@ -129,14 +129,14 @@ def test_who_has_no_certificate_is_turned_away(
 
 
 def test_a_handshake_that_stalls_holds_up_nobody(
-    node: PacsNode, sender_files: Tls, radiograph: Callable[..., bytes]
+    node: StorageScp, sender_files: Tls, radiograph: Callable[..., bytes]
 ) -> None:
     with socket.create_connection(("127.0.0.1", node.port), 30) as silent:
         assert send_all(node.port, [radiograph()], tls=(sender_files.client(), "127.0.0.1")) == [0]
         silent.close()
 
 
-def test_connections_within_their_handshake_are_bounded(node: PacsNode) -> None:
+def test_connections_within_their_handshake_are_bounded(node: StorageScp) -> None:
     """They count before they have an association: whoever reaches the port cannot have any number of threads."""
     most = 2 * node._ae.maximum_associations
     with ExitStack() as stack:
@@ -148,7 +148,7 @@ def test_connections_within_their_handshake_are_bounded(node: PacsNode) -> None:
         wait_for(lambda: len(node._server.arriving) == most - 1, "a place is free again")
 
 
-def test_stopping_ends_a_handshake(node: PacsNode) -> None:
+def test_stopping_ends_a_handshake(node: StorageScp) -> None:
     with socket.create_connection(("127.0.0.1", node.port), 30):
         wait_for(lambda: len(node._server.arriving) == 1, "it is in its handshake")
         node.stop(grace=0)
@@ -158,7 +158,7 @@ def test_stopping_ends_a_handshake(node: PacsNode) -> None:
 def test_results_go_out_by_tls(
     authority: Authority, node_files: Tls, sender_files: Tls, radiograph: Callable[..., bytes]
 ) -> None:
-    result = [Made("sr", "", radiograph())]
+    result = [ResultObject("sr", "", radiograph())]
     with receiving(tls=sender_files.server()) as archive:
         address = Address("ARCHIVE", "127.0.0.1", archive.port)
         StoreScu(address, tls=node_files.client()).send(result)
@@ -173,7 +173,7 @@ def test_an_archive_of_another_name_is_not_trusted(
     with receiving(tls=authority.certify("other", host="127.0.0.9").server()) as archive:
         outlet = StoreScu(Address("ARCHIVE", "127.0.0.1", archive.port), tls=node_files.client())
         with pytest.raises(DeliveryError, match="cannot be reached"):
-            outlet.send([Made("sr", "", radiograph())])
+            outlet.send([ResultObject("sr", "", radiograph())])
 
 
 def test_files_that_do_not_fit_are_said(node_files: Tls, sender_files: Tls, tmp_path: Path) -> None:

@@ -27,10 +27,10 @@ from cbmir.errors import (
     NotReadyError,
 )
 from cbmir.runtime.finder import Finder
-from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.pacs import worker as worker_module
-from cbmir.runtime.pacs.intake import Intake, Taken, retry
-from cbmir.runtime.pacs.jobs import Made
+from cbmir.runtime.pacs.intake import Intake, IntakeStatus, retry
+from cbmir.runtime.pacs.jobs import ResultObject
 from cbmir.runtime.pacs.queue import DurableQueue
 from cbmir.runtime.pacs.spool import DEAD_LETTERS
 from cbmir.runtime.pacs.worker import Workers
@@ -43,11 +43,11 @@ class Archive:
     """An outlet that keeps what it is given, and fails so many times before."""
 
     def __init__(self, failures: int = 0, error: Exception | None = None) -> None:
-        self.failures, self.tried = failures, list[list[Made]]()
+        self.failures, self.tried = failures, list[list[ResultObject]]()
         self.error = error or DeliveryAwayError("the archive is away")
-        self.taken: list[Made] = []
+        self.taken: list[ResultObject] = []
 
-    def send(self, results: Sequence[Made]) -> None:
+    def send(self, results: Sequence[ResultObject]) -> None:
         self.tried.append(list(results))
         if len(self.tried) <= self.failures:
             raise self.error
@@ -67,21 +67,21 @@ def queue(tmp_path: Path) -> Iterator[DurableQueue]:
 
 
 @pytest.fixture
-def intake(queue: DurableQueue, live: LiveFinder) -> Intake:
+def intake(queue: DurableQueue, live: ReloadableFinder) -> Intake:
     return Intake(queue, live)
 
 
-def work_off(queue: DurableQueue, live: LiveFinder, outlet: Archive, **options: Any) -> None:
+def work_off(queue: DurableQueue, live: ReloadableFinder, outlet: Archive, **options: Any) -> None:
     workers = Workers(queue, live, outlet, count=1, **options)
     while (job := queue.claim()) is not None:
         workers.work_on(job)
 
 
 def test_a_radiograph_gets_a_report_in_its_study(
-    intake: Intake, queue: DurableQueue, live: LiveFinder, radiograph: Callable[..., bytes]
+    intake: Intake, queue: DurableQueue, live: ReloadableFinder, radiograph: Callable[..., bytes]
 ) -> None:
     data, archive = radiograph(), Archive()
-    assert intake.take(data, "SENDER") is Taken.QUEUED
+    assert intake.take(data, "SENDER") is IntakeStatus.QUEUED
     work_off(queue, live, archive)
     (report,) = archive.reports
     image = dcmread(io.BytesIO(data))
@@ -89,11 +89,11 @@ def test_a_radiograph_gets_a_report_in_its_study(
     assert report.StudyInstanceUID == image.StudyInstanceUID
     assert report.PatientID == image.PatientID
     assert len(queue) == 0
-    assert intake.take(data, "SENDER") is Taken.KNOWN
+    assert intake.take(data, "SENDER") is IntakeStatus.KNOWN
 
 
 def test_all_kinds_are_sent(
-    intake: Intake, queue: DurableQueue, live: LiveFinder, radiograph: Callable[..., bytes]
+    intake: Intake, queue: DurableQueue, live: ReloadableFinder, radiograph: Callable[..., bytes]
 ) -> None:
     archive = Archive()
     intake.take(radiograph(), "SENDER")
@@ -103,7 +103,11 @@ def test_all_kinds_are_sent(
 
 
 def test_what_is_no_chest_is_refused_and_forgotten(
-    intake: Intake, queue: DurableQueue, live: LiveFinder, radiograph: Callable[..., bytes], log: Callable[[], str]
+    intake: Intake,
+    queue: DurableQueue,
+    live: ReloadableFinder,
+    radiograph: Callable[..., bytes],
+    log: Callable[[], str],
 ) -> None:
     archive, hip = Archive(), radiograph(BodyPartExamined="HIP")
     intake.take(hip, "SENDER")
@@ -112,12 +116,12 @@ def test_what_is_no_chest_is_refused_and_forgotten(
     assert (len(queue), queue.dead_letters()) == (0, 0)
     assert "refused" in log()
     assert "BodyPartExamined (0018,0015)" in log()
-    assert intake.take(hip, "SENDER") is Taken.KNOWN
+    assert intake.take(hip, "SENDER") is IntakeStatus.KNOWN
 
 
 def test_a_refusal_is_told_before_it_is_forgotten(
-    intake: Intake, queue: DurableQueue, live: LiveFinder, radiograph: Callable[..., bytes], log: Callable[[], str],
-    monkeypatch: pytest.MonkeyPatch,
+    intake: Intake, queue: DurableQueue, live: ReloadableFinder, radiograph: Callable[..., bytes],
+    log: Callable[[], str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Killed in between, it is told again: not never, since nothing else remembers it."""
 
@@ -133,17 +137,17 @@ def test_a_refusal_is_told_before_it_is_forgotten(
 
 
 def test_own_results_are_left_alone(
-    intake: Intake, queue: DurableQueue, live: LiveFinder, radiograph: Callable[..., bytes]
+    intake: Intake, queue: DurableQueue, live: ReloadableFinder, radiograph: Callable[..., bytes]
 ) -> None:
     archive = Archive()
     intake.take(radiograph(), "SENDER")
     work_off(queue, live, archive, kinds=("sr", "sc"))
-    assert [intake.take(made.data, "SENDER") for made in archive.taken] == [Taken.OWN, Taken.OWN]
+    assert [intake.take(made.data, "SENDER") for made in archive.taken] == [IntakeStatus.OWN, IntakeStatus.OWN]
     assert len(queue) == 0
 
 
 def test_reports_of_others_are_no_images(intake: Intake, queue: DurableQueue, radiograph: Callable[..., bytes]) -> None:
-    assert intake.take(radiograph(SOPClassUID=COMPREHENSIVE_3D_SR), "SENDER") is Taken.NO_IMAGE
+    assert intake.take(radiograph(SOPClassUID=COMPREHENSIVE_3D_SR), "SENDER") is IntakeStatus.NO_IMAGE
     assert len(queue) == 0
 
 
@@ -166,7 +170,11 @@ def test_what_was_announced_must_be_there(intake: Intake, radiograph: Callable[.
 
 
 def test_a_retry_sends_the_same_bytes(
-    intake: Intake, queue: DurableQueue, live: LiveFinder, radiograph: Callable[..., bytes], log: Callable[[], str]
+    intake: Intake,
+    queue: DurableQueue,
+    live: ReloadableFinder,
+    radiograph: Callable[..., bytes],
+    log: Callable[[], str],
 ) -> None:
     archive = Archive(failures=2)
     intake.take(radiograph(), "SENDER")
@@ -178,7 +186,11 @@ def test_a_retry_sends_the_same_bytes(
 
 
 def test_what_is_never_taken_becomes_a_dead_letter(
-    intake: Intake, queue: DurableQueue, live: LiveFinder, radiograph: Callable[..., bytes], log: Callable[[], str]
+    intake: Intake,
+    queue: DurableQueue,
+    live: ReloadableFinder,
+    radiograph: Callable[..., bytes],
+    log: Callable[[], str],
 ) -> None:
     data = radiograph()
     intake.take(data, "SENDER")
@@ -187,10 +199,12 @@ def test_what_is_never_taken_becomes_a_dead_letter(
     assert json.loads(next(folder.glob("*.json")).read_text())["reason"] == "put off for 7 days: the archive is away"
     assert next(folder.glob("*.dcm")).read_bytes() == data
     assert "given up" in log()
-    assert intake.take(data, "SENDER") is Taken.QUEUED  # sent again, it has another chance
+    assert intake.take(data, "SENDER") is IntakeStatus.QUEUED  # sent again, it has another chance
 
 
-def test_what_is_refused_holds_up_nobody(tmp_path: Path, live: LiveFinder, radiograph: Callable[..., bytes]) -> None:
+def test_what_is_refused_holds_up_nobody(
+    tmp_path: Path, live: ReloadableFinder, radiograph: Callable[..., bytes]
+) -> None:
     """An archive that does not take one object takes others."""
     now, archive = [1_000_000.0], Archive(1, DeliveryError("refused an object"))
     with DurableQueue(tmp_path / "queue", quiet=0, attempts=3, clock=lambda: now[0]) as queue:
@@ -207,7 +221,7 @@ def test_what_is_refused_holds_up_nobody(tmp_path: Path, live: LiveFinder, radio
 
 @pytest.mark.parametrize("error", [GalleryError("it is away"), NotReadyError("it is closed"), EngineError("no GPU")])
 def test_what_is_away_uses_no_attempt_up(
-    tmp_path: Path, live: LiveFinder, radiograph: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, live: ReloadableFinder, radiograph: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch,
     error: Exception,
 ) -> None:  # fmt: skip
     """The gallery, or what runs the model: it is no image's fault."""
@@ -230,7 +244,7 @@ def test_what_is_away_uses_no_attempt_up(
 
 
 def test_no_results_end_no_hold(
-    tmp_path: Path, live: LiveFinder, radiograph: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, live: ReloadableFinder, radiograph: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with a selection of priors where there are none: nothing was sent."""
     archive, ways = Archive(failures=1), list[Any]((Workers._analyse, lambda *_: ("model", [])))
@@ -248,7 +262,7 @@ def test_no_results_end_no_hold(
 
 
 def test_unforeseen_errors_are_not_quoted(
-    intake: Intake, queue: DurableQueue, live: LiveFinder, radiograph: Callable[..., bytes],
+    intake: Intake, queue: DurableQueue, live: ReloadableFinder, radiograph: Callable[..., bytes],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     def fail(*_: Any, **__: Any) -> None:
@@ -264,8 +278,8 @@ def test_unforeseen_errors_are_not_quoted(
 
 @pytest.mark.parametrize(("error", "tries"), [(DamagedImageError("cut off"), 1), (MemoryError(), 3)])
 def test_a_radiograph_that_cannot_be_read_is_kept(
-    intake: Intake, queue: DurableQueue, live: LiveFinder, radiograph: Callable[..., bytes], log: Callable[[], str],
-    monkeypatch: pytest.MonkeyPatch, error: Exception, tries: int,
+    intake: Intake, queue: DurableQueue, live: ReloadableFinder, radiograph: Callable[..., bytes],
+    log: Callable[[], str], monkeypatch: pytest.MonkeyPatch, error: Exception, tries: int,
 ) -> None:  # fmt: skip
     """Damaged: somebody will want to see what was sent. Out of memory: it is healthy, and tried again first."""
     tried = []
@@ -320,7 +334,7 @@ def test_dead_letters_of_which_nothing_is_told_stay(
 
 
 def test_while_the_archive_is_away_images_are_analysed(
-    tmp_path: Path, live: LiveFinder, radiograph: Callable[..., bytes], log: Callable[[], str]
+    tmp_path: Path, live: ReloadableFinder, radiograph: Callable[..., bytes], log: Callable[[], str]
 ) -> None:
     now, archive = [1_000_000.0], Archive(failures=1)
     with DurableQueue(tmp_path / "queue", quiet=0, clock=lambda: now[0]) as queue:
@@ -337,8 +351,8 @@ def test_while_the_archive_is_away_images_are_analysed(
 
 @pytest.mark.parametrize("failing", ["claim", "keep", "done"])
 def test_a_queue_that_cannot_write_ends_no_worker(
-    tmp_path: Path, live: LiveFinder, radiograph: Callable[..., bytes], log: Callable[[], str],
-    monkeypatch: pytest.MonkeyPatch, failing: str,
+    tmp_path: Path, live: ReloadableFinder, radiograph: Callable[..., bytes],
+    log: Callable[[], str], monkeypatch: pytest.MonkeyPatch, failing: str,
 ) -> None:  # fmt: skip
     """The disk is full for a moment: the job is taken up again by the same process, and the sender knows nothing."""
     full = threading.Event()
@@ -382,7 +396,7 @@ def test_results_that_are_kept_are_sent_whatever_model_came_since(
 ) -> None:  # fmt: skip
     models = [tiny_model, make_tiny_model(tmp_path / "new.onnx", seed=1, fingerprint="tiny-1")]
     archive = Archive(failures=1)
-    with LiveFinder(lambda: Finder.open(models[0], threads=1)) as live:
+    with ReloadableFinder(lambda: Finder.open(models[0], threads=1)) as live:
         Intake(queue, live).take(radiograph(), "SENDER")
         workers = Workers(queue, live, archive, count=1)
         job = queue.claim()
@@ -401,13 +415,13 @@ def test_a_new_model_names_the_report_before(
 ) -> None:  # fmt: skip
     models = [tiny_model, make_tiny_model(tmp_path / "new.onnx", seed=1, fingerprint="tiny-1")]
     archive, data = Archive(), radiograph()
-    with LiveFinder(lambda: Finder.open(models[0], threads=1)) as live:
+    with ReloadableFinder(lambda: Finder.open(models[0], threads=1)) as live:
         intake = Intake(queue, live)
         intake.take(data, "SENDER")
         work_off(queue, live, archive)
         models.pop(0)
         live.reload()
-        assert intake.take(data, "SENDER") is Taken.QUEUED
+        assert intake.take(data, "SENDER") is IntakeStatus.QUEUED
         work_off(queue, live, archive)
     first, second = archive.reports
     assert first.SOPInstanceUID != second.SOPInstanceUID
@@ -417,12 +431,12 @@ def test_a_new_model_names_the_report_before(
 
 
 def test_workers_end_what_is_begun_and_keep_the_rest(
-    intake: Intake, queue: DurableQueue, live: LiveFinder, radiograph: Callable[..., bytes]
+    intake: Intake, queue: DurableQueue, live: ReloadableFinder, radiograph: Callable[..., bytes]
 ) -> None:
     class Slow(Archive):
         begun, go_on = threading.Event(), threading.Event()
 
-        def send(self, results: Sequence[Made]) -> None:
+        def send(self, results: Sequence[ResultObject]) -> None:
             self.begun.set()
             assert self.go_on.wait(60)
             super().send(results)

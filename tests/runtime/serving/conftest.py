@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from numpy.typing import NDArray
 
 from cbmir.runtime import Finder
-from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.serving import Settings, create_app
 from http_service import MakeClient, encoded
 
@@ -23,8 +23,10 @@ def make_client(tiny_model: Path, tiny_gallery: Path) -> Iterator[MakeClient]:
     """Clients of services that `Settings` fields set up; `gallery` and `live` are others than the tiny gallery's."""
     with ExitStack() as stack:
 
-        def make(*, gallery: Path | None = tiny_gallery, live: LiveFinder | None = None, **settings: Any) -> TestClient:
-            live = live or LiveFinder(lambda: Finder.open(tiny_model, gallery, threads=1))
+        def make(
+            *, gallery: Path | None = tiny_gallery, live: ReloadableFinder | None = None, **settings: Any
+        ) -> TestClient:
+            live = live or ReloadableFinder(lambda: Finder.open(tiny_model, gallery, threads=1))
             app = create_app(live, Settings(**settings))
             return stack.enter_context(TestClient(app, base_url="http://localhost", raise_server_exceptions=False))
 

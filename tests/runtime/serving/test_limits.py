@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from cbmir.runtime.serving.limits import Gate
+from cbmir.runtime.serving.limits import RequestLimiter
 from cbmir.runtime.serving.problems import Problem
 
 
@@ -34,7 +34,7 @@ def held() -> Iterator[Held]:
     held.let.set()
 
 
-async def ask(gate: Gate, work: Callable[[], str]) -> str:
+async def ask(gate: RequestLimiter, work: Callable[[], str]) -> str:
     with gate.place() as place:
         return await place.run(work)
 
@@ -47,7 +47,7 @@ async def until(condition: object) -> None:
 
 def test_more_than_the_places_are_refused(held: Held) -> None:
     async def run() -> None:
-        gate = Gate(1, 1, 10)
+        gate = RequestLimiter(1, 1, 10)
         first = asyncio.create_task(ask(gate, held))
         await until(held.begun.is_set)
         second = asyncio.create_task(ask(gate, held))
@@ -67,7 +67,7 @@ def test_more_than_the_places_are_refused(held: Held) -> None:
 
 def test_work_that_takes_too_long_keeps_its_place_until_it_ends(held: Held) -> None:
     async def run() -> None:
-        gate = Gate(1, 0, 0.01)
+        gate = RequestLimiter(1, 0, 0.01)
         with pytest.raises(Problem) as late:
             await ask(gate, held)
         assert (late.value.status_code, late.value.kind) == (503, "timeout")
@@ -87,7 +87,7 @@ class Body:
 
 def test_what_waited_too_long_is_never_begun_and_forgotten(held: Held) -> None:
     async def run() -> None:
-        gate, second, body = Gate(1, 1, 0.01), Held(), Body()
+        gate, second, body = RequestLimiter(1, 1, 0.01), Held(), Body()
         is_kept = weakref.ref(body)
         first = asyncio.create_task(ask(gate, held))
         await until(held.begun.is_set)
@@ -109,7 +109,7 @@ def test_what_waited_too_long_is_never_begun_and_forgotten(held: Held) -> None:
 
 def test_what_raises_gives_its_place_back() -> None:
     async def run() -> None:
-        gate = Gate(1, 0, 10)
+        gate = RequestLimiter(1, 0, 10)
 
         def fail() -> str:
             raise TimeoutError("the work's own")
@@ -126,7 +126,7 @@ def test_what_raises_gives_its_place_back() -> None:
 
 def test_closing_waits_for_nobody(held: Held) -> None:
     async def run() -> None:
-        gate = Gate(1, 1, 0.01)
+        gate = RequestLimiter(1, 1, 0.01)
         with pytest.raises(Problem):
             await ask(gate, held)
         gate.close()  # `held` goes on

@@ -21,7 +21,7 @@ from cbmir.cli import main
 from cbmir.errors import UserError
 from cbmir.process import available_threads
 from cbmir.runtime import Finder
-from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.serving import Settings, create_app, serve, server
 from cbmir.runtime.sockets import bound, is_loopback
 from http_service import Service
@@ -198,7 +198,7 @@ HANGING = """
 import os, signal, sys, threading
 import httpx
 from cbmir.runtime import Finder
-from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.serving import Settings, serve
 
 def embed(self, images):
@@ -211,7 +211,7 @@ def ready(url):
 
 signal.signal(signal.SIGTERM, lambda *_: None)  # as for the first process of a container
 Finder.embed = embed
-serve(LiveFinder(lambda: Finder.open(sys.argv[1], threads=1)), Settings(timeout_s=0.2), port=0, ready=ready)
+serve(ReloadableFinder(lambda: Finder.open(sys.argv[1], threads=1)), Settings(timeout_s=0.2), port=0, ready=ready)
 """
 
 
@@ -233,7 +233,7 @@ def test_without_what_makes_results_it_answers_the_rest(
     pytest.importorskip("highdicom")
     monkeypatch.setattr(server, "warm_up", broken)
     opened: list[bool] = []
-    with LiveFinder(lambda: Finder.open(tiny_model, threads=1)) as live:
+    with ReloadableFinder(lambda: Finder.open(tiny_model, threads=1)) as live:
         app = create_app(live, Settings())
         one = server._Server(uvicorn.Config(app), app, live, lambda: opened.append(live.ready))
         asyncio.run(one._open())
@@ -257,7 +257,7 @@ def test_other_machines_need_a_token(host: str, tiny_model: Path, capsys: pytest
 
 
 def test_a_port_that_is_taken(tiny_model: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, LiveFinder(lambda: Finder.open(tiny_model)) as live:
+    with socket.create_server(("127.0.0.1", 0)) as taken, ReloadableFinder(lambda: Finder.open(tiny_model)) as live:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port}"):
             serve(live, Settings(), port=port)

@@ -27,7 +27,7 @@ from cbmir.runtime.dicom_output.identifiers import case_id
 from cbmir.runtime.finder import IN_GALLERY, PATIENT_NOT_FOUND, PATIENT_UNKNOWN
 from cbmir.runtime.gallery import Gallery
 from cbmir.runtime.gallery.store import Store
-from cbmir.runtime.hot_reload import LiveFinder
+from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.serving import Settings, app
 from dicom_files import make_dicom
 from http_service import MakeClient, encoded
@@ -266,7 +266,7 @@ def test_about(client: TestClient, tiny_card: ModelCard) -> None:
 
 
 def test_health_is_ready_only_when_it_is_warm(make_client: MakeClient, tiny_model: Path) -> None:
-    live = LiveFinder(lambda: Finder.open(tiny_model, threads=1), at_once=False)
+    live = ReloadableFinder(lambda: Finder.open(tiny_model, threads=1), at_once=False)
     client = make_client(live=live)
     assert client.get("/health/live").json() == {"status": "live"}
     for path in ("/health", "/health/ready"):
@@ -303,7 +303,7 @@ def test_a_replaced_gallery_is_told_with_its_cure(
 
 def test_a_reload_that_fails_changes_nothing(make_client: MakeClient, tiny_model: Path, tmp_path: Path) -> None:
     model = Path(shutil.copy(tiny_model, tmp_path / "model.onnx"))
-    client = make_client(live=LiveFinder(lambda: Finder.open(model, threads=1)))
+    client = make_client(live=ReloadableFinder(lambda: Finder.open(model, threads=1)))
     model.write_bytes(b"damaged")
     answer = client.post("/v1/reload")
     assert (answer.status_code, answer.json()["type"]) == (409, "urn:cbmir:problem:reload")
@@ -350,7 +350,7 @@ def test_stopping_waits_for_no_work_that_nobody_asks_for_any_more(
         is_over.set()
 
     monkeypatch.setattr(Finder, "embed", embed)
-    live = LiveFinder(lambda: Finder.open(tiny_model, threads=1))
+    live = ReloadableFinder(lambda: Finder.open(tiny_model, threads=1))
     try:
         with TestClient(app.create_app(live, Settings(timeout_s=0.05)), base_url="http://localhost") as client:
             assert client.post("/v1/embed", content=png).status_code == 503
@@ -386,7 +386,7 @@ def test_a_gallery_that_hangs_is_told_and_keeps_no_reload_waiting(
 
 
 def test_one_reload_at_a_time(make_client: MakeClient, tiny_model: Path) -> None:
-    live = LiveFinder(lambda: held(tiny_model, threads=1), at_once=False)
+    live = ReloadableFinder(lambda: held(tiny_model, threads=1), at_once=False)
     held = Held(Finder.open)
     client = make_client(live=live)
     with ThreadPoolExecutor(1) as pool:
