@@ -149,7 +149,7 @@ from pydicom import dcmread
 from cbmir.runtime import Finder
 from cbmir.runtime.dicom_output import make_results
 from cbmir.runtime.hot_reload import ReloadableFinder
-from cbmir.runtime.pacs import following
+from cbmir.runtime.pacs import polling
 from cbmir.runtime.pacs.intake import Intake
 from cbmir.runtime.pacs.storage_scp import StorageScp
 from cbmir.runtime.pacs.destinations import Folder

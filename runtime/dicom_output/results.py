@@ -112,7 +112,7 @@ def warm_up() -> None:
     """Import what making results needs: seconds that the first results would take. Raises MissingDependencyError."""
     require("pydicom", "dicom")
     require("highdicom", "dicom")
-    for module in ("fhir", "key_objects", "measurement_report", "page"):
+    for module in ("fhir", "key_object_selection", "secondary_capture", "structured_report"):
         import_module(f"cbmir.runtime.dicom_output.{module}")
 
 

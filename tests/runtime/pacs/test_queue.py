@@ -215,7 +215,7 @@ def test_knows_by_uid(queue: DurableQueue, clock: Clock) -> None:
 
 
 def test_only_so_many_are_remembered(queue: DurableQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "REMEMBERED", 2)
+    monkeypatch.setattr(queue_module, "REMEMBERED", 2)
     for image in range(4):
         put(queue, image=image)
         clock.now += 2
@@ -241,7 +241,7 @@ def test_what_was_refused_is_known_to_this_process_alone(queue: DurableQueue, cl
 
 
 def test_only_so_many_refusals_are_known(queue: DurableQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "PASSED_OVER", 1)
+    monkeypatch.setattr(queue_module, "PASSED_OVER", 1)
     for image in range(2):
         put(queue, image=image)
         clock.now += 2
