@@ -19,9 +19,10 @@ import numpy as np
 from gpu_torch import BATCHES, SECONDS, Row, peak, random_model, timed, torch_compiled, torch_eager, training
 from numpy.typing import NDArray
 
+from cbmir.choices import ENGINES
 from cbmir.errors import CbmirError
 from cbmir.runtime.engines.availability import library, why_not
-from cbmir.runtime.engines.base import ENGINES, Engine
+from cbmir.runtime.engines.base import Engine
 from cbmir.runtime.engines.registry import open_engine
 
 Images = NDArray[np.uint8]

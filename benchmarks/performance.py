@@ -5,7 +5,7 @@
 EXPORT is a folder that `cbmir export` wrote: model.onnx and those of model.fp16.onnx, model.int8.onnx,
 model.openvino-bf16.xml and model.openvino-int8.xml that are there. All of them, PyTorch, ONNX Runtime and OpenVINO as
 one would use them by hand, and bare matrix products take turns in one run. FOLDER gets bench.json and modes.json
-(`cbmir bench --json`), speed.png, .svg and .csv, and performance.md with the sections. `--write-docs` puts each section
+(`cbmir speed --json`), speed.png, .svg and .csv, and performance.md with the sections. `--write-docs` puts each section
 between its marks, <!-- performance:NAME --> and <!-- /performance:NAME -->. Nothing else should run meanwhile.
 """
 

@@ -15,8 +15,8 @@ import grimp
 
 SVG = Path(__file__).with_suffix(".svg")
 WIDTH, HEIGHT = 960, 730
-#: Modules beside the spine that stand with the command line: the way in, and the first aid.
-WAY_IN = ("cbmir", "cbmir.__main__", "cbmir.doctor")
+#: Modules beside the spine that stand with the command line: the way in.
+WAY_IN = ("cbmir", "cbmir.__main__")
 
 
 @dataclass(frozen=True)

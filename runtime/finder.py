@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
+from cbmir.choices import Mode
 from cbmir.errors import EngineError, ImageError, UserError
 from cbmir.labels import canonical
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.process import Closing
-from cbmir.runtime.engines.base import Engine, EngineHealth, Mode
+from cbmir.runtime.engines.base import Engine, EngineHealth
 from cbmir.runtime.engines.registry import open_engine
 from cbmir.runtime.evidence import combination_vector, evidence_map, finding_vectors
 from cbmir.runtime.gallery.entry import Entry, Hit, SearchResult

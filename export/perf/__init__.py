@@ -1,1 +1,1 @@
-"""Speed and memory of exported models, measured side by side in one run (`cbmir bench`)."""
+"""Speed and memory of exported models, measured side by side in one run (`cbmir speed`)."""

@@ -1,4 +1,4 @@
-"""What `cbmir bench` times: cbmir's engines, and what an engineer would put together by hand from the same file.
+"""What `cbmir speed` times: cbmir's engines, and what an engineer would put together by hand from the same file.
 
 A contender is a small picklable description. It is opened in the process of its own that runs it.
 """
@@ -14,9 +14,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from cbmir.choices import Mode
 from cbmir.errors import ModelError, require
 from cbmir.process import available_threads
-from cbmir.runtime.engines.base import EngineHealth, Mode
+from cbmir.runtime.engines.base import EngineHealth
 from cbmir.runtime.engines.openvino_import import import_openvino
 from cbmir.runtime.engines.registry import ENDINGS, model_files, open_engine, stem
 

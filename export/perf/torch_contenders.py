@@ -1,4 +1,4 @@
-"""What `cbmir bench` compares with in PyTorch: the model by hand, eager, and the attained peak of matrix products.
+"""What `cbmir speed` compares with in PyTorch: the model by hand, eager, and the attained peak of matrix products.
 
 torch is imported when one is opened, so that its loading time counts.
 """

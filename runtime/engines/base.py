@@ -23,12 +23,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.card import HEAD_KEY, ModelCard
+from cbmir.choices import Mode
 from cbmir.errors import CardError, EngineError
 from cbmir.process import Closing, available_threads
 
@@ -66,10 +67,6 @@ def decode_head(text: str, card: ModelCard, path: str | Path) -> NDArray[np.floa
 
 log = logging.getLogger("cbmir")
 
-#: What can be asked for. `auto` picks one that this machine really has, and says why.
-ENGINES = ("auto", "onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "openvino", "tensorrt")
-Mode = Literal["auto", "latency", "throughput"]
-MODES: tuple[Mode, ...] = ("auto", "latency", "throughput")
 OUTPUTS = ("embedding", "scores", "feature_map")
 
 #: Runs uint8 [n, 1, S, S] for the outputs of these names; may be called from several threads at once.

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
+from cbmir.choices import Mode
 from cbmir.errors import CardError, EngineError, ModelError
 from cbmir.process import available_threads
 from cbmir.runtime.engines.availability import why_no_bfloat16
-from cbmir.runtime.engines.base import OUTPUTS, Engine, Mode, Runner, decode_head
+from cbmir.runtime.engines.base import OUTPUTS, Engine, Runner, decode_head
 from cbmir.runtime.engines.openvino_import import import_openvino
 
 #: Where an .xml file's SHA-256 of its .bin stands, beside the card.

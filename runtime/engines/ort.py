@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
+from cbmir.choices import Mode
 from cbmir.errors import CardError, EngineError, ModelError, require
 from cbmir.process import available_threads
 from cbmir.runtime.engines.availability import PROVIDERS
-from cbmir.runtime.engines.base import OUTPUTS, Engine, Mode, Runner, decode_head, give_back_freed_memory
+from cbmir.runtime.engines.base import OUTPUTS, Engine, Runner, decode_head, give_back_freed_memory
 from cbmir.runtime.engines.nvidia import cache_key, current_gpu, loaded_tensorrt
 
 Options = dict[str, str]

@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from cbmir.choices import ENGINES, MODES, Mode
 from cbmir.errors import EngineError, ModelError
 from cbmir.runtime.engines.availability import PROVIDERS, why_no_bfloat16, why_not
-from cbmir.runtime.engines.base import ENGINES, MODES, Engine, Mode
+from cbmir.runtime.engines.base import Engine
 from cbmir.runtime.engines.tensorrt_plan import read_plan_info
 
 #: What `cbmir export` ends the names of its models in, the longer ones first where one ends in another.

@@ -37,6 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
+from cbmir.choices import INDEX_SETTINGS
 from cbmir.errors import CardError, GalleryError
 from cbmir.labels import LabelSet
 from cbmir.runtime.gallery.entry import Entry
@@ -221,7 +222,6 @@ def are_unit(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 
 #: How a gallery may be searched: as its size asks for, exactly, or by an index in either type.
-INDEX_SETTINGS = ("auto", "exact", "bf16", "int8")
 
 
 @dataclass(frozen=True, eq=False)

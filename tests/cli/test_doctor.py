@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 
 import cbmir
-from cbmir import doctor
-from cbmir.cli import main
+from cbmir.choices import ENGINES
+from cbmir.cli import doctor, main
 from cbmir.errors import EngineError
 from cbmir.export.perf import machine
 from cbmir.runtime import open_engine
 from cbmir.runtime.engines.availability import why_not
-from cbmir.runtime.engines.base import ENGINES
 from cbmir.runtime.engines.nvidia import Gpu
 
 Captured = pytest.CaptureFixture[str]

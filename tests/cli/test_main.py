@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,16 +40,31 @@ def test_help_lists_the_commands(capsys: Captured) -> None:
     assert run("--help") == 0
     text = capsys.readouterr().out
     assert "Not a medical device" in text
-    assert [line.split()[0] for line in text.split("Commands:\n")[1].split("\n\n")[0].splitlines()] == [
-        "data", "train", "evaluate", "benchmark", "export", "parity", "bench", "embed", "index", "query", "pacs",
-        "demo", "serve", "doctor",
+    listed = text.split("Show this message and exit.\n")[1].split("The five steps")[0]
+    assert re.findall(r"^(\S[^:]*):\n|^  (\S+)  ", listed, re.MULTILINE) == [
+        ("Data", ""), ("", "data"),
+        ("Train and evaluate", ""), ("", "train"), ("", "evaluate"), ("", "benchmark"),
+        ("Export", ""), ("", "export"), ("", "parity"), ("", "speed"),
+        ("Gallery", ""), ("", "index"), ("", "embed"),
+        ("Answer", ""), ("", "query"), ("", "demo"),
+        ("Serve and PACS", ""), ("", "serve"), ("", "pacs"),
+        ("Installation", ""), ("", "doctor"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("group", [(), ("data",), ("index",), ("pacs",)])
+def test_no_summary_of_a_command_is_cut(group: tuple[str, ...], capsys: Captured) -> None:
+    assert run(*group, "--help") == 0
+    assert not re.search(r"(\.\.\.|…)$", capsys.readouterr().out.partition("\n")[2], re.MULTILINE)
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["no-such-command"], "No such command 'no-such-command'"),
+        (["exprt"], "No such command 'exprt'. Did you mean 'export'?"),
+        (["benchmarc"], "No such command 'benchmarc'. Did you mean 'benchmark'?"),
+        (["index", "verfy"], "No such command 'verfy'. Did you mean 'verify'?"),
         (["data", "check"], "Missing argument 'MANIFEST'"),
         (["doctor", "--colour"], "No such option"),
         (["data", "check", "absent.csv"], "Error: absent.csv: no such manifest"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 import pytest
 
+from cbmir.choices import ENGINES, MODES
 from cbmir.cli import cli
 from cbmir.preprocessing import INTENSITIES
-from cbmir.runtime.engines.base import ENGINES, MODES
 
 
 def command_of(path: str) -> click.Command:
@@ -28,13 +28,13 @@ def test_engines_are_the_runtime_s(path: str) -> None:
     assert option.default == "auto"
 
 
-def test_bench_takes_all_engines_and_modes_of_the_runtime() -> None:
+def test_speed_takes_all_engines_and_modes_of_the_runtime() -> None:
     given = ["model.onnx", "--engine", ",".join(ENGINES), "--mode", ", ".join(MODES)]
-    parsed = command_of("bench").make_context("bench", given).params
+    parsed = command_of("speed").make_context("speed", given).params
     assert (parsed["engines"], parsed["modes"]) == (ENGINES, MODES)
-    parsed = command_of("bench").make_context("bench", ["model.onnx"]).params
+    parsed = command_of("speed").make_context("speed", ["model.onnx"]).params
     assert (parsed["engines"], parsed["modes"]) == (("auto",), ("auto",))
-    (option,) = [option for option in command_of("bench").params if option.name == "engines"]
+    (option,) = [option for option in command_of("speed").params if option.name == "engines"]
     assert isinstance(option, click.Option) and option.help is not None
     assert option.help.endswith(f"{', '.join(ENGINES)}.")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cbmir.cli.options import training_options
+from cbmir.cli.options import PATH, training_options
 
 if TYPE_CHECKING:
     from cbmir.manifest import Manifest
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     "  cbmir benchmark table own.csv -o report --methods proxy,bce --resume"
 )
 @click.argument("protocol", type=click.Choice(["nih", "chexpert", "table"]))
-@click.argument("manifest", type=click.Path(path_type=Path))
-@click.option("-o", "--output", "report", type=click.Path(path_type=Path), help="REPORT folder to make.")
+@click.argument("manifest", type=PATH)
+@click.option("-o", "--output", "report", type=PATH, help="REPORT folder to make.")
 @click.option(
     "--methods", default="all", show_default=True, metavar="A,B,…",
     help="all, or some of ssh, itq, sdh, dsh, osdh, texture, community, bce, ml-proxy-nca, proxy, proxy-negative, "
@@ -115,7 +115,7 @@ def benchmark(
 
 
 @click.command(hidden=True)
-@click.argument("report", type=click.Path(path_type=Path))
+@click.argument("report", type=PATH)
 @click.argument("name")
 def benchmark_cell(report: Path, name: str) -> None:
     """Run one cell of a benchmark: what 'cbmir benchmark' starts, a process each."""

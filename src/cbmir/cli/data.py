@@ -3,71 +3,49 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from cbmir.cli.options import json_option, print_json
+from cbmir.cli.options import PATH, json_option, print_json, together
 from cbmir.preprocessing import INTENSITIES
 
 if TYPE_CHECKING:
     from cbmir.manifest import Manifest
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-_PATH = click.Path(path_type=Path)
+# The options that every reader shares.
+_writes_manifest = together(
+    click.option(
+        "--missing", type=click.Choice(["error", "skip"]), default="error", show_default=True,
+        help="A row whose image file is absent: stop, or leave the row out (counted in the sidecar).",
+    ),
+    click.option(
+        "--seed", type=click.IntRange(min=0), default=0, show_default=True,
+        help="Draws the patients of train, val and test where no splits are given.",
+    ),
+    click.option(
+        "-o", "--output", type=PATH, required=True, metavar="MANIFEST",
+        help="Manifest to write (.csv, .csv.gz or .parquet); its sidecar .about.json says how it was made.",
+    ),
+    json_option,
+)  # fmt: skip
 
 
-def _writes_manifest(command: _Command) -> _Command:
-    """The options that every reader shares."""
-    options = [
-        click.option(
-            "--missing", type=click.Choice(["error", "skip"]), default="error", show_default=True,
-            help="A row whose image file is absent: stop, or leave the row out (counted in the sidecar).",
-        ),
-        click.option(
-            "--seed", type=click.IntRange(min=0), default=0, show_default=True,
-            help="Draws the patients of train, val and test where no splits are given.",
-        ),
-        click.option(
-            "-o", "--output", type=_PATH, required=True, metavar="MANIFEST",
-            help="Manifest to write (.csv, .csv.gz or .parquet); its sidecar .about.json says how it was made.",
-        ),
-        json_option,
-    ]  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-@click.group(
-    epilog="\b\nExample:\n"
-    "  cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv -o manifest.csv\n"
-    "  cbmir data check manifest.csv"
-)
-def data() -> None:
-    """Make a manifest of a dataset, or check one.
-
-    A manifest is one table, a row an image: image, patient_id, study_id, view, split, report, and a column for each
-    finding that holds 1, 0, -1 (uncertain) or nothing (unknown). Every other command reads nothing else.
-    """
-
-
-@data.command(
+@click.command(
     epilog="\b\nExample:\n"
     "  cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv -o manifest.csv\n"
     "  cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv --findings 13 --splits splits.csv -o m.csv"
 )
 @click.option(
-    "--images", type=_PATH, required=True, metavar="DIR",
+    "--images", type=PATH, required=True, metavar="DIR",
     help="Folder of the X-rays, subfolders such as images_001/images included; .png, or .jpg of the same name.",
 )  # fmt: skip
 @click.option(
-    "--entries", type=_PATH, required=True, metavar="CSV", help="NIH's Data_Entry_2017*.csv as it comes, or .csv.gz."
+    "--entries", type=PATH, required=True, metavar="CSV", help="NIH's Data_Entry_2017*.csv as it comes, or .csv.gz."
 )
 @click.option(
-    "--splits", type=_PATH, metavar="CSV",
+    "--splits", type=PATH, metavar="CSV",
     help="Columns image,split (train, val, test). Default: patients are split 70:10:20.",
 )  # fmt: skip
 @click.option(
@@ -89,13 +67,13 @@ def nih(
     _write(manifest, output, as_json)
 
 
-@data.command(
+@click.command(
     epilog="\b\nExample:\n  cbmir data chexpert --root . --csv CheXpert-v1.0-small/train.csv -o manifest.csv",
 )
 @click.option(
-    "--root", type=_PATH, required=True, metavar="DIR", help="Folder that holds CheXpert-v1.0-small, or that folder."
+    "--root", type=PATH, required=True, metavar="DIR", help="Folder that holds CheXpert-v1.0-small, or that folder."
 )
-@click.option("--csv", "table", type=_PATH, required=True, metavar="CSV", help="CheXpert's train.csv or valid.csv.")
+@click.option("--csv", "table", type=PATH, required=True, metavar="CSV", help="CheXpert's train.csv or valid.csv.")
 @click.option("--frontal-only/--all-views", default=True, show_default=True, help="Leave lateral images out, or not.")
 @click.option(
     "--findings", type=click.Choice(["9", "13"]), default="9", show_default=True,
@@ -122,12 +100,12 @@ def chexpert(
     _write(manifest, output, as_json)
 
 
-@data.command(
+@click.command(
     epilog="\b\nExample:\n"
     "  cbmir data table ours.csv --image-column file --patient-column pid --labels Mass,Nodule -o manifest.csv\n"
     "  cbmir data table ours.parquet --labels-column findings --separator ';' --images images/ -o manifest.csv"
 )
-@click.argument("file", type=_PATH)
+@click.argument("file", type=PATH)
 @click.option("--image-column", default="image", show_default=True, help="Path of the image.")
 @click.option(
     "--patient-column", default="patient_id", show_default=True,
@@ -150,7 +128,7 @@ def chexpert(
     help='One column that joins the findings ("Mass|Nodule"). "No Finding" means none; an empty cell means unknown.',
 )
 @click.option("--separator", default="|", show_default=True, help="What joins them.")
-@click.option("--images", type=_PATH, metavar="DIR", help="Where relative image paths start. Default: FILE's folder.")
+@click.option("--images", type=PATH, metavar="DIR", help="Where relative image paths start. Default: FILE's folder.")
 @_writes_manifest
 def table(
     file: Path, image_column: str, patient_column: str, study_column: str | None, view_column: str | None,
@@ -168,32 +146,22 @@ def table(
     manifest = read_own_table(
         file,
         columns=Columns(
-            image_column,
-            patient_column,
-            study_column,
-            view_column,
-            split_column,
-            report_column,
-            source_column,
+            image_column, patient_column, study_column, view_column, split_column, report_column, source_column,
             date_column,
         ),
         labels=[name.strip() for name in labels.split(",") if name.strip()],
-        labels_column=labels_column,
-        separator=separator,
-        images=images,
-        missing=missing,
-        seed=seed,
-    )
+        labels_column=labels_column, separator=separator, images=images, missing=missing, seed=seed,
+    )  # fmt: skip
     _write(manifest, output, as_json)
 
 
-@data.command(
+@click.command(
     epilog="\b\nExample:\n"
     "  cbmir data dicom archive/ -o manifest.csv\n"
     "  cbmir data dicom /media/cdrom/DICOMDIR --labels Effusion,Mass -o manifest.csv\n"
     "  cbmir index build model.onnx manifest.csv -o gallery --split all"
 )
-@click.argument("place", type=_PATH, metavar="DIR")
+@click.argument("place", type=PATH, metavar="DIR")
 @click.option(
     "--labels", metavar="A,B,C", default="",
     help="Label columns of the manifest, all unknown.  [default: the 14 findings of NIH]",
@@ -209,7 +177,7 @@ def table(
     help="Draws the patients of train, val and test.",
 )  # fmt: skip
 @click.option(
-    "-o", "--output", type=_PATH, required=True, metavar="MANIFEST",
+    "-o", "--output", type=PATH, required=True, metavar="MANIFEST",
     help="Manifest to write (.csv, .csv.gz or .parquet); beside it .about.json, and .left-out.csv with every file that "
     "is not in it and the reason.",
 )  # fmt: skip
@@ -242,7 +210,7 @@ def dicom(
         ctx.exit(2)
 
 
-@data.command(epilog="\b\nExample:\n  cbmir data phantom -n 800 --seed 0 -o phantoms")
+@click.command(epilog="\b\nExample:\n  cbmir data phantom -n 800 --seed 0 -o phantoms")
 @click.option("-n", "--count", type=click.IntRange(min=1), default=800, show_default=True, help="Number of images.")
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The same seed draws the same images."
@@ -252,7 +220,7 @@ def dicom(
     help="File format of the images.",
 )  # fmt: skip
 @click.option("--size", type=click.IntRange(min=64), default=512, show_default=True, help="Side of an image, pixels.")
-@click.option("-o", "--output", type=_PATH, required=True, metavar="DIR", help="Folder for images and manifest.csv.")
+@click.option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Folder for images and manifest.csv.")
 @json_option
 def phantom(count: int, seed: int, image_format: str, size: int, output: Path, as_json: bool) -> None:
     """Draw synthetic radiographs.
@@ -267,10 +235,10 @@ def phantom(count: int, seed: int, image_format: str, size: int, output: Path, a
     _tell(read_manifest(path), path, as_json)
 
 
-@data.command(
+@click.command(
     epilog="\b\nExample:\n  cbmir data check manifest.csv\n  cbmir data check manifest.csv --json > check.json"
 )
-@click.argument("manifest", type=_PATH)
+@click.argument("manifest", type=PATH)
 @click.option("--quick", is_flag=True, help="Look at the table and for the files, but open no image.")
 @click.option(
     "--workers", type=click.IntRange(min=1), default=os.cpu_count() or 1, show_default="processors",

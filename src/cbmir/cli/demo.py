@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import engine_option, pseudonyms_option
+from cbmir.cli.options import PATH, announce, engine_option, pseudonyms_option
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
@@ -19,13 +18,13 @@ if TYPE_CHECKING:
     "  cbmir demo model.onnx gallery\n"
     "  cbmir demo model.onnx gallery --port 8080 --examples xrays/"
 )  # fmt: skip
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=PATH)
 @click.argument("gallery", type=click.Path())
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=7860, show_default=True, help="0: any free one.")
 @click.option(
     "--examples",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="A folder of X-rays to choose from.  [default: some of the gallery]",
 )
 @click.option(
@@ -51,9 +50,4 @@ def demo(
         from cbmir.demo import Login, serve  # takes seconds; after the files are known to be good
 
         known = None if login is None else Login.load(login)
-        serve(finder, host=host, port=port, examples=examples, login=known, ready=_announce)
-
-
-def _announce(url: str) -> None:
-    click.echo(f"{url}  (Ctrl-C ends it)")
-    click.echo(NOT_A_DEVICE)
+        serve(finder, host=host, port=port, examples=examples, login=known, ready=announce)

@@ -1,20 +1,230 @@
-"""`cbmir doctor`: what is installed, what works, and how to get the rest."""
+"""`cbmir doctor`: what is installed, what really works, and how to get the rest.
+
+Nothing that is broken stops the examination: it becomes a line of the report.
+"""
 
 from __future__ import annotations
 
+import importlib
+import platform
+import re
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from types import ModuleType
+from typing import Any, TypeVar
+
 import click
 
+from cbmir import __version__
+from cbmir.choices import ENGINES
 from cbmir.cli.options import json_option, print_json
+from cbmir.errors import EngineError, MissingDependencyError
+
+_Answer = TypeVar("_Answer")
+
+EXTRAS = (
+    "cpu", "gpu", "openvino", "tensorrt", "tensorrt-rtx", "dicom", "fast-dicom", "serve", "train", "export", "quantise",
+    "demo",
+)  # fmt: skip
+#: The same package built otherwise: either serves.
+_STANDS_IN = {"onnxruntime": "onnxruntime-gpu"}
+#: Matrix instructions of a processor by their names in /proc/cpuinfo, and what they make fast.
+_MATRIX = {
+    "amx_bf16": "bfloat16 in tiles: OpenVINO bf16 at its best",
+    "amx_int8": "int8 in tiles: int8 files at their best",
+    "avx512_bf16": "bfloat16 in vectors: OpenVINO bf16",
+    "avx512_vnni": "int8 in vectors: int8 files",
+}
+#: pydicom's names of the compressed transfer syntaxes that it can decode with the right plugin (DICOM PS3.5, 10).
+_SYNTAXES = (
+    "RLELossless", "JPEGBaseline8Bit", "JPEGExtended12Bit", "JPEGLossless", "JPEGLosslessSV1", "JPEGLSLossless",
+    "JPEGLSNearLossless", "JPEG2000Lossless", "JPEG2000", "HTJ2KLossless", "HTJ2KLosslessRPCL", "HTJ2K",
+)  # fmt: skip
+_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?:\[(?P<extras>[^]]*)\])?\s*(?:>=(?P<least>[\d.]+))?")
 
 
 @click.command(epilog="\b\nExample:\n  cbmir doctor\n  cbmir doctor --json > doctor.json")
 @json_option
 def doctor(as_json: bool) -> None:
     """Say what is installed here, which engines and devices really work, and how to get what is missing."""
-    from cbmir.doctor import examine, text
-
     report = examine()
     if as_json:
         print_json(report)
     else:
         click.echo(text(report))
+
+
+def examine() -> dict[str, Any]:
+    """Everything that `cbmir doctor` says, in JSON types.
+
+    `extras` name -> missing (list of requirements), install (command); `packages` name -> version;
+    `engines` name -> loads, why not (by `why_not`, which `auto` goes by), library (and its version);
+    `processor` its name, and matrix: instruction -> what it makes fast; `gpu` the NVIDIA GPU in words; `devices` those
+    of PyTorch; `codecs` DICOM transfer syntax -> plugins that decode it; `problems` what is installed beside the
+    engines and does not import or work.
+    Raises MissingDependencyError where cbmir itself is not installed, only found on the path.
+    """
+    problems: list[str] = []
+    return {
+        "cbmir": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "extras": {
+            extra: {"missing": list(_missing("cbmir", extra)), "install": f'pip install "cbmir[{extra}]"'}
+            for extra in EXTRAS
+        },
+        "packages": _packages(),
+        "engines": _ask("cbmir.runtime.engines.availability", _engines, problems),
+        "processor": _ask("cbmir.export.perf.machine", _processor, problems),
+        "gpu": _ask("cbmir.runtime.engines.nvidia", _gpu, problems),
+        "devices": _ask("torch", _devices, problems),
+        "codecs": _ask("pydicom", _codecs, problems),
+        "problems": problems,
+    }
+
+
+def text(report: dict[str, Any]) -> str:
+    """The report of `examine` for people to read."""
+    lines = [f"cbmir {report['cbmir']}, Python {report['python']}, {report['platform']}", "", "Extras"]
+    for name, extra in report["extras"].items():
+        wanted = f"missing {', '.join(extra['missing'])}: {extra['install']}"
+        lines.append(f"  {name:<12} {wanted if extra['missing'] else 'complete'}")
+    lines += ["", "Engines"]
+    for name, engine in report["engines"].items():
+        lines.append(f"  {name:<20} {'loads, ' + engine['library'] if engine['loads'] else engine['why']}")
+    processor = report["processor"]
+    lines += ["", "Processor and GPU", f"  {processor['name']}"]
+    matrix = [f"  {name:<12} {gain}" for name, gain in processor["matrix"].items()]
+    lines += matrix or ["  no matrix instructions known"]
+    lines.append(f"  {report['gpu'] or 'no NVIDIA GPU with a driver'}")
+    lines += ["", "PyTorch devices", *(f"  {device}" for device in report["devices"] or ["none"])]
+    lines += ["", "DICOM compression, and the plugins that decode it"]
+    for name, plugins in report["codecs"].items():
+        lines.append(f"  {', '.join(plugins) or 'no decoder':<20} {name}")
+    if not report["codecs"]:
+        lines.append("  none: no pydicom that works")
+    lines += ["", "Packages", *(f"  {name:<24} {version}" for name, version in report["packages"].items())]
+    if report["problems"]:
+        lines += ["", "Problems", *(f"  {problem}" for problem in report["problems"])]
+    return "\n".join(lines)
+
+
+def _requirements(distribution: str, extra: str) -> Iterator[re.Match[str]]:
+    """What an extra of an installed distribution requires; "" gives what is required always."""
+    try:
+        requirements = metadata.requires(distribution) or []
+    except metadata.PackageNotFoundError as error:
+        raise MissingDependencyError(
+            f"{distribution} is on Python's path but not installed; install it with: pip install {distribution}, "
+            f"or pip install -e . in its repository"
+        ) from error
+    for requirement in requirements:
+        specifier, _, marker = requirement.partition(";")
+        of_extra = re.search(r"extra\s*==\s*[\"']([\w-]+)[\"']", marker)
+        if (of_extra.group(1) if of_extra else "") == extra and (match := _REQUIREMENT.match(specifier)):
+            yield match
+
+
+def _missing(distribution: str, extra: str) -> Iterator[str]:
+    """The requirements of an extra that are absent or too old, those of nested extras included."""
+    for requirement in _requirements(distribution, extra):
+        name, least = requirement["name"], requirement["least"]
+        version = _version(name)
+        if version is None:
+            yield name
+        elif least and _release(version) < _release(least):
+            yield f"{name}>={least} (found {version})"
+        else:
+            for nested in filter(None, (requirement["extras"] or "").split(",")):
+                yield from _missing(name, nested.strip())
+
+
+def _version(name: str) -> str | None:
+    for candidate in filter(None, (name, _STANDS_IN.get(name))):
+        try:
+            return metadata.version(candidate)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The numbers of a version up to its first letter: 2.14.1+cpu -> (2, 14, 1)."""
+    return tuple(int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", version)[0]))
+
+
+def _packages() -> dict[str, str]:
+    """The installed packages that cbmir requires, always or by an extra, and their versions."""
+    names = [requirement["name"] for extra in ("", *EXTRAS) for requirement in _requirements("cbmir", extra)]
+    return {name: version for name in sorted(set(names)) if (version := _version(name))}
+
+
+def _load(module: str, problems: list[str]) -> ModuleType | None:
+    """A module, or None where it is absent; one that is there and does not import is a problem to report."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            problems.append(f"{module} does not import: {error}")
+    except Exception as error:  # noqa: BLE001  a broken package may raise anything, and each is a finding here
+        problems.append(f"{module} does not import: {error}")
+    return None
+
+
+def _ask(module: str, question: Callable[[Any], _Answer], problems: list[str]) -> _Answer:
+    """What `question` finds out from a module, or from None where it is absent, broken or of an unfit version."""
+    if (loaded := _load(module, problems)) is not None:
+        try:
+            return question(loaded)
+        except Exception as error:  # noqa: BLE001  as above
+            problems.append(f"{module} does not work: {type(error).__name__}: {error}")
+    return question(None)
+
+
+def _engines(available: Any) -> dict[str, dict[str, Any]]:
+    if available is None:
+        return {}
+    return {
+        name: {"loads": not (why := available.why_not(name)), "why": why, "library": available.library(name)}
+        for name in ENGINES
+        if name != "auto"
+    }
+
+
+def _processor(machine: Any) -> dict[str, Any]:
+    """The processor's name, and what its matrix instructions make fast; by cbmir.export.perf.machine."""
+    if machine is None:
+        return {"name": platform.processor() or platform.machine(), "matrix": {}}
+    found = machine.describe_machine()
+    return {
+        "name": found["processor"],
+        "matrix": {feature: gain for feature, gain in _MATRIX.items() if feature in found["features"]},
+    }
+
+
+def _gpu(nvidia: Any) -> str:
+    """The first NVIDIA GPU; "" where there is none."""
+    if nvidia is None:
+        return ""
+    try:
+        gpu = nvidia.current_gpu()
+    except EngineError:
+        return ""
+    return f"{gpu.name}, {gpu.target}, {gpu.memory / 2**30:.0f} GiB"
+
+
+def _devices(torch: Any) -> list[str]:
+    if torch is None:
+        return []
+    cuda = [f"cuda:{number} {torch.cuda.get_device_name(number)}" for number in range(torch.cuda.device_count())]
+    return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
+
+
+def _codecs(pydicom: Any) -> dict[str, list[str]]:
+    """Compressed transfer syntax -> the plugins that decode it here; uncompressed ones need pydicom alone."""
+    if pydicom is None:
+        return {}
+    from pydicom.pixels.decoders.base import get_decoder
+
+    syntaxes = [getattr(pydicom.uid, keyword) for keyword in _SYNTAXES]
+    return {syntax.name: list(get_decoder(syntax).available_plugins) for syntax in syntaxes}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from cbmir.cli.options import engine_option, json_option, print_json, reading_options, resumable
+from cbmir.cli.options import PATH, engine_option, json_option, print_json, reading_options, resumable
 
 log = logging.getLogger("cbmir")
 
@@ -28,9 +28,9 @@ def _parse_shard(ctx: click.Context, option: click.Parameter, value: str) -> tup
     "  cbmir embed model.onnx manifest.csv -o embeddings --ray auto\n"
     "  cbmir index build model.onnx manifest.csv -o gallery --embeddings embeddings"
 )  # fmt: skip
-@click.argument("model", type=click.Path(path_type=Path))
-@click.argument("manifest", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder of blocks.")
+@click.argument("model", type=PATH)
+@click.argument("manifest", type=PATH)
+@click.option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Folder of blocks.")
 @click.option(
     "--shard", callback=_parse_shard, default="1/1", show_default=True, metavar="i/n",
     help="Do the i-th part of n, as one job of a batch scheduler (i from 1); all write into the same folder.",

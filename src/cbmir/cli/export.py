@@ -1,4 +1,4 @@
-"""`cbmir export` and `cbmir parity`."""
+"""`cbmir export`: a finished run as model files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from cbmir.cli.options import json_option, print_json
+from cbmir.cli.options import PATH, json_option, print_json, tolerance_option
 
 #: Options that say how to make a file, and what asks for such a file.
 _NEEDS = {
@@ -18,11 +18,6 @@ _NEEDS = {
     "calibration_images": "--int8 or --openvino int8",
     "percentile": "--int8 or --openvino int8",
 }
-_tolerance = click.option(
-    "--tolerance", "tolerances", multiple=True, metavar="NAME=NUMBER",
-    help="Another limit: overlap, cross (share of top-10 neighbours kept, at least), ndcg, auc, score (differences, "
-    "at most), cosine (at least). May be repeated.",
-)  # fmt: skip
 
 
 @click.command(
@@ -33,7 +28,7 @@ _tolerance = click.option(
     "  cbmir export run -o models/ --fp16 --tensorrt --target sm86,sm89\n"
     "  cbmir export run -o model.onnx --images nih.csv         the run's own images are elsewhere now"
 )
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=PATH)
 @click.option(
     "-o", "--output", required=True, type=click.Path(),
     help="File to write (.onnx), or a folder for model.onnx; other files stand beside it.",
@@ -51,7 +46,7 @@ _tolerance = click.option(
 )  # fmt: skip
 @click.option("--max-batch", default=32, show_default=True, type=click.IntRange(1), help="Largest batch of the plans.")
 @click.option(
-    "--calibrate", type=click.Path(path_type=Path), metavar="MANIFEST",
+    "--calibrate", type=PATH, metavar="MANIFEST",
     help="Images that set the ranges of int8.  [default: the run's training images]",
 )  # fmt: skip
 @click.option(
@@ -62,10 +57,10 @@ _tolerance = click.option(
     help="Let the ranges hold so many percent of the values.  [default: all]",
 )  # fmt: skip
 @click.option(
-    "--images", type=click.Path(path_type=Path), metavar="MANIFEST",
+    "--images", type=PATH, metavar="MANIFEST",
     help="Compare with PyTorch on these images, where those of the run are gone.",
 )  # fmt: skip
-@_tolerance
+@tolerance_option
 @click.option("--accept-parity-loss", is_flag=True, help="Write files beyond their limits too, and say so beside them.")
 @json_option
 @click.pass_context
@@ -99,34 +94,3 @@ def export(
         return
     for path in written:
         click.echo(path)
-
-
-@click.command(
-    epilog="\b\nExamples:\n"
-    "  cbmir parity run model.int8.onnx manifest.csv\n"
-    "  cbmir parity model.onnx model.openvino-bf16.xml manifest.csv --json"
-)
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
-@click.argument("manifest", type=click.Path(path_type=Path))
-@_tolerance
-@json_option
-@click.pass_context
-def parity(ctx: click.Context, a: Path, b: Path, manifest: Path, tolerances: tuple[str, ...], as_json: bool) -> None:
-    """Compare the answers of two models, each a RUN or an exported file, on the images of MANIFEST.
-
-    Embeddings, scores, top-10 neighbours, nDCG and AUC, B against A, with 95% intervals over patients. For two files of
-    one model the exit code is 1 where B is beyond the limits of its precision.
-    """
-    from cbmir.errors import require
-
-    require("torch", "train")
-    from cbmir.export.compare import compare_models
-
-    found = compare_models(a, b, manifest, tolerances)
-    if as_json:
-        print_json(found.to_json() | {"failures": found.failures})
-    else:
-        click.echo(found.table())
-    if found.failures:
-        ctx.exit(1)

@@ -7,22 +7,34 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from cbmir.card import NOT_A_DEVICE
+from cbmir.choices import ENGINES
 from cbmir.preprocessing import INTENSITIES
+from cbmir.process import available_threads
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 
 log = logging.getLogger("cbmir")
 
-#: As `cbmir.runtime.engines.base` has them, which is not imported here: `--help` must be quick.
-ENGINES = ("auto", "onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "openvino", "tensorrt")
-MODES = ("auto", "latency", "throughput")
-#: As `cbmir.runtime.gallery` has them.
-INDEXES = ("auto", "exact", "bf16", "int8")
+PATH = click.Path(path_type=Path)
+
+
+def together(*options: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """One decorator for several options, which the help lists in this order."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
 
 #: Gives the command `as_json`.
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program to read.")
@@ -31,6 +43,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 def print_json(value: Any) -> None:
     """Print one JSON value on stdout, indented; paths as text. Raises TypeError for what JSON does not know."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=os.fspath))
+
+
+def announce(url: str) -> None:
+    """Say where a service listens, once it does."""
+    click.echo(f"{url}  (Ctrl-C ends it)\n{NOT_A_DEVICE}")
 
 
 engine_option = click.option(
@@ -58,8 +75,6 @@ threads_option = click.option(
 
 def threads_each(threads: int | None, at_once: int) -> int:
     """What `--threads` stands for: so many answers at once get no more threads than there are processors."""
-    from cbmir.process import available_threads
-
     return threads or max(1, available_threads() // at_once)
 
 
@@ -84,20 +99,21 @@ pseudonyms_option = click.option(
 )  # fmt: skip
 
 
-def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """How images are read: what `build`, `add` and `embed` share."""
-    for option in (
-        click.option(
-            "--reduced-jpeg2000", is_flag=True,
-            help="Decode large JPEG 2000 images at a lower resolution: faster, within one grey level but for a few "
-            "pixels.",
-        ),
-        click.option(
-            "--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one a processor]"
-        ),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+#: How images are read: what `build`, `add` and `embed` share.
+reading_options = together(
+    click.option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one a processor]"),
+    click.option(
+        "--reduced-jpeg2000", is_flag=True,
+        help="Decode large JPEG 2000 images at a lower resolution: faster, within one grey level but for a few pixels.",
+    ),
+)  # fmt: skip
+
+
+tolerance_option = click.option(
+    "--tolerance", "tolerances", multiple=True, metavar="NAME=NUMBER",
+    help="Another limit: overlap, cross (share of top-10 neighbours kept, at least), ndcg, auc, score (differences, "
+    "at most), cosine (at least). May be repeated.",
+)  # fmt: skip
 
 
 @contextmanager
@@ -110,14 +126,8 @@ def resumable(kept: str = "What is done is kept") -> Iterator[None]:
         raise
 
 
-def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of `cbmir train` that `cbmir benchmark` shares: encoder, schedule, proxies, precision, devices."""
-    for option in reversed(_TRAINING):
-        command = option(command)
-    return command
-
-
-_TRAINING = (
+#: The options of `cbmir train` that `cbmir benchmark` shares: encoder, schedule, proxies, precision, devices.
+training_options = together(
     click.option(
         "--encoder", default="densenet121", show_default=True,
         help="A torchvision classification model (densenet121, resnet18 …), or timm:NAME.",

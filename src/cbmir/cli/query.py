@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import allow_lateral_option, engine_option, json_option, print_json, pseudonyms_option
+from cbmir.cli.options import PATH, allow_lateral_option, engine_option, json_option, print_json, pseudonyms_option
 from cbmir.errors import ImageError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ log = logging.getLogger("cbmir")
     "  cbmir query model.onnx gallery a.dcm b.dcm --json > answers.json\n"
     "  cbmir query model.onnx gallery chest.png --where 'Effusion and not Pneumothorax' --view PA --since 2020-01-01"
 )  # fmt: skip
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=PATH)
 @click.argument("gallery", type=click.Path())
 @click.argument("images", metavar="IMAGE...", nargs=-1, required=True, type=click.Path())
 @click.option("-k", type=click.IntRange(0), default=10, show_default=True, help="How many neighbours.")

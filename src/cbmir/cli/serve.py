@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import allow_lateral_option, engine_option, pseudonyms_option, threads_each, threads_option
+from cbmir.cli.options import (
+    PATH,
+    allow_lateral_option,
+    announce,
+    engine_option,
+    pseudonyms_option,
+    threads_each,
+    threads_option,
+)
 from cbmir.errors import UserError, require
 
 if TYPE_CHECKING:
@@ -25,12 +32,12 @@ log = logging.getLogger("cbmir")
     "  curl --data-binary @chest.dcm -H 'Content-Type: application/dicom' 'http://127.0.0.1:8000/v1/analyze?k=5'\n"
     "  cbmir serve --model model.onnx --gallery gallery --host 0.0.0.0 --token-file token --audit audit.jsonl"
 )  # fmt: skip
-@click.option("--model", required=True, type=click.Path(path_type=Path), help="A model file, or a folder of them.")
+@click.option("--model", required=True, type=PATH, help="A model file, or a folder of them.")
 @click.option("--gallery", help="A gallery's folder or milvus: place.  [default: findings and embeddings only]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free one.")
 @click.option(
-    "--token-file", type=click.Path(path_type=Path),
+    "--token-file", type=PATH,
     help="A file that only its owner may read, with the token that every request must bear.",
 )  # fmt: skip
 @click.option("--no-token", is_flag=True, help="Let everyone in who reaches --host, though it is not this machine's.")
@@ -38,7 +45,7 @@ log = logging.getLogger("cbmir")
     "--share", multiple=True, type=click.Choice(["reports", "thumbnails"]),
     help="Show these of other patients' images too, beside labels and distances; they may name patients.",
 )  # fmt: skip
-@click.option("--audit", type=click.Path(path_type=Path), help="A file that gets a line of JSON for each request.")
+@click.option("--audit", type=PATH, help="A file that gets a line of JSON for each request.")
 @click.option(
     "--concurrency", type=click.IntRange(1), default=2, show_default=True, help="Requests that are worked on at once."
 )
@@ -87,9 +94,4 @@ def serve(
         allow_lateral=allow_lateral,
     )  # fmt: skip
     log_as_json()
-    serve_app(ReloadableFinder(open_finder, at_once=False), settings, host=host, port=port, ready=_announce)
-
-
-def _announce(url: str) -> None:
-    click.echo(f"{url}  (Ctrl-C ends it)")
-    click.echo(NOT_A_DEVICE)
+    serve_app(ReloadableFinder(open_finder, at_once=False), settings, host=host, port=port, ready=announce)

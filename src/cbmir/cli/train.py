@@ -1,4 +1,4 @@
-"""`cbmir train` and `cbmir evaluate`."""
+"""`cbmir train`: a model from a manifest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from cbmir.cli.options import json_option, print_json, training_options
+from cbmir.cli.options import PATH, json_option, print_json, training_options
 
 # Options that a loss has no use for: refused when given, rather than ignored.
 _MEANINGLESS = {
@@ -27,8 +27,8 @@ _TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_we
     "  cbmir train nih.csv -o light --distill run --encoder efficientnet_b0 --weights imagenet\n"
     "  cbmir train phantoms/manifest.csv -o run --encoder resnet18 --image-size 64 --epochs 10"
 )
-@click.argument("manifest", type=click.Path(path_type=Path))
-@click.option("-o", "--output", "run", required=True, type=click.Path(path_type=Path), help="RUN folder to make.")
+@click.argument("manifest", type=PATH)
+@click.option("-o", "--output", "run", required=True, type=PATH, help="RUN folder to make.")
 @click.option(
     "--loss", type=click.Choice(["proxy", "bce", "ml-proxy-nca", "proxy-anchor", "soft-ndcg"]), default="proxy",
     show_default=True, help="proxy is the paper's method, bce and ml-proxy-nca its baselines; the others go past it.",
@@ -41,7 +41,7 @@ _TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_we
 @click.option("--seed", default=0, show_default=True)
 @click.option("--fold", default="", metavar="I/N", help="Use fold I of N by patient instead of the manifest's splits.")
 @click.option(
-    "--distill", "teacher", type=click.Path(path_type=Path), metavar="RUN",
+    "--distill", "teacher", type=PATH, metavar="RUN",
     help="Train a light encoder to answer as the finished RUN does, in its embedding space: what RUN's model has "
     "indexed, the light one queries.",
 )  # fmt: skip
@@ -84,54 +84,3 @@ def train(
         print_json({"run": finished.path, "fingerprint": card.fingerprint, "metrics": card.metrics})
     else:
         click.echo(finished.path)
-
-
-@click.command(
-    epilog="\b\nExamples:\n"
-    "  cbmir evaluate run manifest.csv -k 10\n"
-    "  cbmir evaluate model.onnx manifest.csv -k 100 -o report/ --json\n"
-    "  cbmir evaluate light manifest.csv --gallery-model run    a distilled model queries its teacher's gallery"
-)
-@click.argument("model", type=click.Path(path_type=Path))
-@click.argument("manifest", type=click.Path(path_type=Path))
-@click.option("-k", default=10, show_default=True, help="Neighbours per query.")
-@click.option(
-    "--queries", type=click.Choice(["test", "val"]), default="test", show_default=True,
-    help="Split that asks; the train split is the gallery.",
-)  # fmt: skip
-@click.option(
-    "--gallery-model", type=click.Path(path_type=Path), metavar="MODEL",
-    help="What embeds the gallery instead: the teacher of a distilled MODEL, a RUN or an exported file.",
-)  # fmt: skip
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Folder for metrics.json, report.md and per_query.csv."
-)
-@json_option
-def evaluate(
-    model: Path,
-    manifest: Path,
-    k: int,
-    queries: str,
-    gallery_model: Path | None,
-    output: Path | None,
-    as_json: bool,
-) -> None:
-    """Measure a RUN or an exported MODEL on MANIFEST: AUC, nDCG, ACG and precision.
-
-    With 95% bootstrap intervals over patients, and a random ranking beside them. A query's own patient never counts.
-    """
-    from cbmir.errors import require
-
-    require("torch", "train")
-    from cbmir.training.evaluate import evaluate_model, text_report, write_report
-
-    evaluation = evaluate_model(model, manifest, k=k, queries=queries, gallery_model=gallery_model)
-    summary, title = evaluation.summary(), f"{model.name} on {manifest.name}"
-    if gallery_model is not None:
-        title += f", gallery by {gallery_model.name}"
-    if output is not None:
-        write_report(evaluation, summary, output, title)
-    if as_json:
-        print_json(summary)
-    else:
-        click.echo(text_report(summary, title))

@@ -1,4 +1,4 @@
-"""PyTorch by hand, as a contender of `cbmir bench`."""
+"""PyTorch by hand, as a contender of `cbmir speed`."""
 
 from __future__ import annotations
 

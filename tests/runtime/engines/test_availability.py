@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cbmir.choices import ENGINES
 from cbmir.errors import EngineError, MissingDependencyError
 from cbmir.runtime.engines import availability, nvidia
 from cbmir.runtime.engines.availability import PROVIDERS, library, why_not
-from cbmir.runtime.engines.base import ENGINES
 from cbmir.runtime.engines.nvidia import Gpu, current_gpu, find_tensorrt
 from cbmir.runtime.engines.ort import OnnxEngine, provider_options
 

@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from cbmir.choices import MODES, Mode
 from cbmir.errors import CardError, EngineError, ModelError
 from cbmir.export.openvino import write_openvino
 from cbmir.process import available_threads
 from cbmir.runtime.engines import availability, openvino
-from cbmir.runtime.engines.base import MODES, Mode, encode_head
+from cbmir.runtime.engines.base import encode_head
 from cbmir.runtime.engines.openvino import OpenVinoEngine
 from cbmir.runtime.engines.openvino_import import hidden, import_openvino
 from cbmir.runtime.engines.ort import OnnxEngine

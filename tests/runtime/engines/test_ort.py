@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 from cbmir.card import ModelCard
+from cbmir.choices import MODES, Mode
 from cbmir.errors import CardError, EngineError, ModelError
 from cbmir.process import available_threads
 from cbmir.runtime import open_engine
 from cbmir.runtime.engines import ort
-from cbmir.runtime.engines.base import MODES, Engine, Mode, Runner
+from cbmir.runtime.engines.base import Engine, Runner
 from cbmir.runtime.engines.nvidia import Gpu
 from cbmir.runtime.engines.ort import OnnxEngine
 

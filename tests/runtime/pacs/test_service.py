@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cbmir.cli.pacs import pacs
+from cbmir.cli.commands import pacs
 from cbmir.errors import CbmirError, PacsError, UserError, WorkerError
 from cbmir.process import SIGNALS
 from cbmir.runtime.hot_reload import ReloadableFinder

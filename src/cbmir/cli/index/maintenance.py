@@ -1,4 +1,4 @@
-"""`cbmir index`: build a gallery, keep it, and look after it."""
+"""`cbmir index info`, `verify`, `rebuild`, `compact`, `export` and `merge`: what looks after galleries."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cbmir.cli.index_edit import add, build, remove, update
-from cbmir.cli.index_map import map_command
-from cbmir.cli.options import INDEXES, STAYS_CLEAR, json_option, print_json, pseudonyms_option
+from cbmir.choices import INDEX_SETTINGS
+from cbmir.cli.options import PATH, STAYS_CLEAR, json_option, print_json, pseudonyms_option
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
@@ -22,21 +21,7 @@ _PATIENT_DATA = (
 )
 
 
-@click.group(
-    epilog="\b\nExample:\n"
-    "  cbmir index build model.onnx manifest.csv -o gallery\n"
-    "  cbmir index add gallery model.onnx new.csv\n"
-    "  cbmir index info gallery"
-)  # fmt: skip
-def index() -> None:
-    """Build and keep a gallery: the labelled images among which neighbours are found."""
-
-
-for _command in (build, add, update, remove, map_command):
-    index.add_command(_command)
-
-
-@index.command(epilog="\b\nExample:\n  cbmir index info gallery --json")
+@click.command(epilog="\b\nExample:\n  cbmir index info gallery --json")
 @click.argument("gallery", type=click.Path())
 @json_option
 def info(gallery: str, as_json: bool) -> None:
@@ -64,8 +49,8 @@ def info(gallery: str, as_json: bool) -> None:
         log.warning(STAYS_CLEAR)
 
 
-@index.command(epilog="\b\nExample:\n  cbmir index verify gallery")
-@click.argument("gallery", type=click.Path(path_type=Path))
+@click.command(epilog="\b\nExample:\n  cbmir index verify gallery")
+@click.argument("gallery", type=PATH)
 @json_option
 @click.pass_context
 def verify(ctx: click.Context, gallery: Path, as_json: bool) -> None:
@@ -89,9 +74,9 @@ def verify(ctx: click.Context, gallery: Path, as_json: bool) -> None:
         ctx.exit(2)
 
 
-@index.command(epilog="\b\nExample:\n  cbmir index rebuild gallery --index int8")
-@click.argument("gallery", type=click.Path(path_type=Path))
-@click.option("--index", "setting", type=click.Choice(INDEXES), help="How it is searched from now on.")
+@click.command(epilog="\b\nExample:\n  cbmir index rebuild gallery --index int8")
+@click.argument("gallery", type=PATH)
+@click.option("--index", "setting", type=click.Choice(INDEX_SETTINGS), help="How it is searched from now on.")
 @json_option
 def rebuild(gallery: Path, setting: str | None, as_json: bool) -> None:
     """Make anew what searches need, from the gallery's database alone; others may search meanwhile.
@@ -109,8 +94,8 @@ def rebuild(gallery: Path, setting: str | None, as_json: bool) -> None:
         click.echo(f"{gallery}: {facts['images']} images, search: {facts['search']}")
 
 
-@index.command(epilog="\b\nExample:\n  cbmir index compact gallery")
-@click.argument("gallery", type=click.Path(path_type=Path))
+@click.command(epilog="\b\nExample:\n  cbmir index compact gallery")
+@click.argument("gallery", type=PATH)
 @json_option
 def compact(gallery: Path, as_json: bool) -> None:
     """Write GALLERY's database anew, without the room of what was removed, and nothing left of it on the disk."""
@@ -126,13 +111,13 @@ def compact(gallery: Path, as_json: bool) -> None:
         click.echo(f"{gallery}: {before:,} bytes before, {after:,} now")
 
 
-@index.command(
+@click.command(
     epilog="\b\nExample:\n"
     "  cbmir index export gallery -o backup\n"
     "  cbmir index export gallery -o shared --deidentified"
 )  # fmt: skip
-@click.argument("gallery", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="A new or empty folder.")
+@click.argument("gallery", type=PATH)
+@click.option("-o", "--output", type=PATH, required=True, help="A new or empty folder.")
 @click.option(
     "--deidentified", is_flag=True,
     help="Only embeddings, labels, views and splits, under new ids and in another order.",
@@ -160,9 +145,9 @@ def export(gallery: Path, output: Path, deidentified: bool, as_json: bool) -> No
     log.warning(_PATIENT_DATA if not deidentified else "De-identified is not anonymous: do not make it public.")
 
 
-@index.command(epilog="\b\nExample:\n  cbmir index merge gallery other_gallery third_gallery")
-@click.argument("gallery", type=click.Path(path_type=Path))
-@click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.command(epilog="\b\nExample:\n  cbmir index merge gallery other_gallery third_gallery")
+@click.argument("gallery", type=PATH)
+@click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=PATH)
 @pseudonyms_option
 @json_option
 def merge(gallery: Path, others: tuple[Path, ...], pseudonyms: Pseudonyms | None, as_json: bool) -> None:

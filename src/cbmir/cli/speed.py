@@ -1,4 +1,4 @@
-"""`cbmir bench`."""
+"""`cbmir speed`: exported models timed side by side."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cbmir.cli.options import ENGINES, MODES, json_option, print_json
+from cbmir.choices import ENGINES, MODES
+from cbmir.cli.options import PATH, json_option, print_json
 from cbmir.errors import CbmirError, EngineError
 
 if TYPE_CHECKING:
@@ -31,12 +32,12 @@ def _list_of(kind: Any) -> Callable[[click.Context, click.Parameter, str | None]
 
 @click.command(
     epilog="\b\nExamples:\n"
-    "  cbmir bench models/                                      every file of the export that this machine runs\n"
-    "  cbmir bench models/ --against torch,onnxruntime          beside what one would write by hand\n"
-    "  cbmir bench model.onnx --engine onnxruntime,openvino --batch 1,8,32\n"
-    "  cbmir bench models/ --mode latency,throughput --json > bench.json"
+    "  cbmir speed models/                                      every file of the export that this machine runs\n"
+    "  cbmir speed models/ --against torch,onnxruntime          beside what one would write by hand\n"
+    "  cbmir speed model.onnx --engine onnxruntime,openvino --batch 1,8,32\n"
+    "  cbmir speed models/ --mode latency,throughput --json > speed.json"
 )
-@click.argument("models", nargs=-1, required=True, metavar="MODEL…", type=click.Path(path_type=Path))
+@click.argument("models", nargs=-1, required=True, metavar="MODEL…", type=PATH)
 @click.option(
     "--engine", "engines", callback=_list_of(click.Choice(ENGINES)), default="auto", show_default=True,
     metavar="A,B,…", help=f"Run every file in each of these: {', '.join(ENGINES)}.",
@@ -63,7 +64,7 @@ def _list_of(kind: Any) -> Callable[[click.Context, click.Parameter, str | None]
 )  # fmt: skip
 @json_option
 @click.pass_context
-def bench(
+def speed(
     context: click.Context, /, models: tuple[Path, ...], engines: tuple[str, ...], batches: tuple[int, ...],
     threads: int | None, modes: tuple[Any, ...], peers: tuple[str, ...], peak: bool, seconds: float, as_json: bool,
 ) -> None:  # fmt: skip

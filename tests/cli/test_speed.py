@@ -1,4 +1,4 @@
-"""`cbmir bench`: what is typed, what is printed, and the exit codes."""
+"""`cbmir speed`: what is typed, what is printed, and the exit codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cbmir.cli import main
-from cbmir.cli.bench import WIDTH, _others, table, text
+from cbmir.cli.speed import WIDTH, _others, table, text
 from cbmir.export.perf.bench import BenchReport, Entrant, Ratio, Speed
 from cbmir.export.perf.contenders import peer_health
 from cbmir.export.perf.process import BenchProcess
@@ -31,7 +31,7 @@ def run(*args: object) -> int:
 def test_json(tiny_model: Path, capsys: Captured) -> None:
     """One file in two engines, beside plain OpenVINO, which is the baseline."""
     engines = ("--engine", "onnxruntime,openvino", "--against", "openvino")
-    assert run("bench", tiny_model, *engines, "--batch", "3,1,3", "--threads", 1, "--seconds", 0.05, "--json") == 0
+    assert run("speed", tiny_model, *engines, "--batch", "3,1,3", "--threads", 1, "--seconds", 0.05, "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert set(report) == {
         "schema", "finished", "baseline", "seconds", "images", "machine", "entrants", "speeds"
@@ -59,7 +59,7 @@ def test_json(tiny_model: Path, capsys: Captured) -> None:
 
 def test_against_torch(tiny_export: Path, capsys: Captured) -> None:
     options = ("--against", "torch", "--batch", 1, "--threads", 1, "--seconds", 0.05)
-    assert run("-q", "bench", tiny_export / "model.onnx", *options) == 0
+    assert run("-q", "speed", tiny_export / "model.onnx", *options) == 0
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
     for name in ("model.onnx", "peer torch", "peer torch channels_last"):
@@ -73,7 +73,7 @@ def test_a_folder_s_first_file_may_be_one_that_cannot_be_run(
 ) -> None:
     (tmp_path / "model.onnx").write_text("this is not a model")
     (tmp_path / "model.fp16.onnx").write_bytes(tiny_model.read_bytes())
-    assert run("bench", tmp_path, "--batch", 1, "--threads", 1, "--seconds", 0.05) == 0
+    assert run("speed", tmp_path, "--batch", 1, "--threads", 1, "--seconds", 0.05) == 0
     printed = capsys.readouterr()
     assert "ratio: times as fast as model.fp16.onnx" in printed.out
     assert "Left out model.onnx" in printed.err
@@ -101,28 +101,28 @@ def test_ctrl_c_prints_what_was_measured(tiny_model: Path, capsys: Captured, mon
         raise KeyboardInterrupt
 
     monkeypatch.setattr(BenchProcess, "turn", turn)
-    assert run("-q", "bench", tiny_model, "--batch", 1, "--threads", 1, "--seconds", 0.1) == 130
+    assert run("-q", "speed", tiny_model, "--batch", 1, "--threads", 1, "--seconds", 0.1) == 130
     assert capsys.readouterr().out.endswith("ratio: times as fast as tiny.onnx, by round; stopped early\n")
     assert multiprocessing.active_children() == []
 
 
 def test_errors(tiny_model: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run("bench", tmp_path / "none.onnx") == 2
+    assert run("speed", tmp_path / "none.onnx") == 2
     assert "no such model file" in capsys.readouterr().err
-    assert run("bench", tiny_model, "--engine", "onnxruntime,fast") == 2
+    assert run("speed", tiny_model, "--engine", "onnxruntime,fast") == 2
     assert "'fast' is not one of" in capsys.readouterr().err
-    assert run("bench", tiny_model, "--batch", "0") == 2
+    assert run("speed", tiny_model, "--batch", "0") == 2
     assert "--batch" in capsys.readouterr().err
-    assert run("bench", tiny_model, "--engine", "tensorrt") == 2
+    assert run("speed", tiny_model, "--engine", "tensorrt") == 2
     assert "tiny.onnx is run by" in capsys.readouterr().err
     (tmp_path / "model.onnx").write_text("this is not a model")
-    assert run("bench", tmp_path, "--engine", "tensorrt") == 2
+    assert run("speed", tmp_path, "--engine", "tensorrt") == 2
     assert "none of these files can be run here: model.onnx is run by" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "onnx", None)
-    assert run("bench", tiny_model, "--peak") == 2
+    assert run("speed", tiny_model, "--peak") == 2
     assert 'pip install "cbmir[export]"' in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    assert run("bench", tiny_model, "--engine", "onnxruntime") == 2
+    assert run("speed", tiny_model, "--engine", "onnxruntime") == 2
     assert 'pip install "cbmir[cpu]"' in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""`cbmir pacs`: a PACS's side of cbmir. DICOM in, standard results out."""
+"""`cbmir pacs analyze`: DICOM files in, standard results out."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import allow_lateral_option, engine_option, json_option, print_json, pseudonyms_option
-from cbmir.cli.pacs_node import follow, node, retry
+from cbmir.cli.options import PATH, allow_lateral_option, engine_option, json_option, print_json, pseudonyms_option
 from cbmir.errors import ImageError
 from cbmir.files import replacing, write_json
 
@@ -23,31 +22,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("cbmir")
 
 
-@click.group(
-    epilog="\b\nExample:\n  cbmir pacs analyze chest.dcm -o results --model model.onnx --gallery gallery --sr --sc"
-)
-def pacs() -> None:
-    """Analyse radiographs of a PACS, and give the results back as DICOM objects or FHIR.
-
-    Research use only. Not a medical device, not for diagnosis.
-    """
-
-
-pacs.add_command(node)
-pacs.add_command(follow)
-pacs.add_command(retry)
-
-
-@pacs.command(
+@click.command(
     epilog="\b\nExample:\n"
     "  cbmir pacs analyze chest.dcm -o results --model model.onnx --gallery gallery\n"
     "  cbmir pacs analyze a.dcm studies/ -o results --model model.onnx --gallery gallery --sr --sc --kos --fhir"
 )  # fmt: skip
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where results go.")
-@click.option(
-    "--model", type=click.Path(path_type=Path), required=True, help="The model's file, or an export's folder."
-)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=PATH)
+@click.option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Where results go.")
+@click.option("--model", type=PATH, required=True, help="The model's file, or an export's folder.")
 @click.option("--gallery", help="Where look-alikes and priors are found: a folder, or a milvus: place.")
 @click.option("--sr", is_flag=True, help="Structured report (TID 1500), NAME.sr.dcm. The default, where none is named.")
 @click.option(

@@ -1,0 +1,13 @@
+"""What may be chosen on the command line and in Python alike, without the libraries that carry it out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+#: What runs a model. `auto` picks one that this machine really has, and says why.
+ENGINES = ("auto", "onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "openvino", "tensorrt")
+Mode = Literal["auto", "latency", "throughput"]
+#: How an engine uses its threads: all of them for a batch at once, or one for each of its images.
+MODES: tuple[Mode, ...] = ("auto", "latency", "throughput")
+#: How a gallery is searched: image by image, or by an index of vectors in one of two widths.
+INDEX_SETTINGS = ("auto", "exact", "bf16", "int8")

@@ -1,0 +1,178 @@
+"""The tree of commands: what there is, in which section of the help, and which file defines it.
+
+A command's file is imported when the command is asked for, and imports what it needs inside its function: `cbmir query`
+starts without torch, and `cbmir --help` without numpy.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from cbmir import __version__
+from cbmir.card import NOT_A_DEVICE
+from cbmir.errors import CbmirError
+
+# What these say below a warning quotes an image's tags, a patient's name or a UID among them.
+_QUOTE_PATIENTS = (
+    "PIL", "pydicom", "highdicom", "pynetdicom", "dicomweb_client", "urllib3", "pylibjpeg", "libjpeg", "openjpeg",
+    "rle",
+)  # fmt: skip
+Sections = Mapping[str, Mapping[str, str]]
+
+
+class CommandGroup(click.Group):
+    """A group that lists its commands in sections, and imports each from its file when it is asked for.
+
+    Args:
+        sections: For each section of the help its commands, and the module of `cbmir.cli` that defines each.
+        hidden_commands: Commands that no help lists.
+    """
+
+    def __init__(
+        self,
+        sections: Mapping[str, Mapping[str, str]],
+        hidden_commands: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.sections = sections
+        self.modules = {name: module for commands in sections.values() for name, module in commands.items()}
+        self.hidden_commands = hidden_commands or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module = self.modules.get(cmd_name) or self.hidden_commands.get(cmd_name)
+        if module is None:
+            return None
+        found = vars(import_module(f"cbmir.cli.{module}")).values()
+        return next(one for one in found if isinstance(one, click.Command) and one.name == cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:
+            raise click.NoSuchCommand(error.command_name, possibilities=self.modules, ctx=ctx) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        widest = max(map(len, self.modules))
+        for title, commands in self.sections.items():
+            summaries = []
+            for name in commands:
+                command = self.get_command(ctx, name)
+                assert command is not None
+                summaries.append((name.ljust(widest), command.get_short_help_str(limit=sys.maxsize)))
+            with formatter.section(title):
+                formatter.write_dl(summaries)
+
+
+data = CommandGroup(
+    name="data",
+    sections={
+        "Readers of data sets": {"nih": "data", "chexpert": "data", "table": "data", "dicom": "data"},
+        "More": {"phantom": "data", "check": "data"},
+    },
+    help="""Make a manifest of a dataset, or check one.
+
+    A manifest is one table, a row an image: image, patient_id, study_id, view, split, report, and a column for each
+    finding that holds 1, 0, -1 (uncertain) or nothing (unknown). Every other command reads nothing else.
+    """,
+    epilog="\b\nExample:\n"
+    "  cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv -o manifest.csv\n"
+    "  cbmir data check manifest.csv",
+)
+index = CommandGroup(
+    name="index",
+    sections={
+        "Change": {"build": "index.build", "add": "index.build", "update": "index.edit", "remove": "index.edit"}
+        | {"merge": "index.maintenance"},
+        "Look after": dict.fromkeys(("info", "verify", "rebuild", "compact", "export"), "index.maintenance")
+        | {"map": "index.map"},
+    },
+    help="Build and keep a gallery: the labelled images among which neighbours are found.",
+    epilog="\b\nExample:\n"
+    "  cbmir index build model.onnx manifest.csv -o gallery\n"
+    "  cbmir index add gallery model.onnx new.csv\n"
+    "  cbmir index info gallery",
+)
+pacs = CommandGroup(
+    name="pacs",
+    sections={
+        "Commands": {"analyze": "pacs.analyze", "node": "pacs.node", "follow": "pacs.follow", "retry": "pacs.queue"}
+    },
+    help=f"""Analyse radiographs of a PACS, and give the results back as DICOM objects or FHIR.
+
+    {NOT_A_DEVICE}
+    """,
+    epilog="\b\nExample:\n  cbmir pacs analyze chest.dcm -o results --model model.onnx --gallery gallery --sr --sc",
+)
+
+
+@click.command(
+    cls=CommandGroup,
+    sections={
+        "Data": {"data": "commands"},
+        "Train and evaluate": {"train": "train", "evaluate": "evaluate", "benchmark": "benchmark"},
+        "Export": {"export": "export", "parity": "parity", "speed": "speed"},
+        "Gallery": {"index": "commands", "embed": "embed"},
+        "Answer": {"query": "query", "demo": "demo"},
+        "Serve and PACS": {"serve": "serve", "pacs": "commands"},
+        "Installation": {"doctor": "doctor"},
+    },
+    hidden_commands={"benchmark-cell": "benchmark"},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="\b\nThe five steps from nothing to a browser:\n"
+    "  cbmir data phantom -n 800 -o phantoms\n"
+    "  cbmir train phantoms/manifest.csv -o run --encoder resnet18 --image-size 64 --epochs 10\n"
+    "  cbmir export run -o model.onnx --fp16\n"
+    "  cbmir index build model.onnx phantoms/manifest.csv -o gallery\n"
+    "  cbmir demo model.onnx gallery\n"
+    "\n\b\nFirst aid: 'cbmir doctor' says what is installed, what works here, and how to get the rest.\n"
+    "\n\b\nExit codes: 0 done; 1 it failed, or a limit was missed; 2 something given was not as expected: an\n"
+    "argument, a file, a folder to write to, or some of the images (the others are done); 130 stopped by Ctrl-C.",
+)
+@click.version_option(__version__, prog_name="cbmir")
+@click.option("-v", "--verbose", count=True, help="Say more (-vv: everything).")
+@click.option("-q", "--quiet", is_flag=True, help="Say only warnings and errors.")
+def cli(verbose: int, quiet: bool) -> None:
+    """Find chest X-rays that are alike, and say which findings they show.
+
+    Research use only. Not a medical device, not for diagnosis.
+    """
+    level = logging.WARNING if quiet else logging.DEBUG if verbose > 1 else logging.INFO
+    logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr, force=True)
+    # Other libraries speak up only when everything is asked for.
+    if verbose < 2:
+        logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger("cbmir").setLevel(logging.DEBUG if verbose else level)
+    for name in _QUOTE_PATIENTS:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def main(args: list[str] | None = None) -> NoReturn:
+    """Run the command line. Expected errors print no traceback. Exit codes as `cbmir --help` says."""
+    try:
+        result: Any = cli.main(args=args, prog_name="cbmir", standalone_mode=False)
+        sys.exit(result if isinstance(result, int) else 0)
+    except CbmirError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except OSError as error:  # a full disk, a folder that may not be written
+        logging.getLogger("cbmir").debug("raised here:", exc_info=error)
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(2)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Stopped.", err=True)
+        sys.exit(130)

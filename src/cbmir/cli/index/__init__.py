@@ -1,0 +1,1 @@
+"""`cbmir index`: build a gallery, keep it, and look after it."""

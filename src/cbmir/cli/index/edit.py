@@ -1,0 +1,127 @@
+"""`cbmir index update` and `remove`: what changes images that are in a gallery."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cbmir.cli.options import PATH, json_option, print_json, pseudonyms_option
+from cbmir.errors import GalleryError
+
+if TYPE_CHECKING:
+    from cbmir.runtime.gallery.protocol import SearchableGallery
+    from cbmir.runtime.gallery.pseudonyms import Pseudonyms
+
+log = logging.getLogger("cbmir")
+
+
+@click.command(epilog="\b\nExample:\n  cbmir index update gallery corrected.csv")
+@click.argument("gallery", type=click.Path())
+@click.argument("manifest", type=PATH)
+@click.option(
+    "--split", "splits", type=click.Choice(["train", "val", "test", "all"]), multiple=True, default=["all"],
+    show_default=True, help="Which of the manifest's rows to take; may be repeated.",
+)  # fmt: skip
+@pseudonyms_option
+@json_option
+@click.pass_context
+def update(
+    ctx: click.Context, gallery: str, manifest: Path, splits: tuple[str, ...], pseudonyms: Pseudonyms | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Take over labels, reports, patients, studies, views, dates and splits of MANIFEST for the images of GALLERY.
+
+    All at once, and nothing is embedded again. A row is for the image of the same path, or else of the same content, as
+    after a move. What MANIFEST has no column for stays, and so does what a row leaves empty of study, view and date; a
+    report or split that a row leaves empty is emptied. Rows whose image GALLERY does not have are listed; the exit code
+    is then 2.
+    """
+    from cbmir.manifest import read_manifest
+    from cbmir.runtime.gallery.maintenance import update_gallery
+    from cbmir.runtime.gallery.protocol import open_gallery
+
+    table = read_manifest(manifest)
+    with open_gallery(gallery, pseudonyms=pseudonyms) as opened:
+        report = update_gallery(opened, table, splits=splits)
+    if as_json:
+        print_json({"gallery": gallery, "found": report.found, "changed": report.changed, "absent": report.absent})
+    else:
+        click.echo(f"{gallery}: {report.changed} of {report.found} images changed")
+        for path in report.absent:
+            click.echo(f"not in the gallery: {path}")
+    if report.absent:
+        log.error("%d rows are of images that the gallery does not have", len(report.absent))
+        ctx.exit(2)
+
+
+@click.command(
+    epilog="\b\nExample:\n"
+    "  cbmir index remove gallery --patient-id 0001234\n"
+    "  cbmir index remove gallery --id image_07 --id image_08"
+)  # fmt: skip
+@click.argument("gallery", type=click.Path())
+@click.option("--id", "ids", multiple=True, help="An image's id in the gallery; may be repeated.")
+@click.option("--patient-id", "patients", multiple=True, help="All images of a patient; may be repeated.")
+@click.option("--study-id", "studies", multiple=True, help="Images of a study; with --patient-id, of that patient.")
+@pseudonyms_option
+@json_option
+@click.pass_context
+def remove(
+    ctx: click.Context, gallery: str, ids: tuple[str, ...], patients: tuple[str, ...], studies: tuple[str, ...],
+    pseudonyms: Pseudonyms | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Remove images from GALLERY, with report, thumbnail and embedding; there is no way back.
+
+    Their bytes are overwritten in the gallery's files, those of unfinished builds and additions beside it too; 'cbmir
+    index compact' then gives the room back. Copies and exports made before are yours to delete. A row of a manifest
+    brings its image back with the next 'add' or 'build', also one that goes on: take it out of there as well. Exit code
+    2 where something given is not in the gallery, or that cannot be told.
+    """
+    from cbmir.runtime.gallery.parts import remove_from_unfinished
+    from cbmir.runtime.gallery.protocol import is_milvus, open_gallery
+
+    if not (ids or patients or studies):
+        raise click.UsageError("expected what to remove: --id, --patient-id or --study-id")
+    with open_gallery(gallery, pseudonyms=pseudonyms) as opened:
+        unknown = _unknown(opened, patients, studies, pseudonyms)
+        removed = opened.remove(ids=ids, patient_ids=patients, study_ids=studies)
+    if as_json:
+        print_json({"gallery": gallery, "removed": removed})
+    else:
+        click.echo(f"{gallery}: {len(removed)} images removed")
+    if missing := [name for name in ids if name not in removed]:
+        unknown.append(f"not in the gallery: {', '.join(missing)}")
+    if not is_milvus(gallery):
+        unknown += remove_from_unfinished(
+            Path(gallery).resolve(), pseudonyms, ids=ids, patient_ids=patients, study_ids=studies
+        )
+    for line in unknown:
+        log.error("%s", line)
+    if unknown or not removed:
+        ctx.exit(2)
+
+
+def _unknown(
+    opened: SearchableGallery, patients: Sequence[str], studies: Sequence[str], pseudonyms: Pseudonyms | None
+) -> list[str]:
+    """Lines that say how many of these the gallery does not have. Damage must not stand in the way of a removal."""
+    if not (patients or studies):
+        return []
+    patients_there, studies_there = set[str](), set[str]()
+    try:
+        for entry in opened.every_entry():
+            patients_there.add(entry.patient_id)
+            studies_there.add(entry.study_id)
+    except GalleryError as error:
+        return [f"cannot tell whether all that was given was in the gallery ({error})"]
+    if pseudonyms is not None:
+        patients, studies = list(map(pseudonyms.patient, patients)), list(map(pseudonyms.study, studies))
+    return [
+        f"{count} of {len(given)} {kind} ids are not in the gallery"
+        for kind, given, there in (("patient", patients, patients_there), ("study", studies, studies_there))
+        if (count := sum(key not in there for key in given))
+    ]

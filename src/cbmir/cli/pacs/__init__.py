@@ -1,0 +1,1 @@
+"""`cbmir pacs`: a PACS's side of cbmir. DICOM in, standard results out."""

@@ -1,0 +1,70 @@
+"""`cbmir pacs follow`: the new radiographs of a PACS, and results back."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from typing import Any
+
+import click
+
+from cbmir.cli.pacs.service import SignalsHeldCommand, pacs_service, service_options
+from cbmir.errors import require
+
+
+@click.command(
+    cls=SignalsHeldCommand,
+    epilog="\b\nExample:\n"
+    "  cbmir pacs follow --orthanc http://127.0.0.1:8042 --model model.onnx --gallery gallery\n"
+    "  cbmir pacs follow --dicomweb https://pacs.example/dicom-web --since 2026-01-01 --model model.onnx"
+)  # fmt: skip
+@click.option("--orthanc", metavar="URL", help="Follow the change feed of Orthanc, which has its DICOMweb plugin.")
+@click.option("--dicomweb", metavar="URL", help="Ask a DICOMweb server for new studies by QIDO-RS.")
+@click.option(
+    "--since", metavar="DAY|NUMBER",
+    help="With --dicomweb the day of the oldest studies, YYYY-MM-DD; with --orthanc the number of the change to begin "
+    "after, 0 for all. At every start: it is for the first one.  [default: where it was left, at first from now on]",
+)  # fmt: skip
+@click.option(
+    "--interval", type=click.FloatRange(0.1), default=10.0, show_default=True, metavar="SECONDS",
+    help="Ask again after so long.",
+)  # fmt: skip
+@service_options
+def follow(orthanc: str | None, dicomweb: str | None, since: str | None, interval: float, **common: Any) -> None:
+    """Follow a PACS: read its new radiographs by WADO-RS, and store results by STOW-RS (docs/pacs.md).
+
+    Credentials are read from ~/.netrc. SIGTERM lets what is begun end, a second one does not; SIGHUP opens model and
+    gallery anew.
+
+    Research use only. Not a medical device, not for diagnosis.
+    """
+    require("dicomweb_client", "dicom")
+    from cbmir.runtime.pacs.destinations import StowRs
+    from cbmir.runtime.pacs.dicomweb import DicomWeb, OrthancRest
+    from cbmir.runtime.pacs.polling import Following, OrthancChanges, QidoPolling
+
+    if (orthanc is None) == (dicomweb is None):
+        raise click.UsageError("expected one of --orthanc and --dicomweb")
+    number, day = (_number(since), None) if orthanc else (None, _day(since))
+    web = DicomWeb(f"{orthanc.rstrip('/')}/dicom-web" if orthanc else str(dicomweb))
+    with pacs_service(lambda: StowRs(web), **common) as (intake, start):
+        feed: OrthancChanges | QidoPolling
+        if orthanc:
+            feed = OrthancChanges(OrthancRest(orthanc), web, intake, since=number)
+        else:
+            feed = QidoPolling(web, intake, since=day)
+        start(Following(feed, interval=interval), lambda: f"following {orthanc or dicomweb}")
+
+
+def _number(since: str | None) -> int | None:
+    if since is None or since.isdecimal():
+        return None if since is None else int(since)
+    raise click.BadParameter(f"expected the number of a change with --orthanc, found {since!r}", param_hint="--since")
+
+
+def _day(since: str | None) -> date | None:
+    try:
+        return None if since is None else datetime.strptime(since, "%Y-%m-%d").date()
+    except ValueError:
+        raise click.BadParameter(
+            f"expected a day YYYY-MM-DD with --dicomweb, found {since!r}", param_hint="--since"
+        ) from None

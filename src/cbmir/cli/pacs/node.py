@@ -1,0 +1,71 @@
+"""`cbmir pacs node`: radiographs that a PACS sends, and results back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cbmir.cli.options import PATH
+from cbmir.cli.pacs.service import SignalsHeldCommand, pacs_service, service_options
+from cbmir.errors import UserError, require
+
+if TYPE_CHECKING:
+    from cbmir.runtime.pacs.destinations import Destination
+
+
+@click.command(
+    cls=SignalsHeldCommand,
+    epilog="\b\nExample:\n"
+    "  cbmir pacs node --model model.onnx --gallery gallery --store-to ORTHANC@127.0.0.1:4242\n"
+    "  cbmir pacs node --model model.onnx --host 0.0.0.0 --allow-calling ORTHANC --tls node.pem node.key ca.pem"
+)  # fmt: skip
+@click.option("--aet", default="CBMIR", show_default=True, help="The node's AE title: senders must call it so.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=11112, show_default=True, help="0: any free one.")
+@click.option("--allow-calling", multiple=True, metavar="AET", help="An AE title that may send; give each one.")
+@click.option("--allow-any-calling", is_flag=True, help="Let everyone send who reaches --host.")
+@click.option(
+    "--tls", nargs=3, type=PATH, metavar="CERT KEY CA",
+    help="TLS both ways, with these PEM files: the node's certificate, its key, and the authorities that are trusted; "
+    "who has no certificate of theirs is turned away.",
+)  # fmt: skip
+@click.option("--store-to", metavar="AET@HOST:PORT", help="Send results there.  [default: files in DIR/results]")
+@click.option("--max-associations", type=click.IntRange(1), default=16, show_default=True, help="Senders at once.")
+@service_options
+def node(
+    aet: str, host: str, port: int, allow_calling: tuple[str, ...], allow_any_calling: bool,
+    tls: tuple[Path, Path, Path] | None, store_to: str | None, max_associations: int, **common: Any,
+) -> None:  # fmt: skip
+    """Be a DICOM node: C-ECHO, C-STORE of radiographs, and results back by C-STORE (docs/pacs.md).
+
+    A sender gets its answer when the image is on disk; from then on none is lost, whatever happens to this process. A
+    report is sent at least once and always under the same UID. SIGTERM lets what is begun end, a second one does not;
+    SIGHUP opens model and gallery anew.
+
+    Research use only. Not a medical device, not for diagnosis.
+    """
+    require("pynetdicom", "dicom")
+    from cbmir.runtime.pacs.destinations import Address, Folder, StoreScu
+    from cbmir.runtime.pacs.storage_scp import StorageScp
+    from cbmir.runtime.pacs.tls import Tls
+    from cbmir.runtime.sockets import is_loopback
+
+    if not (allow_calling or allow_any_calling or tls or is_loopback(host)):
+        raise UserError(f"expected --allow-calling or --tls, since other machines can reach {host}, found neither; "
+                        f"--allow-any-calling lets everyone in")  # fmt: skip
+    files = Tls(*tls) if tls else None
+    to = None if store_to is None else Address.parse(store_to)
+
+    def open_destination() -> Destination:
+        if to is None:
+            return Folder(common["state"] / "results")
+        return StoreScu(to, calling=aet, tls=files.client() if files else None)
+
+    with pacs_service(open_destination, **common) as (intake, start):
+        pacs_node = StorageScp(
+            intake, ae_title=aet, host=host, port=port, allow_calling=allow_calling,
+            tls=files.server() if files else None, max_associations=max_associations,
+        )  # fmt: skip
+        start(pacs_node, lambda: f"{aet}@{host}:{pacs_node.port}")

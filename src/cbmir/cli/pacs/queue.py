@@ -1,0 +1,35 @@
+"""`cbmir pacs retry`: what looks after the queue of a node or follower."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from cbmir.cli.options import json_option, print_json
+from cbmir.cli.pacs.service import log_safely, state_option
+from cbmir.errors import UserError, require
+
+
+@click.command(epilog="\b\nExample:\n  cbmir pacs retry --state cbmir-pacs")
+@state_option
+@json_option
+def retry(state: Path, as_json: bool) -> None:
+    """Put dead letters back into the queue, once what they failed for is mended (docs/pacs.md).
+
+    The node or follower must be stopped meanwhile: one process has the queue at a time. Its next start works them off.
+    """
+    require("pydicom", "dicom")
+    from cbmir.runtime.pacs.intake import retry as put_back
+    from cbmir.runtime.pacs.queue import DATABASE, DurableQueue
+
+    if not (state / DATABASE).exists():
+        raise UserError(f"expected the folder of a queue, found none at {state}; name it with --state")
+    log_safely()
+    with DurableQueue(state, sys.maxsize) as queue:
+        back, left = put_back(queue)
+    if as_json:
+        print_json({"back": back, "left": left})
+    else:
+        click.echo(f"{back} dead letters are back in the queue, {left} stay")

@@ -1,0 +1,113 @@
+"""What `cbmir pacs node` and `follow` share: their options, and the service that both run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cbmir.cli.options import (
+    PATH,
+    allow_lateral_option,
+    announce,
+    engine_option,
+    pseudonyms_option,
+    threads_each,
+    threads_option,
+    together,
+)
+from cbmir.process import signals_held
+
+if TYPE_CHECKING:
+    from cbmir.runtime.gallery.pseudonyms import Pseudonyms
+    from cbmir.runtime.pacs.destinations import Destination
+    from cbmir.runtime.pacs.intake import Intake
+    from cbmir.runtime.pacs.service import Source
+
+state_option = click.option(
+    "--state", type=click.Path(path_type=Path, resolve_path=True), default=Path("cbmir-pacs"), show_default=True,
+    envvar="STATE_DIRECTORY", show_envvar=True, metavar="DIR",
+    help="The queue's folder: what waits, and dead letters. It is patient data.",
+)  # fmt: skip
+#: What `node` and `follow` share: everything that `pacs_service` takes.
+service_options = together(
+    click.option("--model", required=True, type=PATH, help="A model file, or a folder of them."),
+    click.option("--gallery", help="A gallery's folder or milvus: place.  [default: findings only]"),
+    state_option,
+    click.option("--sr", is_flag=True, help="Answer with a structured report (TID 1500). The default."),
+    click.option("--sc", is_flag=True, help="Answer with a page to look at (Secondary Capture)."),
+    click.option("--kos", is_flag=True, help="Answer with a selection of the patient's own similar priors."),
+    click.option(
+        "--settle", type=click.FloatRange(0), default=5.0, show_default=True, metavar="SECONDS",
+        help="Begin with a study when nothing of it has come for so long.",
+    ),
+    click.option("--workers", type=click.IntRange(1), default=2, show_default=True, help="Images analysed at once."),
+    click.option(
+        "--capacity", type=click.IntRange(1), default=10_000, show_default=True, help="Images that may wait; see docs."
+    ),
+    click.option(
+        "--attempts", type=click.IntRange(1), default=12, show_default=True,
+        help="Give an image that fails up, as a dead letter, after so many: by default in some three hours. While the "
+        "archive, the gallery or the engine is away, it is tried again for seven days.",
+    ),
+    threads_option,
+    allow_lateral_option,
+    pseudonyms_option,
+    engine_option,
+)  # fmt: skip
+
+
+class SignalsHeldCommand(click.Command):
+    """A command that holds signals before an option is read: reading the key of pseudonyms imports numpy."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with ExitStack() as held:
+            held.enter_context(signals_held())
+            rest = super().parse_args(ctx, args)
+            ctx.call_on_close(held.pop_all().close)
+        return rest
+
+
+@contextmanager
+def pacs_service(
+    open_destination: Callable[[], Destination], *, model: Path, gallery: str | None, state: Path, sr: bool, sc: bool,
+    kos: bool, settle: float, workers: int, capacity: int, attempts: int, threads: int | None, allow_lateral: bool,
+    pseudonyms: Pseudonyms | None, engine: str,
+) -> Iterator[tuple[Intake, Callable[[Source, Callable[[], str]], None]]]:  # fmt: skip
+    """What takes files in, and a function that runs a source until a signal ends it, and says when it is ready."""
+    from cbmir.runtime.finder import Finder
+    from cbmir.runtime.hot_reload import ReloadableFinder
+    from cbmir.runtime.pacs.intake import Intake
+    from cbmir.runtime.pacs.queue import DurableQueue
+    from cbmir.runtime.pacs.service import run
+    from cbmir.runtime.pacs.worker import Workers
+
+    kinds = [kind for kind, wanted in (("sr", sr), ("sc", sc), ("kos", kos)) if wanted] or ["sr"]
+    log_safely()
+    with ExitStack() as stack:
+        queue = stack.enter_context(DurableQueue(state, capacity, quiet=settle, attempts=attempts))
+        destination = open_destination()  # now that the folder is this process's own
+        open_finder = partial(
+            Finder.open, model, gallery, engine=engine, pseudonyms=pseudonyms, threads=threads_each(threads, workers),
+            allow_lateral=allow_lateral,
+        )  # fmt: skip
+        finder = stack.enter_context(ReloadableFinder(open_finder))
+
+        def start(source: Source, where: Callable[[], str]) -> None:
+            crew = Workers(queue, finder, destination, kinds=kinds, count=workers)
+            run(queue, crew, [source], finder, lambda: announce(where()))
+
+        yield Intake(queue, finder), start
+
+
+def log_safely() -> None:
+    """Lines of JSON, of cbmir's own messages alone: other libraries quote the tags of images and UIDs."""
+    from cbmir.runtime.logs import log_as_json
+
+    log_as_json()
+    logging.getLogger("pynetdicom").setLevel(logging.CRITICAL + 1)

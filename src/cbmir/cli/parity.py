@@ -1,0 +1,39 @@
+"""`cbmir parity`: whether two models answer alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cbmir.cli.options import PATH, json_option, print_json, tolerance_option
+from cbmir.errors import require
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  cbmir parity run model.int8.onnx manifest.csv\n"
+    "  cbmir parity model.onnx model.openvino-bf16.xml manifest.csv --json"
+)
+@click.argument("a", type=PATH)
+@click.argument("b", type=PATH)
+@click.argument("manifest", type=PATH)
+@tolerance_option
+@json_option
+@click.pass_context
+def parity(ctx: click.Context, a: Path, b: Path, manifest: Path, tolerances: tuple[str, ...], as_json: bool) -> None:
+    """Compare the answers of two models, each a RUN or an exported file, on the images of MANIFEST.
+
+    Embeddings, scores, top-10 neighbours, nDCG and AUC, B against A, with 95% intervals over patients. For two files of
+    one model the exit code is 1 where B is beyond the limits of its precision.
+    """
+    require("torch", "train")
+    from cbmir.export.compare import compare_models
+
+    found = compare_models(a, b, manifest, tolerances)
+    if as_json:
+        print_json(found.to_json() | {"failures": found.failures})
+    else:
+        click.echo(found.table())
+    if found.failures:
+        ctx.exit(1)
