@@ -7,6 +7,9 @@ import socket
 
 from cbmir.errors import UserError
 
+#: Names by which a machine reaches itself.
+LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+
 
 def bound(host: str, port: int) -> socket.socket:
     """A socket that holds the port (0: any free one) and does not listen yet. Raises UserError."""
@@ -34,6 +37,12 @@ def url_of(listener: socket.socket, host: str) -> str:
 def name_of(host: str) -> str:
     """A host as it stands in a URL, and so in the header Host."""
     return f"[{host}]" if ":" in host else host.lower()
+
+
+def allowed_hosts(host: str) -> tuple[str, ...]:
+    """Names for which a server that listens at `host` may be asked: those of this machine where nobody else reaches
+    it, so that no web page gets in by a name of its own (DNS rebinding); empty, for any, elsewhere."""
+    return (*LOCAL_NAMES, name_of(host)) if is_loopback(host) else ()
 
 
 def is_loopback(host: str) -> bool:

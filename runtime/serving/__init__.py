@@ -1,17 +1,7 @@
 """The runtime behind HTTP: `create_app` makes the application, `serve` runs it.
 
-::
-
-    guarding    who is let in: bearer token, host names, security headers
-    observing   a request id, a line of log, a line of audit and the metrics for each request
-    bodies      how much of a body is taken, and for how long
-    gate        how many requests are worked on at once, and how many may wait
-    answering   what is done for a request: analyse, search, embed
-    cases       other patients' entries under opaque names;  case_index: the way back
-    problems    every error as `application/problem+json` (RFC 9457)
-    app         the routes;  server: sockets, signals, start and stop
-
-For research, not for diagnosis.
+Every request passes, from the outside in, `security.SecurityHeaders`, `telemetry.Observer`, `security.Guard`, a slot of
+`limits.RequestLimiter`, and `service.FinderService`, which answers it in a thread. For research, not for diagnosis.
 """
 
 from __future__ import annotations

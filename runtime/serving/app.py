@@ -22,7 +22,7 @@ from cbmir.errors import CbmirError
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.serving import schemas
 from cbmir.runtime.serving.limits import RequestLimiter, read_body, read_upload
-from cbmir.runtime.serving.problems import MOST_ERRORS, Problem, answer_problem, problem_of
+from cbmir.runtime.serving.problems import MOST_ERRORS, Problem, Trace, answer_problem, problem_of
 from cbmir.runtime.serving.schemas import (
     CASE,
     About,
@@ -34,36 +34,47 @@ from cbmir.runtime.serving.schemas import (
     Search,
     SearchAnswer,
 )
-from cbmir.runtime.serving.security import Guard
-from cbmir.runtime.serving.service import Answers, Facts
+from cbmir.runtime.serving.security import Credential, Guard, SecurityHeaders
+from cbmir.runtime.serving.service import Facts, FinderService
 from cbmir.runtime.serving.settings import Settings
 from cbmir.runtime.serving.telemetry import Audit, Metrics, Observer
 
 _T = TypeVar("_T")
 _MOST_JSON = 2**20  # bytes
 _CHECK_S = 5.0  # that health checks, metrics and the like may take
+_POLICY = "default-src 'none'; frame-ancestors 'none'"
 _PATIENT = (
     "The patient of the image, as the gallery names patients, whose images are left out. In a header, since URLs end "
     "in logs."
 )
 
+#: What starts and watches the service has no token; these say nothing but whether it is up.
+_HEALTH = ("/health", "/health/live", "/health/ready")
+health = APIRouter(tags=["health"])
+#: `Guard` looks at the token; `HTTPBearer` documents it.
+guarded = APIRouter(
+    tags=["v1"],
+    dependencies=[Depends(HTTPBearer(auto_error=False, description="The token of the service's token file."))],
+    responses=schemas.PROBLEMS,
+)
+
 
 def create_app(live: ReloadableFinder, settings: Settings) -> FastAPI:
-    """The service as an ASGI application, for `serve` or any other server. It closes `live` when it ends.
+    """The service as an ASGI application, for `serve` or any other server.
 
-    Raises UserError where the audit trail cannot be written. `app.state.answers.reload()` reloads.
+    It closes `live` when it ends. `app.state.service.reload()` reloads.
+
+    Raises:
+        UserError: The audit trail cannot be written.
     """
-    gate = RequestLimiter(settings.concurrency, settings.queue, settings.timeout_s)
-    checks = RequestLimiter(
-        2, 32, _CHECK_S
-    )  # so that neither waits for the other, nor a reload for a gallery that hangs
-    answers = Answers(live, settings)
-    metrics = Metrics(live, gate)
+    limiter = RequestLimiter(settings.concurrency, settings.queue, settings.timeout_s)
+    checks = RequestLimiter(2, 32, _CHECK_S)  # neither they nor requests wait for the other's galleries that hang
+    metrics = Metrics(live, limiter)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        gate.close()
+        limiter.close()
         checks.close()
         live.close()
 
@@ -78,153 +89,135 @@ def create_app(live: ReloadableFinder, settings: Settings) -> FastAPI:
         # Of FastAPI's newer versions: spans of OpenTelemetry have the query, logs the messages of exceptions.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
-    app.state.answers, app.state.gates = answers, (gate, checks)
-    routes = _Routes(answers, gate, checks, metrics, settings)
-    app.include_router(routes.open())
-    app.include_router(routes.guarded())
+    app.state.service, app.state.settings, app.state.metrics = FinderService(live, settings), settings, metrics
+    app.state.limiter, app.state.checks = limiter, checks
+    app.include_router(health)
+    app.include_router(guarded)
     for kind in (CbmirError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, answer_problem)
-    app.add_middleware(Guard, settings=settings)
+    if settings.token is None:
+        app.add_middleware(Guard, hosts=settings.hosts)
+    else:
+        wanted = "the service's token as 'Authorization: Bearer TOKEN'"
+        app.add_middleware(
+            Guard, credential=Credential("Bearer", settings.token.encode("ascii"), wanted), open_paths=_HEALTH
+        )
     app.add_middleware(Observer, metrics=metrics, audit=None if settings.audit is None else Audit(settings.audit))
+    app.add_middleware(SecurityHeaders, policy=_POLICY)
     return app
 
 
-class _Routes:
-    """What each route does with the parts of the service."""
-
-    def __init__(
-        self, answers: Answers, gate: RequestLimiter, checks: RequestLimiter, metrics: Metrics, settings: Settings
-    ) -> None:
-        self._answers, self._gate, self._checks = answers, gate, checks
-        self._metrics, self._settings = metrics, settings
-
-    def open(self) -> APIRouter:
-        """Those that want no token."""
-        router = APIRouter(tags=["health"])
-        for method in ("GET", "HEAD"):  # as some proxies ask
-            router.add_api_route(
-                "/health/live", self.live, summary="Whether the process answers", response_model=Health,
-                response_model_exclude_none=True, methods=[method], include_in_schema=method == "GET",
-            )  # fmt: skip
-            for path in ("/health", "/health/ready"):
-                router.add_api_route(
-                    path, self.ready, summary="Whether it can analyse", response_model=Health,
-                    response_model_exclude_none=True, responses=schemas.NOT_READY, methods=[method],
-                    include_in_schema=method == "GET",
-                )  # fmt: skip
-        return router
-
-    def guarded(self) -> APIRouter:
-        """Those that want the token. It is `Guard` that looks at it: `HTTPBearer` only documents it."""
-        bearer = Depends(HTTPBearer(auto_error=False, description="The token of the service's token file."))
-        router = APIRouter(tags=["v1"], dependencies=[bearer], responses=schemas.PROBLEMS)
-        router.add_api_route(
-            "/v1/analyze", self.analyze, summary="Findings, and the nearest images of the gallery",
-            response_model=AnalyzeAnswer, openapi_extra=schemas.UPLOAD,
-            responses=schemas.ANALYZED, methods=["POST"],
-        )  # fmt: skip
-        router.add_api_route(
-            "/v1/embed", self.embed, summary="An image's embedding", response_model=EmbedAnswer,
-            openapi_extra=schemas.UPLOAD, methods=["POST"],
-        )  # fmt: skip
-        router.add_api_route(
-            "/v1/search", self.search, summary="The nearest images of an embedding or a case",
-            response_model=SearchAnswer, openapi_extra=schemas.SEARCH, methods=["POST"],
-        )  # fmt: skip
-        router.add_api_route(
-            "/v1/cases/{case}/thumbnail", self.thumbnail, summary="A small picture of a case",
-            response_class=Response, responses=schemas.THUMBNAIL,
-        )  # fmt: skip
-        router.add_api_route("/v1/about", self.about, summary="What runs", response_model=About)
-        router.add_api_route(
-            "/v1/reload", self.reload, summary="Open model and gallery anew", response_model=Reloaded, methods=["POST"]
-        )
-        router.add_api_route(
-            "/metrics", self.metrics, summary="For Prometheus", response_class=Response, tags=["health"],
-            responses=schemas.METRICS,
-        )  # fmt: skip
-        return router
-
-    async def analyze(
-        self, request: Request, options: Annotated[AnalyzeOptions, Query()],
-        patient_id: Annotated[str, Header(alias="Patient-ID", max_length=256, description=_PATIENT)] = "",
-    ) -> AnalyzeAnswer:  # fmt: skip
-        """The body is the image file itself: DICOM (one frontal chest radiograph), PNG or JPEG. Other patients' images
-        appear as opaque case ids. For research, not for diagnosis."""
-        _check_given_once(request)
-        patient = _utf8(patient_id)
-        return await self._upload(request, lambda data, facts: self._answers.analyze(data, patient, options, facts))
-
-    async def embed(self, request: Request) -> EmbedAnswer:
-        """The body is as that of /v1/analyze."""
-        return await self._upload(request, self._answers.embed)
-
-    async def search(self, request: Request) -> SearchAnswer:
-        """Of a case: without itself and, unless asked for, without its patient's other images."""
-        if request.query_params:
-            raise Problem(422, "parameters", "Expected all parameters in the body, found some in the URL.")
-        with self._gate.place() as place:
-            body = await read_body(request, _MOST_JSON, self._settings.timeout_s)
-            return await place.run(lambda: self._answers.search(_parsed(body), request.scope["cbmir"].facts))
-
-    async def thumbnail(self, request: Request, case: Annotated[str, Path(pattern=CASE)]) -> Response:
-        """JPEG of about 256 pixels, where the gallery's owner shares them."""
-        with self._gate.place() as place:
-            image = await place.run(lambda: self._answers.thumbnail(case, request.scope["cbmir"].facts))
-        return Response(image, media_type="image/jpeg")
-
-    async def about(self) -> About:
-        """Model, engine, labels, gallery."""
-        return await self._check(self._answers.about)
-
-    async def reload(self) -> Reloaded:
-        """Requests under way end with what they began with; until the new model is warm, the old one answers."""
-        return await asyncio.to_thread(self._answers.reload)
-
-    async def metrics(self) -> Response:
-        """Prometheus' text format."""
-        return Response(await self._check(self._metrics.text), media_type=CONTENT_TYPE_LATEST)
-
-    async def live(self) -> Health:
-        """Always 200."""
-        return Health(status="live")
-
-    async def ready(self, response: Response) -> Health:
-        """200 once the model has run and the gallery is read; 503 before, and where the gallery was replaced."""
-        try:
-            await self._check(self._answers.check_ready)
-        except (CbmirError, Problem) as error:
-            response.status_code = 503
-            return Health(status="not ready", problem=problem_of(error).kind)
-        return Health(status="ready")
-
-    async def _check(self, work: Callable[[], _T]) -> _T:
-        with self._checks.place() as place:
-            return await place.run(work)
-
-    async def _upload(self, request: Request, work: Callable[[bytes, Facts], _T]) -> _T:
-        trace = request.scope["cbmir"]
-        with self._gate.place() as place:
-            data = await read_upload(request, self._settings.max_upload_bytes, self._settings.timeout_s)
-            trace.uploaded = len(data)
-
-            def answer() -> _T:
-                trace.facts["sha256"] = hashlib.sha256(data).hexdigest()
-                return work(data, trace.facts)
-
-            return await place.run(answer)
+@health.head("/health/live", include_in_schema=False)  # as some proxies ask
+@health.get("/health/live", summary="Whether the process answers", response_model_exclude_none=True)
+async def live() -> Health:
+    """Always 200."""
+    return Health(status="live")
 
 
-def _check_given_once(request: Request) -> None:
-    """Raise Problem for a parameter that is there twice, of which one would be left out in silence."""
+@health.head("/health/ready", include_in_schema=False)
+@health.get(
+    "/health/ready", summary="Whether it can analyse", response_model_exclude_none=True, responses=schemas.NOT_READY
+)
+@health.head("/health", include_in_schema=False)
+@health.get("/health", summary="Whether it can analyse", response_model_exclude_none=True, responses=schemas.NOT_READY)
+async def ready(request: Request, response: Response) -> Health:
+    """200 once the model has run and the gallery is read; 503 before, and where the gallery was replaced."""
+    try:
+        await _check(request, request.app.state.service.check_ready)
+    except (CbmirError, Problem) as error:
+        response.status_code = 503
+        return Health(status="not ready", problem=problem_of(error).kind)
+    return Health(status="ready")
+
+
+@guarded.post(
+    "/v1/analyze", summary="Findings, and the nearest images of the gallery", openapi_extra=schemas.UPLOAD,
+    responses=schemas.ANALYZED,
+)  # fmt: skip
+async def analyze(
+    request: Request, options: Annotated[AnalyzeOptions, Query()],
+    patient_id: Annotated[str, Header(alias="Patient-ID", max_length=256, description=_PATIENT)] = "",
+) -> AnalyzeAnswer:  # fmt: skip
+    """The body is the image file itself: DICOM (one frontal chest radiograph), PNG or JPEG. Other patients' images
+    appear as opaque case ids. For research, not for diagnosis."""
     given = [name for name, _ in request.query_params.multi_items()]
-    if len(given) > len(set(given)):
+    if len(given) > len(set(given)):  # one of them would be left out in silence
         raise Problem(422, "parameters", "Expected each parameter once, found one more than once.")
+    patient, service = _utf8(patient_id), request.app.state.service
+    return await _upload(request, lambda data, facts: service.analyze(data, patient, options, facts))
+
+
+@guarded.post("/v1/embed", summary="An image's embedding", openapi_extra=schemas.UPLOAD)
+async def embed(request: Request) -> EmbedAnswer:
+    """The body is as that of /v1/analyze."""
+    return await _upload(request, request.app.state.service.embed)
+
+
+@guarded.post("/v1/search", summary="The nearest images of an embedding or a case", openapi_extra=schemas.SEARCH)
+async def search(request: Request) -> SearchAnswer:
+    """Of a case: without itself and, unless asked for, without its patient's other images."""
+    if request.query_params:
+        raise Problem(422, "parameters", "Expected all parameters in the body, found some in the URL.")
+    service: FinderService = request.app.state.service
+    with request.app.state.limiter.slot() as slot:
+        body = await read_body(request, _MOST_JSON, request.app.state.settings.timeout_s)
+        answer: SearchAnswer = await slot.run(lambda: service.search(_parsed(body), Trace.of(request.scope).facts))
+    return answer
+
+
+@guarded.get(
+    "/v1/cases/{case}/thumbnail", summary="A small picture of a case", response_class=Response,
+    responses=schemas.THUMBNAIL,
+)  # fmt: skip
+async def thumbnail(request: Request, case: Annotated[str, Path(pattern=CASE)]) -> Response:
+    """JPEG of about 256 pixels, where the gallery's owner shares them."""
+    state = request.app.state
+    with state.limiter.slot() as slot:
+        image = await slot.run(lambda: state.service.thumbnail(case, Trace.of(request.scope).facts))
+    return Response(image, media_type="image/jpeg")
+
+
+@guarded.get("/v1/about", summary="What runs")
+async def about(request: Request) -> About:
+    """Model, engine, labels, gallery."""
+    return await _check(request, request.app.state.service.about)
+
+
+@guarded.post("/v1/reload", summary="Open model and gallery anew")
+async def reload(request: Request) -> Reloaded:
+    """Requests under way end with what they began with; until the new model is warm, the old one answers."""
+    return await asyncio.to_thread(request.app.state.service.reload)
+
+
+@guarded.get("/metrics", summary="For Prometheus", response_class=Response, tags=["health"], responses=schemas.METRICS)
+async def metrics(request: Request) -> Response:
+    """Prometheus' text format."""
+    return Response(await _check(request, request.app.state.metrics.text), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _check(request: Request, work: Callable[[], _T]) -> _T:
+    checks: RequestLimiter = request.app.state.checks
+    with checks.slot() as slot:
+        return await slot.run(work)
+
+
+async def _upload(request: Request, work: Callable[[bytes, Facts], _T]) -> _T:
+    limiter: RequestLimiter = request.app.state.limiter
+    settings: Settings = request.app.state.settings
+    trace = Trace.of(request.scope)
+    with limiter.slot() as slot:
+        data = await read_upload(request, settings.max_upload_bytes, settings.timeout_s)
+        trace.uploaded = len(data)
+
+        def answer() -> _T:
+            trace.facts["sha256"] = hashlib.sha256(data).hexdigest()
+            return work(data, trace.facts)
+
+        return await slot.run(answer)
 
 
 def _utf8(header: str) -> str:
-    """A header's text, which Starlette takes for Latin-1. Raises Problem for what is no UTF-8: it would be another
-    patient's id."""
+    """A header's text, which Starlette takes for Latin-1. What is no UTF-8 would be another patient's id."""
     try:
         return header.encode("latin-1").decode("utf-8")
     except UnicodeDecodeError:

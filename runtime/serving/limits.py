@@ -1,10 +1,7 @@
-"""How many requests are worked on at once, and how many may wait for that.
+"""How many requests are worked on at once and how many may wait, and how much of a body is taken, for how long.
 
-A place is taken before a body is read and given back when nothing of the request is left in memory: what is uploaded,
-waits or is worked on is bounded, whatever clients do. Work that has begun cannot be stopped: it keeps its place beyond
-a timeout, until it ends.
-
-Taking a request's body: so many bytes of it, for so many seconds, and never more in memory.
+A slot is taken before a body is read and given back when nothing of the request is left in memory: memory is bounded,
+whatever clients do. Work that has begun cannot be stopped: it keeps its slot beyond a timeout, until it ends.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import io
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -29,11 +26,11 @@ _RECENT = 0.1  # the weight of the last answer in the mean time that one takes
 
 
 class RequestLimiter:
-    """`concurrency` threads, and `queue` places more."""
+    """`concurrency` threads, and `queue` slots more."""
 
     def __init__(self, concurrency: int, queue: int, timeout_s: float) -> None:
         self.concurrency, self.capacity, self._timeout = concurrency, concurrency + queue, timeout_s
-        self.taken = 0  # places
+        self.taken = 0  # slots
         self.working = 0  # threads
         self._seconds = 0.1  # that an answer takes, a moving mean
         self._lock = threading.Lock()
@@ -41,29 +38,29 @@ class RequestLimiter:
 
     @property
     def waiting(self) -> int:
-        """Places of requests that are uploaded or wait."""
+        """Slots of requests that are uploaded or wait."""
         return max(0, self.taken - self.working)
 
     @contextmanager
-    def place(self) -> Iterator[Place]:
-        """A place while the block lasts, and beyond it until its work ends. Raises Problem 429 where there is none."""
+    def slot(self) -> Iterator[Slot]:
+        """A slot while the block lasts, and beyond it until its work ends. Raises Problem 429 where none is free."""
         with self._lock:
             if self.taken >= self.capacity:
                 seconds = math.ceil(self.taken * self._seconds / self.concurrency)
                 raise Problem(429, "busy", f"Expected at most {self.capacity} requests at once, found more; try again "
                                            f"later.", retry_after=min(max(seconds, 1), 60))  # fmt: skip
             self.taken += 1
-        place = Place(self)
+        slot = Slot(self)
         try:
-            yield place
+            yield slot
         finally:
-            if place.future is None:
+            if slot.future is None:
                 self._leave(None)
             else:
-                place.future.add_done_callback(self._leave)
+                slot.future.add_done_callback(self._leave)
 
     def close(self) -> None:
-        """Begin nothing more. What is worked on is not waited for: it cannot be broken off, and who asked is gone."""
+        """Begin nothing more. What is worked on is not waited for, since it cannot be stopped."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _submit(self, work: Callable[[], _T]) -> Future[_T]:
@@ -89,23 +86,23 @@ class RequestLimiter:
             self.taken -= 1
 
 
-class Place:
-    """Of one request; made by `RequestLimiter.place`."""
+class Slot:
+    """Of one request; made by `RequestLimiter.slot`."""
 
-    def __init__(self, gate: RequestLimiter) -> None:
-        self._gate = gate
+    def __init__(self, limiter: RequestLimiter) -> None:
+        self._limiter = limiter
         self.future: Future[Any] | None = None
 
     async def run(self, work: Callable[[], _T]) -> _T:
         """What `work` returns or raises, in a thread. Raises Problem 503 where it has not ended in time."""
-        self.future = future = self._gate._submit(work)
+        self.future = future = self._limiter._submit(work)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), self._gate._timeout)
+            return await asyncio.wait_for(asyncio.wrap_future(future), self._limiter._timeout)
         except TimeoutError:
             if future.done() and not future.cancelled():  # the work's own
                 raise
-            raise Problem(503, "timeout", f"Expected an answer within {self._gate._timeout:g} s, found none; try again "
-                                          f"when there is less to do.", retry_after=5) from None  # fmt: skip
+            raise Problem(503, "timeout", f"Expected an answer within {self._limiter._timeout:g} s, found none; try "
+                                          f"again when there is less to do.", retry_after=5) from None  # fmt: skip
 
 
 _FORMS = ("multipart/", "application/json")
@@ -132,36 +129,24 @@ async def read_body(request: Request, most: int, timeout_s: float) -> bytes:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Problem(415, "encoding", "Expected a body without Content-Encoding, found one; send it as it is.")
     announced = request.headers.get("content-length", "")
+    too_large = Problem(413, "too-large", f"Expected a body of at most {most:,} bytes, found more.")
+    cut_off = Problem(400, "cut-off", "Expected the whole body, found it cut off.", headers={"Connection": "close"})
     if announced.isdecimal() and int(announced) > most:
-        raise _too_large(most)
+        raise too_large
     whole = io.BytesIO()  # whose value is no copy
     try:
         async with asyncio.timeout(timeout_s):
-            async for chunk in _chunks(request):
+            async for chunk in request.stream():
                 if whole.tell() + len(chunk) > most:
-                    raise _too_large(most)
+                    raise too_large
                 whole.write(chunk)
     except TimeoutError:
         raise Problem(
             408, "slow", f"Expected the whole body within {timeout_s:g} s, found {whole.tell():,} bytes of it.",
             headers={"Connection": "close"},
         ) from None  # fmt: skip
-    if announced.isdecimal() and whole.tell() != int(announced):
-        raise _cut_off()
-    return whole.getvalue()
-
-
-async def _chunks(request: Request) -> AsyncIterator[bytes]:
-    try:
-        async for chunk in request.stream():
-            yield chunk
     except ClientDisconnect:
-        raise _cut_off() from None
-
-
-def _cut_off() -> Problem:
-    return Problem(400, "cut-off", "Expected the whole body, found it cut off.", headers={"Connection": "close"})
-
-
-def _too_large(most: int) -> Problem:
-    return Problem(413, "too-large", f"Expected a body of at most {most:,} bytes, found more.")
+        raise cut_off from None
+    if announced.isdecimal() and whole.tell() != int(announced):
+        raise cut_off
+    return whole.getvalue()

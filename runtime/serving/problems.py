@@ -7,7 +7,10 @@ quote what the client itself sent, and goes into no log. `instance` is the reque
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -15,6 +18,7 @@ from fastapi import HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.types import Receive, Scope, Send
 
 from cbmir.errors import (
     BlankImageError,
@@ -32,8 +36,6 @@ from cbmir.errors import (
     UserError,
 )
 
-MEDIA_TYPE = "application/problem+json"
-_TYPE = "urn:cbmir:problem:"
 MOST_ERRORS = 20  # of one request that are told
 #: In place of an error's own words, which name paths and images of the gallery.
 _DETAILS = {
@@ -59,6 +61,30 @@ _OF_ERROR: tuple[tuple[type[CbmirError], int, str], ...] = (
 )
 
 
+@dataclass
+class Trace:
+    """What is known of one request. Log, metrics and audit trail are made of it.
+
+    `admitted` is whether the guard let it in: only then does the audit trail take it, since anyone could fill the disk
+    else. `facts` are further members of its line in the audit trail, set by the route.
+    """
+
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    start: float = field(default_factory=time.perf_counter)
+    admitted: bool = False
+    status: int = 0
+    problem: str = ""  # the kind of the problem that was answered
+    error: Exception | None = None
+    uploaded: int = 0  # bytes
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(scope: Scope) -> Trace:
+        """That of a request, made when first asked for."""
+        trace: Trace = scope.setdefault("cbmir", Trace())
+        return trace
+
+
 class Problem(HTTPException):
     """An answer that is an error. `kind` ends the `type`, and stands in log, audit and metrics."""
 
@@ -75,8 +101,7 @@ class Problem(HTTPException):
         """`retry_after`: seconds after which to try again. `more` are further members of the answer."""
         waiting = {} if retry_after is None else {"Retry-After": str(retry_after)}
         super().__init__(status, detail, {**(headers or {}), **waiting})
-        self.kind = kind
-        self.more = more
+        self.kind, self.more = kind, more
 
 
 def problem_of(error: Exception) -> Problem:
@@ -94,33 +119,36 @@ def problem_of(error: Exception) -> Problem:
 def response_of(problem: Problem, request_id: str) -> Response:
     """The answer itself. Non-ASCII is escaped, so that there is no text that it cannot hold."""
     body = {
-        "type": _TYPE + problem.kind,
+        "type": f"urn:cbmir:problem:{problem.kind}",
         "title": HTTPStatus(problem.status_code).phrase,
         "status": problem.status_code,
         "detail": problem.detail,
         "instance": f"urn:uuid:{request_id}",
         **problem.more,
     }
-    return Response(json.dumps(body), problem.status_code, dict(problem.headers or {}), MEDIA_TYPE)
+    return Response(json.dumps(body), problem.status_code, problem.headers, "application/problem+json")
+
+
+async def refuse(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with a problem from within a middleware."""
+    trace = Trace.of(scope)
+    trace.problem = problem.kind
+    await response_of(problem, trace.id)(scope, receive, send)
 
 
 async def answer_problem(request: Request, error: Exception) -> Response:
     """The handler of every exception that a route raises."""
     if isinstance(error, RequestValidationError):
-        problem = Problem(422, "parameters", "Some parameters are not as expected.", errors=_wrong(error.errors()))
+        wrong = [  # where and what, without what was found there
+            {"where": ".".join(str(part) for part in one["loc"]), "expected": str(one["msg"])}
+            for one in error.errors()[:MOST_ERRORS]
+        ]
+        problem = Problem(422, "parameters", "Some parameters are not as expected.", errors=wrong)
     elif isinstance(error, StarletteHTTPException) and not isinstance(error, Problem):
         kind = {404: "no-such-route", 405: "no-such-method"}.get(error.status_code, "http")
-        problem = Problem(error.status_code, kind, str(error.detail), headers=error.headers or {})
+        problem = Problem(error.status_code, kind, str(error.detail), headers=error.headers)
     else:
         problem = problem_of(error)
-    request.scope["cbmir"].problem = problem.kind
-    request.scope["cbmir"].error = error
-    return response_of(problem, request.scope["cbmir"].id)
-
-
-def _wrong(errors: Sequence[Any]) -> list[dict[str, str]]:
-    """Where and what is wrong, without what was found there: the first of it."""
-    return [
-        {"where": ".".join(str(part) for part in one["loc"]), "expected": str(one["msg"])}
-        for one in errors[:MOST_ERRORS]
-    ]
+    trace = Trace.of(request.scope)
+    trace.problem, trace.error = problem.kind, error
+    return response_of(problem, trace.id)

@@ -1,67 +1,117 @@
-"""Who is let in, before anything else of a request is looked at.
+"""Who is let in, and what browsers are told: ASGI middleware of the service and of the demo.
 
-With a token, every route but the health checks wants it. Without one (a service for this machine alone) two tricks by
-which a web page that is open in a browser on this machine could reach in are shut out: a name of its own for this
-machine (DNS rebinding), and requests across sites. Other origins are answered in no case: there is no CORS.
+Two tricks by which a web page that is open in a browser could reach a server that others cannot are shut out: a name of
+its own for this machine (DNS rebinding), and requests across sites. There is no CORS.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cbmir.runtime.serving.problems import Problem, response_of
-from cbmir.runtime.serving.settings import Settings
+from cbmir.runtime.serving.problems import Problem, Trace, refuse
 
-#: Say nothing but whether the service is up: what starts and watches it has no token.
-OPEN = ("/health", "/health/live", "/health/ready")
+_HEADERS = {
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",  # a visitor would click in another page's frame without knowing it
+}
+
+
+class SecurityHeaders:
+    """ASGI middleware: every answer has the headers that make browsers careful.
+
+    `policy` is the Content-Security-Policy. Browsers store no answer whose media type begins with one of `private`.
+    """
+
+    def __init__(self, app: ASGIApp, policy: str, private: tuple[str, ...] = ("",)) -> None:
+        self._app, self._private = app, private
+        self._headers = {**_HEADERS, "Content-Security-Policy": policy}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(self._headers)
+                if headers.get("content-type", "").startswith(self._private):
+                    headers["Cache-Control"] = "no-store"
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+@dataclass(frozen=True)
+class Credential:
+    """What the header Authorization must bear: `scheme` and `secret`. `wanted` says so to people."""
+
+    scheme: str
+    secret: bytes = field(repr=False)
+    wanted: str
+
+    def admits(self, header: str) -> bool:
+        """Compares digests, in a time that tells nothing of the secret, of its length neither."""
+        scheme, _, given = header.partition(" ")
+        digests = (hashlib.sha256(one).digest() for one in (given.strip().encode("utf-8", "replace"), self.secret))
+        return hmac.compare_digest(*digests) and scheme.lower() == self.scheme.lower()
 
 
 class Guard:
-    """ASGI middleware."""
+    """ASGI middleware that looks at nothing of a request but its headers.
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app = app
-        self._hosts = frozenset(settings.hosts) if settings.token is None else frozenset()
-        self._token = None if settings.token is None else _digest(settings.token.encode("ascii"))
+    `hosts` are the names by which it may be asked for, empty for any. Without `credential` everyone is let in;
+    with it every path but those of `open_paths` wants it.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: Collection[str] = (),
+        credential: Credential | None = None,
+        open_paths: Collection[str] = (),
+    ) -> None:
+        self._app, self._hosts, self._credential, self._open = app, hosts, credential, open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        try:
-            self._check(Headers(scope=scope), scope["path"])
-        except Problem as problem:
-            scope["cbmir"].problem = problem.kind
-            await response_of(problem, scope["cbmir"].id)(scope, receive, send)
-            return
-        scope["cbmir"].admitted = True
+        if scope["type"] == "http":
+            try:
+                self._check(scope, Headers(scope=scope))
+            except Problem as problem:
+                await refuse(problem, scope, receive, send)
+                return
+            Trace.of(scope).admitted = True
         await self._app(scope, receive, send)
 
-    def _check(self, headers: Headers, path: str) -> None:
+    def _check(self, scope: Scope, headers: Headers) -> None:
         """Raise Problem for a request that is not let in."""
-        host = headers.get("host", "")
-        if self._hosts and _name(host) not in self._hosts:
+        if self._hosts and _name(headers.get("host", "")) not in self._hosts:
             raise Problem(421, "host", f"Expected a request for {', '.join(sorted(self._hosts))}, found one for "
                                        f"another name.")  # fmt: skip
-        origin = headers.get("origin")
-        if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
+        if _is_foreign(scope["method"], headers):
             raise Problem(403, "origin", "Expected no request from another site's page, found an Origin header of one.")
-        if self._token is None or path in OPEN:
+        if self._credential is None or scope["path"] in self._open:
             return
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        # Digests are compared: in a time that tells nothing, of the length neither.
-        is_right = hmac.compare_digest(_digest(given.strip().encode("utf-8", "surrogateescape")), self._token)
-        if scheme.lower() != "bearer" or not is_right:
-            raise Problem(401, "token", "Expected the service's token as 'Authorization: Bearer TOKEN', found none or "
-                                        "another.", headers={"WWW-Authenticate": 'Bearer realm="cbmir"'})  # fmt: skip
+        if not self._credential.admits(headers.get("authorization", "")):
+            raise Problem(401, "token", f"Expected {self._credential.wanted}, found none or another.",
+                          headers={"WWW-Authenticate": f'{self._credential.scheme} realm="cbmir"'})  # fmt: skip
 
 
-def _digest(token: bytes) -> bytes:
-    return hashlib.sha256(token).digest()
+def _is_foreign(method: str, headers: Headers) -> bool:
+    """Whether another site's page sends this. A browser says so itself where the address is HTTPS or this machine's,
+    and whatever a proxy in between makes of the host's name; else the page's origin is compared with that."""
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    if origin is None and method in ("GET", "HEAD"):  # a link: it changes nothing, and no page reads the answer
+        return False
+    if site is not None:
+        return site not in ("same-origin", "none")
+    return origin is not None and origin not in (
+        f"{scheme}://{headers.get('host', '')}" for scheme in ("http", "https")
+    )
 
 
 def _name(host: str) -> str:

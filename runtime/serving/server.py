@@ -1,22 +1,17 @@
-"""uvicorn's HTTP/1.1, with an end to what it waits for without one.
+"""The service as a process: socket, signals, start and stop, and a limit on whatever a client can make it wait for.
 
-uvicorn has no timeout for a request on its way in, nor for an answer that nobody takes: a client that sends or reads a
-byte now and then holds its connection for ever, and its answer in memory (issue 157 of Kludex/uvicorn; what its
-`timeout_keep_alive` limits is the pause between requests). Here a request, header and body, must be whole in time, an
-answer be taken in time, and connections are limited. What is no HTTP is answered as every error is.
-
-Running the service: socket, signals, start and stop.
+uvicorn has no timeout for a request on its way in, nor for an answer that is not read: a client that sends or reads a
+byte now and then holds its connection for ever, and its answer in memory (issue 157 of Kludex/uvicorn; its
+`timeout_keep_alive` limits the pause between requests alone).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
 import threading
-import uuid
 from collections.abc import Callable, Coroutine
 from importlib.util import find_spec
 from typing import Any
@@ -30,7 +25,7 @@ from cbmir.runtime.dicom_output import warm_up
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.logs import log, told
 from cbmir.runtime.serving.app import create_app
-from cbmir.runtime.serving.problems import Problem
+from cbmir.runtime.serving.problems import Problem, Trace, response_of
 from cbmir.runtime.serving.settings import Settings
 from cbmir.runtime.sockets import bound, is_loopback, url_of
 
@@ -39,7 +34,10 @@ MOST_CONNECTIONS = 256
 
 
 class BoundedProtocol(H11Protocol):
-    """`seconds` is for a whole request, and again for reading its answer; `with_deadline` makes a class for uvicorn."""
+    """HTTP/1.1 in which a request, header and body, must be whole in `seconds`, and its answer be read in as many.
+
+    Connections are limited in number. What is no HTTP is answered as every error is.
+    """
 
     seconds = 60.0
 
@@ -81,16 +79,11 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        request = str(uuid.uuid4())
-        log.info("answered", extra={"fields": {"request": request, "route": "none", "status": 400, "problem": "http"}})
-        problem = {
-            "type": "urn:cbmir:problem:http", "title": "Bad Request", "status": 400, "detail": msg,
-            "instance": f"urn:uuid:{request}",
-        }  # fmt: skip
-        body = json.dumps(problem).encode()
-        headers = [("Content-Type", "application/problem+json"), ("Content-Length", str(len(body))),
-                   ("Connection", "close"), ("X-Request-ID", request)]  # fmt: skip
-        for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+        trace = Trace(status=400, problem="http")
+        answer = response_of(Problem(400, "http", msg, headers={"Connection": "close"}), trace.id)
+        log.info("answered", extra={"fields": {"request": trace.id, "route": "none", "status": 400, "problem": "http"}})
+        headers = [*answer.raw_headers, (b"X-Request-ID", trace.id.encode())]
+        for event in (h11.Response(status_code=400, headers=headers), h11.Data(bytes(answer.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
@@ -142,28 +135,41 @@ def serve(
             access_log=False, server_header=False, proxy_headers=False, h11_max_incomplete_event_size=_HEADER,
             timeout_graceful_shutdown=round(settings.timeout_s + _GRACE),
         )  # fmt: skip
-        server = _Server(config, app, live, lambda: ready(url_of(listener, host)))
+        server = FinderServer(config, app, live, lambda: ready(url_of(listener, host)))
         try:
             server.run(sockets=[listener])
         finally:
-            if any(gate.working for gate in app.state.gates):  # the interpreter would wait for its threads
+            if any(
+                limiter.working for limiter in (app.state.limiter, app.state.checks)
+            ):  # the interpreter would wait for its threads
                 log.warning("ended while something was worked on, for nobody any more")
                 os._exit(128 + signal.SIGTERM)
     if server.failed is not None:
         raise server.failed
 
 
-class _Server(uvicorn.Server):
-    """Opens the finder once it listens, and reloads at SIGHUP."""
+class Server(uvicorn.Server):
+    """Calls `started` in its event loop as soon as it listens."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._started()
+
+
+class FinderServer(Server):
+    """Opens the finder once it listens, and reloads it at SIGHUP."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, live: ReloadableFinder, ready: Callable[[], None]) -> None:
-        super().__init__(config)
+        super().__init__(config, self._start)
         self._app, self._live, self._ready = app, live, ready
         self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself holds on to none
         self.failed: Exception | None = None
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+    def _start(self) -> None:
         self._begin(self._open())
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: self._begin(self._reload()))
@@ -194,7 +200,7 @@ class _Server(uvicorn.Server):
 
     async def _reload(self) -> None:
         try:
-            done = await asyncio.to_thread(self._app.state.answers.reload)
+            done = await asyncio.to_thread(self._app.state.service.reload)
             log.info("reloaded", extra={"fields": {"generation": done.generation}})
         except Problem as problem:
             log.error("%s", problem.detail)

@@ -150,7 +150,7 @@ Facts = dict[str, Any]
 _NORM = 1e-3  # by which an embedding that was written as text may miss the norm 1
 
 
-class Answers:
+class FinderService:
     """Every method answers one request; `facts` takes what the audit trail has of it.
 
     Raises Problem for what is the client's mistake, and CbmirError (see `problems.problem_of`).

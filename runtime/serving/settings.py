@@ -8,11 +8,10 @@ from pathlib import Path
 
 from cbmir.errors import UserError
 from cbmir.files import read_secret
+from cbmir.runtime.sockets import LOCAL_NAMES
 
 #: What a gallery's owner may let the service show of other patients, beside labels and distances.
 SHAREABLE = ("reports", "thumbnails")
-#: Names by which a machine reaches itself.
-LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 #: No answer has more neighbours.
 MOST_NEIGHBOURS = 1000
 

@@ -1,14 +1,8 @@
-"""What is kept of a request: a line of log, a line of audit, metrics. The outermost middleware, so that nothing raises
-past it, and every answer has an id and the headers that make browsers careful.
+"""What is kept of a request: metrics for Prometheus, a line of log, and a line of the audit trail.
 
-Nothing that a client sent stands in any of these but an image's digest: no path, query, header or message.
-
-The audit trail: who asked for what, when, and what became of it; a line of JSON each, without patient data.
-
-An image is named by the SHA-256 of its file: who holds the file can tell that it was analysed, nobody else. Cases that
-were shown are named as they were shown.
-
-What Prometheus is told. Labels are of small, fixed sets: never what a client sent.
+Nothing that a client sent stands in any of these but an image's digest: no path, query, header or message. Labels of
+metrics are of small, fixed sets. The audit trail names an image by the SHA-256 of its file: a reader who holds the file
+can tell that it was analysed, nobody else can. Cases that were shown are named as they were shown.
 """
 
 from __future__ import annotations
@@ -17,9 +11,7 @@ import json
 import logging
 import os
 import time
-import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,7 +28,7 @@ from cbmir.errors import CbmirError, UserError
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.logs import log, told
 from cbmir.runtime.serving.limits import RequestLimiter
-from cbmir.runtime.serving.problems import Problem, problem_of, response_of
+from cbmir.runtime.serving.problems import Problem, Trace, problem_of, refuse
 from cbmir.runtime.serving.service import GalleryState
 
 
@@ -70,14 +62,15 @@ class Audit:
 _BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class Metrics:
-    """Of one application, in a registry of its own."""
+class Metrics(Collector):
+    """Of one application, in a registry of its own: counters, and what it collects at the moment of asking."""
 
-    def __init__(self, live: ReloadableFinder, gate: RequestLimiter) -> None:
+    def __init__(self, live: ReloadableFinder, limiter: RequestLimiter) -> None:
+        self._live, self._limiter = live, limiter
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
-        self.registry.register(_Now(live, gate))
+        self.registry.register(self)
         self._requests = Counter(
             "cbmir_http_requests_total", "Requests answered.", ["route", "method", "status"], registry=self.registry
         )
@@ -90,32 +83,25 @@ class Metrics:
         )
         self._bytes = Counter("cbmir_uploaded_bytes_total", "Bytes of bodies taken.", registry=self.registry)
 
-    def count(self, *, route: str, method: str, status: int, seconds: float, problem: str, uploaded: int) -> None:
+    def count(self, trace: Trace, route: str, method: str, seconds: float) -> None:
         """One request is answered."""
-        self._requests.labels(route, method, str(status)).inc()
+        self._requests.labels(route, method, str(trace.status)).inc()
         self._seconds.labels(route).observe(seconds)
-        self._bytes.inc(uploaded)
-        if problem:
-            self._problems.labels(problem).inc()
+        self._bytes.inc(trace.uploaded)
+        if trace.problem:
+            self._problems.labels(trace.problem).inc()
 
     def text(self) -> bytes:
         """In Prometheus' text format."""
         return generate_latest(self.registry)
 
-
-class _Now(Collector):
-    """What is read at the moment of asking."""
-
-    def __init__(self, live: ReloadableFinder, gate: RequestLimiter) -> None:
-        self._live, self._gate = live, gate
-
     def describe(self) -> list[Metric]:
         return []  # else `collect` would be called to register it
 
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily("cbmir_requests_working", "Requests that a thread works on.", self._gate.working)
-        yield GaugeMetricFamily("cbmir_requests_waiting", "Requests that are uploaded or wait.", self._gate.waiting)
-        yield GaugeMetricFamily("cbmir_requests_capacity", "Places for requests in all.", self._gate.capacity)
+        yield GaugeMetricFamily("cbmir_requests_working", "Requests that a thread works on.", self._limiter.working)
+        yield GaugeMetricFamily("cbmir_requests_waiting", "Requests that are uploaded or wait.", self._limiter.waiting)
+        yield GaugeMetricFamily("cbmir_requests_capacity", "Places for requests in all.", self._limiter.capacity)
         yield CounterMetricFamily("cbmir_models_opened", "Since the start.", self._live.generation)
         yield InfoMetricFamily("cbmir_build", "The software.", {"version": __version__})
         try:
@@ -141,34 +127,11 @@ class _Now(Collector):
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _AUDITED = "/v1/"
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-}
-
 _NO_AUDIT = Problem(503, "audit", "The audit trail cannot be written, so nothing is answered.", retry_after=60)
 
 
-@dataclass
-class Trace:
-    """Of one request, as `scope["cbmir"]`. `admitted`: let in by `Guard`, or else no matter of the audit, whose disk
-    anyone could fill. `facts` are what the audit has of it beside: set by who answers."""
-
-    id: str = field(default_factory=lambda: str(uuid.uuid4()))
-    start: float = field(default_factory=time.perf_counter)
-    admitted: bool = False
-    status: int = 0
-    problem: str = ""  # the kind of the problem that was answered
-    error: Exception | None = None
-    uploaded: int = 0  # bytes
-    facts: dict[str, Any] = field(default_factory=dict)
-
-
 class Observer:
-    """ASGI middleware."""
+    """ASGI middleware past which nothing raises: it counts, logs and audits, and gives every answer an id."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, audit: Audit | None) -> None:
         self._app, self._metrics, self._audit = app, metrics, audit
@@ -177,31 +140,35 @@ class Observer:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        trace = scope["cbmir"] = Trace()
-        answer = _Answer(send, trace.id)
+        trace = Trace.of(scope)
+        is_replaced = False
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-ID"] = trace.id
+                trace.status = message["status"]
+            await send(message)
 
         async def send_audited(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                trace.status = message["status"]
-                if not self._is_audited(scope, trace):
-                    trace.problem, trace.status = "audit", 503
-                    await answer.replace(_NO_AUDIT, scope, receive)
-            await answer.send(message)
+            nonlocal is_replaced
+            if message["type"] == "http.response.start" and not self._is_audited(scope, trace, message["status"]):
+                is_replaced = True
+                await refuse(_NO_AUDIT, scope, receive, send_with_id)
+            if not is_replaced:
+                await send_with_id(message)
 
         try:
             await self._app(scope, receive, send_audited)
-        except Exception as error:  # whatever it is, it is told, and answered where it still can be
+        except Exception as error:  # whatever it is, it is logged, and answered where it still can be
             trace.error = error
-            if answer.is_started:
+            if trace.status:  # an answer is on its way
                 log.error("failed while answering", extra={"fields": {"request": trace.id, **told(error)}})
                 raise
-            problem = problem_of(error)
-            trace.problem = problem.kind
-            await response_of(problem, trace.id)(scope, receive, send_audited)
+            await refuse(problem_of(error), scope, receive, send_audited)
         finally:
-            self._tell(scope, trace)
+            self._report(scope, trace)
 
-    def _is_audited(self, scope: Scope, trace: Trace) -> bool:
+    def _is_audited(self, scope: Scope, trace: Trace, status: int) -> bool:
         """Whether the trail has it, or need not."""
         if self._audit is None or not trace.admitted or not scope["path"].startswith(_AUDITED):
             return True
@@ -210,7 +177,7 @@ class Observer:
             "request": trace.id,
             "client": (scope.get("client") or ("",))[0],
             "route": _route(scope),
-            "status": trace.status,
+            "status": status,
             "problem": trace.problem,
             **trace.facts,
         }
@@ -221,44 +188,19 @@ class Observer:
             return False
         return True
 
-    def _tell(self, scope: Scope, trace: Trace) -> None:
+    def _report(self, scope: Scope, trace: Trace) -> None:
         seconds = time.perf_counter() - trace.start
-        method = scope["method"] if scope["method"] in _METHODS else "other"
-        self._metrics.count(
-            route=_route(scope), method=method, status=trace.status, seconds=seconds, problem=trace.problem,
-            uploaded=trace.uploaded,
-        )  # fmt: skip
+        route, method = _route(scope), scope["method"] if scope["method"] in _METHODS else "other"
+        self._metrics.count(trace, route, method, seconds)
         fields: dict[str, Any] = {
-            "request": trace.id, "route": _route(scope), "method": method, "status": trace.status,
+            "request": trace.id, "route": route, "method": method, "status": trace.status,
             "ms": round(1000 * seconds, 1),
         }  # fmt: skip
         if trace.problem:
             fields["problem"] = trace.problem
-        failed = trace.status >= 500 and trace.error is not None
-        if failed and trace.error is not None:
+        if has_failed := trace.status >= 500 and trace.error is not None:
             fields |= told(trace.error)
-        log.log(logging.ERROR if failed else logging.INFO, "answered", extra={"fields": fields})
-
-
-class _Answer:
-    """Passes an answer on with headers, or another one in its place."""
-
-    def __init__(self, send: Send, request_id: str) -> None:
-        self._send, self._id = send, request_id
-        self.is_started = self._is_replaced = False
-
-    async def send(self, message: Message) -> None:
-        if self._is_replaced:
-            return
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            headers.update({**_HEADERS, "X-Request-ID": self._id})
-        self.is_started = True
-        await self._send(message)
-
-    async def replace(self, problem: Problem, scope: Scope, receive: Receive) -> None:
-        await response_of(problem, self._id)(scope, receive, self.send)
-        self._is_replaced = True
+        log.log(logging.ERROR if has_failed else logging.INFO, "answered", extra={"fields": fields})
 
 
 def _route(scope: Scope) -> str:

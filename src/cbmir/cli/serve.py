@@ -77,15 +77,14 @@ def serve(
     from cbmir.runtime.logs import log_as_json
     from cbmir.runtime.serving import Settings, load_token
     from cbmir.runtime.serving.server import serve as serve_app
-    from cbmir.runtime.serving.settings import LOCAL_NAMES
-    from cbmir.runtime.sockets import is_loopback, name_of
+    from cbmir.runtime.sockets import allowed_hosts, is_loopback
 
     if token_file is None and not no_token and not is_loopback(host):
         raise UserError(f"expected --token-file, since other machines can reach {host}, found none; --no-token lets "
                         f"everyone in")  # fmt: skip
     settings = Settings(
         token=None if token_file is None else load_token(token_file),
-        hosts=(*LOCAL_NAMES, name_of(host)) if is_loopback(host) else (),
+        hosts=allowed_hosts(host),
         max_upload_bytes=max_upload * 2**20, concurrency=concurrency, queue=queue, timeout_s=timeout, audit=audit,
         share=frozenset(share),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How many requests are worked on, how many wait, and when a place is free again."""
+"""How many requests are worked on, how many wait, and when a slot is free again."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def held() -> Iterator[Held]:
     held.let.set()
 
 
-async def ask(gate: RequestLimiter, work: Callable[[], str]) -> str:
-    with gate.place() as place:
-        return await place.run(work)
+async def ask(limiter: RequestLimiter, work: Callable[[], str]) -> str:
+    with limiter.slot() as slot:
+        return await slot.run(work)
 
 
 async def until(condition: object) -> None:
@@ -45,38 +45,38 @@ async def until(condition: object) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_more_than_the_places_are_refused(held: Held) -> None:
+def test_more_than_the_slots_are_refused(held: Held) -> None:
     async def run() -> None:
-        gate = RequestLimiter(1, 1, 10)
-        first = asyncio.create_task(ask(gate, held))
+        limiter = RequestLimiter(1, 1, 10)
+        first = asyncio.create_task(ask(limiter, held))
         await until(held.begun.is_set)
-        second = asyncio.create_task(ask(gate, held))
-        await until(lambda: gate.taken == 2)
-        assert (gate.working, gate.waiting, gate.capacity) == (1, 1, 2)
+        second = asyncio.create_task(ask(limiter, held))
+        await until(lambda: limiter.taken == 2)
+        assert (limiter.working, limiter.waiting, limiter.capacity) == (1, 1, 2)
         with pytest.raises(Problem) as refused:
-            await ask(gate, held)
+            await ask(limiter, held)
         assert refused.value.status_code == 429
         assert int((refused.value.headers or {})["Retry-After"]) >= 1
         held.let.set()
         assert [await first, await second] == ["done", "done"]
-        assert (gate.taken, gate.working) == (0, 0)
-        gate.close()
+        assert (limiter.taken, limiter.working) == (0, 0)
+        limiter.close()
 
     asyncio.run(run())
 
 
-def test_work_that_takes_too_long_keeps_its_place_until_it_ends(held: Held) -> None:
+def test_work_that_takes_too_long_keeps_its_slot_until_it_ends(held: Held) -> None:
     async def run() -> None:
-        gate = RequestLimiter(1, 0, 0.01)
+        limiter = RequestLimiter(1, 0, 0.01)
         with pytest.raises(Problem) as late:
-            await ask(gate, held)
+            await ask(limiter, held)
         assert (late.value.status_code, late.value.kind) == (503, "timeout")
-        assert gate.taken == 1
+        assert limiter.taken == 1
         with pytest.raises(Problem, match="at most 1 requests"):
-            await ask(gate, held)
+            await ask(limiter, held)
         held.let.set()
-        await until(lambda: gate.taken == 0)
-        gate.close()
+        await until(lambda: limiter.taken == 0)
+        limiter.close()
 
     asyncio.run(run())
 
@@ -87,51 +87,51 @@ class Body:
 
 def test_what_waited_too_long_is_never_begun_and_forgotten(held: Held) -> None:
     async def run() -> None:
-        gate, second, body = RequestLimiter(1, 1, 0.01), Held(), Body()
+        limiter, second, body = RequestLimiter(1, 1, 0.01), Held(), Body()
         is_kept = weakref.ref(body)
-        first = asyncio.create_task(ask(gate, held))
+        first = asyncio.create_task(ask(limiter, held))
         await until(held.begun.is_set)
         with pytest.raises(Problem, match="within"):
-            await ask(gate, partial(second, body))
-        assert gate.taken == 1
+            await ask(limiter, partial(second, body))
+        assert limiter.taken == 1
         del body
         gc.collect()
         assert is_kept() is None
         held.let.set()
         with pytest.raises(Problem):
             await first
-        await until(lambda: gate.taken == 0)
+        await until(lambda: limiter.taken == 0)
         assert not second.begun.is_set()
-        gate.close()
+        limiter.close()
 
     asyncio.run(run())
 
 
-def test_what_raises_gives_its_place_back() -> None:
+def test_what_raises_gives_its_slot_back() -> None:
     async def run() -> None:
-        gate = RequestLimiter(1, 0, 10)
+        limiter = RequestLimiter(1, 0, 10)
 
         def fail() -> str:
             raise TimeoutError("the work's own")
 
-        with pytest.raises(TimeoutError, match="own"), gate.place() as place:
-            await place.run(fail)
-        with pytest.raises(RuntimeError), gate.place():
+        with pytest.raises(TimeoutError, match="own"), limiter.slot() as slot:
+            await slot.run(fail)
+        with pytest.raises(RuntimeError), limiter.slot():
             raise RuntimeError
-        assert gate.taken == 0
-        gate.close()
+        assert limiter.taken == 0
+        limiter.close()
 
     asyncio.run(run())
 
 
 def test_closing_waits_for_nobody(held: Held) -> None:
     async def run() -> None:
-        gate = RequestLimiter(1, 1, 0.01)
+        limiter = RequestLimiter(1, 1, 0.01)
         with pytest.raises(Problem):
-            await ask(gate, held)
-        gate.close()  # `held` goes on
-        assert gate.taken == 1
+            await ask(limiter, held)
+        limiter.close()  # `held` goes on
+        assert limiter.taken == 1
         held.let.set()
-        await until(lambda: gate.taken == 0)
+        await until(lambda: limiter.taken == 0)
 
     asyncio.run(run())

@@ -76,11 +76,23 @@ def test_pages_of_other_sites_are_refused(client: TestClient) -> None:
     assert client.post("/v1/reload", headers={"Origin": "http://localhost"}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
+)
+def test_what_a_browser_itself_says_counts_more(site: str, status: int, client: TestClient) -> None:
+    """Behind a proxy the page's origin is not the host that the service is asked for; and a form sends no Origin."""
+    headers = {"Sec-Fetch-Site": site}
+    assert client.post("/v1/reload", headers=headers).status_code == status
+    assert client.post("/v1/reload", headers=headers | {"Origin": "https://proxy.example"}).status_code == status
+    assert client.get("/v1/about", headers=headers).status_code == 200  # a link, which changes nothing
+
+
 @pytest.mark.parametrize("path", ["/health", "/nowhere", "/v1/about", "/v1/search"])
 def test_headers_of_every_answer(path: str, client: TestClient) -> None:
     headers = client.get(path).headers
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["cache-control"] == "no-store"
     assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert headers["cross-origin-resource-policy"] == "same-origin"
     assert headers["x-request-id"]
     assert "access-control-allow-origin" not in headers

@@ -235,7 +235,7 @@ def test_without_what_makes_results_it_answers_the_rest(
     opened: list[bool] = []
     with ReloadableFinder(lambda: Finder.open(tiny_model, threads=1)) as live:
         app = create_app(live, Settings())
-        one = server._Server(uvicorn.Config(app), app, live, lambda: opened.append(live.ready))
+        one = server.FinderServer(uvicorn.Config(app), app, live, lambda: opened.append(live.ready))
         asyncio.run(one._open())
         assert (opened, one.failed) == ([True], None)
     assert "no results can be made" in caplog.text
