@@ -280,7 +280,7 @@ def _memory() -> dict[str, float]:
 
 
 def _uuid(gallery: Path) -> str:
-    from cbmir.runtime.gallery.store import Store
+    from cbmir.runtime.gallery.gallery import Gallery
 
-    with Store.open(gallery) as store:
+    with Gallery.open(gallery) as store:
         return store.uuid

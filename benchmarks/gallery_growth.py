@@ -32,7 +32,6 @@ from cbmir.files import write_json, write_text
 from cbmir.labels import LabelSet
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime import Entry, Gallery
-from cbmir.runtime.gallery.store import Store
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
@@ -194,7 +193,8 @@ def make_gallery(mixture: Mixture, count: int, path: Path) -> dict[str, float]:
             pause = time.perf_counter()
             vectors, own = mixture.block(at // BLOCK, min(BLOCK, count - at)), entries(at, min(BLOCK, count - at))
             making += time.perf_counter() - pause
-            Store.add(gallery, own, vectors)
+            with gallery.writing() as writer:
+                writer.add(own, vectors)
         seconds["add_s"] = time.perf_counter() - start - making
         start = time.perf_counter()
         gallery.write_index()
@@ -205,10 +205,12 @@ def make_gallery(mixture: Mixture, count: int, path: Path) -> dict[str, float]:
         seconds["open_and_answer_s"] = time.perf_counter() - start
         start = time.perf_counter()
         one = mixture.block(10**9 + 1, 1)
-        Store.add(gallery, entries(count, 1), one)
+        with gallery.writing() as writer:
+            writer.add(entries(count, 1), one)
         gallery.search(one[0], K)
         seconds["add_one_and_find_it_s"] = time.perf_counter() - start
-        Store.remove(gallery, ids=[f"{count:08}"])
+        with gallery.writing() as writer:
+            writer.remove(ids=[f"{count:08}"])
     megabytes = {
         "sqlite_mb": sum(file.stat().st_size for file in path.glob("gallery.sqlite*")) / 1e6,
         "derived_mb": sum(file.stat().st_size for file in path.glob("derived-*/*")) / 1e6,

@@ -30,7 +30,7 @@ from cbmir.files import write_json
 from cbmir.labels import LabelSet
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime import Entry, Gallery
-from cbmir.runtime.gallery import refreshing
+from cbmir.runtime.gallery import index_cache
 from cbmir.runtime.gallery.entry import SearchResult
 from cbmir.runtime.gallery.filters import Filter
 
@@ -169,7 +169,7 @@ def _filter(rng: np.random.Generator) -> Filter:
 def reader(path: Path, last: Any, seeds: Sequence[int], results: Queue[Any]) -> None:
     """A process that reads with a thread for each seed."""
     try:
-        refreshing.TAIL_LIMIT = TAIL
+        index_cache.TAIL_LIMIT = TAIL
         with Gallery.open(path) as gallery, ThreadPoolExecutor(len(seeds)) as pool:
             results.put(list(pool.map(lambda seed: read(gallery, last, seed), seeds)))
     except Exception as error:  # noqa: BLE001 - the parent raises it
@@ -179,7 +179,7 @@ def reader(path: Path, last: Any, seeds: Sequence[int], results: Queue[Any]) -> 
 def write(path: Path, last: Any, seconds: float, operations: int, results: Queue[Any]) -> None:
     """A process that writes for so long, or so often, then tells the last generation."""
     try:
-        refreshing.TAIL_LIMIT = TAIL
+        index_cache.TAIL_LIMIT = TAIL
         replica, end = Replica(), time.monotonic() + seconds
         with Gallery.open(path) as gallery:
             while replica.generation < operations or (not operations and time.monotonic() < end):

@@ -28,7 +28,7 @@ from cbmir.manifest import Manifest, Row
 from cbmir.runtime.embedded_blocks import Blocks
 from cbmir.runtime.engines.base import Engine
 from cbmir.runtime.gallery import parts
-from cbmir.runtime.gallery.database import is_passing
+from cbmir.runtime.gallery.database import DATABASE, is_passing
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.entry_ids import entry_ids
 from cbmir.runtime.gallery.gallery import CHANGED, DUPLICATES, UNREADABLE, Gallery
@@ -36,7 +36,6 @@ from cbmir.runtime.gallery.maintenance import merge, verify_database
 from cbmir.runtime.gallery.pictures import BATCH, Picture, Source, embed_pictures, read_picture
 from cbmir.runtime.gallery.protocol import SearchableGallery, is_milvus
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
-from cbmir.runtime.gallery.store import DATABASE
 from cbmir.runtime.novelty import FEWEST
 
 if TYPE_CHECKING:

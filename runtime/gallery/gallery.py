@@ -1,49 +1,269 @@
-"""The gallery: entries, and the nearest of them to an image."""
+"""A gallery in a folder: entries, embeddings and thumbnails in SQLite, and the nearest of them to an image.
+
+SQLite (with a write-ahead log) is the truth, read and written by transactions (`Reader`, `Writer`). Each one that
+changes something raises the gallery's generation by one; it is acknowledged once it is on the disk, whatever becomes of
+the process or the power after that. Searches work on what is derived from it (`IndexCache`).
+"""
 
 from __future__ import annotations
 
-import json
+import logging
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cbmir.card import ModelCard
 from cbmir.errors import GalleryError
-from cbmir.runtime.gallery import index_files
-from cbmir.runtime.gallery.columns import Snapshot
-from cbmir.runtime.gallery.entry import Hit, SearchResult
+from cbmir.labels import LabelSet
+from cbmir.process import Closing
+from cbmir.runtime.gallery import index_files, schema
+from cbmir.runtime.gallery.database import DATABASE, LOG_FILE, SHARED_FILE, WAIT, Connections, new_file
+from cbmir.runtime.gallery.entry import Entry, SearchResult
 from cbmir.runtime.gallery.filters import Filter, Selection
-from cbmir.runtime.gallery.refreshing import (
-    CHANGED,
-    DUPLICATES,
-    LISTS,
-    MAP,
-    SMALL,
-    UNREADABLE,
-    RefreshingStore,
-    codes_for,
-)
-from cbmir.runtime.gallery.schema import SCHEMA
-from cbmir.runtime.gallery.search import Nearest, nearest
-from cbmir.runtime.gallery.store import STORE_FILES, Reader
+from cbmir.runtime.gallery.index_cache import IndexCache, codes_for
+from cbmir.runtime.gallery.pseudonyms import Pseudonyms
+from cbmir.runtime.gallery.reader import Reader
+from cbmir.runtime.gallery.schema import SCHEMA, WITNESS
+from cbmir.runtime.gallery.search import answer, nearest
+from cbmir.runtime.gallery.writer import Added, Writer, check_vectors
 
-__all__ = ["CHANGED", "DUPLICATES", "SMALL", "UNREADABLE", "Gallery", "is_gallery_file"]
+log = logging.getLogger("cbmir")
+
+#: What the last build or addition left out, listed in the gallery's folder.
+UNREADABLE, DUPLICATES, CHANGED = LISTS = "unreadable.csv", "duplicates.csv", "changed.csv"
+#: A picture of the gallery, where `cbmir index map` made one (`cbmir.runtime.gallery.projection`).
+MAP = "map.npz"
+_FILES = frozenset({DATABASE, LOG_FILE, SHARED_FILE, WITNESS, *LISTS, MAP})
 
 
 def is_gallery_file(name: str) -> bool:
     """Whether a file or folder of this name in a gallery's folder is the gallery's own."""
-    return name in STORE_FILES or name in (*LISTS, MAP) or index_files.is_derived(name)
+    return name in _FILES or index_files.is_derived(name)
 
 
-class Gallery(RefreshingStore):
-    """Made by `create` or `open`. Searching and writing are safe from many threads and processes at once.
+class Gallery(Closing):
+    """Made by `create` or `open`. All of it is safe from many threads and processes at once: readers go on during a
+    write, each with the generation that it began with, and writers wait for each other.
 
     An answer is of one generation, which it names, and all that was acknowledged before the search began is in it.
+    Every method may raise GalleryError: for a gallery that is closed, damaged, moved or replaced.
     """
+
+    def __init__(self, connections: Connections, pseudonyms: Pseudonyms | None = None) -> None:
+        """Takes the connections over. Raises GalleryError where these lead to no whole gallery of this schema."""
+        self.path = connections.folder
+        self._connections = connections
+        try:
+            self._meta = meta = schema.open_meta(connections, pseudonyms)
+        except BaseException:
+            connections.close()
+            raise
+        self.card, self.labels, self.created, self.uuid = meta.card, meta.labels, meta.created, meta.uuid
+        self._index = IndexCache(connections, self._meta)
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        card: ModelCard,
+        labels: LabelSet | None = None,
+        *,
+        pseudonyms: Pseudonyms | None = None,
+        index: str = "auto",
+    ) -> Self:
+        """Make an empty gallery in a new or empty folder.
+
+        Args:
+            labels: Those of its entries; by default the model's.
+            pseudonyms: With them the gallery keeps ids of patients and studies as pseudonyms. Paths, entry ids and
+                reports are kept as they are given.
+            index: How it is searched: "exact", by an index in "bf16" or "int8", or "auto", as the size asks for.
+
+        Raises:
+            GalleryError: There is something at `path`.
+        """
+        schema.check_index(index)
+        path = Path(path)
+        try:
+            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+                raise GalleryError(f"{path}: expected a new or empty folder for the gallery, found something there")
+            path.mkdir(parents=True, exist_ok=True)
+            path.chmod(0o700)
+            new_file(path)
+        except OSError as error:
+            raise GalleryError(f"{path}: cannot make the gallery's folder ({error.strerror})") from error
+        with closing(Connections(path)) as connections:
+            schema.create_tables(connections, schema.first_values(card, labels or card.labels, pseudonyms, index))
+        return cls(Connections(path), pseudonyms)
+
+    @classmethod
+    def open(
+        cls, path: str | Path, *, pseudonyms: Pseudonyms | None = None, wait: float = WAIT, read_only: bool = False
+    ) -> Self:
+        """Open a gallery.
+
+        Args:
+            pseudonyms: Needed where the gallery keeps pseudonyms and a patient's or study's id is looked up or
+                written; a missing or another key is an error only then.
+            wait: Seconds for which a write waits for another's.
+            read_only: Write nothing, as where nothing can be written.
+
+        Raises:
+            GalleryError: The gallery is missing, damaged or of another schema.
+        """
+        path = Path(path)
+        try:
+            exists = (path / DATABASE).is_file()
+        except OSError as error:
+            raise GalleryError(f"{path}: cannot look into the gallery's folder ({error.strerror})") from error
+        if not exists:
+            found = "no gallery there" if path.is_dir() else "a file" if path.exists() else "nothing there"
+            raise GalleryError(
+                f"{path}: expected a gallery's folder with {DATABASE}, found {found}; "
+                f"make one with 'cbmir index build MODEL MANIFEST -o GALLERY'"
+            )
+        return cls(Connections(path, read_only=read_only, wait=wait), pseudonyms)
+
+    @property
+    def finds_patients(self) -> bool:
+        """Whether patients can be looked up by id: not where it keeps pseudonyms and was opened without their key."""
+        return self._meta.keys.fits
+
+    @property
+    def pseudonym_check(self) -> str:
+        """`Pseudonyms.check` of the key for ids of patients and studies; empty where these are kept as they are."""
+        return self._meta.keys.check
+
+    @property
+    def reference_distances(self) -> NDArray[np.float32]:
+        """float32 [m], sorted: `novelty.reference_distances` of the entries; empty where they are too few."""
+        return self._index.reference_distances()
+
+    # -- transactions
+
+    def reading(self) -> AbstractContextManager[Reader]:
+        """One moment of the gallery, for any number of threads at once."""
+        return Reader.begin(self._meta, self._connections)
+
+    def writing(self) -> AbstractContextManager[Writer]:
+        """One write transaction: all of it is there when the block has ended, none of it where the block raised.
+
+        What is derived does not follow: `settle` sees to that.
+
+        Raises:
+            GalleryError: Another writer does not end in time, the disk is full or may not be written to, or another
+                gallery has taken this one's place.
+        """
+        return Writer.begin(self._meta, self._connections)
+
+    def add(
+        self, entries: Sequence[Entry], embeddings: NDArray[np.float32], thumbnails: Sequence[bytes] | None = None
+    ) -> Added:
+        """Add N entries in one transaction; one whose content (`sha256`) is there already is left out and reported.
+
+        Args:
+            embeddings: float32 [N, D] of unit norm.
+            thumbnails: N JPEG files.
+
+        Raises:
+            GalleryError: An id is there with other content, embeddings are unfit, or labels are not the gallery's.
+                Nothing is added then.
+        """
+        with self.writing() as writer:
+            added = writer.add(entries, embeddings, thumbnails)
+        self.settle()
+        return added
+
+    def update(self, entries: Sequence[Entry]) -> int:
+        """Replace what is said of entries (all but content, embedding and thumbnail) by their ids.
+
+        Returns:
+            How many changed.
+
+        Raises:
+            GalleryError: An id is not there, or is there with other content. Nothing is changed then.
+        """
+        with self.writing() as writer:
+            changed = writer.update(entries)
+        self.settle()
+        return changed
+
+    def remove(
+        self, *, ids: Collection[str] = (), patient_ids: Collection[str] = (), study_ids: Collection[str] = ()
+    ) -> tuple[str, ...]:
+        """Remove entries with all that belongs to them; what is not there is passed over.
+
+        With `patient_ids` and `study_ids`, only these studies of these patients. Their bytes are overwritten where they
+        stood, and in the log as soon as no one reads; see `compact`. What was derived goes at once if it holds the
+        same, and is made again.
+
+        Returns:
+            The ids that went, sorted.
+
+        Raises:
+            GalleryError: Several patients have a study id that is given alone: a study of one must not take another's
+                along. Nothing is removed then.
+        """
+        with self.writing() as writer:
+            removed = writer.remove(ids=ids, patient_ids=patient_ids, study_ids=study_ids)
+        if removed:
+            if not self._connections.empty_log(wait=False):
+                log.info("%s: someone is reading the gallery, so its log still holds what was removed; "
+                         "it goes with the next 'cbmir index compact'", self.path)  # fmt: skip
+            for name in (*LISTS, MAP):  # they may name the same images
+                (self.path / name).unlink(missing_ok=True)
+            self._index.drop_removed()
+        return removed
+
+    # -- what is derived
+
+    def write_index(self) -> None:
+        """Write what searches need, unless it is there as of this moment. Raises GalleryError where it cannot be."""
+        self._index.write()
+
+    def rebuild(self, setting: str | None = None) -> None:
+        """Make what searches need again, from SQLite alone, by another setting (`create`) if one is given.
+
+        Searches go on with what is there until then. Raises GalleryError where it cannot be written.
+        """
+        self._index.check_writable()
+        if setting is not None:
+            with self.writing() as writer:
+                writer.set_index(setting)
+        self._index.rebuild()
+
+    def settle(self) -> None:
+        """What a writer does when it is done: make what searches need again where it has been outgrown. Nothing where
+        it was never written."""
+        self._index.settle()
+
+    def compact(self) -> None:
+        """Write the database again without free pages, and empty the log: nothing that was removed is left in them.
+
+        Needs room for two more copies, one of them in the folder for temporary files (`SQLITE_TMPDIR`), where no other
+        process can open it.
+
+        Raises:
+            GalleryError: Something in the gallery is damaged, and nothing was changed; or someone goes on reading, so
+                that the log cannot be emptied.
+        """
+        self._index.save()  # now, while it is known what has changed since
+        with self.writing() as writer:
+            for _ in writer.columns():  # what is damaged must not be copied as if it were whole
+                pass
+            writer.tidy()
+        with self._connections.use("compact") as database:
+            database.execute("VACUUM").close()
+        if not self._connections.empty_log(wait=True):
+            raise GalleryError(f"{self.path}: the database is compact, but someone is reading the gallery, so its log "
+                               f"still holds the old pages; compact it again when no one does")  # fmt: skip
+
+    # -- searching
 
     def search(
         self,
@@ -54,14 +274,20 @@ class Gallery(RefreshingStore):
         exact: bool | None = None,
         vectors: int = 0,
     ) -> SearchResult:
-        """The k nearest of the entries that pass the filter to a unit vector float32 [D], nearest first.
+        """The k nearest of the entries that pass the filter, nearest first; all where fewer pass.
 
-        All there are where fewer than k pass. Distances are exact and float64, equal ones in the order of their ids.
-        With `exact` every entry is compared; without, those that the index proposes, where there is one (`info`): of
-        equal images, it may then propose others than the first by id. With `vectors` > k the embeddings of so many
-        nearest are answered, at a fraction of what so many hits would take. Raises GalleryError for a query of another
-        size or norm or with NaN, for k < 0, for a filter that does not fit the gallery's labels, and where what was
-        found is damaged.
+        Distances are exact and float64, equal ones in the order of their ids.
+
+        Args:
+            embedding: A unit vector, float32 [D].
+            exact: Compare every entry. Else those that the index proposes, where there is one (`info`): of equal
+                images, it may then propose others than the first by id.
+            vectors: Where > k, the embeddings of so many nearest are answered, at a fraction of what so many hits
+                would take.
+
+        Raises:
+            GalleryError: The query has another size or norm, or NaN; k < 0; the filter does not fit the gallery's
+                labels; or what was found is damaged.
         """
         return self.search_many(embedding[None], k, filters=[filter], exact=exact, vectors=vectors)[0]
 
@@ -78,23 +304,65 @@ class Gallery(RefreshingStore):
         if k < 0:
             raise GalleryError(f"expected k >= 0 neighbours, found {k}")
         count = len(embeddings)
-        self._check_vectors(embeddings, count)
+        check_vectors(embeddings, count, self.card.embedding_dim)
         filters = [Filter()] * count if filters is None else filters
         if len(filters) != count:
             raise GalleryError(f"expected a filter for each of {count} embeddings, found {len(filters)}")
         for _ in range(2):
-            with self._moment() as (reader, snapshot):
+            with self._index.moment() as (reader, snapshot):
                 known = {one: Selection(one, self.labels, reader) if one else None for one in set(filters)}
                 found = nearest(
                     snapshot, embeddings, max(k, vectors), [known[one] for one in filters], exact=bool(exact)
                 )
-                answers = [_answer(reader, snapshot, one, k, vectors) for one in found]
+                answers = [answer(reader, snapshot, one, k, vectors) for one in found]
             trusted = [one for one in answers if one is not None]
             if len(trusted) == count:
                 return trusted
-            self._forget(snapshot)
+            self._index.forget(snapshot)
         raise GalleryError(f"{self.path}: expected to answer from vectors as they were stored, found others, even once "
                            f"loaded anew; check memory and disk, and run 'cbmir index verify'")  # fmt: skip
+
+    # -- looking up
+
+    def entry(self, id: str) -> Entry:  # noqa: A002 - the field's own name
+        """Raises GalleryError for an id that is not there."""
+        with self.reading() as reader:
+            return reader.entries([reader.number(id)])[0]
+
+    def ids(self) -> list[str]:
+        """Every id, in the order of adding."""
+        with self.reading() as reader:
+            return reader.ids()
+
+    def every_entry(self) -> Iterator[Entry]:
+        """All entries as of one moment, in the order of adding, read as they are asked for."""
+        with self.reading() as reader:
+            yield from reader.every_entry()
+
+    def find(self, sha256: str) -> list[Entry]:
+        """Every entry made from a file with this digest, in the order of adding."""
+        with self.reading() as reader:
+            return reader.entries(reader.find(sha256))
+
+    def has_patient(self, patient_id: str) -> bool:
+        """Whether an entry is of this patient."""
+        with self.reading() as reader:
+            return reader.has_patient(patient_id)
+
+    def vector(self, id: str) -> NDArray[np.float32]:  # noqa: A002
+        """float32 [D], unit norm. Raises GalleryError for an id that is not there."""
+        with self.reading() as reader:
+            vector: NDArray[np.float32] = reader.vectors([reader.number(id)])[0]
+            return vector
+
+    def thumbnail(self, id: str) -> bytes | None:  # noqa: A002
+        """JPEG of about 256 pixels, or None where none was stored. Raises GalleryError for an id that is not there."""
+        with self.reading() as reader:
+            return reader.thumbnails([reader.number(id)])[0]
+
+    def check_model(self, card: ModelCard) -> None:
+        """Raise GalleryError unless the embeddings are of this model's space."""
+        schema.check_model(self.path, self.card, card)
 
     def info(self) -> dict[str, Any]:
         """What the gallery is and holds, in plain values for JSON.
@@ -118,49 +386,22 @@ class Gallery(RefreshingStore):
             "created": self.created,
             "generation": reader.generation,
             "images": reader.count,
-            "patients": counts.patients,
-            "studies": counts.studies,
-            "splits": counts.splits,
-            "views": counts.views,
-            "labels": counts.labels,
-            "days": [counts.first, counts.last],
-            "pseudonyms": self.has_pseudonyms,
+            **counts,
+            "pseudonyms": bool(self.pseudonym_check),
             "index": reader.index_setting,
             "search": "exact" if codes is None else f"hnsw {codes}",
             "changed": None if changed is None else len(changed),
             "bytes": _bytes(self.path),
         }
 
+    def __len__(self) -> int:
+        with self.reading() as reader:
+            return reader.count
 
-def _answer(reader: Reader, snapshot: Snapshot, found: Nearest, k: int, vectors: int) -> SearchResult | None:
-    """None where the vectors that it would answer with are not those that are stored: mapped files are verified when
-    they are loaded, and may be damaged after."""
-    order = _ordered(reader, snapshot, found, k)[: max(k, vectors)]
-    numbers = snapshot.numbers(found.rows[order])
-    distances, cosines = found.distances[order].tolist(), found.cosines[order].tolist()
-    entries = reader.entries(numbers[:k])
-    stored = snapshot.vectors(found.rows[order])
-    if not np.array_equal(stored, reader.vectors(numbers)):
-        return None
-    hits = tuple(Hit(*one) for one in zip(entries, distances, cosines, strict=False))
-    return SearchResult(snapshot.generation, hits, found.method, stored)
-
-
-def _ordered(reader: Reader, snapshot: Snapshot, found: Nearest, k: int) -> NDArray[np.int64]:
-    """Positions in `found`, equal distances in the order of the ids as far as the first k go."""
-    distances = found.distances
-    order = np.arange(len(distances))
-    near = int(np.searchsorted(distances, distances[k - 1], side="right")) if 0 < k < len(distances) else len(distances)
-    differences = np.diff(distances[:near])
-    if k == 0 or differences.all():  # no two are equal
-        return order
-    groups = [group for group in np.split(order[:near], np.flatnonzero(differences) + 1) if len(group) > 1]
-    numbers = snapshot.numbers(found.rows)
-    sql = "SELECT number, id FROM entry WHERE number IN (SELECT value FROM json_each(?))"
-    ids = dict(reader.query(sql, json.dumps(numbers[np.concatenate(groups)].tolist())))
-    for group in groups:
-        order[group] = sorted(group.tolist(), key=lambda at: str(ids.get(int(numbers[at]), "")))
-    return order
+    def close(self) -> None:
+        """May be called again."""
+        self._connections.close()
+        self._index.close()
 
 
 def _bytes(folder: Path) -> int:

@@ -29,7 +29,7 @@ from cbmir.files import sync
 from cbmir.process import available_threads
 from cbmir.runtime.gallery.columns import Rows, Snapshot
 from cbmir.runtime.gallery.hnsw import Codes, HnswIndex, PcaInt8Codec
-from cbmir.runtime.gallery.schema import DERIVED_OF_SCHEMA_1
+from cbmir.runtime.novelty import reference_distances
 
 log = logging.getLogger("cbmir")
 
@@ -55,7 +55,7 @@ class Stamp:
 
 def is_derived(name: str) -> bool:
     """Whether a name in a gallery's folder is of something derived, whole or not, or of the lock."""
-    return name == LOCK or name in DERIVED_OF_SCHEMA_1 or bool(_FOLDER.fullmatch(name) or _PART.fullmatch(name))
+    return name == LOCK or bool(_FOLDER.fullmatch(name) or _PART.fullmatch(name))
 
 
 def exists(folder: Path) -> bool:
@@ -82,8 +82,8 @@ def newest(folder: Path) -> tuple[int, int] | None:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether there is more than one derived folder whole: one that is being written or was left half written, one
-    that has been replaced and is not removed yet, or the index of a gallery of schema 1."""
+    """Whether there is more than one derived folder whole: one that is being written or was left half written, or
+    one that has been replaced and is not removed yet."""
     return len(_folders(folder)) > 1 or bool(_leftovers(folder))
 
 
@@ -140,7 +140,7 @@ def drop(folder: Path) -> bool:
     What another process is writing stays: whoever writes next, under `lock`, removes it. Raises GalleryError where it
     cannot be removed.
     """
-    places = _folders(folder) + [one for one in _leftovers(folder) if not _PART.fullmatch(one.name)]
+    places = _folders(folder)
     try:
         _remove(places)
         with lock(folder, wait=False) as is_ours:
@@ -181,8 +181,6 @@ def _write(
     part: Path, stamp: Stamp, rows: Iterable[Rows], dim: int, classes: int, former: HnswIndex | None
 ) -> dict[str, Any]:
     """All files into an empty folder; what `about.json` says."""
-    from cbmir.runtime.novelty import reference_distances
-
     with (part / "vectors.npy").open("wb") as stream:
         header = {"descr": "<f4", "fortran_order": False, "shape": (stamp.count, dim)}
         np.lib.format.write_array_header_1_0(stream, header)
@@ -245,8 +243,8 @@ def _generation(place: Path) -> int:
 
 
 def _leftovers(folder: Path) -> list[Path]:
-    """What a process that was killed left half written, and the index of a gallery of schema 1."""
-    return [one for one in _contents(folder) if _PART.fullmatch(one.name) or one.name in DERIVED_OF_SCHEMA_1]
+    """What a process that was killed left half written."""
+    return [one for one in _contents(folder) if _PART.fullmatch(one.name)]
 
 
 def _contents(folder: Path) -> list[Path]:

@@ -24,12 +24,12 @@ from cbmir.manifest import Manifest, Row
 from cbmir.runtime.gallery import index_files
 from cbmir.runtime.gallery.database import DAMAGE, DATABASE, SEE_VERIFY, is_passing, new_file, said, translated
 from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.pictures import file_digest
 from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 from cbmir.runtime.gallery.reader import Reader
 from cbmir.runtime.gallery.schema import SchemaError
-from cbmir.runtime.gallery.store import Store
 from cbmir.runtime.gallery.writer import Added
 
 _COPY = "bring back a copy of the gallery, or build it again"
@@ -57,7 +57,7 @@ def verify(path: str | Path) -> list[Problem]:
     no gallery at all or one of another schema, and where it cannot be read at this moment.
     """
     try:
-        store = Store.open(path, read_only=True)
+        store = Gallery.open(path, read_only=True)
     except GalleryError as error:
         if isinstance(error, SchemaError) or is_passing(error) or not (Path(path) / DATABASE).is_file():
             raise
@@ -67,7 +67,7 @@ def verify(path: str | Path) -> list[Problem]:
         return verify_database(store) + derivations
 
 
-def verify_database(store: Store) -> list[Problem]:
+def verify_database(store: Gallery) -> list[Problem]:
     """As `verify`, without what is derived."""
     try:
         with store.reading() as reader:
@@ -154,7 +154,7 @@ class _Check:
 _BLOCK = 1024  # entries in memory at once, with their embeddings and thumbnails
 
 
-def merge(target: Store, source: Store) -> Added:
+def merge(target: Gallery, source: Gallery) -> Added:
     """Add all entries of `source` to `target`, in one transaction: what went in, and the duplicates that did not.
 
     An entry whose content is in `target` already is left out. One whose id another image has there gets a longer id,
@@ -185,7 +185,7 @@ def merge(target: Store, source: Store) -> Added:
     return Added(tuple(ids), tuple(duplicates), tuple(renamed))
 
 
-def export(source: Store, path: str | Path) -> None:
+def export(source: Gallery, path: str | Path) -> None:
     """Copy a gallery, as it is at one moment, into a new or empty folder; others may go on writing to it.
 
     The copy is a gallery of its own, under a new uuid. Raises GalleryError if there is something at `path`, and where
@@ -195,12 +195,12 @@ def export(source: Store, path: str | Path) -> None:
         place = new_file(part)
         with source.reading() as reader, translated(part, "write to"), closing(sqlite3.connect(place)) as copy:
             reader.copy(copy)
-        with Store.open(part) as made, made.reading() as reader:  # opened, it gets its own uuid
+        with Gallery.open(part) as made, made.reading() as reader:  # opened, it gets its own uuid
             for _ in reader.columns():  # a copy that is needed must not turn out to be damaged then
                 pass
 
 
-def export_deidentified(source: Store, path: str | Path) -> int:
+def export_deidentified(source: Gallery, path: str | Path) -> int:
     """Copy what a search needs, and nothing that names a patient, into a new or empty folder: how many entries.
 
     Kept are embeddings, labels, views and splits. Entries get random ids and a random order; patients and studies get
@@ -219,7 +219,7 @@ def export_deidentified(source: Store, path: str | Path) -> int:
     with _folder(Path(path)) as part, source.reading() as reader:
         numbers = np.concatenate([np.empty(0, np.int64), *(block.numbers for block in reader.columns(size=_BLOCK))])
         numbers = shuffle(numbers)
-        with Store.create(part, source.card, source.labels, pseudonyms=key) as target, target.writing() as writer:
+        with Gallery.create(part, source.card, source.labels, pseudonyms=key) as target, target.writing() as writer:
             for start in range(0, len(numbers), _BLOCK):
                 chosen = numbers[start : start + _BLOCK]
                 entries = [_deidentified(entry, key) for entry in reader.entries(chosen)]

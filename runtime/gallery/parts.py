@@ -17,9 +17,9 @@ from pathlib import Path
 
 from cbmir.errors import GalleryError
 from cbmir.files import sync
+from cbmir.runtime.gallery.database import DATABASE
 from cbmir.runtime.gallery.gallery import Gallery, is_gallery_file
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
-from cbmir.runtime.gallery.store import DATABASE
 
 log = logging.getLogger("cbmir")
 
@@ -162,7 +162,7 @@ def clear_unfinished(path: Path) -> None:
 
 
 def remove_from_unfinished(path: Path, pseudonyms: Pseudonyms | None, **given: Sequence[str]) -> list[str]:
-    """Take entries out of the unfinished work beside `path` as well; `given` is as `Store.remove` has it.
+    """Take entries out of the unfinished work beside `path` as well; `given` is as `Gallery.remove` has it.
 
     Logs how many went, and returns of each folder where they may have stayed why.
     """

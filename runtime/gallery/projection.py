@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.errors import GalleryError
+from cbmir.runtime.gallery.gallery import MAP
 from cbmir.runtime.gallery.protocol import SearchableGallery
-from cbmir.runtime.gallery.refreshing import MAP
 
 #: Images at most: more than a screen tells apart, and what t-SNE lays out in a minute.
 MOST = 5_000

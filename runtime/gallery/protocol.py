@@ -24,7 +24,7 @@ from cbmir.runtime.gallery.entry import Entry, SearchResult
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.filters import Filter
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
-    from cbmir.runtime.gallery.store import Added
+    from cbmir.runtime.gallery.writer import Added
 
 #: Other schemes of Milvus are taken for a place too, and refused there: a folder of that name would be made else.
 _MILVUS = re.compile(r"milvus(\+\w+)?:", re.IGNORECASE)

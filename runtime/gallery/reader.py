@@ -9,16 +9,16 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery import schema
-from cbmir.runtime.gallery.database import SEE_VERIFY
+from cbmir.runtime.gallery.database import SEE_VERIFY, Connections
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.schema import Meta, read_meta
 
@@ -179,25 +179,23 @@ class Columns:
     vectors: NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Counts:
-    """How many patients and studies there are, images of each split and view, and images in which a label is positive
-    or uncertain. `first` and `last` day are YYYY-MM-DD, empty where no day is known."""
-
-    patients: int
-    studies: int
-    splits: dict[str, int]
-    views: dict[str, int]
-    labels: dict[str, int]
-    first: str
-    last: str
-
-
 class Reader(VerifiedRows):
     """One moment of a gallery, of the generation `generation` with `count` entries; valid within its `with` block.
 
     Whatever it reads, it raises GalleryError for damage.
     """
+
+    @classmethod
+    @contextmanager
+    def begin(cls, meta: Meta, connections: Connections) -> Iterator[Self]:
+        """A read transaction. Raises GalleryError where the gallery is closed."""
+        with connections.use("read") as database:
+            database.execute("BEGIN").close()
+            reader = cls(meta, database)
+            try:
+                yield reader
+            finally:
+                reader.close()
 
     def changes_since(self, generation: int) -> NDArray[np.int64] | None:
         """Numbers of the entries added, updated or removed since a generation: int64 [n], sorted, distinct.
@@ -279,8 +277,14 @@ class Reader(VerifiedRows):
         """Every id, in the order of adding."""
         return [str(row[1]) for rows in self.all_rows() for row in rows]
 
-    def counts(self) -> Counts:
-        """What the entries are, counted."""
+    def ids_of(self, numbers: NDArray[np.int64]) -> dict[int, str]:
+        """The ids of entries by their numbers; these rows are not verified."""
+        sql = "SELECT number, id FROM entry WHERE number IN (SELECT value FROM json_each(?))"
+        return {number: str(name) for number, name in self.query(sql, json.dumps(numbers.tolist()))}
+
+    def counts(self) -> dict[str, Any]:
+        """How many patients and studies there are, images of each split and view, and images in which a label is
+        positive or uncertain; `days` are the first and the last, YYYY-MM-DD, empty where no day is known."""
         values: dict[str, Counter[Any]] = {name: Counter() for name in ("patient", "split", "view", "date")}
         studies: set[tuple[int | None, int]] = set()
         codes = np.zeros(len(self.meta.labels), np.int64)
@@ -291,15 +295,14 @@ class Reader(VerifiedRows):
             labels = self.meta.codec.decode_many([row[COLUMN["labels"]] for row in block])
             codes += ((labels == 1) | (labels == -1)).sum(axis=0)
         days = values["date"].keys() - {""}
-        return Counts(
-            patients=len(values["patient"].keys() - {None}),
-            studies=len(studies),
-            splits=dict(sorted(values["split"].items())),
-            views=dict(sorted(values["view"].items())),
-            labels=dict(zip(self.meta.labels.names, codes.tolist(), strict=True)),
-            first=min(days, default=""),
-            last=max(days, default=""),
-        )
+        return {
+            "patients": len(values["patient"].keys() - {None}),
+            "studies": len(studies),
+            "splits": dict(sorted(values["split"].items())),
+            "views": dict(sorted(values["view"].items())),
+            "labels": dict(zip(self.meta.labels.names, codes.tolist(), strict=True)),
+            "days": [min(days, default=""), max(days, default="")],
+        }
 
     def patient_numbers(self, keys: Collection[str]) -> set[int]:
         """Numbers of patients by their ids as given to `add`; also of those that are not there. Without the unknown.

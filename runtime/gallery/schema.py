@@ -8,14 +8,11 @@ Numbers of patients and studies are hashes of their keys. So a row of `patient` 
 whether an entry is of a given patient never depends on an index in which a damaged page could hide the patient. Studies
 of two patients may have the same key, and so the same number, as in CheXpert: a study is told by both its numbers.
 
-What a gallery says of itself: the table `meta`, each value with its digest.
-
-The generation last acknowledged, in a file beside the database: a second place to remember what the log may forget.
-
-SQLite drops what a damaged or missing write-ahead log held without a word, and so the gallery would open as it was some
-writes ago. The witness tells. It is written after each write and never synced, so it may lag behind (after a power
-failure) but never runs ahead. A gallery without a witness of its own is a copy, or was brought back from one: it gets a
-new uuid, since what was derived from the gallery of the old one may be of writes that it has never seen.
+The generation last acknowledged stands in a file beside the database too (`LastCommit`): SQLite drops what a damaged or
+missing write-ahead log held without a word, and the gallery would open as it was some writes ago. The file is written
+after each write and never synced, so it may lag behind (after a power failure) but never runs ahead. A gallery without
+a file of its own is a copy, or was brought back from one: it gets a new uuid, since what was derived from the gallery
+of the old one may be of writes that it has never seen.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ import re
 import sqlite3
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Self
@@ -40,13 +37,12 @@ from cbmir.card import ModelCard
 from cbmir.choices import INDEX_SETTINGS
 from cbmir.errors import CardError, GalleryError
 from cbmir.labels import LabelSet
+from cbmir.runtime.gallery.database import Connections
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.pseudonyms import Keys, Pseudonyms
 
-#: Of the tables below. Schema 1 is migrated (`cbmir.runtime.gallery.migration`); a later one is refused.
+#: Of the tables below; a gallery of another is refused.
 SCHEMA = 2
-#: What schema 1 derived, beside its database.
-DERIVED_OF_SCHEMA_1 = ("index.usearch", "index.json")
 #: The only type in which embeddings are kept: float32, little-endian.
 DTYPE = "float32"
 #: A label whose value is not known, in an int8 array where the others are 1, 0 and -1 (uncertain).
@@ -109,9 +105,16 @@ for _character, _value in _VALUES.items():
 _DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 
 
-def create_tables(database: sqlite3.Connection) -> None:
-    for statement in DEFINITIONS.values():
-        database.execute(statement)
+def create_tables(connections: Connections, values: Mapping[str, object]) -> None:
+    """Fill an empty database with the tables of a gallery without entries; `values` are those of `first_values`."""
+    with connections.use("make") as database:
+        database.execute("PRAGMA journal_mode = WAL").close()
+        database.execute("BEGIN IMMEDIATE")
+        for statement in DEFINITIONS.values():
+            database.execute(statement)
+        write_meta(database, values)
+        database.execute("COMMIT")
+    LastCommit(str(values["gallery"]), 0).write(connections.folder)
 
 
 def check_tables(database: sqlite3.Connection, path: Path) -> None:
@@ -282,12 +285,10 @@ class SchemaError(GalleryError):
 
 def check_schema(schema: int, path: Path) -> None:
     """Raise SchemaError for another schema than the present one."""
-    if schema == 1:
-        raise SchemaError(f"{path}: expected a gallery of schema {SCHEMA}, found schema 1; open it once where it may "
-                          f"be written to, to migrate it: 'cbmir index info' does")  # fmt: skip
     if schema != SCHEMA:
+        remedy = "upgrade cbmir, or build" if schema > SCHEMA else "build"
         raise SchemaError(f"{path}: this cbmir reads galleries of schema {SCHEMA}, found schema {schema}; "
-                          f"upgrade cbmir, or build the gallery again with 'cbmir index build'")  # fmt: skip
+                          f"{remedy} the gallery again with 'cbmir index build'")  # fmt: skip
 
 
 def read_meta(database: sqlite3.Connection, path: Path, *keys: str) -> dict[str, str]:
@@ -360,3 +361,49 @@ class LastCommit:
                 f"back a whole copy; to go on without the {self.generation - generation} writes that are lost, delete "
                 f"{WITNESS}"
             )
+
+
+def open_meta(connections: Connections, pseudonyms: Pseudonyms | None) -> Meta:
+    """What the gallery says of itself, once it is checked. One without a last commit of its own gets a new uuid.
+
+    Raises GalleryError for another schema, for damage, and where acknowledged writes are missing.
+    """
+    path = connections.folder
+    seen = LastCommit.read(path)  # first: a writer may go on meanwhile
+    with connections.use("read") as database:
+        check_schema(find_schema(database, path), path)
+        check_tables(database, path)
+        meta = Meta.load(database, path, pseudonyms)
+        generation = int(read_meta(database, path, "generation")["generation"])
+    if seen is not None and seen.uuid == meta.uuid:
+        seen.check(path, generation)
+    elif connections.writable and not connections.replaced():
+        return _renamed(connections, pseudonyms)
+    return meta
+
+
+def _renamed(connections: Connections, pseudonyms: Pseudonyms | None) -> Meta:
+    path = connections.folder
+    with connections.use("write to") as database:
+        database.execute("BEGIN IMMEDIATE").close()
+        meta = Meta.load(database, path, pseudonyms)
+        seen = LastCommit.read(path)
+        if seen is not None and seen.uuid == meta.uuid:
+            return meta  # another process was first
+        meta = replace(meta, uuid=uuid.uuid4().hex)
+        write_meta(database, {"gallery": meta.uuid})
+        generation = int(read_meta(database, path, "generation")["generation"])
+        # Before the next opener can begin, which would give another name still. Where this one does not get to the
+        # end, the last commit is of no gallery, and the next opener does the same.
+        LastCommit(meta.uuid, generation).write(path)
+        database.execute("COMMIT").close()
+    return meta
+
+
+def check_model(place: object, own: ModelCard, card: ModelCard) -> None:
+    """Raise GalleryError unless a gallery's embeddings, of the model `own`, are of the space of `card`."""
+    if card.fingerprint != own.fingerprint:
+        raise GalleryError(
+            f"{place}: expected a gallery of this model (fingerprint {card.fingerprint}), found one of another "
+            f"(fingerprint {own.fingerprint}); their distances mean nothing. Build it again with 'cbmir index build'"
+        )

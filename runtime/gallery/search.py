@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.runtime.gallery.columns import Snapshot
+from cbmir.runtime.gallery.entry import Hit, SearchResult
 from cbmir.runtime.gallery.filters import Selection
 from cbmir.runtime.gallery.hnsw import HnswIndex, products
+from cbmir.runtime.gallery.reader import Reader
 
 #: By so much two cosines may be off in float32, as norms are rounded and products are summed in varying order.
 _SLACK = 2e-6
@@ -60,6 +62,36 @@ def nearest(
     else:
         found = _by_index(snapshot, snapshot.index, queries, k, selections)
     return [_ranked(snapshot, query, k, rows, method) for query, (rows, method) in zip(queries, found, strict=True)]
+
+
+def answer(reader: Reader, snapshot: Snapshot, found: Nearest, k: int, vectors: int) -> SearchResult | None:
+    """What a search answers. None where the vectors that it would answer with are not those that are stored: mapped
+    files are verified when they are loaded, and may be damaged after."""
+    order = _ordered(reader, snapshot, found, k)[: max(k, vectors)]
+    numbers = snapshot.numbers(found.rows[order])
+    distances, cosines = found.distances[order].tolist(), found.cosines[order].tolist()
+    entries = reader.entries(numbers[:k])
+    stored = snapshot.vectors(found.rows[order])
+    if not np.array_equal(stored, reader.vectors(numbers)):
+        return None
+    hits = tuple(Hit(*one) for one in zip(entries, distances, cosines, strict=False))
+    return SearchResult(snapshot.generation, hits, found.method, stored)
+
+
+def _ordered(reader: Reader, snapshot: Snapshot, found: Nearest, k: int) -> NDArray[np.int64]:
+    """Positions in `found`, equal distances in the order of the ids as far as the first k go."""
+    distances = found.distances
+    order = np.arange(len(distances))
+    near = int(np.searchsorted(distances, distances[k - 1], side="right")) if 0 < k < len(distances) else len(distances)
+    differences = np.diff(distances[:near])
+    if k == 0 or differences.all():  # no two are equal
+        return order
+    groups = [group for group in np.split(order[:near], np.flatnonzero(differences) + 1) if len(group) > 1]
+    numbers = snapshot.numbers(found.rows)
+    ids = reader.ids_of(numbers[np.concatenate(groups)])
+    for group in groups:
+        order[group] = sorted(group.tolist(), key=lambda at: ids.get(int(numbers[at]), ""))
+    return order
 
 
 def _ranked(snapshot: Snapshot, query: NDArray[np.float32], k: int, rows: NDArray[np.int64], method: str) -> Nearest:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery import schema
+from cbmir.runtime.gallery.database import Connections
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.entry_ids import longer_ids
 from cbmir.runtime.gallery.reader import Reader
-from cbmir.runtime.gallery.schema import Meta, check_index, write_meta
+from cbmir.runtime.gallery.schema import LastCommit, Meta, check_index, write_meta
 
 _ROUNDING = 2.5e-7  # of a norm, where float32 was normalised in float32
 _INSERT = f"INSERT INTO entry VALUES ({', '.join('?' * (len(schema.COLUMNS) + 1))})"
@@ -49,6 +52,21 @@ class Writer(Reader):
         self._last: int = rows[0][0] or 0  # number, of all that were ever given
         self._dirty = False
 
+    @classmethod
+    @contextmanager
+    def begin(cls, meta: Meta, connections: Connections) -> Iterator[Self]:
+        """A write transaction, acknowledged at the block's end. Raises GalleryError where it cannot be written."""
+        with connections.use("write to") as database:
+            database.execute("BEGIN IMMEDIATE").close()
+            writer = cls(meta, database)
+            try:
+                yield writer
+                generation = writer.finish()
+            finally:
+                writer.close()
+            database.execute("COMMIT").close()
+        LastCommit(meta.uuid, generation).write(meta.path)
+
     def add(
         self,
         entries: Sequence[Entry],
@@ -57,7 +75,7 @@ class Writer(Reader):
         *,
         renaming: bool = False,
     ) -> Added:
-        """As `Store.add`. With `renaming`, an entry whose id another image has gets a longer one, from its path."""
+        """As `Gallery.add`. With `renaming`, an entry whose id another image has gets a longer one, from its path."""
         self._check_vectors(embeddings, len(entries))
         if thumbnails is not None and len(thumbnails) != len(entries):
             raise GalleryError(f"expected {len(entries)} thumbnails, found {len(thumbnails)}")
@@ -74,16 +92,8 @@ class Writer(Reader):
                 renamed.append((entry.id, new.id))
         return Added(tuple(added), tuple(duplicates), tuple(renamed))
 
-    def keep(
-        self, entries: Sequence[Entry], embeddings: NDArray[np.float32], thumbnails: Sequence[bytes | None]
-    ) -> None:
-        """Add entries whose ids are new, also those whose content is there already: what was kept so stays so."""
-        self._check_vectors(embeddings, len(entries))
-        for entry, embedding, thumbnail in zip(entries, embeddings, thumbnails, strict=True):
-            self._insert(entry, embedding, thumbnail)
-
     def update(self, entries: Sequence[Entry]) -> int:
-        """As `Store.update`."""
+        """As `Gallery.update`."""
         changed = 0
         for entry in entries:
             schema.check_entry(entry)
@@ -104,7 +114,7 @@ class Writer(Reader):
     def remove(
         self, *, ids: Collection[str] = (), patient_ids: Collection[str] = (), study_ids: Collection[str] = ()
     ) -> tuple[str, ...]:
-        """As `Store.remove`."""
+        """As `Gallery.remove`."""
         for name, given in (("ids", ids), ("patient_ids", patient_ids), ("study_ids", study_ids)):
             if isinstance(given, str):
                 raise GalleryError(f"expected several {name} to remove, found a single text; put it into a list")
@@ -133,7 +143,7 @@ class Writer(Reader):
         return {int(number) for (number,) in self.query(sql, json.dumps(list(keys)))}
 
     def set_index(self, setting: str) -> None:
-        """As `Store.set_index`."""
+        """As `Gallery.set_index`."""
         check_index(setting)
         if setting != self.index_setting:
             write_meta(self.database, {"index": setting})

@@ -28,8 +28,8 @@ from cbmir.runtime.dicom_output.identifiers import case_id
 from cbmir.runtime.finder import PATIENT_NOT_FOUND, PATIENT_UNKNOWN, Finder, neighbour_of
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.filters import Filter, parse
+from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.protocol import SearchableGallery
-from cbmir.runtime.gallery.store import Store
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.imaging.dicom_reader import is_dicom
 from cbmir.runtime.results import Neighbour
@@ -66,7 +66,7 @@ class GalleryState:
     @classmethod
     def of(cls, gallery: SearchableGallery) -> Self:
         """Raises GalleryError where the gallery cannot be read, or was replaced."""
-        if not isinstance(gallery, Store):
+        if not isinstance(gallery, Gallery):
             return cls(len(gallery), None)
         with gallery.reading() as reader:
             return cls(reader.count, reader.generation)
@@ -74,7 +74,7 @@ class GalleryState:
 
 def generation_of(gallery: SearchableGallery) -> int | None:
     """`GalleryState.generation` alone, for which Milvus, over its network, is not asked anything."""
-    return GalleryState.of(gallery).generation if isinstance(gallery, Store) else None
+    return GalleryState.of(gallery).generation if isinstance(gallery, Gallery) else None
 
 
 _AGAIN = 60.0  # seconds until a gallery without generations is read again

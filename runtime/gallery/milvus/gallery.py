@@ -38,7 +38,7 @@ from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.gallery.milvus import records as rows
 from cbmir.runtime.gallery.milvus.client import HEAVY, MOST, Collection, Connection, Place, Texts, parts
 from cbmir.runtime.gallery.pseudonyms import Keys, Pseudonyms
-from cbmir.runtime.gallery.schema import LabelCodec, check_entry, check_index
+from cbmir.runtime.gallery.schema import LabelCodec, check_entry, check_index, check_model
 from cbmir.runtime.gallery.writer import Added, check_one_patient_each, check_vectors
 
 
@@ -163,12 +163,7 @@ class MilvusGallery(Closing):
 
     def check_model(self, card: ModelCard) -> None:
         """Raise GalleryError unless the embeddings are of this model's space."""
-        if card.fingerprint != self.card.fingerprint:
-            raise GalleryError(
-                f"{self._place.text}: expected a gallery of this model (fingerprint {card.fingerprint}), found one of "
-                f"another (fingerprint {self.card.fingerprint}); their distances mean nothing. Build it again with "
-                f"'cbmir index build'"
-            )
+        check_model(self._place.text, self.card, card)
 
     # -- writing
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
 from cbmir.runtime.gallery.entry import Entry
-from cbmir.runtime.gallery.store import Store
+from cbmir.runtime.gallery.gallery import Gallery
 
 COUNT = 60
 MakeEntries = Callable[..., list[Entry]]
@@ -51,8 +51,8 @@ def make_entries() -> MakeEntries:
 @pytest.fixture
 def store(
     tmp_path: Path, tiny_card: ModelCard, make_entries: MakeEntries, make_vectors: MakeVectors
-) -> Iterator[Store]:
+) -> Iterator[Gallery]:
     """60 entries with thumbnails, of generation 1."""
-    with Store.create(tmp_path / "gallery", tiny_card) as made:
+    with Gallery.create(tmp_path / "gallery", tiny_card) as made:
         made.add(make_entries(COUNT), make_vectors(COUNT), [f"jpeg{n:04}".encode() for n in range(COUNT)])
         yield made

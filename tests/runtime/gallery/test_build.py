@@ -303,7 +303,7 @@ def test_pseudonyms_are_not_lost(tmp_path: Path, engine: Engine, manifest: Manif
             build_gallery(engine, manifest, tmp_path / "g", pseudonyms=key)
     build_gallery(engine, manifest, tmp_path / "g", replace_others=True)
     with Gallery.open(tmp_path / "g") as gallery:
-        assert not gallery.has_pseudonyms
+        assert not gallery.pseudonym_check
 
 
 def test_a_gallery_that_cannot_be_read_is_replaced_only_when_asked(

@@ -15,8 +15,8 @@ from cbmir.card import ModelCard
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery.columns import Rows, Snapshot
 from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.reader import Reader
-from cbmir.runtime.gallery.store import Store
 
 Make = Callable[..., Any]
 COUNT = 60
@@ -55,7 +55,7 @@ def assert_same(snapshot: Snapshot, reader: Reader) -> None:
     np.testing.assert_array_equal(snapshot.vectors(rows)[order], expected.vectors)
 
 
-def test_rows_of_the_store(store: Store, make_entries: Make, make_vectors: Make) -> None:
+def test_rows_of_the_store(store: Gallery, make_entries: Make, make_vectors: Make) -> None:
     with store.reading() as reader:
         rows = whole(reader).base
     assert rows.names == ("", "AP", "PA")
@@ -69,7 +69,7 @@ def test_rows_of_the_store(store: Store, make_entries: Make, make_vectors: Make)
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_snapshot_follows_what_is_written(
-    store: Store, make_entries: Make, make_vectors: Make, seed: int, monkeypatch: pytest.MonkeyPatch
+    store: Gallery, make_entries: Make, make_vectors: Make, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random writes, several between two looks; entries of the base and of the tail change and go."""
     monkeypatch.setattr("cbmir.runtime.gallery.columns._BLOCK", 8)
@@ -100,7 +100,7 @@ def test_a_snapshot_follows_what_is_written(
         snapshot = later
 
 
-def test_an_earlier_snapshot_stays_as_it_was(store: Store, make_entries: Make, make_vectors: Make) -> None:
+def test_an_earlier_snapshot_stays_as_it_was(store: Gallery, make_entries: Make, make_vectors: Make) -> None:
     with store.reading() as reader:
         before = whole(reader)
     store.remove(ids=["id0003"])
@@ -112,7 +112,7 @@ def test_an_earlier_snapshot_stays_as_it_was(store: Store, make_entries: Make, m
     assert after.base is before.base  # which may be mapped, and large
 
 
-def test_what_is_not_known_any_more_is_read_anew(store: Store) -> None:
+def test_what_is_not_known_any_more_is_read_anew(store: Gallery) -> None:
     with store.reading() as reader:
         snapshot = whole(reader)
     store.remove(ids=["id0003"])
@@ -123,7 +123,7 @@ def test_what_is_not_known_any_more_is_read_anew(store: Store) -> None:
 
 
 def test_an_empty_store(tmp_path: Path, tiny_card: ModelCard, make_entries: Make, make_vectors: Make) -> None:
-    with Store.create(tmp_path / "empty", tiny_card) as store:
+    with Gallery.create(tmp_path / "empty", tiny_card) as store:
         with store.reading() as reader:
             snapshot = whole(reader)
             assert_same(snapshot, reader)
@@ -137,7 +137,7 @@ def test_an_empty_store(tmp_path: Path, tiny_card: ModelCard, make_entries: Make
 def test_the_vectors_are_in_memory_once(tmp_path: Path, tiny_card: ModelCard) -> None:
     count, dim = 1500, 1024
     vectors = np.eye(dim, dtype=np.float32)[np.arange(count) % dim]
-    with Store.create(tmp_path / "wide", tiny_card.with_(embedding_dim=dim)) as store:
+    with Gallery.create(tmp_path / "wide", tiny_card.with_(embedding_dim=dim)) as store:
         store.add([Entry(str(n), "/x.png", "p") for n in range(count)], vectors)
         with store.reading() as reader:
             tracemalloc.start()
@@ -151,12 +151,12 @@ def test_the_vectors_are_in_memory_once(tmp_path: Path, tiny_card: ModelCard) ->
     assert peak < 1.5 * vectors.nbytes
 
 
-def test_more_rows_than_expected_are_no_silent_loss(store: Store) -> None:
+def test_more_rows_than_expected_are_no_silent_loss(store: Gallery) -> None:
     with store.reading() as reader, pytest.raises(ValueError, match="broadcast"):
         Rows.collected(map(Rows.of, reader.columns()), np.empty((COUNT - 1, 8), np.float32), 3)
 
 
-def test_a_damaged_row_is_an_error(store: Store, make_entries: Make, make_vectors: Make) -> None:
+def test_a_damaged_row_is_an_error(store: Gallery, make_entries: Make, make_vectors: Make) -> None:
     with store.reading() as reader:
         snapshot = whole(reader)
     store.add(make_entries(1, COUNT), make_vectors(1, seed=9))

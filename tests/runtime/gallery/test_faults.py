@@ -41,7 +41,6 @@ from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.gallery.gallery import Gallery, is_gallery_file
 from cbmir.runtime.gallery.maintenance import merge, verify
-from cbmir.runtime.gallery.store import Store
 
 DIM, PATIENTS = 8, 9
 CARD = ModelCard(
@@ -122,7 +121,7 @@ def perform(gallery: Gallery, task: dict[str, Any], rng: random.Random) -> None:
         case "merge":
             other = gallery.path.with_name("other")
             shutil.rmtree(other, ignore_errors=True)
-            with Store.create(other, CARD) as source:
+            with Gallery.create(other, CARD) as source:
                 source.add(*contents(task["ids"]))
                 merge(gallery, source)
         case "remove":
@@ -136,7 +135,7 @@ def perform(gallery: Gallery, task: dict[str, Any], rng: random.Random) -> None:
         case "rebuild":
             gallery.rebuild()
         case "index":
-            gallery.set_index(rng.choice(["exact", "bf16", "int8", "auto"]))
+            gallery.rebuild(rng.choice(["exact", "bf16", "int8", "auto"]))
             gallery.search(vector_of("query"), 5)
 
 

@@ -211,9 +211,9 @@ def test_a_disk_that_refuses_is_an_error_and_no_loss(folder: Path, monkeypatch: 
 def test_what_a_killed_process_left_is_cleared(folder: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from cbmir.runtime.gallery import derived; from cbmir.runtime.gallery.columns import Rows\n"
+        "from cbmir.runtime.gallery import index_files; from cbmir.runtime.gallery.columns import Rows\n"
         "def rows():\n    yield Rows.empty(3, 8)\n    os.kill(os.getpid(), 9)\n"
-        "derived.write(Path(sys.argv[1]), derived.Stamp('a' * 32, 8, 5, None), rows(), dim=8, classes=3)"
+        "index_files.write(Path(sys.argv[1]), index_files.Stamp('a' * 32, 8, 5, None), rows(), dim=8, classes=3)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(folder)], check=False).returncode == -9
     assert sorted(one.name for one in folder.iterdir()) == [".derived-000000000008.part", "derived-000000000007"]
@@ -226,7 +226,6 @@ def test_what_a_killed_process_left_is_cleared(folder: Path) -> None:
 def test_all_of_it_is_dropped(folder: Path) -> None:
     (folder / ".derived-000000000008.part").mkdir()
     (folder / ".derived-000000000008.part" / "vectors.npy").write_bytes(b"patient data")
-    (folder / "index.usearch").write_bytes(b"of a gallery of schema 1")
     (folder / "gallery.sqlite").touch()
     assert index_files.drop(folder) and not index_files.drop(folder)
     assert sorted(one.name for one in folder.iterdir()) == ["derived.lock", "gallery.sqlite"]
@@ -266,9 +265,9 @@ def test_one_at_a_time_may_write(tmp_path: Path) -> None:
 
 
 def test_names_of_what_is_derived() -> None:
-    ours = ("derived-000000000007", ".derived-000000000007.part", "derived.lock", "index.usearch", "index.json")
+    ours = ("derived-000000000007", ".derived-000000000007.part", "derived.lock")
     others = ("derived-7", "derived", "derived-000000000007.txt", "gallery.sqlite", "notes.txt", ".part")
-    assert [index_files.is_derived(name) for name in ours + others] == [True] * 5 + [False] * 6
+    assert [index_files.is_derived(name) for name in ours + others] == [True] * 3 + [False] * 6
 
 
 @pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 250])

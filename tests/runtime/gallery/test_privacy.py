@@ -15,7 +15,6 @@ from cbmir.runtime.gallery import Gallery, index_files
 from cbmir.runtime.gallery.hnsw import PcaInt8Codec
 from cbmir.runtime.gallery.maintenance import verify
 from cbmir.runtime.gallery.schema import patient_number, study_number
-from cbmir.runtime.gallery.store import Store
 
 COUNT = 60
 MakeVectors = Callable[..., NDArray[np.float32]]
@@ -48,7 +47,7 @@ def texts(number: int) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def path(store: Store) -> Path:
+def path(store: Gallery) -> Path:
     store.close()
     return store.path
 
@@ -59,8 +58,7 @@ def test_what_is_removed_is_gone(path: Path, make_vectors: MakeVectors, setting:
     vectors = make_vectors(COUNT)
     own = setting if setting != "exact" else "float32"
     with Gallery.open(path) as gallery:
-        gallery.set_index(setting)
-        gallery.write_index()
+        gallery.rebuild(setting)
         gallery.search(vectors[0], 5)
         before = on_disk(path)
         for number in (20, 30):  # all of it is looked for rightly: it is there before

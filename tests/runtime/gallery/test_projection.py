@@ -12,9 +12,8 @@ import pytest
 from cbmir.cli import main
 from cbmir.errors import GalleryError
 from cbmir.runtime import Gallery
-from cbmir.runtime.gallery.gallery import is_gallery_file
+from cbmir.runtime.gallery.gallery import MAP, is_gallery_file
 from cbmir.runtime.gallery.projection import GalleryProjection, principal_plane
-from cbmir.runtime.gallery.refreshing import MAP
 
 
 @pytest.fixture

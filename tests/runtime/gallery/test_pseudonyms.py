@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from cbmir.card import ModelCard
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.maintenance import verify
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms, is_pseudonym
-from cbmir.runtime.gallery.store import Store
 
 MakeEntries = Callable[..., list[Entry]]
 MakeVectors = Callable[..., NDArray[np.float32]]
@@ -74,14 +74,14 @@ def test_a_key_comes_from_a_file_or_the_environment(
 def filled(
     tmp_path: Path, tiny_card: ModelCard, key: Pseudonyms, make_entries: MakeEntries, make_vectors: MakeVectors
 ) -> Path:
-    with Store.create(tmp_path / "g", tiny_card, pseudonyms=key) as store:
+    with Gallery.create(tmp_path / "g", tiny_card, pseudonyms=key) as store:
         store.add(make_entries(18), make_vectors(18))
     return tmp_path / "g"
 
 
 def test_only_pseudonyms_are_kept(filled: Path) -> None:
-    with Store.open(filled) as store:
-        assert store.has_pseudonyms
+    with Gallery.open(filled) as store:
+        assert store.pseudonym_check
         entry = store.entry("id0007")
         assert is_pseudonym(entry.patient_id)
         assert is_pseudonym(entry.study_id)
@@ -95,7 +95,7 @@ def test_only_pseudonyms_are_kept(filled: Path) -> None:
 
 
 def test_who_has_the_key_finds_the_patient(filled: Path, key: Pseudonyms, make_vectors: MakeVectors) -> None:
-    with Store.open(filled, pseudonyms=key) as store:
+    with Gallery.open(filled, pseudonyms=key) as store:
         assert [store.has_patient(name) for name in ("patient0001", "patient0003")] == [True, False]
         with store.reading() as reader:
             known = reader.patient_numbers({"patient0001", store.entry("id0000").patient_id})
@@ -113,7 +113,7 @@ def test_without_the_key_no_patient_can_be_looked_up(
     filled: Path, given: Pseudonyms | None, make_vectors: MakeVectors
 ) -> None:
     message = "found another key" if given else "found none"
-    with Store.open(filled, pseudonyms=given) as store:
+    with Gallery.open(filled, pseudonyms=given) as store:
         entry = store.entry("id0007")
         for look_up in (
             lambda: store.has_patient("patient0001"),
@@ -131,6 +131,6 @@ def test_without_the_key_no_patient_can_be_looked_up(
 
 
 def test_a_key_where_none_is_kept_is_an_error(filled: Path, tiny_card: ModelCard, key: Pseudonyms) -> None:
-    Store.create(filled.with_name("plain"), tiny_card).close()
-    with Store.open(filled.with_name("plain"), pseudonyms=key) as store, pytest.raises(GalleryError, match="no key"):
+    Gallery.create(filled.with_name("plain"), tiny_card).close()
+    with Gallery.open(filled.with_name("plain"), pseudonyms=key) as store, pytest.raises(GalleryError, match="no key"):
         store.has_patient("patient0001")

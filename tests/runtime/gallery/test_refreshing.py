@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import threading
@@ -19,34 +18,32 @@ import pytest
 from cbmir.card import ModelCard
 from cbmir.errors import GalleryError
 from cbmir.runtime import novelty
-from cbmir.runtime.gallery import index_files, refreshing
+from cbmir.runtime.gallery import index_cache, index_files
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.hnsw import HnswIndex
+from cbmir.runtime.gallery.index_cache import codes_for
 from cbmir.runtime.gallery.reader import Reader
-from cbmir.runtime.gallery.refreshing import codes_for
-from cbmir.runtime.gallery.store import Store
 
 Make = Callable[..., Any]
 COUNT = 60
 
 
 @pytest.fixture
-def gallery(store: Store) -> Iterator[Gallery]:
+def gallery(store: Gallery) -> Iterator[Gallery]:
     """The store's 60 entries, with an int8 index written."""
     store.close()
     with Gallery.open(store.path) as opened:
-        opened.set_index("int8")
-        opened.write_index()
+        opened.rebuild("int8")
         yield opened
 
 
 @pytest.fixture
 def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a gallery of 60 be a large one."""
-    monkeypatch.setattr(refreshing, "SMALL", 10)
-    monkeypatch.setattr(refreshing, "EXACT_LIMIT", 40)
-    monkeypatch.setattr(refreshing, "TAIL_LIMIT", 20)
+    monkeypatch.setattr(index_cache, "SMALL", 10)
+    monkeypatch.setattr(index_cache, "EXACT_LIMIT", 40)
+    monkeypatch.setattr(index_cache, "TAIL_LIMIT", 20)
 
 
 def places(folder: Path) -> list[str]:
@@ -85,7 +82,7 @@ def test_what_another_writes_is_found_at_once(gallery: Gallery, make_entries: Ma
     assert first(gallery, new[1]) == "id0061"
 
 
-def test_a_small_gallery_derives_nothing_by_itself(store: Store, make_vectors: Make) -> None:
+def test_a_small_gallery_derives_nothing_by_itself(store: Gallery, make_vectors: Make) -> None:
     store.close()
     with Gallery.open(store.path) as gallery:
         found = gallery.search(make_vectors(COUNT)[5], 1)
@@ -97,7 +94,7 @@ def test_a_small_gallery_derives_nothing_by_itself(store: Store, make_vectors: M
 
 @pytest.mark.usefixtures("low_limits")
 def test_a_large_one_derives_at_the_first_search(
-    store: Store, make_vectors: Make, caplog: pytest.LogCaptureFixture
+    store: Gallery, make_vectors: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.close()
     with caplog.at_level(logging.INFO, "cbmir"):
@@ -117,7 +114,7 @@ def test_an_outgrown_index_is_grown_by_the_writer(gallery: Gallery, make_entries
     gallery.add(make_entries(1, COUNT + 20), make_vectors(1, seed=10))
     assert places(gallery.path) == ["derived-000000000004"] and gallery.info()["changed"] == 0
     assert first(gallery, make_vectors(20, seed=9)[3]) == "id0063"
-    with gallery._moment() as (_, snapshot):
+    with gallery._index.moment() as (_, snapshot):
         assert len(snapshot.base) == COUNT + 21 and len(snapshot.tail) == 0 and len(snapshot.index or ()) == COUNT + 21
 
 
@@ -129,12 +126,13 @@ def test_another_process_takes_what_the_writer_derived(
         first(reader, make_vectors(1)[0])
         gallery.add(make_entries(30, COUNT), make_vectors(30, seed=9))
         assert first(reader, make_vectors(30, seed=9)[3]) == "id0063"
-        with reader._moment() as (_, snapshot):
+        with reader._index.moment() as (_, snapshot):
             assert len(snapshot.base) == COUNT + 30
 
 
 def test_a_merge_settles_when_its_writer_says_so(gallery: Gallery, make_entries: Make, make_vectors: Make) -> None:
-    Store.add(gallery, make_entries(5, COUNT), make_vectors(5, seed=9))
+    with gallery.writing() as writer:
+        writer.add(make_entries(5, COUNT), make_vectors(5, seed=9))
     gallery.settle()  # nothing to do: five are few
     assert gallery.info()["changed"] == 5
     gallery.write_index()
@@ -156,7 +154,7 @@ def stored_bytes(folder: Path) -> bytes:
 )
 def test_nothing_derived_is_left_of_what_was_removed(gallery: Gallery, make_vectors: Make, wanted: Any) -> None:
     vector = make_vectors(COUNT)[12]
-    with gallery._moment() as (_, snapshot):
+    with gallery._index.moment() as (_, snapshot):
         assert snapshot.index is not None
         code = snapshot.index._coded(vector[None]).tobytes()
     assert vector.tobytes() in stored_bytes(gallery.path) and code in stored_bytes(gallery.path)
@@ -171,7 +169,8 @@ def test_nothing_derived_is_left_of_what_was_removed(gallery: Gallery, make_vect
 def test_a_removal_that_was_killed_is_finished_by_the_next_search(gallery: Gallery, make_vectors: Make) -> None:
     """The rows are gone and what is derived is not: one process was killed in between."""
     vector = make_vectors(COUNT)[12]
-    Store.remove(gallery, ids=["id0012"])
+    with gallery.writing() as writer:
+        writer.remove(ids=["id0012"])
     gallery.close()
     assert vector.tobytes() in stored_bytes(gallery.path)
     with Gallery.open(gallery.path) as again:
@@ -198,19 +197,19 @@ def test_rebuild_takes_all_from_sqlite(gallery: Gallery, make_vectors: Make) -> 
     assert index_files.problems(gallery.path, gallery.uuid) == [] and gallery.info()["changed"] == 0
     assert first(gallery, make_vectors(COUNT)[7]) == "id0007"
     gallery.rebuild("bf16")
-    assert gallery.index_setting == "bf16" and gallery.search(make_vectors(1)[0], 1).method == "hnsw bf16"
+    assert gallery.info()["index"] == "bf16" and gallery.search(make_vectors(1)[0], 1).method == "hnsw bf16"
 
 
 def test_the_setting_decides_on_the_index(gallery: Gallery, make_vectors: Make) -> None:
     vector = make_vectors(COUNT)[7]
     for setting, method in (("bf16", "hnsw bf16"), ("exact", "exact"), ("int8", "hnsw int8"), ("auto", "exact")):
-        gallery.set_index(setting)
+        gallery.rebuild(setting)
         assert gallery.search(vector, 1).method == method == gallery.info()["search"]
         assert gallery.search(vector, 1, exact=True).method == "exact"
 
 
 def test_what_an_index_keeps() -> None:
-    limit = refreshing.EXACT_LIMIT
+    limit = index_cache.EXACT_LIMIT
     assert [codes_for(one, limit) for one in ("auto", "exact", "bf16", "int8")] == [None, None, "bf16", "int8"]
     assert [codes_for(one, limit + 1) for one in ("auto", "exact", "bf16", "int8")] == ["int8", None, "bf16", "int8"]
 
@@ -222,7 +221,7 @@ def test_where_nothing_can_be_written_searches_go_on(
     gallery.close()
     if not is_derived:
         shutil.rmtree(gallery.path / places(gallery.path)[0])
-        monkeypatch.setattr(refreshing, "SMALL", 10)
+        monkeypatch.setattr(index_cache, "SMALL", 10)
     monkeypatch.setattr("os.access", lambda path, mode: False)  # the tests may run as root, who may write anywhere
     before = sorted(file.name for file in gallery.path.iterdir())
     with Gallery.open(gallery.path) as again:
@@ -242,7 +241,7 @@ def test_a_full_disk_stops_no_search(
 
     shutil.rmtree(gallery.path / places(gallery.path)[0])
     gallery.close()
-    monkeypatch.setattr(refreshing, "SMALL", 10)
+    monkeypatch.setattr(index_cache, "SMALL", 10)
     monkeypatch.setattr(index_files, "write", refuse)
     with Gallery.open(gallery.path) as again:
         assert first(again, make_vectors(COUNT)[7]) == "id0007"
@@ -258,12 +257,11 @@ def test_a_full_disk_fails_no_write_that_was_acknowledged(
     def refuse(*values: Any, **more: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(refreshing, "TAIL_LIMIT", 0)
+    monkeypatch.setattr(index_cache, "TAIL_LIMIT", 0)
     monkeypatch.setattr(index_files, "write", refuse)
     assert len(gallery.add(make_entries(9, COUNT), make_vectors(9, seed=9)).ids) == 9
     assert "what was written to the gallery is safe" in caplog.messages[-1]
     assert gallery.remove(ids=["id0001"]) == ("id0001",)
-    gallery.set_index("bf16")
     gallery.compact()
     assert places(gallery.path) == [] and len(gallery) == COUNT + 8
     assert first(gallery, make_vectors(9, seed=9)[3]) == "id0063"
@@ -278,30 +276,31 @@ def test_a_long_lived_reader_lets_go_of_what_was_removed(
     with Gallery.open(gallery.path) as reader:
         first(reader, make_vectors(1)[0])
         with monkeypatch.context() as patch:
-            patch.setattr(gallery, "_follow", lambda: None)
+            patch.setattr(gallery._index, "_follow", lambda: None)
             gallery.remove(ids=["id0012"])
             if searches_between:
                 first(reader, make_vectors(1)[0])
         gallery.write_index()
         first(reader, make_vectors(1)[0])
-        with reader._moment() as (_, snapshot):
+        with reader._index.moment() as (_, snapshot):
             assert not snapshot.holds_removed and len(snapshot.base) == COUNT - 1
 
 
 def test_a_process_takes_the_index_that_another_wrote_meanwhile(
-    store: Store, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
+    store: Gallery, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was opened while that one was writing, and no one writes to the gallery after that."""
-    store.set_index("int8")
+    with store.writing() as changing:
+        changing.set_index("int8")
     store.close()
-    monkeypatch.setattr(refreshing, "SMALL", 10)
+    monkeypatch.setattr(index_cache, "SMALL", 10)
     vector = make_vectors(1)[0]
     with Gallery.open(store.path) as writer, Gallery.open(store.path) as reader:
         with index_files.lock(store.path, wait=True):
             assert reader.search(vector, 1).method == "exact"
         writer.write_index()
         assert reader.search(vector, 1).method == "hnsw int8"
-        with reader._moment() as (_, snapshot):
+        with reader._index.moment() as (_, snapshot):
             assert snapshot.is_mapped
 
 
@@ -309,7 +308,7 @@ def test_what_cannot_be_trusted_is_verified_once(
     gallery: Gallery, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that is in want of something newer looks for it at each search, and must not read it all each time."""
-    monkeypatch.setattr(refreshing, "SMALL", 10)
+    monkeypatch.setattr(index_cache, "SMALL", 10)
     with (gallery.path / places(gallery.path)[0] / "vectors.npy").open("r+b") as stream:
         stream.truncate(200)
     loads = []
@@ -327,12 +326,12 @@ def test_a_setting_is_followed_by_other_processes(
     vector = make_vectors(COUNT)[7]
     with Gallery.open(gallery.path) as reader:
         for setting, method in (("exact", "exact"), ("int8", "hnsw int8"), ("bf16", "hnsw bf16"), ("auto", "exact")):
-            gallery.set_index(setting)
+            gallery.rebuild(setting)
             assert reader.search(vector, 1).method == method == reader.info()["search"]
-        gallery.set_index("int8")
+        gallery.rebuild("int8")
         first(reader, vector)
-        monkeypatch.setattr(gallery, "_follow", lambda: None)
-        gallery.set_index("exact")  # and nothing is derived anew
+        with gallery.writing() as writer:
+            writer.set_index("exact")  # and nothing is derived anew
         assert reader.search(vector, 1).method == "exact" == reader.info()["search"]
 
 
@@ -351,9 +350,9 @@ def test_rebuild_takes_nothing_away_before_it_has_written(
 def test_no_transaction_is_held_while_an_index_is_built(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setattr(refreshing, "SMALL", 10)
+    monkeypatch.setattr(index_cache, "SMALL", 10)
     index_files.drop(gallery.path)
-    gallery._snapshot = None
+    gallery._index.close()
     held = []
     real_reading, real_build = gallery.reading, HnswIndex.build
 
@@ -427,7 +426,7 @@ def test_while_another_writes_what_is_derived_searches_go_on(
 ) -> None:
     shutil.rmtree(gallery.path / places(gallery.path)[0])
     gallery.close()
-    monkeypatch.setattr(refreshing, "SMALL", 10)
+    monkeypatch.setattr(index_cache, "SMALL", 10)
     with index_files.lock(gallery.path, wait=True), Gallery.open(gallery.path) as again:
         assert first(again, make_vectors(COUNT)[7]) == "id0007"
         assert places(gallery.path) == []
@@ -449,9 +448,9 @@ def test_others_search_and_read_while_an_index_is_built(
     monkeypatch.setattr(HnswIndex, "build", slow)
     with ThreadPoolExecutor(2) as pool:
         try:
-            setting = pool.submit(gallery.set_index, "bf16")
+            setting = pool.submit(gallery.rebuild, "bf16")
             assert started.wait(60)
-            Store.add(gallery, make_entries(1, COUNT), make_vectors(1, seed=9))
+            gallery.add(make_entries(1, COUNT), make_vectors(1, seed=9))
             assert first(gallery, make_vectors(1, seed=9)[0]) == "id0060"
             assert gallery.entry("id0005").id == "id0005"
             assert not setting.done()
@@ -527,13 +526,6 @@ def test_own_distances_of_a_gallery_that_was_small_when_it_was_opened(
 
 
 def test_outgrown() -> None:
-    assert [refreshing._outgrown(changed, 10_000) for changed in (5000, 5001)] == [False, True]
-    assert [refreshing._outgrown(changed, 100_000) for changed in (10_000, 10_001)] == [False, True]
-    assert [refreshing._outgrown(changed, 1_000_000) for changed in (20_000, 20_001)] == [False, True]
-
-
-def test_the_index_of_schema_1_goes(gallery: Gallery) -> None:
-    (gallery.path / "index.usearch").write_bytes(b"vectors of patients")
-    (gallery.path / "index.json").write_text(json.dumps({}))
-    gallery.rebuild()
-    assert not (gallery.path / "index.usearch").exists() and not (gallery.path / "index.json").exists()
+    assert [index_cache._outgrown(changed, 10_000) for changed in (5000, 5001)] == [False, True]
+    assert [index_cache._outgrown(changed, 100_000) for changed in (10_000, 10_001)] == [False, True]
+    assert [index_cache._outgrown(changed, 1_000_000) for changed in (20_000, 20_001)] == [False, True]

@@ -24,7 +24,6 @@ from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.gallery.gallery import is_gallery_file
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 from cbmir.runtime.gallery.reader import Reader
-from cbmir.runtime.gallery.store import Store
 
 COUNT, DIM = 300, 8
 Make = Callable[..., Any]
@@ -113,7 +112,7 @@ def test_search_agrees_with_brute_force(
 
 def test_the_method_is_told(gallery: Gallery, make_vectors: Make) -> None:
     query = make_vectors(1, seed=1)[0]
-    expected = {"exact": "exact", "bf16": "hnsw bf16", "int8": "hnsw int8"}[gallery.index_setting]
+    expected = {"exact": "exact", "bf16": "hnsw bf16", "int8": "hnsw int8"}[gallery.info()["index"]]
     assert gallery.search(query, 3).method == expected == gallery.info()["search"]
     assert gallery.search(query, 3, exact=True).method == "exact"
 
@@ -317,7 +316,7 @@ def test_info(gallery: Gallery, tiny_card: ModelCard) -> None:
     assert info["labels"] == {"Effusion": COUNT // 2, "Mass": COUNT, "Nodule": 0}
     assert info["splits"] == {"train": COUNT} and info["views"] == {"": 100, "AP": 100, "PA": 100}
     assert info["days"] == ["2020-01-01", "2020-01-28"]
-    assert (info["generation"], info["changed"], info["index"]) == (2, 40, gallery.index_setting)
+    assert (info["generation"], info["changed"], info["index"]) == (2, 40, gallery.info()["index"])
     assert info["bytes"] > 260 * 4 * DIM and not info["pseudonyms"]
 
 
@@ -337,11 +336,11 @@ def test_searching_loads_little(gallery: Gallery) -> None:
         f"print(sorted({heavy!r} & sys.modules.keys()), 'usearch.index' in sys.modules)"
     )
     output = subprocess.run([sys.executable, "-c", code, str(gallery.path)], check=True, stdout=subprocess.PIPE).stdout
-    assert output.decode().strip() == f"[] {gallery.index_setting != 'exact'}"
+    assert output.decode().strip() == f"[] {gallery.info()['index'] != 'exact'}"
 
 
 def test_a_store_writes_and_a_gallery_sees_it(gallery: Gallery, make_entries: Make, make_vectors: Make) -> None:
-    with Store.open(gallery.path) as store:
+    with Gallery.open(gallery.path) as store:
         store.update([replace(gallery.entry("id0009"), view="LATERAL")])
     assert [hit.entry.id for hit in gallery.search(make_vectors(1)[0], 3, filter=Filter(view="lateral")).hits] == [
         "id0009"

@@ -21,25 +21,25 @@ from numpy.typing import NDArray
 from cbmir.card import ModelCard
 from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
-from cbmir.runtime.gallery import Gallery
 from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.maintenance import export, verify
-from cbmir.runtime.gallery.schema import LastCommit
-from cbmir.runtime.gallery.store import STORE_FILES, UNKNOWN, Added, Store
+from cbmir.runtime.gallery.schema import UNKNOWN, LastCommit
+from cbmir.runtime.gallery.writer import Added
 
 COUNT = 60
 MakeEntries = Callable[..., list[Entry]]
 MakeVectors = Callable[..., NDArray[np.float32]]
 
 
-def generation(store: Store) -> int:
+def generation(store: Gallery) -> int:
     with store.reading() as reader:
         return reader.generation
 
 
-def test_what_went_in_comes_out(store: Store, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
+def test_what_went_in_comes_out(store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
     entries, vectors = make_entries(COUNT), make_vectors(COUNT)
-    for place in (store, Store.open(store.path)):
+    for place in (store, Gallery.open(store.path)):
         with place:
             assert [place.entry(entry.id) for entry in entries] == entries
             assert place.ids() == [entry.id for entry in entries]
@@ -54,7 +54,7 @@ def test_what_went_in_comes_out(store: Store, make_entries: MakeEntries, make_ve
                     read("nobody")
 
 
-def test_columns_are_what_a_search_needs(store: Store, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
+def test_columns_are_what_a_search_needs(store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
     with store.reading() as reader:
         blocks = list(reader.columns(size=25))
         (some,) = reader.columns(np.array([7, 3, 3, 999]))
@@ -74,7 +74,7 @@ def test_columns_are_what_a_search_needs(store: Store, make_entries: MakeEntries
     np.testing.assert_array_equal(np.concatenate([block.vectors for block in blocks]), make_vectors(COUNT))
 
 
-def test_an_entry_may_say_little(store: Store, make_vectors: MakeVectors) -> None:
+def test_an_entry_may_say_little(store: Gallery, make_vectors: MakeVectors) -> None:
     little = Entry("little", "", "")
     store.add([little, replace(little, id="more")], make_vectors(2, seed=1))
     assert store.entry("little") == replace(little, labels={"Effusion": None, "Mass": None, "Nodule": None})
@@ -85,17 +85,22 @@ def test_an_entry_may_say_little(store: Store, make_vectors: MakeVectors) -> Non
     assert block.labels[0].tolist() == [UNKNOWN] * 3
 
 
-def test_counts(store: Store) -> None:
+def test_counts(store: Gallery) -> None:
     with store.reading() as reader:
         counts = reader.counts()
-    assert (counts.patients, counts.studies) == (10, 30)
-    assert counts.splits == {"train": COUNT}
-    assert counts.views == {"": 20, "AP": 20, "PA": 20}
-    assert counts.labels == {"Effusion": 30, "Mass": COUNT, "Nodule": 0}
-    assert (counts.first, counts.last) == ("2020-01-01", "2020-01-28")
+    assert counts == {
+        "patients": 10,
+        "studies": 30,
+        "splits": {"train": COUNT},
+        "views": {"": 20, "AP": 20, "PA": 20},
+        "labels": {"Effusion": 30, "Mass": COUNT, "Nodule": 0},
+        "days": ["2020-01-01", "2020-01-28"],
+    }
 
 
-def test_content_that_is_there_is_left_out(store: Store, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
+def test_content_that_is_there_is_left_out(
+    store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors
+) -> None:
     new = make_entries(2, start=COUNT)
     copies = [replace(new[0], id="copy"), replace(make_entries(1)[0], id="another name"), make_entries(2)[1]]
     added = store.add([*new, *copies], make_vectors(5, seed=1))
@@ -124,7 +129,7 @@ def bad(entry: Entry, vector: NDArray[np.float32]) -> dict[str, tuple[Entry, NDA
 
 @pytest.mark.parametrize("what", bad(Entry("", "", ""), np.eye(8, dtype=np.float32)[:1]))
 def test_adding_is_all_or_nothing(
-    store: Store, make_entries: MakeEntries, make_vectors: MakeVectors, what: str
+    store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors, what: str
 ) -> None:
     good = make_entries(2, start=COUNT)
     entry, vector, message = bad(good[1], make_vectors(1, seed=1))[what]
@@ -136,7 +141,7 @@ def test_adding_is_all_or_nothing(
     assert store.add(good, make_vectors(2, seed=1)).ids == ("id0060", "id0061")
 
 
-def test_no_error_quotes_a_report(store: Store, make_vectors: MakeVectors) -> None:
+def test_no_error_quotes_a_report(store: Gallery, make_vectors: MakeVectors) -> None:
     with pytest.raises(GalleryError, match="text in UTF-8") as refused:
         store.add([Entry("new", "", "p", report="Herr Mustermann \udc80")], make_vectors(1))
     with store.writing() as writer:
@@ -149,7 +154,7 @@ def test_no_error_quotes_a_report(store: Store, make_vectors: MakeVectors) -> No
     assert [line for line in told if "Herr" in line and "report=" not in line] == []
 
 
-def test_an_update_changes_what_is_said(store: Store, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
+def test_an_update_changes_what_is_said(store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
     old = make_entries(3)
     new = [replace(old[0], patient_id="somebody", report="", labels={"Mass": 1}, date="1999-12-31", sha256=""), old[1]]
     assert store.update(new) == 1
@@ -169,7 +174,7 @@ def test_an_update_changes_what_is_said(store: Store, make_entries: MakeEntries,
     assert verify(store.path) == []
 
 
-def test_removing_by_id_patient_and_study(store: Store) -> None:
+def test_removing_by_id_patient_and_study(store: Gallery) -> None:
     assert store.remove(ids=["id0059", "nobody"], patient_ids=["patient0000"]) == (
         "id0000", "id0001", "id0002", "id0003", "id0004", "id0005", "id0059",
     )  # fmt: skip
@@ -188,13 +193,13 @@ def test_removing_by_id_patient_and_study(store: Store) -> None:
         store.remove(patient_ids="patient0001")
 
 
-def test_a_study_of_one_patient_does_not_take_anothers_along(store: Store, make_vectors: MakeVectors) -> None:
+def test_a_study_of_one_patient_does_not_take_anothers_along(store: Gallery, make_vectors: MakeVectors) -> None:
     """Study ids that count a patient's studies, as CheXpert's, stand for one of each patient."""
     entries = [Entry(f"{patient} {study} {n}", "", patient, f"study{study}")
                for patient in ("a", "b", "") for study in "12" for n in "12"]  # fmt: skip
     store.add(entries, make_vectors(12, seed=1))
     with store.reading() as reader:
-        assert reader.counts().studies == 30 + 6
+        assert reader.counts()["studies"] == 30 + 6
     for given in (["study1"], ["study2", "study0004"]):
         with pytest.raises(GalleryError, match="found one of 3 patients; nothing was removed: name the patient"):
             store.remove(ids=["id0000"], study_ids=given)
@@ -207,7 +212,7 @@ def test_a_study_of_one_patient_does_not_take_anothers_along(store: Store, make_
     assert verify(store.path) == []
 
 
-def test_a_number_is_never_given_twice(store: Store, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
+def test_a_number_is_never_given_twice(store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
     store.remove(ids=["id0059"])
     store.add(make_entries(1, start=70), make_vectors(1))
     with store.reading() as reader:
@@ -218,7 +223,7 @@ def stored_bytes(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
 
 
-def test_nothing_is_left_of_what_was_removed(store: Store, make_vectors: MakeVectors) -> None:
+def test_nothing_is_left_of_what_was_removed(store: Gallery, make_vectors: MakeVectors) -> None:
     """Not a report, path, id, key, embedding or thumbnail; at once, and without anything else of the kind."""
     vectors = make_vectors(COUNT)
     traces = {b"Bericht 0020", b"id0020", b"/images/0020", b"patient0003", b"study0010", b"jpeg0020", b"1.2.20",
@@ -232,17 +237,17 @@ def test_nothing_is_left_of_what_was_removed(store: Store, make_vectors: MakeVec
     assert vectors[30].tobytes() in after
 
 
-def test_what_a_reader_holds_in_the_log_goes_with_compact(store: Store) -> None:
+def test_what_a_reader_holds_in_the_log_goes_with_compact(store: Gallery) -> None:
     with store.reading():
         store.remove(ids=["id0020"])
         assert b"Bericht 0020" in stored_bytes(store.path)  # the reader may still ask for it
-        with Store.open(store.path, wait=0.0) as other, pytest.raises(GalleryError, match="compact it again"):
+        with Gallery.open(store.path, wait=0.0) as other, pytest.raises(GalleryError, match="compact it again"):
             other.compact()
     store.compact()
     assert b"Bericht 0020" not in stored_bytes(store.path)
 
 
-def test_compact_gives_room_back(store: Store) -> None:
+def test_compact_gives_room_back(store: Gallery) -> None:
     store.update([replace(store.entry(f"id{n:04}"), report="x" * 20_000) for n in range(COUNT)])
     before = len(stored_bytes(store.path))
     store.remove(ids=[f"id{n:04}" for n in range(1, COUNT)])
@@ -256,7 +261,7 @@ def test_compact_gives_room_back(store: Store) -> None:
     assert verify(store.path) == []
 
 
-def test_a_reader_stays_at_its_moment(store: Store, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
+def test_a_reader_stays_at_its_moment(store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
     with store.reading() as before:
         store.add(make_entries(1, start=COUNT), make_vectors(1))
         store.remove(ids=["id0000"])
@@ -269,7 +274,7 @@ def test_a_reader_stays_at_its_moment(store: Store, make_entries: MakeEntries, m
     assert generation(store) == 3
 
 
-def test_what_is_left_half_read_holds_nothing_back(store: Store) -> None:
+def test_what_is_left_half_read_holds_nothing_back(store: Gallery) -> None:
     """A block iterator that is dropped half-way must not keep the next reader at its moment."""
     with store.reading() as reader:
         blocks = reader.columns(size=10)
@@ -282,7 +287,7 @@ def test_what_is_left_half_read_holds_nothing_back(store: Store) -> None:
             late()
 
 
-def test_threads_read_and_write_at_once(store: Store, make_vectors: MakeVectors) -> None:
+def test_threads_read_and_write_at_once(store: Gallery, make_vectors: MakeVectors) -> None:
     vectors = make_vectors(40, seed=1)
 
     def write(n: int) -> None:
@@ -302,17 +307,17 @@ def test_threads_read_and_write_at_once(store: Store, make_vectors: MakeVectors)
 
 
 def test_a_second_writer_waits_then_is_refused(
-    store: Store, make_entries: MakeEntries, make_vectors: MakeVectors
+    store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors
 ) -> None:
     new = make_entries(2, start=COUNT)
     with store.writing() as writer:
         writer.add(new[:1], make_vectors(1))
-        with Store.open(store.path, wait=0.05) as other:
+        with Gallery.open(store.path, wait=0.05) as other:
             assert len(other) == COUNT  # readers go on
             with pytest.raises(GalleryError, match="another is writing to it"):
                 other.add(new[1:], make_vectors(1))
     assert len(store) == COUNT + 1
-    with Store.open(store.path) as other, ThreadPoolExecutor(1) as pool:
+    with Gallery.open(store.path) as other, ThreadPoolExecutor(1) as pool:
         started = threading.Event()
 
         def add() -> Added:
@@ -327,7 +332,7 @@ def test_a_second_writer_waits_then_is_refused(
     assert generation(store) == 4
 
 
-def test_what_raises_within_a_write_undoes_it(store: Store) -> None:
+def test_what_raises_within_a_write_undoes_it(store: Gallery) -> None:
     with pytest.raises(KeyboardInterrupt), store.writing() as writer:
         writer.remove(ids=["id0000"])
         raise KeyboardInterrupt
@@ -340,8 +345,8 @@ import resource, signal, sys
 import numpy as np
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery.entry import Entry
-from cbmir.runtime.gallery.store import Store
-with Store.open(sys.argv[1]) as store:
+from cbmir.runtime.gallery.gallery import Gallery
+with Gallery.open(sys.argv[1]) as store:
     store.add([Entry("first", "", "p")], np.eye(8, dtype=np.float32)[:1])
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
     try:
@@ -353,7 +358,7 @@ with Store.open(sys.argv[1]) as store:
 """
 
 
-def test_a_disk_that_refuses_is_an_error_and_no_loss(store: Store) -> None:
+def test_a_disk_that_refuses_is_an_error_and_no_loss(store: Gallery) -> None:
     """A process whose files may not grow past 300 kB, as on a disk that is full; room is made later."""
     ids = store.ids()
     done = subprocess.run(
@@ -364,7 +369,7 @@ def test_a_disk_that_refuses_is_an_error_and_no_loss(store: Store) -> None:
     assert verify(store.path) == []
 
 
-def test_a_full_database_is_an_error_and_no_loss(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_database_is_an_error_and_no_loss(store: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite's own answer for a disk without room, by its limit on pages."""
     pages = (store.path / "gallery.sqlite").stat().st_size // 4096
     real = sqlite3.connect
@@ -375,7 +380,7 @@ def test_a_full_database_is_an_error_and_no_loss(store: Store, monkeypatch: pyte
         return connection  # type: ignore[no-any-return]
 
     monkeypatch.setattr(sqlite3, "connect", small)
-    with Store.open(store.path) as other:
+    with Gallery.open(store.path) as other:
         with pytest.raises(GalleryError, match="the disk is full; nothing was changed"):
             other.add([Entry("large", "", "p", report="x" * 1_000_000)], np.eye(8, dtype=np.float32)[:1])
         other.add([Entry("small", "", "p")], np.eye(8, dtype=np.float32)[:1])
@@ -383,37 +388,39 @@ def test_a_full_database_is_an_error_and_no_loss(store: Store, monkeypatch: pyte
     assert verify(store.path) == []
 
 
-def test_it_is_readable_by_its_owner_only(store: Store, tmp_path: Path) -> None:
+def test_it_is_readable_by_its_owner_only(store: Gallery, tmp_path: Path) -> None:
     export(store, tmp_path / "copy")
-    with Store.open(tmp_path / "copy") as copy:
+    with Gallery.open(tmp_path / "copy") as copy:
         copy.remove(ids=["id0000"])
         for folder in (store.path, copy.path):
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-            assert {path.name for path in folder.iterdir()} == STORE_FILES
+            assert {path.name for path in folder.iterdir()} == {
+                "gallery.sqlite", "gallery.sqlite-wal", "gallery.sqlite-shm", "gallery.generation",
+            }  # fmt: skip
             assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
 
 
-def test_it_is_readable_where_nothing_can_be_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_readable_where_nothing_can_be_written(store: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     store.close()
     monkeypatch.setattr("os.access", lambda path, mode: False)  # the tests may run as root, who may write anywhere
     before = sorted(file.name for file in store.path.iterdir())
-    with Store.open(store.path) as again:
+    with Gallery.open(store.path) as again:
         assert len(again.ids()) == COUNT
-        assert not again.writable
         with pytest.raises(GalleryError, match="may not be written to"):
             again.remove(ids=["id0000"])
     assert sorted(file.name for file in store.path.iterdir()) == before
 
 
 def test_where_nothing_can_be_written_the_writes_of_others_are_seen(
-    store: Store, make_entries: MakeEntries, make_vectors: MakeVectors, monkeypatch: pytest.MonkeyPatch
+    store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the writer is still there, and shares its log, or has gone: then the file was taken as it stood."""
     store.close()
     with monkeypatch.context() as patch:
         patch.setattr("os.access", lambda path, mode: False)  # the tests may run as root, who may write anywhere
-        reader, searched = Store.open(store.path), Gallery.open(store.path)
-    assert not reader.writable
+        reader, searched = Gallery.open(store.path), Gallery.open(store.path)
+    with pytest.raises(GalleryError, match="can be written to"):
+        reader.rebuild()
     for connections in (reader._connections, searched._connections):
         monkeypatch.setattr(connections, "_mode", partial(as_if_unwritable, store.path))
     query = make_vectors(COUNT)[7]
@@ -424,13 +431,13 @@ def test_where_nothing_can_be_written_the_writes_of_others_are_seen(
 
     with reader, searched:
         assert seen() == (True, COUNT, 1, "id0007")
-        with Store.open(store.path) as writer:
+        with Gallery.open(store.path) as writer:
             writer.remove(patient_ids=["patient0001"])
             now = seen()
             assert now[:3] == (False, COUNT - 6, 2)
             assert now[3] != "id0007"
         assert seen() == now
-        with Store.open(store.path) as writer:
+        with Gallery.open(store.path) as writer:
             writer.add([make_entries(8)[7]], query[None])
         assert seen() == (True, COUNT - 5, 3, "id0007")
 
@@ -439,30 +446,31 @@ def as_if_unwritable(folder: Path) -> str:
     return "ro" if (folder / "gallery.sqlite-wal").exists() else "ro&immutable=1"
 
 
-def test_an_open_gallery_that_is_replaced_says_so(store: Store, tiny_card: ModelCard) -> None:
+def test_an_open_gallery_that_is_replaced_says_so(store: Gallery, tiny_card: ModelCard) -> None:
     store.path.rename(store.path.with_name("moved"))
     for _ in range(2):  # nothing there, then another gallery
-        assert not store.writable
+        with pytest.raises(GalleryError, match="moved or replaced"):
+            store.rebuild()
         for use in (lambda: store.entry("id0003"), lambda: store.remove(ids=["id0003"])):
             with pytest.raises(GalleryError, match="was moved, deleted or replaced; open it again"):
                 use()
         if not store.path.exists():
-            Store.create(store.path, tiny_card).close()
-    with Store.open(store.path) as new:
+            Gallery.create(store.path, tiny_card).close()
+    with Gallery.open(store.path) as new:
         assert len(new) == 0
 
 
-def test_a_reader_of_a_gallery_that_is_replaced_meanwhile_ends_in_peace(store: Store) -> None:
+def test_a_reader_of_a_gallery_that_is_replaced_meanwhile_ends_in_peace(store: Gallery) -> None:
     with store.reading() as reader:
         store.path.rename(store.path.with_name("moved"))
         assert len(reader.ids()) == reader.count == COUNT
 
 
-def test_another_database_in_the_same_file_is_noticed(store: Store, tmp_path: Path, tiny_card: ModelCard) -> None:
+def test_another_database_in_the_same_file_is_noticed(store: Gallery, tmp_path: Path, tiny_card: ModelCard) -> None:
     """As where the file system gives the number of a deleted file to a new one."""
     store.close()
-    Store.create(tmp_path / "other", tiny_card).close()
-    with Store.open(store.path, read_only=True) as reader:
+    Gallery.create(tmp_path / "other", tiny_card).close()
+    with Gallery.open(store.path, read_only=True) as reader:
         assert len(reader) == COUNT
         (store.path / "gallery.sqlite").write_bytes((tmp_path / "other" / "gallery.sqlite").read_bytes())
         with pytest.raises(GalleryError, match="replaced by another; open it again"):
@@ -479,39 +487,38 @@ def test_what_is_no_gallery_is_refused(tmp_path: Path) -> None:
     connection.close()
     for name in ("missing", "file", "empty", "garbage", "other"):
         with pytest.raises(GalleryError, match=name):
-            Store.open(tmp_path / name)
+            Gallery.open(tmp_path / name)
 
 
-def test_it_is_made_only_where_nothing_is(store: Store, tmp_path: Path, tiny_card: ModelCard) -> None:
+def test_it_is_made_only_where_nothing_is(store: Gallery, tmp_path: Path, tiny_card: ModelCard) -> None:
     (tmp_path / "file").touch()
     for path in (store.path, tmp_path / "file", tmp_path):
         with pytest.raises(GalleryError, match="found something there"):
-            Store.create(path, tiny_card)
+            Gallery.create(path, tiny_card)
     with pytest.raises(GalleryError, match="found 'fast'"):
-        Store.create(tmp_path / "new", tiny_card, index="fast")
+        Gallery.create(tmp_path / "new", tiny_card, index="fast")
 
 
-def test_the_index_setting_is_kept(store: Store) -> None:
-    assert store.index_setting == "auto"
-    store.set_index("int8")
-    assert generation(store) == 2
-    store.set_index("int8")
-    assert generation(store) == 2
-    with Store.open(store.path) as again:
-        assert again.index_setting == "int8"
+def test_the_index_setting_is_kept(store: Gallery) -> None:
+    assert store.info()["index"] == "auto"
+    for _ in range(2):
+        store.rebuild("int8")
+        assert generation(store) == 2
+    with Gallery.open(store.path) as again:
+        assert again.info()["index"] == "int8"
         with pytest.raises(GalleryError, match="auto, exact, bf16, int8; found 'i8'"):
-            again.set_index("i8")
+            again.rebuild("i8")
 
 
 def test_labels_may_be_those_of_a_manifest(tmp_path: Path, tiny_card: ModelCard) -> None:
     labels = LabelSet(("Pleural Effusion", "Edema"))
-    Store.create(tmp_path / "g", tiny_card, labels).close()
-    with Store.open(tmp_path / "g") as again:
+    Gallery.create(tmp_path / "g", tiny_card, labels).close()
+    with Gallery.open(tmp_path / "g") as again:
         assert again.labels == labels
         assert again.card == tiny_card
 
 
-def test_a_closed_gallery_says_so(store: Store) -> None:
+def test_a_closed_gallery_says_so(store: Gallery) -> None:
     with store.reading() as reader:
         store.close()
         assert reader.count == len(reader.ids())  # who was reading ends in peace
@@ -519,7 +526,7 @@ def test_a_closed_gallery_says_so(store: Store) -> None:
         len(store)
 
 
-def test_a_lost_log_is_noticed(store: Store, tmp_path: Path, make_vectors: MakeVectors) -> None:
+def test_a_lost_log_is_noticed(store: Gallery, tmp_path: Path, make_vectors: MakeVectors) -> None:
     """A copy without the log, as a careless backup takes it: it is whole, and lacks what was acknowledged."""
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -529,9 +536,9 @@ def test_a_lost_log_is_noticed(store: Store, tmp_path: Path, make_vectors: MakeV
     (copy / "gallery.sqlite").write_bytes(database)
     (copy / "gallery.generation").write_bytes((store.path / "gallery.generation").read_bytes())
     with pytest.raises(GalleryError, match="expected generation 3, the last that was acknowledged, found generation 2"):
-        Store.open(copy)
+        Gallery.open(copy)
     (copy / "gallery.generation").unlink()
-    with Store.open(copy) as again:
+    with Gallery.open(copy) as again:
         assert len(again) == COUNT - 1
         assert again.uuid != store.uuid  # it is another gallery now: nothing that was derived later is used for it
         name = again.uuid
@@ -539,11 +546,11 @@ def test_a_lost_log_is_noticed(store: Store, tmp_path: Path, make_vectors: MakeV
     for damage, same in (("", True), ("{", False)):
         with (copy / "gallery.generation").open("r+") as witness:
             witness.write(damage)
-        with Store.open(copy) as again:
+        with Gallery.open(copy) as again:
             assert (again.uuid == name) is same
 
 
-def test_openers_of_a_restored_copy_give_it_one_name(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openers_of_a_restored_copy_give_it_one_name(store: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     """No other gets to it between the new name and the witness of it."""
     store.close()
     (store.path / "gallery.generation").unlink()
@@ -551,20 +558,20 @@ def test_openers_of_a_restored_copy_give_it_one_name(store: Store, monkeypatch: 
 
     def write(witness: LastCommit, folder: Path) -> None:
         with pytest.raises(GalleryError, match="another is writing to it"):
-            Store.open(folder, wait=0.01)
+            Gallery.open(folder, wait=0.01)
         real(witness, folder)
 
     monkeypatch.setattr(LastCommit, "write", write)
-    with Store.open(store.path) as one, Store.open(store.path) as other:
+    with Gallery.open(store.path) as one, Gallery.open(store.path) as other:
         assert one.uuid == other.uuid != store.uuid
         assert len(one) == len(other) == COUNT
 
 
-def test_opening_during_writes_is_no_loss(store: Store, make_vectors: MakeVectors) -> None:
+def test_opening_during_writes_is_no_loss(store: Gallery, make_vectors: MakeVectors) -> None:
     """A writer goes on between the two places that are compared."""
     vectors = make_vectors(30, seed=1)
     with ThreadPoolExecutor(2) as pool:
         writing = pool.submit(lambda: [store.add([Entry(f"new{n}", "", "p")], vectors[n : n + 1]) for n in range(30)])
         while not writing.done():
-            Store.open(store.path).close()
+            Gallery.open(store.path).close()
         writing.result()

@@ -17,10 +17,10 @@ from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
 from cbmir.runtime.gallery import maintenance
 from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.maintenance import export, export_deidentified, merge, verify
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 from cbmir.runtime.gallery.reader import Reader
-from cbmir.runtime.gallery.store import Store
 
 COUNT = 60
 KEY = Pseudonyms(hashlib.sha512(b"a key").digest())
@@ -29,17 +29,21 @@ MakeVectors = Callable[..., NDArray[np.float32]]
 
 
 @pytest.fixture
-def other(tmp_path: Path, tiny_card: ModelCard) -> Store:
-    return Store.create(tmp_path / "other", tiny_card)
+def other(tmp_path: Path, tiny_card: ModelCard) -> Gallery:
+    return Gallery.create(tmp_path / "other", tiny_card)
 
 
-def generation(store: Store) -> int:
+def generation(store: Gallery) -> int:
     with store.reading() as reader:
         return reader.generation
 
 
 def test_a_merge_is_one_write(
-    store: Store, other: Store, make_entries: MakeEntries, make_vectors: MakeVectors, monkeypatch: pytest.MonkeyPatch
+    store: Gallery,
+    other: Gallery,
+    make_entries: MakeEntries,
+    make_vectors: MakeVectors,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(maintenance, "_BLOCK", 7)
     new, vectors = make_entries(30, start=40), make_vectors(30, seed=1)
@@ -59,7 +63,7 @@ def test_a_merge_is_one_write(
 
 
 def test_a_merge_is_all_or_nothing(
-    store: Store, other: Store, make_entries: MakeEntries, make_vectors: MakeVectors
+    store: Gallery, other: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors
 ) -> None:
     clash = replace(make_entries(1)[0], sha256="")  # of which nobody can tell whether it is another image
     with other:
@@ -70,7 +74,7 @@ def test_a_merge_is_all_or_nothing(
 
 
 def test_another_image_of_the_same_id_gets_a_longer_one(
-    store: Store, other: Store, tmp_path: Path, tiny_card: ModelCard, make_vectors: MakeVectors
+    store: Gallery, other: Gallery, tmp_path: Path, tiny_card: ModelCard, make_vectors: MakeVectors
 ) -> None:
     """As two sites have them whose images bear the same names."""
 
@@ -79,7 +83,7 @@ def test_another_image_of_the_same_id_gets_a_longer_one(
                       sha256=f"{name}{n}".encode().hex()) for n in range(2)]  # fmt: skip
 
     store.add(site("north"), make_vectors(2, seed=1))
-    with other, Store.create(tmp_path / "third", tiny_card) as third:
+    with other, Gallery.create(tmp_path / "third", tiny_card) as third:
         other.add(site("south"), make_vectors(2, seed=2))
         third.add([replace(site("west")[0], image="/data/south/study1/view0.png")], make_vectors(1, seed=3))
         added = merge(store, other)
@@ -95,43 +99,43 @@ def test_another_image_of_the_same_id_gets_a_longer_one(
         store.add([replace(site("east")[1])], make_vectors(1))  # by itself, an id that is there is a mistake
 
 
-def test_what_does_not_fit_is_not_merged(store: Store, tmp_path: Path, tiny_card: ModelCard) -> None:
+def test_what_does_not_fit_is_not_merged(store: Gallery, tmp_path: Path, tiny_card: ModelCard) -> None:
     others = {
-        "fingerprint other": Store.create(tmp_path / "model", replace(tiny_card, fingerprint="other")),
-        "found Hernia": Store.create(tmp_path / "labels", tiny_card, LabelSet(("Mass", "Hernia"))),
-        "keeps pseudonyms, and .* none": Store.create(tmp_path / "pseudonyms", tiny_card, pseudonyms=KEY),
+        "fingerprint other": Gallery.create(tmp_path / "model", replace(tiny_card, fingerprint="other")),
+        "found Hernia": Gallery.create(tmp_path / "labels", tiny_card, LabelSet(("Mass", "Hernia"))),
+        "keeps pseudonyms, and .* none": Gallery.create(tmp_path / "pseudonyms", tiny_card, pseudonyms=KEY),
     }
     for message, other in others.items():
         with other, pytest.raises(GalleryError, match=message):
             merge(store, other)
     with (
-        Store.create(tmp_path / "others", tiny_card, pseudonyms=Pseudonyms.throw_away()) as target,
-        Store.open(tmp_path / "pseudonyms") as source,
+        Gallery.create(tmp_path / "others", tiny_card, pseudonyms=Pseudonyms.throw_away()) as target,
+        Gallery.open(tmp_path / "pseudonyms") as source,
         pytest.raises(GalleryError, match=r"keeps pseudonyms, and .* others"),
     ):
         merge(target, source)
 
 
-def test_fewer_labels_merge_into_more(store: Store, tmp_path: Path, tiny_card: ModelCard) -> None:
-    with Store.create(tmp_path / "few", tiny_card, LabelSet(("Nodule",))) as few:
+def test_fewer_labels_merge_into_more(store: Gallery, tmp_path: Path, tiny_card: ModelCard) -> None:
+    with Gallery.create(tmp_path / "few", tiny_card, LabelSet(("Nodule",))) as few:
         few.add([Entry("few", "", "p", labels={"Nodule": 1})], np.eye(8, dtype=np.float32)[:1])
         merge(store, few)
     assert store.entry("few").labels == {"Effusion": None, "Mass": None, "Nodule": 1}
 
 
-def test_ids_become_pseudonyms_where_these_are_kept(store: Store, tmp_path: Path, tiny_card: ModelCard) -> None:
-    with Store.create(tmp_path / "a", tiny_card, pseudonyms=KEY) as target:
+def test_ids_become_pseudonyms_where_these_are_kept(store: Gallery, tmp_path: Path, tiny_card: ModelCard) -> None:
+    with Gallery.create(tmp_path / "a", tiny_card, pseudonyms=KEY) as target:
         merge(target, store)
         assert target.entry("id0007").patient_id == KEY.patient("patient0001")
-        with Store.create(tmp_path / "b", tiny_card, pseudonyms=KEY) as again:
+        with Gallery.create(tmp_path / "b", tiny_card, pseudonyms=KEY) as again:
             merge(again, target)
             assert again.entry("id0007") == target.entry("id0007")
 
 
-def test_a_copy_is_of_one_moment(store: Store, tmp_path: Path, make_vectors: MakeVectors) -> None:
+def test_a_copy_is_of_one_moment(store: Gallery, tmp_path: Path, make_vectors: MakeVectors) -> None:
     export(store, tmp_path / "new" / "copy")
     store.add([Entry("later", "", "p")], make_vectors(1))
-    with Store.open(tmp_path / "new" / "copy") as copy:
+    with Gallery.open(tmp_path / "new" / "copy") as copy:
         assert copy.ids() == store.ids()[:-1]
         assert [copy.entry(name) for name in copy.ids()] == [store.entry(name) for name in copy.ids()]
         assert copy.uuid != store.uuid  # what is derived from one is never taken for the other's
@@ -143,7 +147,7 @@ def test_a_copy_is_of_one_moment(store: Store, tmp_path: Path, make_vectors: Mak
         export(store, tmp_path / "new")
 
 
-def test_a_writer_during_a_copy_is_not_in_it(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_during_a_copy_is_not_in_it(store: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Reader.copy
 
     def copy_late(reader: Reader, target: sqlite3.Connection) -> None:
@@ -152,13 +156,13 @@ def test_a_writer_during_a_copy_is_not_in_it(store: Store, tmp_path: Path, monke
 
     monkeypatch.setattr(Reader, "copy", copy_late)
     export(store, tmp_path / "copy")
-    with Store.open(tmp_path / "copy") as copy:
+    with Gallery.open(tmp_path / "copy") as copy:
         assert copy.ids()[0] == "id0000"
     assert store.ids()[0] == "id0001"
 
 
 def test_a_deidentified_copy_names_nobody(
-    store: Store, tmp_path: Path, make_entries: MakeEntries, make_vectors: MakeVectors
+    store: Gallery, tmp_path: Path, make_entries: MakeEntries, make_vectors: MakeVectors
 ) -> None:
     assert export_deidentified(store, tmp_path / "copy") == COUNT
     data = b"".join(path.read_bytes() for path in (tmp_path / "copy").rglob("*") if path.is_file())
@@ -170,7 +174,7 @@ def test_a_deidentified_copy_names_nobody(
     assert [trace for trace in [*traces, b"jpeg00", store.uuid.encode()] if trace in data] == []
 
     vectors = make_vectors(COUNT)
-    with Store.open(tmp_path / "copy") as copy:
+    with Gallery.open(tmp_path / "copy") as copy:
         names = copy.ids()
         by_vector = {copy.vector(name).tobytes(): copy.entry(name) for name in names}
     assert by_vector.keys() == {vector.tobytes() for vector in vectors}
@@ -185,26 +189,26 @@ def test_a_deidentified_copy_names_nobody(
     assert verify(tmp_path / "copy") == []
 
 
-def test_two_deidentified_copies_cannot_be_joined(store: Store, tmp_path: Path, tiny_card: ModelCard) -> None:
-    with Store.create(tmp_path / "keyed", tiny_card, pseudonyms=KEY) as keyed:
+def test_two_deidentified_copies_cannot_be_joined(store: Gallery, tmp_path: Path, tiny_card: ModelCard) -> None:
+    with Gallery.create(tmp_path / "keyed", tiny_card, pseudonyms=KEY) as keyed:
         merge(keyed, store)
         seen: list[set[str]] = [{keyed.entry(name).patient_id for name in keyed.ids()}]
         for number in range(2):
             export_deidentified(keyed, tmp_path / f"copy{number}")
-            with Store.open(tmp_path / f"copy{number}") as copy:
+            with Gallery.open(tmp_path / f"copy{number}") as copy:
                 seen.append({copy.entry(name).patient_id for name in copy.ids()} | set(copy.ids()))
     assert seen[0].isdisjoint(seen[1] | seen[2])
     assert seen[1].isdisjoint(seen[2])
 
 
 def test_a_deidentified_copy_is_not_merged_with_another(
-    store: Store, other: Store, tmp_path: Path, make_vectors: MakeVectors
+    store: Gallery, other: Gallery, tmp_path: Path, make_vectors: MakeVectors
 ) -> None:
     """Each patient in it would pass for one who is not in the other."""
     for name in ("a", "b"):
         export_deidentified(store, tmp_path / name)
-    with Store.open(tmp_path / "a") as copy, Store.open(tmp_path / "b") as another, other:
-        assert copy.has_pseudonyms
+    with Gallery.open(tmp_path / "a") as copy, Gallery.open(tmp_path / "b") as another, other:
+        assert copy.pseudonym_check
         for target, source in ((store, copy), (copy, another)):
             with pytest.raises(GalleryError, match="keeps pseudonyms"):
                 merge(target, source)
@@ -214,15 +218,17 @@ def test_a_deidentified_copy_is_not_merged_with_another(
         assert len(copy) == COUNT
 
 
-def test_studies_of_two_patients_have_other_pseudonyms(other: Store, tmp_path: Path, make_vectors: MakeVectors) -> None:
+def test_studies_of_two_patients_have_other_pseudonyms(
+    other: Gallery, tmp_path: Path, make_vectors: MakeVectors
+) -> None:
     with other:
         other.add([Entry(f"{n}", "", "ab"[n // 2], "study1") for n in range(4)], make_vectors(4))
         export_deidentified(other, tmp_path / "copy")
-    with Store.open(tmp_path / "copy") as copy:
+    with Gallery.open(tmp_path / "copy") as copy:
         assert len({copy.entry(name).study_id for name in copy.ids()}) == 2
 
 
-def test_a_copy_that_fails_leaves_nothing(store: Store, tmp_path: Path) -> None:
+def test_a_copy_that_fails_leaves_nothing(store: Gallery, tmp_path: Path) -> None:
     with store.writing() as writer:
         writer.database.execute("UPDATE embedding SET vector = zeroblob(32) WHERE number = 5")
     for make in (export, export_deidentified):
@@ -231,7 +237,7 @@ def test_a_copy_that_fails_leaves_nothing(store: Store, tmp_path: Path) -> None:
         assert list((tmp_path / "copies").iterdir()) == []
 
 
-def test_an_empty_gallery_can_be_copied(other: Store, tmp_path: Path) -> None:
+def test_an_empty_gallery_can_be_copied(other: Gallery, tmp_path: Path) -> None:
     with other:
         export(other, tmp_path / "a")
         assert export_deidentified(other, tmp_path / "b") == 0

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from cbmir.errors import GalleryError
-from cbmir.runtime.gallery import Gallery
+from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.maintenance import Problem, verify
-from cbmir.runtime.gallery.store import Store
 
 COUNT = 60
 
 
-def test_a_whole_gallery_has_no_problems(store: Store) -> None:
+def test_a_whole_gallery_has_no_problems(store: Gallery) -> None:
     assert verify(store.path) == []
     store.remove(patient_ids=["patient0003"])
     store.compact()
@@ -40,7 +39,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_damage_is_told_with_what_it_affects(store: Store, name: str) -> None:
+def test_damage_is_told_with_what_it_affects(store: Gallery, name: str) -> None:
     sql, what, affected, remedy = DAMAGES[name]
     with closing(sqlite3.connect(store.path / "gallery.sqlite", isolation_level=None)) as database:
         database.execute("PRAGMA foreign_keys = ON")
@@ -60,7 +59,7 @@ def damage_page(path: Path, name: str, change: Callable[[bytearray], None]) -> N
     path.write_bytes(data)
 
 
-def test_a_damaged_index_of_the_database_is_made_anew_by_compact(store: Store) -> None:
+def test_a_damaged_index_of_the_database_is_made_anew_by_compact(store: Gallery) -> None:
     store.compact()
     store.close()
 
@@ -72,7 +71,7 @@ def test_a_damaged_index_of_the_database_is_made_anew_by_compact(store: Store) -
     problems = verify(store.path)
     assert problems
     assert {problem.remedy for problem in problems} == {"'cbmir index compact' makes the database's indexes anew"}
-    with Store.open(store.path) as again:
+    with Gallery.open(store.path) as again:
         with pytest.raises(GalleryError):
             again.entry("id0007")
         again.compact()
@@ -80,7 +79,7 @@ def test_a_damaged_index_of_the_database_is_made_anew_by_compact(store: Store) -
     assert verify(store.path) == []
 
 
-def test_a_page_that_is_gone_affects_what_the_index_still_names(store: Store) -> None:
+def test_a_page_that_is_gone_affects_what_the_index_still_names(store: Gallery) -> None:
     """The vectors' page is unreadable: every entry is told by its id."""
     store.compact()
     store.close()
@@ -89,13 +88,13 @@ def test_a_page_that_is_gone_affects_what_the_index_still_names(store: Store) ->
     (missing,) = [p for p in problems if "embedding is missing" in p.what]
     assert missing.affected == tuple(f"id{n:04}" for n in range(COUNT))
     assert any("cannot be read through" in p.what for p in problems)
-    with Store.open(store.path) as again:
+    with Gallery.open(store.path) as again:
         assert again.entry("id0007").id == "id0007"  # what is whole is still read
         with pytest.raises(GalleryError, match="damaged"):
             again.vector("id0007")
 
 
-def test_what_cannot_be_opened_is_one_problem(store: Store, tmp_path: Path) -> None:
+def test_what_cannot_be_opened_is_one_problem(store: Gallery, tmp_path: Path) -> None:
     store.close()
     path = store.path / "gallery.sqlite"
     path.write_bytes(b"\0" * 100 + path.read_bytes()[100:])
@@ -107,7 +106,7 @@ def test_what_cannot_be_opened_is_one_problem(store: Store, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("damaged", ["a key", "the file"])
-def test_no_problem_says_to_verify(store: Store, damaged: str) -> None:
+def test_no_problem_says_to_verify(store: Gallery, damaged: str) -> None:
     if damaged == "a key":
         with store.writing() as writer:
             writer.database.execute("UPDATE meta SET digest = digest + 1 WHERE key = 'count'")
@@ -120,7 +119,7 @@ def test_no_problem_says_to_verify(store: Store, damaged: str) -> None:
     assert "index verify" not in problem.what + problem.remedy
 
 
-def test_verifying_changes_nothing(store: Store) -> None:
+def test_verifying_changes_nothing(store: Gallery) -> None:
     """Not even the name of a copy, which whoever opens it gives it."""
     store.close()
     (store.path / "gallery.generation").unlink()
@@ -130,11 +129,10 @@ def test_verifying_changes_nothing(store: Store) -> None:
     assert not (store.path / "gallery.generation").exists()
 
 
-def test_damage_in_what_is_derived_is_told(store: Store) -> None:
+def test_damage_in_what_is_derived_is_told(store: Gallery) -> None:
     store.close()
     with Gallery.open(store.path) as gallery:
-        gallery.set_index("bf16")
-        gallery.write_index()
+        gallery.rebuild("bf16")
     assert verify(store.path) == []
     (vectors,) = store.path.glob("derived-*/vectors.npy")
     data = bytearray(vectors.read_bytes())
@@ -146,7 +144,7 @@ def test_damage_in_what_is_derived_is_told(store: Store) -> None:
     assert "'cbmir index rebuild'" in problem.remedy
 
 
-def test_a_damaged_entry_can_be_removed(store: Store) -> None:
+def test_a_damaged_entry_can_be_removed(store: Gallery) -> None:
     with store.writing() as writer:
         writer.database.execute("UPDATE entry SET report = 'x', study = NULL WHERE number = 8")
         writer.database.execute("UPDATE embedding SET vector = x'' WHERE number = 8")

@@ -26,7 +26,6 @@ from cbmir.runtime import Filter, Finder, Pseudonyms, build_gallery, open_engine
 from cbmir.runtime.dicom_output.identifiers import case_id
 from cbmir.runtime.finder import IN_GALLERY, PATIENT_NOT_FOUND, PATIENT_UNKNOWN
 from cbmir.runtime.gallery import Gallery
-from cbmir.runtime.gallery.store import Store
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.serving import Settings, app
 from dicom_files import make_dicom
@@ -365,9 +364,9 @@ def test_a_gallery_that_hangs_is_told_and_keeps_no_reload_waiting(
 ) -> None:
     monkeypatch.setattr(app, "_CHECK_S", 0.05)
     client = make_client()
-    held = Held(Store.reading)
+    held = Held(Gallery.reading)
     with monkeypatch.context() as hanging:
-        hanging.setattr(Store, "reading", lambda *arguments: held(*arguments))
+        hanging.setattr(Gallery, "reading", lambda *arguments: held(*arguments))
         try:
             for _ in range(5):  # more than there are threads
                 answer = client.get("/health/ready")
