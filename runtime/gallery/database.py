@@ -1,4 +1,8 @@
-"""Connections to `gallery.sqlite`: a few, each for one thread at a time; SQLite's errors become GalleryError."""
+"""Every SQLite database of the runtime: how it is opened, used by threads and closed, and what its errors become.
+
+The gallery and the queue of the PACS node use it. Both keep patient data: a file is its owner's alone, and what is
+deleted is overwritten. Both acknowledge what they were given: a commit outlives a power failure.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,20 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from cbmir.errors import GalleryError, GalleryReplacedError
+from cbmir.errors import CbmirError, GalleryError, GalleryReplacedError
+from cbmir.process import Closing
 
 DATABASE = "gallery.sqlite"
 LOG_FILE, SHARED_FILE = f"{DATABASE}-wal", f"{DATABASE}-shm"
 #: Seconds that a writer waits for another before it is refused.
 WAIT = 10.0
+#: Follows on what is damaged; `verify` itself cuts it off.
+SEE_VERIFY = "; 'cbmir index verify' says what is affected"
+#: What reading a damaged database may raise: SQLite's own errors, and Python's where their text is damaged too.
+DAMAGE = (sqlite3.Error, UnicodeDecodeError)
 
 _SETTINGS = (
     "PRAGMA foreign_keys = ON",
@@ -24,7 +34,7 @@ _SETTINGS = (
     "PRAGMA trusted_schema = OFF",
     f"PRAGMA journal_size_limit = {64 << 20}",  # a log that a large merge has swollen shrinks again
 )
-_ADVICE = {
+_PASSING = {
     "SQLITE_BUSY": "another is writing to it, and did not end in time; try again when it has ended",
     "SQLITE_FULL": "the disk is full; nothing was changed: make room, then try again",
     "SQLITE_IOERR": "the disk refused; nothing was changed: make room or look after the disk, then try again",
@@ -32,32 +42,49 @@ _ADVICE = {
     "SQLITE_CANTOPEN": "check the permissions of the folder",
     "SQLITE_PERM": "check the permissions of the folder",
 }
-#: Follows on what is damaged; `verify` itself cuts it off.
-SEE_VERIFY = "; 'cbmir index verify' says what is affected"
 _KEPT_IDLE = 8
-#: What reading a damaged database may raise: SQLite's own errors, and Python's where their text is damaged too.
-DAMAGE = (sqlite3.Error, UnicodeDecodeError)
 
 
-class Connections:
-    """To the gallery in a folder; none is used any more once another gallery has taken its place."""
+@dataclass(frozen=True)
+class DatabaseKind:
+    """What a database is to its user: the words and types of its errors.
 
-    def __init__(self, folder: Path, *, read_only: bool = False, wait: float = WAIT) -> None:
-        """Raises GalleryError where no connection can be made."""
-        self.folder = folder
-        self.writable = not read_only and os.access(folder, os.W_OK)
-        self._wait = wait
+    `exclusive`: one process at a time has it, until it closes it or ends, however that is.
+    """
+
+    noun: str
+    error: type[CbmirError]
+    replaced: type[CbmirError]
+    damaged: str
+    busy: str = _PASSING["SQLITE_BUSY"]
+    exclusive: bool = False
+
+
+GALLERY = DatabaseKind("gallery", GalleryError, GalleryReplacedError, f"it is damaged{SEE_VERIFY}")
+
+
+class Connections(Closing):
+    """To a database's file, each for one thread at a time; none is used once another file has taken its place.
+
+    Of an exclusive database there is one, so only one block of `use` or `transaction` may be open at a time.
+    """
+
+    def __init__(self, file: Path, kind: DatabaseKind, *, read_only: bool = False, wait: float = WAIT) -> None:
+        """Raises the kind's error where no connection can be made."""
+        self.file, self.folder = file, file.parent
+        self.writable = not read_only and os.access(self.folder, os.W_OK)
+        self._kind, self._wait = kind, wait
         self._lock = threading.Lock()
         self._closed = False
         self._idle = [self._connect()]
-        self._file = (folder / DATABASE).stat()
+        self._opened = file.stat()
 
     @contextmanager
     def use(self, verb: str) -> Iterator[sqlite3.Connection]:
         """A connection for one thread. What the block leaves open of a transaction is rolled back at its end."""
         connection = self._take()
         try:
-            with translated(self.folder, verb):
+            with translated(self._kind, self.folder, verb):
                 try:
                     yield connection
                 finally:
@@ -65,10 +92,18 @@ class Connections:
         finally:
             self._give_back(connection)
 
+    @contextmanager
+    def transaction(self, verb: str = "write to") -> Iterator[sqlite3.Connection]:
+        """A write transaction: on disk when the block has ended, and nothing of it where the block raised."""
+        with self.use(verb) as connection:
+            connection.execute("BEGIN IMMEDIATE").close()
+            yield connection
+            connection.execute("COMMIT").close()
+
     def replaced(self) -> bool:
-        """Whether the folder has been moved, deleted or replaced since this was opened."""
+        """Whether the file has been moved, deleted or replaced since this was opened."""
         try:
-            return not os.path.samestat(self._file, (self.folder / DATABASE).stat())
+            return not os.path.samestat(self._opened, self.file.stat())
         except OSError:
             return True
 
@@ -93,13 +128,13 @@ class Connections:
     def _take(self) -> sqlite3.Connection:
         with self._lock:
             if self._closed:
-                raise GalleryError(f"{self.folder}: the gallery is closed; open it again")
+                raise self._kind.error(f"{self.folder}: the {self._kind.noun} is closed; open it again")
             self._check_place()
             if self._idle:
                 return self._idle.pop()
         connection = self._connect()
         try:
-            self._check_place()  # else it may be to the gallery that has come there
+            self._check_place()  # else it may be to the file that has come there
         except BaseException:
             connection.close()
             raise
@@ -107,7 +142,9 @@ class Connections:
 
     def _check_place(self) -> None:
         if self.replaced():
-            raise GalleryReplacedError(f"{self.folder}: the gallery was moved, deleted or replaced; open it again")
+            raise self._kind.replaced(
+                f"{self.folder}: the {self._kind.noun} was moved, deleted or replaced; open it again"
+            )
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         with self._lock:
@@ -123,19 +160,21 @@ class Connections:
             return "rw"
         # Where nothing can be written, the log of an open writer can be shared, and none can be made: where there is
         # none the file stands still, and is taken as it stands.
-        shared = all((self.folder / name).exists() for name in (LOG_FILE, SHARED_FILE))
+        shared = all(self.file.with_name(self.file.name + ending).exists() for ending in ("-wal", "-shm"))
         return "ro" if shared or os.access(self.folder, os.W_OK) else "ro&immutable=1"
 
     def _connect(self) -> sqlite3.Connection:
-        uri = f"{(self.folder / DATABASE).resolve().as_uri()}?mode={self._mode()}"
-        with translated(self.folder, "open"):
+        uri = f"{self.file.resolve().as_uri()}?mode={self._mode()}"
+        with translated(self._kind, self.folder, "open"):
             connection = sqlite3.connect(
                 uri, uri=True, isolation_level=None, check_same_thread=False, timeout=self._wait
             )
             try:
+                if self._kind.exclusive:
+                    connection.execute("PRAGMA locking_mode = EXCLUSIVE").close()
                 for setting in _SETTINGS:
                     connection.execute(setting).close()
-                # SQLite opens the log at the first read: at once, so that it is this gallery's.
+                # SQLite opens the log at the first read: at once, so that it is this file's.
                 connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
             except BaseException:
                 connection.close()
@@ -143,22 +182,29 @@ class Connections:
         return connection
 
 
+def new_file(file: Path) -> None:
+    """Make a database's file, empty and for its owner only: SQLite gives its log the same permissions.
+
+    Raises FileExistsError where it is there already.
+    """
+    os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+
+
+def error_name(error: BaseException) -> str:
+    """SQLite's name of an error, or of that which it came from, such as SQLITE_FULL; empty where it is another's."""
+    cause = error if error.__cause__ is None else error.__cause__
+    return str(getattr(cause, "sqlite_errorname", None) or "")
+
+
 def is_passing(error: BaseException) -> bool:
-    """Whether an error in reading a gallery, or what it came from, says nothing of what is in it: it is busy, the disk
+    """Whether an error in reading a database, or what it came from, says nothing of what is in it: it is busy, the disk
     refuses, or permissions are missing."""
     cause = error if error.__cause__ is None else error.__cause__
-    return isinstance(cause, OSError) or (getattr(cause, "sqlite_errorname", "") or "").startswith(tuple(_ADVICE))
-
-
-def new_file(folder: Path) -> Path:
-    """The database's file, made empty and for its owner only: SQLite gives its log the same permissions."""
-    place = folder / DATABASE
-    os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    return place
+    return isinstance(cause, OSError) or error_name(error).startswith(tuple(_PASSING))
 
 
 def said(error: Exception) -> str:
-    """What an error of `DAMAGE` says, without a value of the gallery's, which may be a report."""
+    """What an error of `DAMAGE` says, without a value of the database's, which may be a report."""
     return str(error) if _is_quotable(error) else "text that is not UTF-8"
 
 
@@ -167,14 +213,15 @@ def _is_quotable(error: Exception) -> bool:
 
 
 @contextmanager
-def translated(folder: Path, verb: str) -> Iterator[None]:
-    """SQLite's errors become GalleryError."""
+def translated(kind: DatabaseKind, folder: Path, verb: str) -> Iterator[None]:
+    """SQLite's errors become the kind's."""
     try:
         yield
     except DAMAGE as error:
-        name = getattr(error, "sqlite_errorname", "") or ""
-        advice = next((text for start, text in _ADVICE.items() if name.startswith(start)), f"it is damaged{SEE_VERIFY}")
+        name = error_name(error)
+        passing = _PASSING | {"SQLITE_BUSY": kind.busy}
+        advice = next((text for start, text in passing.items() if name.startswith(start)), kind.damaged)
         cause = error if _is_quotable(error) else None
-        raise GalleryError(f"{folder}: cannot {verb} the gallery ({said(error)}): {advice}") from cause
+        raise kind.error(f"{folder}: cannot {verb} the {kind.noun} ({said(error)}): {advice}") from cause
     except UnicodeEncodeError:
-        raise GalleryError(f"{folder}: expected text in UTF-8, found text that is none; nothing was changed") from None
+        raise kind.error(f"{folder}: expected text in UTF-8, found text that is none; nothing was changed") from None

@@ -22,7 +22,7 @@ from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
 from cbmir.process import Closing
 from cbmir.runtime.gallery import index_files, schema
-from cbmir.runtime.gallery.database import DATABASE, LOG_FILE, SHARED_FILE, WAIT, Connections, new_file
+from cbmir.runtime.gallery.database import DATABASE, GALLERY, LOG_FILE, SHARED_FILE, WAIT, Connections, new_file
 from cbmir.runtime.gallery.entry import Entry, SearchResult
 from cbmir.runtime.gallery.filters import Filter, Selection
 from cbmir.runtime.gallery.index_cache import IndexCache, codes_for
@@ -94,12 +94,12 @@ class Gallery(Closing):
                 raise GalleryError(f"{path}: expected a new or empty folder for the gallery, found something there")
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(0o700)
-            new_file(path)
+            new_file(path / DATABASE)
         except OSError as error:
             raise GalleryError(f"{path}: cannot make the gallery's folder ({error.strerror})") from error
-        with closing(Connections(path)) as connections:
+        with closing(Connections(path / DATABASE, GALLERY)) as connections:
             schema.create_tables(connections, schema.first_values(card, labels or card.labels, pseudonyms, index))
-        return cls(Connections(path), pseudonyms)
+        return cls(Connections(path / DATABASE, GALLERY), pseudonyms)
 
     @classmethod
     def open(
@@ -127,7 +127,7 @@ class Gallery(Closing):
                 f"{path}: expected a gallery's folder with {DATABASE}, found {found}; "
                 f"make one with 'cbmir index build MODEL MANIFEST -o GALLERY'"
             )
-        return cls(Connections(path, read_only=read_only, wait=wait), pseudonyms)
+        return cls(Connections(path / DATABASE, GALLERY, read_only=read_only, wait=wait), pseudonyms)
 
     @property
     def finds_patients(self) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 from cbmir.errors import GalleryError
 from cbmir.manifest import Manifest, Row
 from cbmir.runtime.gallery import index_files
-from cbmir.runtime.gallery.database import DAMAGE, DATABASE, SEE_VERIFY, is_passing, new_file, said, translated
+from cbmir.runtime.gallery.database import DAMAGE, DATABASE, GALLERY, SEE_VERIFY, is_passing, new_file, said, translated
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.pictures import file_digest
@@ -192,8 +192,9 @@ def export(source: Gallery, path: str | Path) -> None:
     anything in the gallery is damaged.
     """
     with _folder(Path(path)) as part:
-        place = new_file(part)
-        with source.reading() as reader, translated(part, "write to"), closing(sqlite3.connect(place)) as copy:
+        place = part / DATABASE
+        new_file(place)
+        with source.reading() as reader, translated(GALLERY, part, "write to"), closing(sqlite3.connect(place)) as copy:
             reader.copy(copy)
         with Gallery.open(part) as made, made.reading() as reader:  # opened, it gets its own uuid
             for _ in reader.columns():  # a copy that is needed must not turn out to be damaged then
