@@ -9,54 +9,51 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cbmir.cli.options import PATH, training_options
+from cbmir.cli.options import PATH, command, option, training_options
 
 if TYPE_CHECKING:
     from cbmir.manifest import Manifest
     from cbmir.training.comparison.plan import Plan
 
 
-@click.command(
-    epilog="\b\nExamples:\n"
-    "  cbmir benchmark nih nih.csv -o report --weights imagenet        the paper's Table 1: 12,000 images, 3 seeds\n"
-    "  cbmir benchmark nih Data_Entry_2017_v2020.csv --dry-run         only which images that would be\n"
-    "  cbmir benchmark chexpert cxp.csv -o report --sweep train-size   1,024 to 65,536 images\n"
-    "  cbmir benchmark table own.csv -o report --folds 5 --seeds 1     every image asks once\n"
-    "  cbmir benchmark table own.csv -o report --methods proxy,bce --resume"
+@command(
+    "cbmir benchmark nih nih.csv -o report --weights imagenet        the paper's Table 1: 12,000 images, 3 seeds",
+    "cbmir benchmark nih Data_Entry_2017_v2020.csv --dry-run         only which images that would be",
+    "cbmir benchmark chexpert cxp.csv -o report --sweep train-size   1,024 to 65,536 images",
+    "cbmir benchmark table own.csv -o report --folds 5 --seeds 1     every image asks once",
+    "cbmir benchmark table own.csv -o report --methods proxy,bce --resume",
 )
 @click.argument("protocol", type=click.Choice(["nih", "chexpert", "table"]))
 @click.argument("manifest", type=PATH)
-@click.option("-o", "--output", "report", type=PATH, help="REPORT folder to make.")
-@click.option(
-    "--methods", default="all", show_default=True, metavar="A,B,…",
+@option("-o", "--output", "report", type=PATH, help="REPORT folder to make.")
+@option(
+    "--methods", default="all", metavar="A,B,…",
     help="all, or some of ssh, itq, sdh, dsh, osdh, texture, community, bce, ml-proxy-nca, proxy, proxy-negative, "
     "proxy-auto, proxy-anchor, soft-ndcg. With a sweep, all are bce, proxy and proxy-negative.",
 )  # fmt: skip
-@click.option("--seeds", default=3, show_default=True, help="So many selections (nih, chexpert) and training runs.")
-@click.option("--folds", default=0, help="Cut a table into so many folds by patient.  [default: the table's splits]")
-@click.option(
-    "--sweep", "sweeps", multiple=True,
-    type=click.Choice(["proxies-per-class", "train-size", "negative-proxies", "none"]),
-    help="Compare numbers of proxies (1 to 32), sizes of the training set, negative proxies on and off. Repeat to "
-    "cross them.",
+@option("--seeds", default=3, help="So many selections (nih, chexpert) and training runs.")
+@option(
+    "--folds", default=0, show_default=False,
+    help="Cut a table into so many folds by patient.  [default: the table's splits]",
 )  # fmt: skip
-@click.option("--code-bits", default=64, show_default=True, help="Code length of the hashing methods.")
-@click.option("--pairs", multiple=True, metavar="A/B", help="Labels that a t-SNE map tells apart; repeat for more.")
-@click.option(
+@option(
+    "--sweep", "sweeps", multiple=True,
+    type=click.Choice(["proxies-per-class", "train-size", "negative-proxies", "none"]), help="Compare numbers of "
+    "proxies (1 to 32), sizes of the training set, negative proxies on and off. Repeat to cross them.",
+)  # fmt: skip
+@option("--code-bits", default=64, help="Code length of the hashing methods.")
+@option("--pairs", multiple=True, metavar="A/B", help="Labels that a t-SNE map tells apart; repeat for more.")
+@option(
     "--jobs", type=click.IntRange(min=1), default=None,
     help="So many cells at a time; they take turns over the GPUs.  [default: as many as there are GPUs, or 1]",
 )  # fmt: skip
-@click.option(
-    "--ray",
-    default="",
-    metavar="auto|ADDRESS",
+@option(
+    "--ray", default="", metavar="auto|ADDRESS",
     help="Run the cells as Ray tasks on this cluster; auto: that of RAY_ADDRESS, or here.",
-)
-@click.option(
-    "--resume", is_flag=True, help="Go on with the benchmark in -o; more methods, seeds, sweeps may be asked."
-)
-@click.option("--report-only", is_flag=True, help="Write the report of what is finished in -o, and run nothing.")
-@click.option("--dry-run", is_flag=True, help="Print selections and cells, and train nothing.")
+)  # fmt: skip
+@option("--resume", is_flag=True, help="Go on with the benchmark in -o; more methods, seeds, sweeps may be asked.")
+@option("--report-only", is_flag=True, help="Write the report of what is finished in -o, and run nothing.")
+@option("--dry-run", is_flag=True, help="Print selections and cells, and train nothing.")
 @training_options
 @click.pass_context
 def benchmark(

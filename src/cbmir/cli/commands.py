@@ -16,6 +16,7 @@ import click
 
 from cbmir import __version__
 from cbmir.card import NOT_A_DEVICE
+from cbmir.cli.options import examples
 from cbmir.errors import CbmirError
 
 # What these say below a warning quotes an image's tags, a patient's name or a UID among them.
@@ -86,9 +87,10 @@ data = CommandGroup(
     A manifest is one table, a row an image: image, patient_id, study_id, view, split, report, and a column for each
     finding that holds 1, 0, -1 (uncertain) or nothing (unknown). Every other command reads nothing else.
     """,
-    epilog="\b\nExample:\n"
-    "  cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv -o manifest.csv\n"
-    "  cbmir data check manifest.csv",
+    epilog=examples(
+        "cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv -o manifest.csv",
+        "cbmir data check manifest.csv",
+    ),
 )
 index = CommandGroup(
     name="index",
@@ -99,10 +101,11 @@ index = CommandGroup(
         | {"map": "index.map"},
     },
     help="Build and keep a gallery: the labelled images among which neighbours are found.",
-    epilog="\b\nExample:\n"
-    "  cbmir index build model.onnx manifest.csv -o gallery\n"
-    "  cbmir index add gallery model.onnx new.csv\n"
-    "  cbmir index info gallery",
+    epilog=examples(
+        "cbmir index build model.onnx manifest.csv -o gallery",
+        "cbmir index add gallery model.onnx new.csv",
+        "cbmir index info gallery",
+    ),
 )
 pacs = CommandGroup(
     name="pacs",
@@ -113,7 +116,7 @@ pacs = CommandGroup(
 
     {NOT_A_DEVICE}
     """,
-    epilog="\b\nExample:\n  cbmir pacs analyze chest.dcm -o results --model model.onnx --gallery gallery --sr --sc",
+    epilog=examples("cbmir pacs analyze chest.dcm -o results --model model.onnx --gallery gallery --sr --sc"),
 )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cbmir.cli.options import PATH, json_option, print_json, together
+from cbmir.cli.options import PATH, command, json_option, option, print_answer, together
 from cbmir.preprocessing import INTENSITIES
 
 if TYPE_CHECKING:
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 # The options that every reader shares.
 _writes_manifest = together(
-    click.option(
-        "--missing", type=click.Choice(["error", "skip"]), default="error", show_default=True,
+    option(
+        "--missing", type=click.Choice(["error", "skip"]), default="error",
         help="A row whose image file is absent: stop, or leave the row out (counted in the sidecar).",
     ),
-    click.option(
-        "--seed", type=click.IntRange(min=0), default=0, show_default=True,
+    option(
+        "--seed", type=click.IntRange(min=0), default=0,
         help="Draws the patients of train, val and test where no splits are given.",
     ),
-    click.option(
+    option(
         "-o", "--output", type=PATH, required=True, metavar="MANIFEST",
         help="Manifest to write (.csv, .csv.gz or .parquet); its sidecar .about.json says how it was made.",
     ),
@@ -32,24 +32,23 @@ _writes_manifest = together(
 )  # fmt: skip
 
 
-@click.command(
-    epilog="\b\nExample:\n"
-    "  cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv -o manifest.csv\n"
-    "  cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv --findings 13 --splits splits.csv -o m.csv"
+@command(
+    "cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv -o manifest.csv",
+    "cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv --findings 13 --splits splits.csv -o m.csv",
 )
-@click.option(
+@option(
     "--images", type=PATH, required=True, metavar="DIR",
     help="Folder of the X-rays, subfolders such as images_001/images included; .png, or .jpg of the same name.",
 )  # fmt: skip
-@click.option(
+@option(
     "--entries", type=PATH, required=True, metavar="CSV", help="NIH's Data_Entry_2017*.csv as it comes, or .csv.gz."
 )
-@click.option(
+@option(
     "--splits", type=PATH, metavar="CSV",
     help="Columns image,split (train, val, test). Default: patients are split 70:10:20.",
 )  # fmt: skip
-@click.option(
-    "--findings", type=click.Choice(["13", "14"]), default="14", show_default=True,
+@option(
+    "--findings", type=click.Choice(["13", "14"]), default="14",
     help="13 leaves Hernia out, as the paper does; an image that shows only a hernia then has no finding.",
 )  # fmt: skip
 @_writes_manifest
@@ -67,20 +66,18 @@ def nih(
     _write(manifest, output, as_json)
 
 
-@click.command(
-    epilog="\b\nExample:\n  cbmir data chexpert --root . --csv CheXpert-v1.0-small/train.csv -o manifest.csv",
-)
-@click.option(
+@command("cbmir data chexpert --root . --csv CheXpert-v1.0-small/train.csv -o manifest.csv")
+@option(
     "--root", type=PATH, required=True, metavar="DIR", help="Folder that holds CheXpert-v1.0-small, or that folder."
 )
-@click.option("--csv", "table", type=PATH, required=True, metavar="CSV", help="CheXpert's train.csv or valid.csv.")
-@click.option("--frontal-only/--all-views", default=True, show_default=True, help="Leave lateral images out, or not.")
-@click.option(
-    "--findings", type=click.Choice(["9", "13"]), default="9", show_default=True,
+@option("--csv", "table", type=PATH, required=True, metavar="CSV", help="CheXpert's train.csv or valid.csv.")
+@option("--frontal-only/--all-views", default=True, help="Leave lateral images out, or not.")
+@option(
+    "--findings", type=click.Choice(["9", "13"]), default="9",
     help='The paper\'s nine, or all columns but "No Finding" (Support Devices included).',
 )  # fmt: skip
-@click.option(
-    "--blank", type=click.Choice(["zero", "unknown"]), default="zero", show_default=True,
+@option(
+    "--blank", type=click.Choice(["zero", "unknown"]), default="zero",
     help="What an empty cell means, a finding that the report does not mention: absent, or unknown. -1 is uncertain.",
 )  # fmt: skip
 @_writes_manifest
@@ -100,41 +97,36 @@ def chexpert(
     _write(manifest, output, as_json)
 
 
-@click.command(
-    epilog="\b\nExample:\n"
-    "  cbmir data table ours.csv --image-column file --patient-column pid --labels Mass,Nodule -o manifest.csv\n"
-    "  cbmir data table ours.parquet --labels-column findings --separator ';' --images images/ -o manifest.csv"
+@command(
+    "cbmir data table ours.csv --image-column file --patient-column pid --labels Mass,Nodule -o manifest.csv",
+    "cbmir data table ours.parquet --labels-column findings --separator ';' --images images/ -o manifest.csv",
 )
 @click.argument("file", type=PATH)
-@click.option("--image-column", default="image", show_default=True, help="Path of the image.")
-@click.option(
-    "--patient-column", default="patient_id", show_default=True,
-    help="The image's patient: never in two splits, and left out of their own look-alikes. "
-    "Name the image column to state that each image is another patient.",
+@option("--image-column", "image", default="image", help="Path of the image.")
+@option(
+    "--patient-column", "patient", default="patient_id", help="The image's patient: never in two splits, and left out of their "
+    "own look-alikes. Name the image column to state that each image is another patient.",
 )  # fmt: skip
-@click.option("--study-column", help="Study of the image.")
-@click.option("--view-column", help="PA, AP, LATERAL or empty.")
-@click.option("--split-column", help="train, val, test or empty. Default: patients are split 70:10:20.")
-@click.option("--report-column", help="Text of the report, shown beside the image.")
-@click.option("--source-column", help="Hospital or data set, by which 'cbmir benchmark' breaks its figures down.")
-@click.option("--date-column", help="Date of the study, YYYY-MM-DD or empty.")
-@click.option(
-    "--labels", metavar="A,B,C", default="",
-    help="Findings with a column each, holding 1, 0, -1 (uncertain) or nothing (unknown). "
-    "With --labels-column: the findings to expect there, in this order.",
+@option("--study-column", "study", help="Study of the image.")
+@option("--view-column", "view", help="PA, AP, LATERAL or empty.")
+@option("--split-column", "split", help="train, val, test or empty. Default: patients are split 70:10:20.")
+@option("--report-column", "report", help="Text of the report, shown beside the image.")
+@option("--source-column", "source", help="Hospital or data set, by which 'cbmir benchmark' breaks its figures down.")
+@option("--date-column", "date", help="Date of the study, YYYY-MM-DD or empty.")
+@option(
+    "--labels", metavar="A,B,C", default="", help="Findings with a column each, holding 1, 0, -1 (uncertain) or "
+    "nothing (unknown). With --labels-column: the findings to expect there, in this order.",
 )  # fmt: skip
-@click.option(
+@option(
     "--labels-column",
     help='One column that joins the findings ("Mass|Nodule"). "No Finding" means none; an empty cell means unknown.',
-)
-@click.option("--separator", default="|", show_default=True, help="What joins them.")
-@click.option("--images", type=PATH, metavar="DIR", help="Where relative image paths start. Default: FILE's folder.")
+)  # fmt: skip
+@option("--separator", default="|", help="What joins them.")
+@option("--images", type=PATH, metavar="DIR", help="Where relative image paths start. Default: FILE's folder.")
 @_writes_manifest
 def table(
-    file: Path, image_column: str, patient_column: str, study_column: str | None, view_column: str | None,
-    split_column: str | None, report_column: str | None, source_column: str | None, date_column: str | None,
-    labels: str, labels_column: str | None, separator: str, images: Path | None, missing: Any, seed: int, output: Path,
-    as_json: bool,
+    file: Path, labels: str, labels_column: str | None, separator: str, images: Path | None, missing: Any,
+    seed: int, output: Path, as_json: bool, **columns: Any,
 ) -> None:  # fmt: skip
     """Manifest of your own table.
 
@@ -144,42 +136,32 @@ def table(
     from cbmir.training.readers.table import Columns, read_own_table
 
     manifest = read_own_table(
-        file,
-        columns=Columns(
-            image_column, patient_column, study_column, view_column, split_column, report_column, source_column,
-            date_column,
-        ),
-        labels=[name.strip() for name in labels.split(",") if name.strip()],
+        file, columns=Columns(**columns), labels=[name.strip() for name in labels.split(",") if name.strip()],
         labels_column=labels_column, separator=separator, images=images, missing=missing, seed=seed,
     )  # fmt: skip
     _write(manifest, output, as_json)
 
 
-@click.command(
-    epilog="\b\nExample:\n"
-    "  cbmir data dicom archive/ -o manifest.csv\n"
-    "  cbmir data dicom /media/cdrom/DICOMDIR --labels Effusion,Mass -o manifest.csv\n"
-    "  cbmir index build model.onnx manifest.csv -o gallery --split all"
+@command(
+    "cbmir data dicom archive/ -o manifest.csv",
+    "cbmir data dicom /media/cdrom/DICOMDIR --labels Effusion,Mass -o manifest.csv",
+    "cbmir index build model.onnx manifest.csv -o gallery --split all",
 )
 @click.argument("place", type=PATH, metavar="DIR")
-@click.option(
+@option(
     "--labels", metavar="A,B,C", default="",
     help="Label columns of the manifest, all unknown.  [default: the 14 findings of NIH]",
 )  # fmt: skip
-@click.option("--allow-lateral", is_flag=True, help="Take lateral views too, as view LATERAL.")
-@click.option(
-    "--intensity", type=click.Choice(INTENSITIES), default="header", show_default=True,
+@option("--allow-lateral", is_flag=True, help="Take lateral views too, as view LATERAL.")
+@option(
+    "--intensity", type=click.Choice(INTENSITIES), default="header",
     help="How stored values become grey, as 'cbmir train' has it: a file that cannot be read so is left out.",
 )  # fmt: skip
-@click.option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one a processor]")
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True,
-    help="Draws the patients of train, val and test.",
-)  # fmt: skip
-@click.option(
-    "-o", "--output", type=PATH, required=True, metavar="MANIFEST",
-    help="Manifest to write (.csv, .csv.gz or .parquet); beside it .about.json, and .left-out.csv with every file that "
-    "is not in it and the reason.",
+@option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one a processor]")
+@option("--seed", type=click.IntRange(min=0), default=0, help="Draws the patients of train, val and test.")
+@option(
+    "-o", "--output", type=PATH, required=True, metavar="MANIFEST", help="Manifest to write (.csv, .csv.gz or "
+    ".parquet); beside it .about.json, and .left-out.csv with every file that is not in it and the reason.",
 )  # fmt: skip
 @json_option
 @click.pass_context
@@ -210,17 +192,14 @@ def dicom(
         ctx.exit(2)
 
 
-@click.command(epilog="\b\nExample:\n  cbmir data phantom -n 800 --seed 0 -o phantoms")
-@click.option("-n", "--count", type=click.IntRange(min=1), default=800, show_default=True, help="Number of images.")
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The same seed draws the same images."
+@command("cbmir data phantom -n 800 --seed 0 -o phantoms")
+@option("-n", "--count", type=click.IntRange(min=1), default=800, help="Number of images.")
+@option("--seed", type=click.IntRange(min=0), default=0, help="The same seed draws the same images.")
+@option(
+    "--format", "image_format", type=click.Choice(["png", "dicom"]), default="png", help="File format of the images."
 )
-@click.option(
-    "--format", "image_format", type=click.Choice(["png", "dicom"]), default="png", show_default=True,
-    help="File format of the images.",
-)  # fmt: skip
-@click.option("--size", type=click.IntRange(min=64), default=512, show_default=True, help="Side of an image, pixels.")
-@click.option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Folder for images and manifest.csv.")
+@option("--size", type=click.IntRange(min=64), default=512, help="Side of an image, pixels.")
+@option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Folder for images and manifest.csv.")
 @json_option
 def phantom(count: int, seed: int, image_format: str, size: int, output: Path, as_json: bool) -> None:
     """Draw synthetic radiographs.
@@ -235,12 +214,10 @@ def phantom(count: int, seed: int, image_format: str, size: int, output: Path, a
     _tell(read_manifest(path), path, as_json)
 
 
-@click.command(
-    epilog="\b\nExample:\n  cbmir data check manifest.csv\n  cbmir data check manifest.csv --json > check.json"
-)
+@command("cbmir data check manifest.csv", "cbmir data check manifest.csv --json > check.json")
 @click.argument("manifest", type=PATH)
-@click.option("--quick", is_flag=True, help="Look at the table and for the files, but open no image.")
-@click.option(
+@option("--quick", is_flag=True, help="Look at the table and for the files, but open no image.")
+@option(
     "--workers", type=click.IntRange(min=1), default=os.cpu_count() or 1, show_default="processors",
     help="Threads that read images.",
 )  # fmt: skip
@@ -256,10 +233,7 @@ def check(ctx: click.Context, manifest: Path, quick: bool, workers: int, as_json
     from cbmir.training.manifest_check import check_manifest
 
     report = check_manifest(read_manifest(manifest), quick=quick, workers=workers)
-    if as_json:
-        print_json(report.to_json())
-    else:
-        click.echo(report.text())
+    print_answer(as_json, report.to_json(), report.text())
     if not report.ok:
         ctx.exit(2)
 
@@ -276,8 +250,6 @@ def _tell(manifest: Manifest, path: Path, as_json: bool, **more: Any) -> None:
     from cbmir.training.manifest_check import summarise
 
     summary = summarise(manifest)
-    if as_json:
-        print_json({"manifest": path, **summary, **more})
-        return
     splits = ", ".join(f"{name} {counts['images']:,}" for name, counts in summary["splits"].items())
-    click.echo(f"{path}: {summary['images']:,} images of {summary['patients']:,} patients ({splits})")
+    text = f"{path}: {summary['images']:,} images of {summary['patients']:,} patients ({splits})"
+    print_answer(as_json, {"manifest": path, **summary, **more}, text)

@@ -7,27 +7,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cbmir.cli.options import PATH, announce, engine_option, pseudonyms_option
+from cbmir.cli.options import PATH, announce, command, engine_option, option, pseudonyms_option
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 
 
-@click.command(
-    epilog="\b\nExample:\n"
-    "  cbmir demo model.onnx gallery\n"
-    "  cbmir demo model.onnx gallery --port 8080 --examples xrays/"
-)  # fmt: skip
+@command("cbmir demo model.onnx gallery", "cbmir demo model.onnx gallery --port 8080 --examples xrays/")
 @click.argument("model", type=PATH)
 @click.argument("gallery", type=click.Path())
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=7860, show_default=True, help="0: any free one.")
-@click.option(
-    "--examples",
-    type=PATH,
-    help="A folder of X-rays to choose from.  [default: some of the gallery]",
-)
-@click.option(
+@option("--host", default="127.0.0.1", help="The address to listen on.")
+@option("--port", type=click.IntRange(0, 65535), default=7860, help="0: any free one.")
+@option("--examples", type=PATH, help="A folder of X-rays to choose from.  [default: some of the gallery]")
+@option(
     "--login", metavar="FILE|env:NAME",
     help="Let in only who knows NAME:PASSWORD, which stands in a file that only you can read, or an environment "
     "variable. It crosses the network in clear: put HTTPS in front where others listen.",

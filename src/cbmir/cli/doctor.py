@@ -13,11 +13,9 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any, TypeVar
 
-import click
-
 from cbmir import __version__
 from cbmir.choices import ENGINES
-from cbmir.cli.options import json_option, print_json
+from cbmir.cli.options import command, json_option, print_answer
 from cbmir.errors import EngineError, MissingDependencyError
 
 _Answer = TypeVar("_Answer")
@@ -43,15 +41,12 @@ _SYNTAXES = (
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?:\[(?P<extras>[^]]*)\])?\s*(?:>=(?P<least>[\d.]+))?")
 
 
-@click.command(epilog="\b\nExample:\n  cbmir doctor\n  cbmir doctor --json > doctor.json")
+@command("cbmir doctor", "cbmir doctor --json > doctor.json")
 @json_option
 def doctor(as_json: bool) -> None:
     """Say what is installed here, which engines and devices really work, and how to get what is missing."""
     report = examine()
-    if as_json:
-        print_json(report)
-    else:
-        click.echo(text(report))
+    print_answer(as_json, report, text(report))
 
 
 def examine() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from cbmir.cli.options import PATH, engine_option, json_option, print_json, reading_options, resumable
+from cbmir.cli.options import PATH, command, engine_option, json_option, option, print_json, reading_options, resumable
 
 log = logging.getLogger("cbmir")
 
@@ -21,24 +21,22 @@ def _parse_shard(ctx: click.Context, option: click.Parameter, value: str) -> tup
     return int(match[1]), int(match[2])
 
 
-@click.command(
-    epilog="\b\nExample:\n"
-    "  cbmir embed model.onnx manifest.csv -o embeddings\n"
-    "  cbmir embed model.onnx manifest.csv -o embeddings --shard 3/64\n"
-    "  cbmir embed model.onnx manifest.csv -o embeddings --ray auto\n"
-    "  cbmir index build model.onnx manifest.csv -o gallery --embeddings embeddings"
-)  # fmt: skip
+@command(
+    "cbmir embed model.onnx manifest.csv -o embeddings",
+    "cbmir embed model.onnx manifest.csv -o embeddings --shard 3/64",
+    "cbmir embed model.onnx manifest.csv -o embeddings --ray auto",
+    "cbmir index build model.onnx manifest.csv -o gallery --embeddings embeddings",
+)
 @click.argument("model", type=PATH)
 @click.argument("manifest", type=PATH)
-@click.option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Folder of blocks.")
-@click.option(
-    "--shard", callback=_parse_shard, default="1/1", show_default=True, metavar="i/n",
+@option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Folder of blocks.")
+@option(
+    "--shard", callback=_parse_shard, default="1/1", metavar="i/n",
     help="Do the i-th part of n, as one job of a batch scheduler (i from 1); all write into the same folder.",
 )  # fmt: skip
-@click.option(
-    "--ray", metavar="ADDRESS",
-    help="Do it by Ray: 'auto' for the cluster that RAY_ADDRESS names, else this machine. Every node must see MODEL, "
-    "the images and DIR under the same paths.",
+@option(
+    "--ray", metavar="ADDRESS", help="Do it by Ray: 'auto' for the cluster that RAY_ADDRESS names, else this machine. "
+    "Every node must see MODEL, the images and DIR under the same paths.",
 )  # fmt: skip
 @reading_options
 @engine_option

@@ -6,27 +6,26 @@ from pathlib import Path
 
 import click
 
-from cbmir.cli.options import PATH, json_option, print_json
+from cbmir.cli.options import PATH, command, json_option, option, print_answer
 
 
-@click.command(
-    epilog="\b\nExamples:\n"
-    "  cbmir evaluate run manifest.csv -k 10\n"
-    "  cbmir evaluate model.onnx manifest.csv -k 100 -o report/ --json\n"
-    "  cbmir evaluate light manifest.csv --gallery-model run    a distilled model queries its teacher's gallery"
+@command(
+    "cbmir evaluate run manifest.csv -k 10",
+    "cbmir evaluate model.onnx manifest.csv -k 100 -o report/ --json",
+    "cbmir evaluate light manifest.csv --gallery-model run    a distilled model queries its teacher's gallery",
 )
 @click.argument("model", type=PATH)
 @click.argument("manifest", type=PATH)
-@click.option("-k", default=10, show_default=True, help="Neighbours per query.")
-@click.option(
-    "--queries", type=click.Choice(["test", "val"]), default="test", show_default=True,
+@option("-k", default=10, help="Neighbours per query.")
+@option(
+    "--queries", type=click.Choice(["test", "val"]), default="test",
     help="Split that asks; the train split is the gallery.",
 )  # fmt: skip
-@click.option(
+@option(
     "--gallery-model", type=PATH, metavar="MODEL",
     help="What embeds the gallery instead: the teacher of a distilled MODEL, a RUN or an exported file.",
 )  # fmt: skip
-@click.option("-o", "--output", type=PATH, help="Folder for metrics.json, report.md and per_query.csv.")
+@option("-o", "--output", type=PATH, help="Folder for metrics.json, report.md and per_query.csv.")
 @json_option
 def evaluate(
     model: Path, manifest: Path, k: int, queries: str, gallery_model: Path | None, output: Path | None, as_json: bool
@@ -46,7 +45,4 @@ def evaluate(
         title += f", gallery by {gallery_model.name}"
     if output is not None:
         write_report(evaluation, summary, output, title)
-    if as_json:
-        print_json(summary)
-    else:
-        click.echo(text_report(summary, title))
+    print_answer(as_json, summary, text_report(summary, title))

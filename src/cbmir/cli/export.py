@@ -8,7 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from cbmir.cli.options import PATH, json_option, print_json, tolerance_option
+from cbmir.cli.options import PATH, command, json_option, option, print_answer, tolerance_option
 
 #: Options that say how to make a file, and what asks for such a file.
 _NEEDS = {
@@ -20,48 +20,45 @@ _NEEDS = {
 }
 
 
-@click.command(
-    epilog="\b\nExamples:\n"
-    "  cbmir export run -o model.onnx                          float32, for any machine\n"
-    "  cbmir export run -o models/ --fp16                      and models/model.fp16.onnx, for GPUs\n"
-    "  cbmir export run -o models/ --openvino bf16 --int8      the fastest on recent CPUs, and int8\n"
-    "  cbmir export run -o models/ --fp16 --tensorrt --target sm86,sm89\n"
-    "  cbmir export run -o model.onnx --images nih.csv         the run's own images are elsewhere now"
+@command(
+    "cbmir export run -o model.onnx                          float32, for any machine",
+    "cbmir export run -o models/ --fp16                      and models/model.fp16.onnx, for GPUs",
+    "cbmir export run -o models/ --openvino bf16 --int8      the fastest on recent CPUs, and int8",
+    "cbmir export run -o models/ --fp16 --tensorrt --target sm86,sm89",
+    "cbmir export run -o model.onnx --images nih.csv         the run's own images are elsewhere now",
 )
 @click.argument("run", type=PATH)
-@click.option(
+@option(
     "-o", "--output", required=True, type=click.Path(),
     help="File to write (.onnx), or a folder for model.onnx; other files stand beside it.",
 )  # fmt: skip
-@click.option("--fp16", is_flag=True, help="Also NAME.fp16.onnx, its encoder in half precision: for GPUs.")
-@click.option("--int8", is_flag=True, help="Also NAME.int8.onnx, for ONNX Runtime on a CPU.")
-@click.option(
+@option("--fp16", is_flag=True, help="Also NAME.fp16.onnx, its encoder in half precision: for GPUs.")
+@option("--int8", is_flag=True, help="Also NAME.int8.onnx, for ONNX Runtime on a CPU.")
+@option(
     "--openvino", multiple=True, type=click.Choice(["bf16", "int8"]),
     help="Also NAME.openvino-bf16.xml or -int8.xml, for OpenVINO on a CPU. May be repeated.",
 )  # fmt: skip
-@click.option("--tensorrt", is_flag=True, help="Also a TensorRT plan for each --target, of the fp16 file with --fp16.")
-@click.option(
-    "--target", default="current", show_default=True, metavar="SM,…",
+@option("--tensorrt", is_flag=True, help="Also a TensorRT plan for each --target, of the fp16 file with --fp16.")
+@option(
+    "--target", default="current", metavar="SM,…",
     help="GPUs of the plans by compute capability (sm86, sm89 …); current is the one that is here.",
 )  # fmt: skip
-@click.option("--max-batch", default=32, show_default=True, type=click.IntRange(1), help="Largest batch of the plans.")
-@click.option(
+@option("--max-batch", default=32, type=click.IntRange(1), help="Largest batch of the plans.")
+@option(
     "--calibrate", type=PATH, metavar="MANIFEST",
     help="Images that set the ranges of int8.  [default: the run's training images]",
 )  # fmt: skip
-@click.option(
-    "--calibration-images", default=96, show_default=True, type=click.IntRange(1), help="At most so many of them."
-)
-@click.option(
+@option("--calibration-images", default=96, type=click.IntRange(1), help="At most so many of them.")
+@option(
     "--calibration-percentile", "percentile", type=click.FloatRange(50, 100, min_open=True),
     help="Let the ranges hold so many percent of the values.  [default: all]",
 )  # fmt: skip
-@click.option(
+@option(
     "--images", type=PATH, metavar="MANIFEST",
     help="Compare with PyTorch on these images, where those of the run are gone.",
 )  # fmt: skip
 @tolerance_option
-@click.option("--accept-parity-loss", is_flag=True, help="Write files beyond their limits too, and say so beside them.")
+@option("--accept-parity-loss", is_flag=True, help="Write files beyond their limits too, and say so beside them.")
 @json_option
 @click.pass_context
 def export(
@@ -89,8 +86,5 @@ def export(
 
     targets = tuple(dict.fromkeys(word.strip() for word in target.split(","))) if tensorrt else ()
     written = export_run(run, output, ExportOptions(targets=targets, **options))
-    if as_json:
-        print_json([{"file": path, **read_report(path.with_name(REPORT))[path.name]} for path in written])
-        return
-    for path in written:
-        click.echo(path)
+    value = [{"file": path, **read_report(path.with_name(REPORT))[path.name]} for path in written]
+    print_answer(as_json, value, "\n".join(map(str, written)))

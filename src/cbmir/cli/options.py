@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""What several commands share: options, the examples in their help, and how they answer."""
 
 from __future__ import annotations
 
@@ -25,6 +25,21 @@ log = logging.getLogger("cbmir")
 PATH = click.Path(path_type=Path)
 
 
+def examples(*lines: str) -> str:
+    """The end of a command's help: each line is one that can be typed."""
+    return "\n  ".join(("\b\nExamples:" if len(lines) > 1 else "\b\nExample:", *lines))
+
+
+def command(*lines: str, **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """`click.command` with examples at the end of its help."""
+    return click.command(**{"cls": click.Command} | attributes, epilog=examples(*lines))
+
+
+def option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
+    """`click.option`, whose default the help shows unless it is empty."""
+    return click.option(*names, **{"show_default": attributes.get("default") not in (None, "")} | attributes)
+
+
 def together(*options: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """One decorator for several options, which the help lists in this order."""
 
@@ -37,7 +52,7 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], C
 
 
 #: Gives the command `as_json`.
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program to read.")
+json_option = option("--json", "as_json", is_flag=True, help="Print JSON, for a program to read.")
 
 
 def print_json(value: Any) -> None:
@@ -45,29 +60,29 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=os.fspath))
 
 
+def print_answer(as_json: bool, value: Any, text: str) -> None:
+    """What a command answers: `value` for a program with --json, or `text` for people."""
+    print_json(value) if as_json else click.echo(text)
+
+
 def announce(url: str) -> None:
     """Say where a service listens, once it does."""
     click.echo(f"{url}  (Ctrl-C ends it)\n{NOT_A_DEVICE}")
 
 
-engine_option = click.option(
-    "--engine",
-    type=click.Choice(ENGINES),
-    default="auto",
-    show_default=True,
-    help="What runs the model: auto takes CUDA or the CPU for a file, and of a folder the fastest file that runs here; "
-    "one that is named and is not here is an error.",
-)
-
-
-allow_lateral_option = click.option(
-    "--allow-lateral", is_flag=True,
-    help="Take lateral views too, with a warning: they are refused otherwise, since findings are those of frontal "
-    "radiographs.",
+engine_option = option(
+    "--engine", type=click.Choice(ENGINES), default="auto", help="What runs the model: auto takes CUDA or the CPU for "
+    "a file, and of a folder the fastest file that runs here; one that is named and is not here is an error.",
 )  # fmt: skip
 
 
-threads_option = click.option(
+allow_lateral_option = option(
+    "--allow-lateral", is_flag=True, help="Take lateral views too, with a warning: they are refused otherwise, since "
+    "findings are those of frontal radiographs.",
+)  # fmt: skip
+
+
+threads_option = option(
     "--threads", type=click.IntRange(1),
     help="Threads that one answer may use.  [default: the processors shared out among the answers at once]",
 )  # fmt: skip
@@ -92,27 +107,26 @@ STAYS_CLEAR = (
 )
 
 #: Gives the command a `Pseudonyms`, or None.
-pseudonyms_option = click.option(
-    "--pseudonyms", callback=_load_key, metavar="FILE|env:NAME",
-    help="The key of a gallery that keeps patients' and studies' ids as pseudonyms (HMAC-SHA256): a file that only you "
-    "can read, or an environment variable. Images' ids and paths, reports, SOP instance UIDs and dates stay in clear.",
+pseudonyms_option = option(
+    "--pseudonyms", callback=_load_key, metavar="FILE|env:NAME", help="The key of a gallery that keeps patients' and "
+    "studies' ids as pseudonyms (HMAC-SHA256): a file that only you can read, or an environment variable. Images' ids "
+    "and paths, reports, SOP instance UIDs and dates stay in clear.",
 )  # fmt: skip
 
 
 #: How images are read: what `build`, `add` and `embed` share.
 reading_options = together(
-    click.option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one a processor]"),
-    click.option(
+    option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one a processor]"),
+    option(
         "--reduced-jpeg2000", is_flag=True,
         help="Decode large JPEG 2000 images at a lower resolution: faster, within one grey level but for a few pixels.",
     ),
 )  # fmt: skip
 
 
-tolerance_option = click.option(
-    "--tolerance", "tolerances", multiple=True, metavar="NAME=NUMBER",
-    help="Another limit: overlap, cross (share of top-10 neighbours kept, at least), ndcg, auc, score (differences, "
-    "at most), cosine (at least). May be repeated.",
+tolerance_option = option(
+    "--tolerance", "tolerances", multiple=True, metavar="NAME=NUMBER", help="Another limit: overlap, cross (share of "
+    "top-10 neighbours kept, at least), ndcg, auc, score (differences, at most), cosine (at least). May be repeated.",
 )  # fmt: skip
 
 
@@ -128,43 +142,38 @@ def resumable(kept: str = "What is done is kept") -> Iterator[None]:
 
 #: The options of `cbmir train` that `cbmir benchmark` shares: encoder, schedule, proxies, precision, devices.
 training_options = together(
-    click.option(
-        "--encoder", default="densenet121", show_default=True,
+    option(
+        "--encoder", default="densenet121",
         help="A torchvision classification model (densenet121, resnet18 …), or timm:NAME.",
     ),
-    click.option(
-        "--weights", default="none", show_default=True,
-        help="Where the encoder starts: none (random), imagenet (downloaded by torchvision or timm), or a state dict "
-        "file.",
+    option(
+        "--weights", default="none", help="Where the encoder starts: none (random), imagenet (downloaded by "
+        "torchvision or timm), or a state dict file.",
     ),
-    click.option("--epochs", default=50, show_default=True, help="At most so many; the best epoch by nDCG is kept."),
-    click.option("--patience", default=10, show_default=True, help="Stop after so many epochs without a better nDCG."),
-    click.option("--batch-size", default=48, show_default=True, help="Images a step, of all devices together."),
-    click.option("--lr", default=1e-4, show_default=True, help="Learning rate of Adam."),
-    click.option("--weight-decay", default=0.0, show_default=True),
-    click.option("--sigma", default=0.7, show_default=True, help="Width of the Gaussian similarity."),
-    click.option(
-        "--proxies-per-class", default="2", show_default=True,
-        help="A number, or auto: more for common findings, fewer for rare ones.",
+    option("--epochs", default=50, help="At most so many; the best epoch by nDCG is kept."),
+    option("--patience", default=10, help="Stop after so many epochs without a better nDCG."),
+    option("--batch-size", default=48, help="Images a step, of all devices together."),
+    option("--lr", default=1e-4, help="Learning rate of Adam."),
+    option("--weight-decay", default=0.0),
+    option("--sigma", default=0.7, help="Width of the Gaussian similarity."),
+    option(
+        "--proxies-per-class", default="2", help="A number, or auto: more for common findings, fewer for rare ones.",
     ),
-    click.option(
+    option(
         "--class-weights/--no-class-weights", default=None,
         help="Whether rare findings count as much as common ones.  [default: with loss proxy, as in the paper]",
     ),
-    click.option(
-        "--image-size", default=224, show_default=True, help="Crop in pixels; resized to 270/224 of it before."
-    ),
-    click.option(
-        "--intensity", type=click.Choice(INTENSITIES), default="header", show_default=True,
+    option("--image-size", default=224, help="Crop in pixels; resized to 270/224 of it before."),
+    option(
+        "--intensity", type=click.Choice(INTENSITIES), default="header",
         help="How stored values become grey: by the DICOM header's window or table, from the lowest to the highest "
         "value, or from the 1st to the 99th percentile. It stands in the card: every later step does the same.",
     ),
-    click.option(
-        "--precision", type=click.Choice(["auto", "32", "bf16-mixed", "16-mixed"]), default="auto", show_default=True,
+    option(
+        "--precision", type=click.Choice(["auto", "32", "bf16-mixed", "16-mixed"]), default="auto",
         help="auto: bf16 or fp16 on CUDA, 32 on a CPU.",
     ),
-    click.option(
-        "--devices", default="auto", show_default=True,
-        help="How many GPUs, or CPU processes; in a benchmark auto is 1 for each cell.",
+    option(
+        "--devices", default="auto", help="How many GPUs, or CPU processes; in a benchmark auto is 1 for each cell.",
     ),
 )  # fmt: skip

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import click
 
-from cbmir.cli.options import PATH, json_option, print_json, tolerance_option
+from cbmir.cli.options import PATH, command, json_option, print_answer, tolerance_option
 from cbmir.errors import require
 
 
-@click.command(
-    epilog="\b\nExamples:\n"
-    "  cbmir parity run model.int8.onnx manifest.csv\n"
-    "  cbmir parity model.onnx model.openvino-bf16.xml manifest.csv --json"
+@command(
+    "cbmir parity run model.int8.onnx manifest.csv",
+    "cbmir parity model.onnx model.openvino-bf16.xml manifest.csv --json",
 )
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
@@ -31,9 +30,6 @@ def parity(ctx: click.Context, a: Path, b: Path, manifest: Path, tolerances: tup
     from cbmir.export.compare import compare_models
 
     found = compare_models(a, b, manifest, tolerances)
-    if as_json:
-        print_json(found.to_json() | {"failures": found.failures})
-    else:
-        click.echo(found.table())
+    print_answer(as_json, found.to_json() | {"failures": found.failures}, found.table())
     if found.failures:
         ctx.exit(1)

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import PATH, allow_lateral_option, engine_option, json_option, print_json, pseudonyms_option
+from cbmir.cli.options import (
+    PATH,
+    allow_lateral_option,
+    command,
+    engine_option,
+    json_option,
+    option,
+    print_json,
+    pseudonyms_option,
+)
 from cbmir.errors import ImageError
 
 if TYPE_CHECKING:
@@ -21,36 +30,32 @@ if TYPE_CHECKING:
 log = logging.getLogger("cbmir")
 
 
-@click.command(
-    epilog="\b\nExample:\n"
-    "  cbmir query model.onnx gallery chest.png -k 5\n"
-    "  cbmir query model.onnx gallery a.dcm b.dcm --json > answers.json\n"
-    "  cbmir query model.onnx gallery chest.png --where 'Effusion and not Pneumothorax' --view PA --since 2020-01-01"
-)  # fmt: skip
+@command(
+    "cbmir query model.onnx gallery chest.png -k 5",
+    "cbmir query model.onnx gallery a.dcm b.dcm --json > answers.json",
+    "cbmir query model.onnx gallery chest.png --where 'Effusion and not Pneumothorax' --view PA --since 2020-01-01",
+)
 @click.argument("model", type=PATH)
 @click.argument("gallery", type=click.Path())
 @click.argument("images", metavar="IMAGE...", nargs=-1, required=True, type=click.Path())
-@click.option("-k", type=click.IntRange(0), default=10, show_default=True, help="How many neighbours.")
+@option("-k", type=click.IntRange(0), default=10, help="How many neighbours.")
 @json_option
-@click.option("--patient-id", help="The patient of these images, as the gallery names patients.")
-@click.option(
-    "--exclude-same-patient/--include-same-patient",
-    default=True,
-    show_default=True,
+@option("--patient-id", help="The patient of these images, as the gallery names patients.")
+@option(
+    "--exclude-same-patient/--include-same-patient", default=True,
     help="Leave the same patient's images out of the neighbours.",
-)
-@click.option(
+)  # fmt: skip
+@option(
     "--where", default="", metavar="LABELS",
     help="Only neighbours with these findings: names, and, or, not, parentheses; a name with blanks in quotes. A "
     "finding that is uncertain counts as there; 'not' takes only those known to be without it.",
 )  # fmt: skip
-@click.option(
-    "--view", type=click.Choice(["PA", "AP", "LATERAL"], case_sensitive=False),
-    help="Only neighbours of this view.",
-)  # fmt: skip
-@click.option("--since", default="", metavar="YYYY-MM-DD", help="Only neighbours of this day or later.")
-@click.option("--until", default="", metavar="YYYY-MM-DD", help="Only neighbours of this day or earlier.")
-@click.option("--exact", is_flag=True, help="Compare every image of the gallery, rather than ask its index.")
+@option(
+    "--view", type=click.Choice(["PA", "AP", "LATERAL"], case_sensitive=False), help="Only neighbours of this view."
+)
+@option("--since", default="", metavar="YYYY-MM-DD", help="Only neighbours of this day or later.")
+@option("--until", default="", metavar="YYYY-MM-DD", help="Only neighbours of this day or earlier.")
+@option("--exact", is_flag=True, help="Compare every image of the gallery, rather than ask its index.")
 @allow_lateral_option
 @pseudonyms_option
 @engine_option

@@ -13,7 +13,9 @@ from cbmir.cli.options import (
     PATH,
     allow_lateral_option,
     announce,
+    command,
     engine_option,
+    option,
     pseudonyms_option,
     threads_each,
     threads_option,
@@ -26,34 +28,28 @@ if TYPE_CHECKING:
 log = logging.getLogger("cbmir")
 
 
-@click.command(
-    epilog="\b\nExample:\n"
-    "  cbmir serve --model model.onnx --gallery gallery\n"
-    "  curl --data-binary @chest.dcm -H 'Content-Type: application/dicom' 'http://127.0.0.1:8000/v1/analyze?k=5'\n"
-    "  cbmir serve --model model.onnx --gallery gallery --host 0.0.0.0 --token-file token --audit audit.jsonl"
-)  # fmt: skip
-@click.option("--model", required=True, type=PATH, help="A model file, or a folder of them.")
-@click.option("--gallery", help="A gallery's folder or milvus: place.  [default: findings and embeddings only]")
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free one.")
-@click.option(
-    "--token-file", type=PATH,
-    help="A file that only its owner may read, with the token that every request must bear.",
-)  # fmt: skip
-@click.option("--no-token", is_flag=True, help="Let everyone in who reaches --host, though it is not this machine's.")
-@click.option(
+@command(
+    "cbmir serve --model model.onnx --gallery gallery",
+    "curl --data-binary @chest.dcm -H 'Content-Type: application/dicom' 'http://127.0.0.1:8000/v1/analyze?k=5'",
+    "cbmir serve --model model.onnx --gallery gallery --host 0.0.0.0 --token-file token --audit audit.jsonl",
+)
+@option("--model", required=True, type=PATH, help="A model file, or a folder of them.")
+@option("--gallery", help="A gallery's folder or milvus: place.  [default: findings and embeddings only]")
+@option("--host", default="127.0.0.1", help="The address to listen on.")
+@option("--port", type=click.IntRange(0, 65535), default=8000, help="0: any free one.")
+@option(
+    "--token-file", type=PATH, help="A file that only its owner may read, with the token that every request must bear."
+)
+@option("--no-token", is_flag=True, help="Let everyone in who reaches --host, though it is not this machine's.")
+@option(
     "--share", multiple=True, type=click.Choice(["reports", "thumbnails"]),
     help="Show these of other patients' images too, beside labels and distances; they may name patients.",
 )  # fmt: skip
-@click.option("--audit", type=PATH, help="A file that gets a line of JSON for each request.")
-@click.option(
-    "--concurrency", type=click.IntRange(1), default=2, show_default=True, help="Requests that are worked on at once."
-)
-@click.option("--queue", default=32, show_default=True, help="Requests that may wait; more get 429.")
-@click.option("--max-upload", default=64, show_default=True, metavar="MIB", help="The largest image file.")
-@click.option(
-    "--timeout", default=30.0, show_default=True, metavar="SECONDS", help="For an upload, and for its answer."
-)
+@option("--audit", type=PATH, help="A file that gets a line of JSON for each request.")
+@option("--concurrency", type=click.IntRange(1), default=2, help="Requests that are worked on at once.")
+@option("--queue", default=32, help="Requests that may wait; more get 429.")
+@option("--max-upload", default=64, metavar="MIB", help="The largest image file.")
+@option("--timeout", default=30.0, metavar="SECONDS", help="For an upload, and for its answer.")
 @allow_lateral_option
 @pseudonyms_option
 @engine_option

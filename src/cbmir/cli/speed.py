@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cbmir.choices import ENGINES, MODES
-from cbmir.cli.options import PATH, json_option, print_json
+from cbmir.cli.options import PATH, command, json_option, option, print_answer
 from cbmir.errors import CbmirError, EngineError
 
 if TYPE_CHECKING:
@@ -30,36 +30,33 @@ def _list_of(kind: Any) -> Callable[[click.Context, click.Parameter, str | None]
     return split
 
 
-@click.command(
-    epilog="\b\nExamples:\n"
-    "  cbmir speed models/                                      every file of the export that this machine runs\n"
-    "  cbmir speed models/ --against torch,onnxruntime          beside what one would write by hand\n"
-    "  cbmir speed model.onnx --engine onnxruntime,openvino --batch 1,8,32\n"
-    "  cbmir speed models/ --mode latency,throughput --json > speed.json"
+@command(
+    "cbmir speed models/                                      every file of the export that this machine runs",
+    "cbmir speed models/ --against torch,onnxruntime          beside what one would write by hand",
+    "cbmir speed model.onnx --engine onnxruntime,openvino --batch 1,8,32",
+    "cbmir speed models/ --mode latency,throughput --json > speed.json",
 )
 @click.argument("models", nargs=-1, required=True, metavar="MODEL…", type=PATH)
-@click.option(
-    "--engine", "engines", callback=_list_of(click.Choice(ENGINES)), default="auto", show_default=True,
-    metavar="A,B,…", help=f"Run every file in each of these: {', '.join(ENGINES)}.",
+@option(
+    "--engine", "engines", callback=_list_of(click.Choice(ENGINES)), default="auto", metavar="A,B,…",
+    help=f"Run every file in each of these: {', '.join(ENGINES)}.",
 )  # fmt: skip
-@click.option(
-    "--batch", "batches", callback=_list_of(click.IntRange(min=1)), default="1,8", show_default=True, metavar="N,…",
-    help="Batch sizes.",
+@option(
+    "--batch", "batches", callback=_list_of(click.IntRange(min=1)), default="1,8", metavar="N,…", help="Batch sizes."
+)
+@option("--threads", type=click.IntRange(min=1), help="Of each contender.  [default: every processor]")
+@option(
+    "--mode", "modes", callback=_list_of(click.Choice(MODES)), default="auto", metavar="A,B,…",
+    help="auto, latency (a batch with all threads at once), throughput (its images on streams of one thread).",
 )  # fmt: skip
-@click.option("--threads", type=click.IntRange(min=1), help="Of each contender.  [default: every processor]")
-@click.option(
-    "--mode", "modes", callback=_list_of(click.Choice(MODES)), default="auto",
-    show_default=True, metavar="A,B,…", help="auto, latency (a batch with all threads at once), throughput (its images "
-    "on streams of one thread).",
-)  # fmt: skip
-@click.option(
+@option(
     "--against", "peers", callback=_list_of(click.Choice(["torch", "onnxruntime", "openvino"])), metavar="A,B,…",
     help="Also time what one would write by hand on the CPU: torch (eager, random weights), onnxruntime, openvino "
     "(default options). The first of these is the baseline.",
 )  # fmt: skip
-@click.option("--peak", is_flag=True, help="Also time as much arithmetic as bare matrix products: the floor.")
-@click.option(
-    "--seconds", type=click.FloatRange(min=0, min_open=True), default=5.0, show_default=True,
+@option("--peak", is_flag=True, help="Also time as much arithmetic as bare matrix products: the floor.")
+@option(
+    "--seconds", type=click.FloatRange(min=0, min_open=True), default=5.0,
     help="Measure each contender for so long at each batch size.",
 )  # fmt: skip
 @json_option
@@ -82,10 +79,7 @@ def speed(
     others = list(_others(models, card, peers, threads, peak=peak))
     baseline = others[0].name if peers else None
     report = measure([*own, *others], card.preprocess.crop, batches=batches, baseline=baseline, seconds=seconds)
-    if as_json:
-        print_json(report.to_json())
-    else:
-        click.echo(text(report))
+    print_answer(as_json, report.to_json(), text(report))
     if not report.finished:
         context.exit(130)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from cbmir.cli.options import PATH, json_option, print_json, training_options
+from cbmir.cli.options import PATH, command, json_option, option, print_answer, training_options
 
 # Options that a loss has no use for: refused when given, rather than ignored.
 _MEANINGLESS = {
@@ -19,33 +19,31 @@ _MEANINGLESS = {
 _TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_weights")
 
 
-@click.command(
-    epilog="\b\nExamples:\n"
-    "  cbmir train nih.csv -o run --weights imagenet            the paper's settings, DenseNet121\n"
-    "  cbmir train nih.csv -o run --weights imagenet --resume   go on after a stop\n"
-    "  cbmir train nih.csv -o fold1 --fold 1/5                  cross-validation by patient\n"
-    "  cbmir train nih.csv -o light --distill run --encoder efficientnet_b0 --weights imagenet\n"
-    "  cbmir train phantoms/manifest.csv -o run --encoder resnet18 --image-size 64 --epochs 10"
+@command(
+    "cbmir train nih.csv -o run --weights imagenet            the paper's settings, DenseNet121",
+    "cbmir train nih.csv -o run --weights imagenet --resume   go on after a stop",
+    "cbmir train nih.csv -o fold1 --fold 1/5                  cross-validation by patient",
+    "cbmir train nih.csv -o light --distill run --encoder efficientnet_b0 --weights imagenet",
+    "cbmir train phantoms/manifest.csv -o run --encoder resnet18 --image-size 64 --epochs 10",
 )
 @click.argument("manifest", type=PATH)
-@click.option("-o", "--output", "run", required=True, type=PATH, help="RUN folder to make.")
-@click.option(
+@option("-o", "--output", "run", required=True, type=PATH, help="RUN folder to make.")
+@option(
     "--loss", type=click.Choice(["proxy", "bce", "ml-proxy-nca", "proxy-anchor", "soft-ndcg"]), default="proxy",
-    show_default=True, help="proxy is the paper's method, bce and ml-proxy-nca its baselines; the others go past it.",
+    help="proxy is the paper's method, bce and ml-proxy-nca its baselines; the others go past it.",
 )  # fmt: skip
-@click.option(
-    "--negative-proxies/--no-negative-proxies", default=True, show_default=True,
+@option(
+    "--negative-proxies/--no-negative-proxies", default=True,
     help="Whether images without a finding are a class of their own.",
 )  # fmt: skip
 @training_options
-@click.option("--seed", default=0, show_default=True)
-@click.option("--fold", default="", metavar="I/N", help="Use fold I of N by patient instead of the manifest's splits.")
-@click.option(
-    "--distill", "teacher", type=PATH, metavar="RUN",
-    help="Train a light encoder to answer as the finished RUN does, in its embedding space: what RUN's model has "
-    "indexed, the light one queries.",
+@option("--seed", default=0)
+@option("--fold", default="", metavar="I/N", help="Use fold I of N by patient instead of the manifest's splits.")
+@option(
+    "--distill", "teacher", type=PATH, metavar="RUN", help="Train a light encoder to answer as the finished RUN does, "
+    "in its embedding space: what RUN's model has indexed, the light one queries.",
 )  # fmt: skip
-@click.option("--resume", is_flag=True, help="Go on with the run in -o from its last whole epoch.")
+@option("--resume", is_flag=True, help="Go on with the run in -o from its last whole epoch.")
 @json_option
 @click.pass_context
 def train(
@@ -79,8 +77,6 @@ def train(
     finished = run_training(config, run, resume=resume)
     if not first_process():
         return
-    if as_json:
-        card = finished.read_card()
-        print_json({"run": finished.path, "fingerprint": card.fingerprint, "metrics": card.metrics})
-    else:
-        click.echo(finished.path)
+    card = finished.read_card()
+    value = {"run": finished.path, "fingerprint": card.fingerprint, "metrics": card.metrics}
+    print_answer(as_json, value, str(finished.path))

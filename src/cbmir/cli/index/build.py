@@ -12,9 +12,11 @@ from cbmir.choices import INDEX_SETTINGS
 from cbmir.cli.options import (
     PATH,
     STAYS_CLEAR,
+    command,
     engine_option,
     json_option,
-    print_json,
+    option,
+    print_answer,
     pseudonyms_option,
     reading_options,
     resumable,
@@ -29,11 +31,11 @@ log = logging.getLogger("cbmir")
 
 # Which images go in, and how they are read.
 _source_options = together(
-    click.option(
+    option(
         "--split", "splits", type=click.Choice(["train", "val", "test", "all"]), multiple=True, default=["train"],
-        show_default=True, help="Which of the manifest's images go in; may be repeated.",
+        help="Which of the manifest's images go in; may be repeated.",
     ),
-    click.option(
+    option(
         "--embeddings", type=PATH, metavar="DIR",
         help="Take what 'cbmir embed' made of this manifest with this model, and read no image.",
     ),
@@ -43,23 +45,22 @@ _source_options = together(
 )  # fmt: skip
 
 
-@click.command(
-    epilog="\b\nExample:\n"
-    "  cbmir index build model.onnx manifest.csv -o gallery\n"
-    "  cbmir index build model.onnx manifest.csv -o gallery --split train --split val\n"
-    "  cbmir index build model.onnx manifest.csv -o milvus://localhost:19530/chest"
-)  # fmt: skip
+@command(
+    "cbmir index build model.onnx manifest.csv -o gallery",
+    "cbmir index build model.onnx manifest.csv -o gallery --split train --split val",
+    "cbmir index build model.onnx manifest.csv -o milvus://localhost:19530/chest",
+)
 @click.argument("model", type=PATH)
 @click.argument("manifest", type=PATH)
-@click.option(
+@option(
     "-o", "--output", metavar="GALLERY", required=True,
     help="The gallery's folder; or milvus://HOST:PORT/NAME, or milvus:./FILE.db for one embedded here.",
 )  # fmt: skip
-@click.option(
-    "--index", "setting", type=click.Choice(INDEX_SETTINGS), default="auto", show_default=True,
+@option(
+    "--index", "setting", type=click.Choice(INDEX_SETTINGS), default="auto",
     help="How it is searched: auto compares all images of a small gallery, and has an index for a large one.",
 )  # fmt: skip
-@click.option(
+@option(
     "--replace", "replace_others", is_flag=True,
     help="Replace a gallery also where that loses images that are not among those of MANIFEST, or its pseudonyms.",
 )  # fmt: skip
@@ -87,20 +88,12 @@ def build(
             opened, table, output, splits=splits, workers=workers, reduced_jpeg2000=reduced_jpeg2000,
             embeddings=embeddings, pseudonyms=pseudonyms, index=setting, replace_others=replace_others,
         )  # fmt: skip
-    if as_json:
-        _print_report(output, report)
-    else:
-        click.echo(f"{output}: {report.images} images")
     if pseudonyms is not None:
         log.warning(STAYS_CLEAR)
-    _tell_left_out(ctx, output, report)
+    _finish(ctx, output, report, f"{output}: {report.images} images", as_json)
 
 
-@click.command(
-    epilog="\b\nExample:\n"
-    "  cbmir index add gallery model.onnx new.csv\n"
-    "  cbmir index add gallery model.onnx manifest.csv --split all"
-)  # fmt: skip
+@command("cbmir index add gallery model.onnx new.csv", "cbmir index add gallery model.onnx manifest.csv --split all")
 @click.argument("gallery", type=click.Path())
 @click.argument("model", type=PATH)
 @click.argument("manifest", type=PATH)
@@ -128,25 +121,20 @@ def add(
             opened, table, gallery, splits=splits, workers=workers, reduced_jpeg2000=reduced_jpeg2000,
             embeddings=embeddings, pseudonyms=pseudonyms,
         )  # fmt: skip
-    if as_json:
-        _print_report(gallery, report)
-    else:
-        click.echo(f"{gallery}: {report.images} images added, {report.there} were there")
-    _tell_left_out(ctx, gallery, report)
+    _finish(ctx, gallery, report, f"{gallery}: {report.images} images added, {report.there} were there", as_json)
 
 
-def _print_report(gallery: str, report: IndexReport) -> None:
-    print_json(
+def _finish(ctx: click.Context, gallery: str, report: IndexReport, text: str, as_json: bool) -> None:
+    """Print the report, and which images were left out; for some of these the exit code is 2."""
+    from cbmir.runtime.gallery.protocol import is_milvus
+
+    value = (
         {"gallery": gallery, "images": report.images, "resumed": report.resumed, "there": report.there}
         | {"unreadable": [{"path": path, "reason": reason} for path, reason in report.unreadable]}
         | {"duplicates": [{"path": path, "id": entry} for path, entry in report.duplicates]}
         | {"changed": [{"path": path, "id": entry} for path, entry in report.changed]}
     )
-
-
-def _tell_left_out(ctx: click.Context, gallery: str, report: IndexReport) -> None:
-    from cbmir.runtime.gallery.protocol import is_milvus
-
+    print_answer(as_json, value, text)
     folder = "" if is_milvus(gallery) else f"{gallery}/"
     if report.duplicates:
         log.warning(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cbmir.cli.options import PATH, json_option, print_json, pseudonyms_option
+from cbmir.cli.options import PATH, command, json_option, option, print_answer, pseudonyms_option
 from cbmir.errors import GalleryError
 
 if TYPE_CHECKING:
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("cbmir")
 
 
-@click.command(epilog="\b\nExample:\n  cbmir index update gallery corrected.csv")
+@command("cbmir index update gallery corrected.csv")
 @click.argument("gallery", type=click.Path())
 @click.argument("manifest", type=PATH)
-@click.option(
+@option(
     "--split", "splits", type=click.Choice(["train", "val", "test", "all"]), multiple=True, default=["all"],
-    show_default=True, help="Which of the manifest's rows to take; may be repeated.",
+    help="Which of the manifest's rows to take; may be repeated.",
 )  # fmt: skip
 @pseudonyms_option
 @json_option
@@ -47,26 +47,20 @@ def update(
     table = read_manifest(manifest)
     with open_gallery(gallery, pseudonyms=pseudonyms) as opened:
         report = update_gallery(opened, table, splits=splits)
-    if as_json:
-        print_json({"gallery": gallery, "found": report.found, "changed": report.changed, "absent": report.absent})
-    else:
-        click.echo(f"{gallery}: {report.changed} of {report.found} images changed")
-        for path in report.absent:
-            click.echo(f"not in the gallery: {path}")
+    lines = [f"{gallery}: {report.changed} of {report.found} images changed"]
+    lines += [f"not in the gallery: {path}" for path in report.absent]
+    value = {"gallery": gallery, "found": report.found, "changed": report.changed, "absent": report.absent}
+    print_answer(as_json, value, "\n".join(lines))
     if report.absent:
         log.error("%d rows are of images that the gallery does not have", len(report.absent))
         ctx.exit(2)
 
 
-@click.command(
-    epilog="\b\nExample:\n"
-    "  cbmir index remove gallery --patient-id 0001234\n"
-    "  cbmir index remove gallery --id image_07 --id image_08"
-)  # fmt: skip
+@command("cbmir index remove gallery --patient-id 0001234", "cbmir index remove gallery --id image_07 --id image_08")
 @click.argument("gallery", type=click.Path())
-@click.option("--id", "ids", multiple=True, help="An image's id in the gallery; may be repeated.")
-@click.option("--patient-id", "patients", multiple=True, help="All images of a patient; may be repeated.")
-@click.option("--study-id", "studies", multiple=True, help="Images of a study; with --patient-id, of that patient.")
+@option("--id", "ids", multiple=True, help="An image's id in the gallery; may be repeated.")
+@option("--patient-id", "patients", multiple=True, help="All images of a patient; may be repeated.")
+@option("--study-id", "studies", multiple=True, help="Images of a study; with --patient-id, of that patient.")
 @pseudonyms_option
 @json_option
 @click.pass_context
@@ -89,10 +83,7 @@ def remove(
     with open_gallery(gallery, pseudonyms=pseudonyms) as opened:
         unknown = _unknown(opened, patients, studies, pseudonyms)
         removed = opened.remove(ids=ids, patient_ids=patients, study_ids=studies)
-    if as_json:
-        print_json({"gallery": gallery, "removed": removed})
-    else:
-        click.echo(f"{gallery}: {len(removed)} images removed")
+    print_answer(as_json, {"gallery": gallery, "removed": removed}, f"{gallery}: {len(removed)} images removed")
     if missing := [name for name in ids if name not in removed]:
         unknown.append(f"not in the gallery: {', '.join(missing)}")
     if not is_milvus(gallery):

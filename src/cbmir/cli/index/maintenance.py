@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 import click
 
 from cbmir.choices import INDEX_SETTINGS
-from cbmir.cli.options import PATH, STAYS_CLEAR, json_option, print_json, pseudonyms_option
+from cbmir.cli.options import (
+    PATH,
+    STAYS_CLEAR,
+    command,
+    json_option,
+    option,
+    print_answer,
+    print_json,
+    pseudonyms_option,
+)
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
@@ -21,7 +30,7 @@ _PATIENT_DATA = (
 )
 
 
-@click.command(epilog="\b\nExample:\n  cbmir index info gallery --json")
+@command("cbmir index info gallery --json")
 @click.argument("gallery", type=click.Path())
 @json_option
 def info(gallery: str, as_json: bool) -> None:
@@ -49,7 +58,7 @@ def info(gallery: str, as_json: bool) -> None:
         log.warning(STAYS_CLEAR)
 
 
-@click.command(epilog="\b\nExample:\n  cbmir index verify gallery")
+@command("cbmir index verify gallery")
 @click.argument("gallery", type=PATH)
 @json_option
 @click.pass_context
@@ -63,20 +72,19 @@ def verify(ctx: click.Context, gallery: Path, as_json: bool) -> None:
     from cbmir.runtime.gallery.maintenance import verify as look_through
 
     problems = look_through(gallery)
-    if as_json:
-        print_json([asdict(problem) for problem in problems])
-    else:
-        for problem in problems:
-            affected = f" Affected: {', '.join(problem.affected)}." if problem.affected else ""
-            click.echo(f"{problem.what}.{affected} What to do: {problem.remedy}.")
-        click.echo(f"{gallery}: {_problems(len(problems))}")
+    lines = []
+    for problem in problems:
+        affected = f" Affected: {', '.join(problem.affected)}." if problem.affected else ""
+        lines.append(f"{problem.what}.{affected} What to do: {problem.remedy}.")
+    count = f"{len(problems)} problem{'s' * (len(problems) > 1)}" if problems else "nothing is damaged"
+    print_answer(as_json, [asdict(problem) for problem in problems], "\n".join([*lines, f"{gallery}: {count}"]))
     if problems:
         ctx.exit(2)
 
 
-@click.command(epilog="\b\nExample:\n  cbmir index rebuild gallery --index int8")
+@command("cbmir index rebuild gallery --index int8")
 @click.argument("gallery", type=PATH)
-@click.option("--index", "setting", type=click.Choice(INDEX_SETTINGS), help="How it is searched from now on.")
+@option("--index", "setting", type=click.Choice(INDEX_SETTINGS), help="How it is searched from now on.")
 @json_option
 def rebuild(gallery: Path, setting: str | None, as_json: bool) -> None:
     """Make anew what searches need, from the gallery's database alone; others may search meanwhile.
@@ -88,13 +96,10 @@ def rebuild(gallery: Path, setting: str | None, as_json: bool) -> None:
     with Gallery.open(gallery) as opened:
         opened.rebuild(setting)
         facts = opened.info()
-    if as_json:
-        print_json(facts)
-    else:
-        click.echo(f"{gallery}: {facts['images']} images, search: {facts['search']}")
+    print_answer(as_json, facts, f"{gallery}: {facts['images']} images, search: {facts['search']}")
 
 
-@click.command(epilog="\b\nExample:\n  cbmir index compact gallery")
+@command("cbmir index compact gallery")
 @click.argument("gallery", type=PATH)
 @json_option
 def compact(gallery: Path, as_json: bool) -> None:
@@ -105,20 +110,14 @@ def compact(gallery: Path, as_json: bool) -> None:
         before = _size(gallery)
         opened.compact()
     after = _size(gallery)
-    if as_json:
-        print_json({"gallery": gallery, "bytes_before": before, "bytes_after": after})
-    else:
-        click.echo(f"{gallery}: {before:,} bytes before, {after:,} now")
+    value = {"gallery": gallery, "bytes_before": before, "bytes_after": after}
+    print_answer(as_json, value, f"{gallery}: {before:,} bytes before, {after:,} now")
 
 
-@click.command(
-    epilog="\b\nExample:\n"
-    "  cbmir index export gallery -o backup\n"
-    "  cbmir index export gallery -o shared --deidentified"
-)  # fmt: skip
+@command("cbmir index export gallery -o backup", "cbmir index export gallery -o shared --deidentified")
 @click.argument("gallery", type=PATH)
-@click.option("-o", "--output", type=PATH, required=True, help="A new or empty folder.")
-@click.option(
+@option("-o", "--output", type=PATH, required=True, help="A new or empty folder.")
+@option(
     "--deidentified", is_flag=True,
     help="Only embeddings, labels, views and splits, under new ids and in another order.",
 )  # fmt: skip
@@ -138,14 +137,11 @@ def export(gallery: Path, output: Path, deidentified: bool, as_json: bool) -> No
             maintenance.export(opened, output)
     with Gallery.open(output) as made:
         images = len(made)
-    if as_json:
-        print_json({"gallery": output, "images": images})
-    else:
-        click.echo(f"{output}: {images} images")
+    print_answer(as_json, {"gallery": output, "images": images}, f"{output}: {images} images")
     log.warning(_PATIENT_DATA if not deidentified else "De-identified is not anonymous: do not make it public.")
 
 
-@click.command(epilog="\b\nExample:\n  cbmir index merge gallery other_gallery third_gallery")
+@command("cbmir index merge gallery other_gallery third_gallery")
 @click.argument("gallery", type=PATH)
 @click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=PATH)
 @pseudonyms_option
@@ -171,10 +167,6 @@ def merge(gallery: Path, others: tuple[Path, ...], pseudonyms: Pseudonyms | None
     finally:  # also what was merged before one failed
         if as_json:
             print_json({"gallery": gallery, "merged": merged})
-
-
-def _problems(count: int) -> str:
-    return "nothing is damaged" if not count else "1 problem" if count == 1 else f"{count} problems"
 
 
 def _size(folder: Path) -> int:

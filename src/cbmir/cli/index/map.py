@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cbmir.cli.options import json_option, print_json
+from cbmir.cli.options import command, json_option, option, print_answer
 from cbmir.errors import GalleryError
 
 if TYPE_CHECKING:
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@click.command("map", epilog="\b\nExample:\n  cbmir index map gallery\n  cbmir index map gallery --method pca")
+@command("cbmir index map gallery", "cbmir index map gallery --method pca", name="map")
 @click.argument("gallery", type=click.Path())
-@click.option(
-    "--method", type=click.Choice(["auto", "tsne", "pca"]), default="auto", show_default=True,
+@option(
+    "--method", type=click.Choice(["auto", "tsne", "pca"]), default="auto",
     help="auto: t-SNE where scikit-learn is installed and there are images enough, else the two principal components.",
 )  # fmt: skip
-@click.option("--most", type=click.IntRange(3), default=5000, show_default=True, help="Images, at random if more.")
-@click.option("--seed", default=0, show_default=True)
+@option("--most", type=click.IntRange(3), default=5000, help="Images, at random if more.")
+@option("--seed", default=0)
 @json_option
 def map_command(gallery: str, method: str, most: int, seed: int, as_json: bool) -> None:
     """Make a map of GALLERY, in which images that are alike lie near each other, and keep it in its folder.
@@ -43,10 +43,8 @@ def map_command(gallery: str, method: str, most: int, seed: int, as_json: bool) 
         else:
             made = GalleryProjection.make(opened, principal_plane, "principal components", most=most, seed=seed)
     made.save(Path(gallery))
-    if as_json:
-        print_json({"gallery": gallery, "images": len(made.ids), "method": made.method})
-    else:
-        click.echo(f"{gallery}: a map of {len(made.ids)} images by {made.method}")
+    value = {"gallery": gallery, "images": len(made.ids), "method": made.method}
+    print_answer(as_json, value, f"{gallery}: a map of {len(made.ids)} images by {made.method}")
 
 
 _FEWEST = 20  # with fewer, there are no neighbourhoods to keep

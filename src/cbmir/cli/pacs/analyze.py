@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 import click
 
 from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import PATH, allow_lateral_option, engine_option, json_option, print_json, pseudonyms_option
+from cbmir.cli.options import (
+    PATH,
+    allow_lateral_option,
+    command,
+    engine_option,
+    json_option,
+    option,
+    print_answer,
+    pseudonyms_option,
+)
 from cbmir.errors import ImageError
 from cbmir.files import replacing, write_json
 
@@ -22,25 +31,24 @@ if TYPE_CHECKING:
 log = logging.getLogger("cbmir")
 
 
-@click.command(
-    epilog="\b\nExample:\n"
-    "  cbmir pacs analyze chest.dcm -o results --model model.onnx --gallery gallery\n"
-    "  cbmir pacs analyze a.dcm studies/ -o results --model model.onnx --gallery gallery --sr --sc --kos --fhir"
-)  # fmt: skip
+@command(
+    "cbmir pacs analyze chest.dcm -o results --model model.onnx --gallery gallery",
+    "cbmir pacs analyze a.dcm studies/ -o results --model model.onnx --gallery gallery --sr --sc --kos --fhir",
+)
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=PATH)
-@click.option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Where results go.")
-@click.option("--model", type=PATH, required=True, help="The model's file, or an export's folder.")
-@click.option("--gallery", help="Where look-alikes and priors are found: a folder, or a milvus: place.")
-@click.option("--sr", is_flag=True, help="Structured report (TID 1500), NAME.sr.dcm. The default, where none is named.")
-@click.option(
+@option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Where results go.")
+@option("--model", type=PATH, required=True, help="The model's file, or an export's folder.")
+@option("--gallery", help="Where look-alikes and priors are found: a folder, or a milvus: place.")
+@option("--sr", is_flag=True, help="Structured report (TID 1500), NAME.sr.dcm. The default, where none is named.")
+@option(
     "--sc", is_flag=True,
     help="Page to look at (Secondary Capture), NAME.sc.dcm; the days of the patient's own similar priors are on it.",
 )  # fmt: skip
-@click.option(
+@option(
     "--kos", is_flag=True,
     help="Selection of the patient's own similar priors, NAME.kos.dcm; its copies for their studies, NAME.kos-2.dcm …",
 )  # fmt: skip
-@click.option("--fhir", is_flag=True, help="FHIR R4 Bundle, NAME.fhir.json.")
+@option("--fhir", is_flag=True, help="FHIR R4 Bundle, NAME.fhir.json.")
 @allow_lateral_option
 @pseudonyms_option
 @engine_option
@@ -87,10 +95,8 @@ def analyze(
             done.append({"image": path, "results": written, "warnings": results.warnings})
     if without:
         log.warning("%d images have no similar prior of their patient in the gallery, so no selection.", without)
-    if as_json:
-        print_json({"analysed": done, "failed": failed, "notice": NOT_A_DEVICE})
-    else:
-        click.echo(f"{output}: results of {len(done)} of {len(images)} images\n{NOT_A_DEVICE}")
+    text = f"{output}: results of {len(done)} of {len(images)} images\n{NOT_A_DEVICE}"
+    print_answer(as_json, {"analysed": done, "failed": failed, "notice": NOT_A_DEVICE}, text)
     if failed or not images:
         ctx.exit(2)
 

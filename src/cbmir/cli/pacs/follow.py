@@ -7,27 +7,24 @@ from typing import Any
 
 import click
 
+from cbmir.cli.options import command, option
 from cbmir.cli.pacs.service import SignalsHeldCommand, pacs_service, service_options
 from cbmir.errors import require
 
 
-@click.command(
+@command(
+    "cbmir pacs follow --orthanc http://127.0.0.1:8042 --model model.onnx --gallery gallery",
+    "cbmir pacs follow --dicomweb https://pacs.example/dicom-web --since 2026-01-01 --model model.onnx",
     cls=SignalsHeldCommand,
-    epilog="\b\nExample:\n"
-    "  cbmir pacs follow --orthanc http://127.0.0.1:8042 --model model.onnx --gallery gallery\n"
-    "  cbmir pacs follow --dicomweb https://pacs.example/dicom-web --since 2026-01-01 --model model.onnx"
-)  # fmt: skip
-@click.option("--orthanc", metavar="URL", help="Follow the change feed of Orthanc, which has its DICOMweb plugin.")
-@click.option("--dicomweb", metavar="URL", help="Ask a DICOMweb server for new studies by QIDO-RS.")
-@click.option(
+)
+@option("--orthanc", metavar="URL", help="Follow the change feed of Orthanc, which has its DICOMweb plugin.")
+@option("--dicomweb", metavar="URL", help="Ask a DICOMweb server for new studies by QIDO-RS.")
+@option(
     "--since", metavar="DAY|NUMBER",
     help="With --dicomweb the day of the oldest studies, YYYY-MM-DD; with --orthanc the number of the change to begin "
     "after, 0 for all. At every start: it is for the first one.  [default: where it was left, at first from now on]",
 )  # fmt: skip
-@click.option(
-    "--interval", type=click.FloatRange(0.1), default=10.0, show_default=True, metavar="SECONDS",
-    help="Ask again after so long.",
-)  # fmt: skip
+@option("--interval", type=click.FloatRange(0.1), default=10.0, metavar="SECONDS", help="Ask again after so long.")
 @service_options
 def follow(orthanc: str | None, dicomweb: str | None, since: str | None, interval: float, **common: Any) -> None:
     """Follow a PACS: read its new radiographs by WADO-RS, and store results by STOW-RS (docs/pacs.md).

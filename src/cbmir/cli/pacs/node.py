@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cbmir.cli.options import PATH
+from cbmir.cli.options import PATH, command, option
 from cbmir.cli.pacs.service import SignalsHeldCommand, pacs_service, service_options
 from cbmir.errors import UserError, require
 
@@ -15,24 +15,22 @@ if TYPE_CHECKING:
     from cbmir.runtime.pacs.destinations import Destination
 
 
-@click.command(
+@command(
+    "cbmir pacs node --model model.onnx --gallery gallery --store-to ORTHANC@127.0.0.1:4242",
+    "cbmir pacs node --model model.onnx --host 0.0.0.0 --allow-calling ORTHANC --tls node.pem node.key ca.pem",
     cls=SignalsHeldCommand,
-    epilog="\b\nExample:\n"
-    "  cbmir pacs node --model model.onnx --gallery gallery --store-to ORTHANC@127.0.0.1:4242\n"
-    "  cbmir pacs node --model model.onnx --host 0.0.0.0 --allow-calling ORTHANC --tls node.pem node.key ca.pem"
+)
+@option("--aet", default="CBMIR", help="The node's AE title: senders must call it so.")
+@option("--host", default="127.0.0.1", help="The address to listen on.")
+@option("--port", type=click.IntRange(0, 65535), default=11112, help="0: any free one.")
+@option("--allow-calling", multiple=True, metavar="AET", help="An AE title that may send; give each one.")
+@option("--allow-any-calling", is_flag=True, help="Let everyone send who reaches --host.")
+@option(
+    "--tls", nargs=3, type=PATH, metavar="CERT KEY CA", help="TLS both ways, with these PEM files: the node's "
+    "certificate, its key, and the authorities that are trusted; who has no certificate of theirs is turned away.",
 )  # fmt: skip
-@click.option("--aet", default="CBMIR", show_default=True, help="The node's AE title: senders must call it so.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=11112, show_default=True, help="0: any free one.")
-@click.option("--allow-calling", multiple=True, metavar="AET", help="An AE title that may send; give each one.")
-@click.option("--allow-any-calling", is_flag=True, help="Let everyone send who reaches --host.")
-@click.option(
-    "--tls", nargs=3, type=PATH, metavar="CERT KEY CA",
-    help="TLS both ways, with these PEM files: the node's certificate, its key, and the authorities that are trusted; "
-    "who has no certificate of theirs is turned away.",
-)  # fmt: skip
-@click.option("--store-to", metavar="AET@HOST:PORT", help="Send results there.  [default: files in DIR/results]")
-@click.option("--max-associations", type=click.IntRange(1), default=16, show_default=True, help="Senders at once.")
+@option("--store-to", metavar="AET@HOST:PORT", help="Send results there.  [default: files in DIR/results]")
+@option("--max-associations", type=click.IntRange(1), default=16, help="Senders at once.")
 @service_options
 def node(
     aet: str, host: str, port: int, allow_calling: tuple[str, ...], allow_any_calling: bool,

@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import click
-
-from cbmir.cli.options import json_option, print_json
+from cbmir.cli.options import command, json_option, print_answer
 from cbmir.cli.pacs.service import log_safely, state_option
 from cbmir.errors import UserError, require
 
 
-@click.command(epilog="\b\nExample:\n  cbmir pacs retry --state cbmir-pacs")
+@command("cbmir pacs retry --state cbmir-pacs")
 @state_option
 @json_option
 def retry(state: Path, as_json: bool) -> None:
@@ -29,7 +27,5 @@ def retry(state: Path, as_json: bool) -> None:
     log_safely()
     with DurableQueue(state, sys.maxsize) as queue:
         back, left = put_back(queue)
-    if as_json:
-        print_json({"back": back, "left": left})
-    else:
-        click.echo(f"{back} dead letters are back in the queue, {left} stay")
+    text = f"{back} dead letters are back in the queue, {left} stay"
+    print_answer(as_json, {"back": back, "left": left}, text)

@@ -16,6 +16,7 @@ from cbmir.cli.options import (
     allow_lateral_option,
     announce,
     engine_option,
+    option,
     pseudonyms_option,
     threads_each,
     threads_option,
@@ -29,29 +30,26 @@ if TYPE_CHECKING:
     from cbmir.runtime.pacs.intake import Intake
     from cbmir.runtime.pacs.service import Source
 
-state_option = click.option(
-    "--state", type=click.Path(path_type=Path, resolve_path=True), default=Path("cbmir-pacs"), show_default=True,
-    envvar="STATE_DIRECTORY", show_envvar=True, metavar="DIR",
-    help="The queue's folder: what waits, and dead letters. It is patient data.",
+state_option = option(
+    "--state", type=click.Path(path_type=Path, resolve_path=True), default=Path("cbmir-pacs"), envvar="STATE_DIRECTORY",
+    show_envvar=True, metavar="DIR", help="The queue's folder: what waits, and dead letters. It is patient data.",
 )  # fmt: skip
 #: What `node` and `follow` share: everything that `pacs_service` takes.
 service_options = together(
-    click.option("--model", required=True, type=PATH, help="A model file, or a folder of them."),
-    click.option("--gallery", help="A gallery's folder or milvus: place.  [default: findings only]"),
+    option("--model", required=True, type=PATH, help="A model file, or a folder of them."),
+    option("--gallery", help="A gallery's folder or milvus: place.  [default: findings only]"),
     state_option,
-    click.option("--sr", is_flag=True, help="Answer with a structured report (TID 1500). The default."),
-    click.option("--sc", is_flag=True, help="Answer with a page to look at (Secondary Capture)."),
-    click.option("--kos", is_flag=True, help="Answer with a selection of the patient's own similar priors."),
-    click.option(
-        "--settle", type=click.FloatRange(0), default=5.0, show_default=True, metavar="SECONDS",
+    option("--sr", is_flag=True, help="Answer with a structured report (TID 1500). The default."),
+    option("--sc", is_flag=True, help="Answer with a page to look at (Secondary Capture)."),
+    option("--kos", is_flag=True, help="Answer with a selection of the patient's own similar priors."),
+    option(
+        "--settle", type=click.FloatRange(0), default=5.0, metavar="SECONDS",
         help="Begin with a study when nothing of it has come for so long.",
     ),
-    click.option("--workers", type=click.IntRange(1), default=2, show_default=True, help="Images analysed at once."),
-    click.option(
-        "--capacity", type=click.IntRange(1), default=10_000, show_default=True, help="Images that may wait; see docs."
-    ),
-    click.option(
-        "--attempts", type=click.IntRange(1), default=12, show_default=True,
+    option("--workers", type=click.IntRange(1), default=2, help="Images analysed at once."),
+    option("--capacity", type=click.IntRange(1), default=10_000, help="Images that may wait; see docs."),
+    option(
+        "--attempts", type=click.IntRange(1), default=12,
         help="Give an image that fails up, as a dead letter, after so many: by default in some three hours. While the "
         "archive, the gallery or the engine is away, it is tried again for seven days.",
     ),
