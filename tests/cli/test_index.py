@@ -323,10 +323,3 @@ def test_ctrl_c_says_that_the_same_command_goes_on(
         assert run(*build) == 130
     assert "What is done is kept: the same command goes on from there." in capsys.readouterr().err
     assert run(*build) == 0
-
-
-@pytest.mark.parametrize("command", [["index"], ["index", "build"], ["index", "info"]])
-def test_help_shows_an_example(command: list[str], capsys: Captured) -> None:
-    assert run(*command, "--help") == 0
-    example = capsys.readouterr().out.split("Example:")[1]
-    assert example.strip().startswith("cbmir index ")

@@ -104,8 +104,8 @@ def chexpert(
 @click.argument("file", type=PATH)
 @option("--image-column", "image", default="image", help="Path of the image.")
 @option(
-    "--patient-column", "patient", default="patient_id", help="The image's patient: never in two splits, and left out of their "
-    "own look-alikes. Name the image column to state that each image is another patient.",
+    "--patient-column", "patient", default="patient_id", help="The image's patient: never in two splits, and left out "
+    "of their own look-alikes. Name the image column to state that each image is another patient.",
 )  # fmt: skip
 @option("--study-column", "study", help="Study of the image.")
 @option("--view-column", "view", help="PA, AP, LATERAL or empty.")
