@@ -6,16 +6,9 @@ from collections.abc import Sequence
 
 from cbmir.card import ModelCard
 from cbmir.demo.markup import escape, readable
-from cbmir.runtime.results import Finding
+from cbmir.runtime.results import Finding, most_probable_first
 
 _VERDICTS = {True: ("predicted", "● predicted"), False: ("absent", "not predicted"), None: ("open", "no threshold")}
-
-
-def ordered(findings: Sequence[Finding]) -> list[Finding]:
-    """Most probable first; those without a calibrated probability last, by their scores."""
-    return sorted(
-        findings, key=lambda f: (f.probability is None, -(f.score if f.probability is None else f.probability), f.label)
-    )
 
 
 def threshold_probability(card: ModelCard, finding: Finding) -> float | None:
@@ -29,7 +22,7 @@ def threshold_probability(card: ModelCard, finding: Finding) -> float | None:
 def findings_html(card: ModelCard, findings: Sequence[Finding] = ()) -> str:
     """One row a finding, most probable first. Without findings, the model's labels hold their places."""
     if findings:
-        rows = "".join(_row(finding, threshold_probability(card, finding)) for finding in ordered(findings))
+        rows = "".join(_row(finding, threshold_probability(card, finding)) for finding in most_probable_first(findings))
     else:
         rows = "".join(_waiting(label) for label in card.labels.names)
     return f'<ol class="findings">{rows}</ol>'

@@ -16,13 +16,13 @@ from PIL import Image
 
 from cbmir import __version__
 from cbmir.card import NOT_A_DEVICE, ModelCard
-from cbmir.demo.findings import ordered, threshold_probability
+from cbmir.demo.findings import threshold_probability
 from cbmir.demo.markup import alerts_html, escape, image_uri, novelty_html, readable
 from cbmir.demo.study import Upload
 from cbmir.runtime.dicom_output.identifiers import case_id
 from cbmir.runtime.evidence import overlay
 from cbmir.runtime.gallery.protocol import SearchableGallery
-from cbmir.runtime.results import Analysis, Finding, Neighbour
+from cbmir.runtime.results import Analysis, Finding, Neighbour, most_probable_first
 
 _SHOWN = 6  # look-alikes: with two pictures and some twenty findings they fit a page of A4
 _STYLE = """
@@ -56,7 +56,7 @@ def report_html(
     `label` is the finding whose evidence is shown, the most probable one where it is empty; `searched` is plain text.
     Raises GalleryError as `case_id`.
     """
-    findings = ordered(analysis.findings)
+    findings = most_probable_first(analysis.findings)
     label = label or findings[0].label
     evidence = overlay(image.picture, analysis.evidence_for_finding(label), card.preprocess, 0.6)
     when = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")

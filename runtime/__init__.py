@@ -22,7 +22,7 @@ from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery import Entry, Filter, Hit, SearchResult
 from cbmir.runtime.gallery.protocol import SearchableGallery, open_gallery
 from cbmir.runtime.imaging.preprocess import preprocess
-from cbmir.runtime.imaging.reader import Limits, Radiograph, read_image, thumbnail_jpeg
+from cbmir.runtime.imaging.reader import ImageLimits, Radiograph, read_image, thumbnail_jpeg
 from cbmir.runtime.novelty import Novelty
 from cbmir.runtime.results import Analysis, Finding, LabelAgreement, Neighbour
 
@@ -55,9 +55,9 @@ __all__ = [
     "Finding",
     "Gallery",
     "Hit",
+    "ImageLimits",
     "IndexReport",
     "LabelAgreement",
-    "Limits",
     "Neighbour",
     "Novelty",
     "Outputs",

@@ -26,7 +26,7 @@ from cbmir.runtime.gallery.entry import Entry, Hit, SearchResult
 from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.gallery.protocol import SearchableGallery, open_gallery
 from cbmir.runtime.imaging.preprocess import preprocess
-from cbmir.runtime.imaging.radiograph import Limits, Radiograph
+from cbmir.runtime.imaging.radiograph import ImageLimits, Radiograph
 from cbmir.runtime.imaging.reader import read_image
 from cbmir.runtime.novelty import NEAREST, Novelty, score_novelty
 from cbmir.runtime.results import Analysis, Finding, Neighbour, agreement
@@ -117,7 +117,7 @@ class Finder(Closing):
     def card(self) -> ModelCard:
         return self.engine.card
 
-    def read(self, image: Image, *, limits: Limits | None = None) -> Radiograph:
+    def read(self, image: Image, *, limits: ImageLimits | None = None) -> Radiograph:
         """Read an image as this finder's model takes it (`read_image`): by its card's intensity policy. Raises
         ImageError."""
         return self._read(image, limits=limits, threads=self.engine.threads)

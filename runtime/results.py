@@ -1,15 +1,9 @@
-"""Label agreement: what the neighbours say of each label, counted and weighed.
-
-A neighbour at distance d weighs exp(-d^2 / (2 sigma^2)): the Gaussian similarity that the model was trained with
-(METHOD, "Loss"), with its own sigma. So a neighbour weighs as much as a proxy of the same distance does in a score.
-
-What an analysis gives back: plain values, and what is needed to explain them.
-"""
+"""What an analysis gives back: plain values, and what is needed to explain them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,11 +17,32 @@ from cbmir.runtime.novelty import Novelty
 
 
 @dataclass(frozen=True)
+class Finding:
+    """A label's score in [0, 1]. `probability` is the calibrated one; it, `threshold` and `predicted` (score >
+    threshold) are None where the model's validation data could not give them."""
+
+    label: str
+    score: float
+    probability: float | None
+    predicted: bool | None
+    threshold: float | None
+
+
+def most_probable_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The one order in which people read findings: on the command line, in the demo and in DICOM and FHIR results.
+
+    By calibrated probability. Findings without one follow, by score: a score is on no scale of probabilities, so it
+    can't be compared with one. Equal ones are in the order of their labels.
+    """
+    return tuple(sorted(findings, key=lambda f: (f.probability is None, -(f.probability or 0), -f.score, f.label)))
+
+
+@dataclass(frozen=True)
 class LabelAgreement:
     """How many of the neighbours have a label as 1, 0, -1 or not at all; together, all of them.
 
-    `share` in [0, 1] is the weight of the positive and uncertain ones (uncertain counts as positive in retrieval) in
-    that of all for which the label is known; None where it is known for none.
+    `share` in [0, 1] is the weight of the positive and uncertain ones (uncertain counts as positive in retrieval),
+    divided by the weight of all for which the label is known; None where it is known for none.
     """
 
     label: str
@@ -39,40 +54,26 @@ class LabelAgreement:
 
 
 def agreement(hits: Sequence[Hit], labels: Sequence[str], sigma: float) -> tuple[LabelAgreement, ...]:
-    """One LabelAgreement a label, in the order of `labels`; empty where there are no neighbours.
+    """What the neighbours say of each label: one LabelAgreement per label, in the order of `labels`.
 
-    `sigma` > 0 is the model card's.
+    A neighbour at distance d weighs exp(-d^2 / (2 sigma^2)): the Gaussian similarity that the model was trained with
+    (METHOD, "Loss"). So a neighbour weighs as much as a proxy at the same distance does in a score.
+
+    Args:
+        sigma: the model card's, greater than 0.
+
+    Returns:
+        An empty tuple without hits.
     """
-    if not hits:
-        return ()
     weights = [math.exp(-(hit.distance**2) / (2 * sigma**2)) for hit in hits]
-    own = [hit.entry.labels or {} for hit in hits]
-    return tuple(_of_label(name, [labels.get(name) for labels in own], weights) for name in labels)
-
-
-def _of_label(label: str, values: Sequence[int | None], weights: Sequence[float]) -> LabelAgreement:
-    known = sum(weight for value, weight in zip(values, weights, strict=True) if value is not None)
-    present = sum(weight for value, weight in zip(values, weights, strict=True) if value in (1, -1))
-    return LabelAgreement(
-        label=label,
-        positive=values.count(1),
-        negative=values.count(0),
-        uncertain=values.count(-1),
-        unknown=values.count(None),
-        share=present / known if known else None,
-    )
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A label's score in [0, 1]. `probability` is the calibrated one; it, `threshold` and `predicted` (score >
-    threshold) are None where the model's validation data could not give them."""
-
-    label: str
-    score: float
-    probability: float | None
-    predicted: bool | None
-    threshold: float | None
+    found = []
+    for label in labels if hits else ():
+        values = [(hit.entry.labels or {}).get(label) for hit in hits]
+        known = sum(weight for value, weight in zip(values, weights, strict=True) if value is not None)
+        present = sum(weight for value, weight in zip(values, weights, strict=True) if value in (1, -1))
+        counts = (values.count(value) for value in (1, 0, -1, None))
+        found.append(LabelAgreement(label, *counts, share=present / known if known else None))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -94,17 +95,20 @@ class Neighbour:
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """Findings in the model's order, neighbours nearest first, and warnings that a reader must see.
+    """The answer for one image. It stands on its own: it remains usable once the finder that made it is closed.
 
-    `agreement` says of each of the gallery's labels what the neighbours have of it; empty without neighbours. `novelty`
-    says whether anything in the gallery looks like the image, whatever neighbours were asked for; None where that
-    cannot be told: without a gallery, and with a small one.
-
-    `known` are the ids of the gallery's entries that were made from the same file. `query_labels` are those that the
-    image is known to have, where it is in the gallery, or else is predicted to have.
-
-    embedding: float32 [D], unit norm; feature_map: float32 [D, h, w]. It stands on its own: closing the finder that
-    made it leaves it usable.
+    Attributes:
+        findings: in the model's order; `most_probable_first` gives the order for people.
+        neighbours: nearest first.
+        warnings: sentences that a reader must see.
+        embedding: float32 [D], unit norm.
+        feature_map: float32 [D, h, w].
+        agreement: one per label of the gallery; empty without neighbours.
+        novelty: whether anything in the gallery looks like the image, whatever neighbours were asked for; None without
+            a gallery, and with a small one.
+        query_labels: the labels that the image is known to have, where it is in the gallery, or else is predicted to
+            have.
+        known: ids of the gallery's entries that were made from the same file.
     """
 
     image: str
@@ -123,13 +127,18 @@ class Analysis:
     def evidence_for_finding(self, label: str) -> NDArray[np.float32]:
         """float32 [h, w]: each cell's share in the cosine to the finding's vector (`evidence.finding_vectors`).
 
-        Raises UserError for a label that the model does not have.
+        Raises:
+            UserError: the model does not have this label.
         """
-        return evidence_map(self.feature_map, _pick(self.finding_vectors, label, "finding"))
+        return self._evidence(self.finding_vectors, label, "finding")
 
     def evidence_for_neighbour(self, id: str) -> NDArray[np.float32]:  # noqa: A002 - the field's own name
-        """float32 [h, w]: each cell's share in the cosine to this neighbour. Raises UserError for another id."""
-        return evidence_map(self.feature_map, _pick(self.neighbour_vectors, id, "neighbour"))
+        """float32 [h, w]: each cell's share in the cosine to this neighbour.
+
+        Raises:
+            UserError: no neighbour has this id.
+        """
+        return self._evidence(self.neighbour_vectors, id, "neighbour")
 
     def to_json(self) -> dict[str, Any]:
         """Plain Python values, without the arrays: image, known, findings, neighbours, agreement, novelty, warnings."""
@@ -143,12 +152,13 @@ class Analysis:
             "warnings": list(self.warnings),
         }
 
+    def _evidence(self, vectors: Mapping[str, NDArray[np.float32]], key: str, what: str) -> NDArray[np.float32]:
+        if key not in vectors:
+            raise UserError(
+                f"expected a {what} of this analysis ({', '.join(vectors) or 'it has none'}), found {key!r}"
+            )
+        return evidence_map(self.feature_map, vectors[key])
+
 
 def _plain(neighbour: Neighbour) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(neighbour).items()}
-
-
-def _pick(vectors: Mapping[str, NDArray[np.float32]], key: str, what: str) -> NDArray[np.float32]:
-    if key not in vectors:
-        raise UserError(f"expected a {what} of this analysis ({', '.join(vectors) or 'it has none'}), found {key!r}")
-    return vectors[key]

@@ -9,9 +9,9 @@
     kos   the patient's own similar priors
     fhir  R4 Bundle: DiagnosticReport, Observation, ImagingStudy, Device
 
-All are of the image's patient and study, and say that they are for research, not for diagnosis. Of other patients they
-hold labels and distances alone, under opaque case ids (`case_id`). UIDs are made of what was analysed by which model
-(`uids`), so that a second run replaces. docs/dicom_output.md has all codes.
+All belong to the image's patient and study, and say that they are for research, not for diagnosis. Of other patients
+they hold labels and distances alone, under opaque case ids (`case_id`). UIDs are made from the image and the model, so
+a second run replaces the first. docs/dicom_output.md has all codes.
 """
 
 from cbmir.runtime.dicom_output.identifiers import answers_fingerprint, case_id, find_case, result_uid

@@ -1,9 +1,8 @@
-"""The patient's own earlier images in the gallery that look alike: the only images whose UIDs a result may name.
+"""What every result says, in any format: findings, look-alikes under case ids, priors, warnings, and by which model.
 
-A gallery knows no series. So each is looked up in its DICOM file, which must be where it was when it was indexed, and
-must name the same patient: a prior that cannot be read is left out, and counted.
-
-What all results say, whatever their format: findings, look-alikes under case ids, warnings, and by which model.
+The patient's own priors are the only other images whose UIDs a result may name. A gallery knows no series, so each
+prior is looked up in its DICOM file, which must be where it was when it was indexed and must name the same patient. A
+prior that can't be read is left out and counted.
 """
 
 from __future__ import annotations
@@ -16,36 +15,124 @@ from typing import Self
 from cbmir import __version__
 from cbmir.errors import ImageError
 from cbmir.runtime.dicom_output.identifiers import answers_fingerprint, case_id, readable, result_uid
-from cbmir.runtime.dicom_output.source import Source
+from cbmir.runtime.dicom_output.source import SourceImage
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.entry import Hit
 from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.gallery.protocol import SearchableGallery
-from cbmir.runtime.results import Analysis, Finding, Neighbour
+from cbmir.runtime.results import Analysis, Finding, Neighbour, most_probable_first
 
-#: At most so many are marked.
+#: Manufacturer and Manufacturer's Model Name of every object that cbmir makes.
+MANUFACTURER = MODEL_NAME = "cbmir"
+VERSION = __version__
+ALGORITHM = "cbmir chest X-ray findings and retrieval"
+#: At most this many priors are marked.
 MOST = 10
 _LOOKED_AT = 100  # nearest images of the patient: later ones and those of the same study are among them
 
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """An image of the same patient of an earlier study, or of one whose day is not known."""
+    """An image of the same patient from an earlier study, or from one of unknown date."""
 
-    source: Source
+    source: SourceImage
     cosine: float
 
     @property
     def day(self) -> str:
-        """Of its study, YYYY-MM-DD."""
+        """The day of its study, YYYY-MM-DD."""
         day = str(self.source.header.StudyDate)
         return f"{day[:4]}-{day[4:6]}-{day[6:]}" if day else "unknown day"
 
 
-def own_priors(
-    source: Source, analysis: Analysis, gallery: SearchableGallery | None
+@dataclass(frozen=True)
+class LookAlike:
+    """An image of the gallery as anybody may know it. `labels` are the positive ones, without the `uncertain` ones."""
+
+    case: str
+    cosine: float
+    labels: tuple[str, ...]
+    uncertain: tuple[str, ...]
+
+    @classmethod
+    def of(cls, gallery: SearchableGallery, one: Neighbour) -> Self:
+        positive = tuple(label for label in one.labels if label not in one.uncertain)
+        return cls(case_id(gallery, one.id), one.cosine, positive, one.uncertain)
+
+    @property
+    def words(self) -> str:
+        """The labels as people read them."""
+        uncertain = (f"{readable(label)} (uncertain)" for label in self.uncertain)
+        return ", ".join((*map(readable, self.labels), *uncertain)) or "no finding known"
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """What a result says.
+
+    Attributes:
+        findings: most probable first.
+        priors: the patient's own, where they were asked for.
+        collection: the number of images in the gallery, None without one.
+        fingerprint: that of the model's answers (`answers_fingerprint`).
+        version: identifies the model to a reader, together with `parameters`.
+        predecessor: the SOP Instance UID of an earlier model's SR, or empty.
+    """
+
+    source: SourceImage
+    findings: tuple[Finding, ...]
+    look_alikes: tuple[LookAlike, ...]
+    priors: tuple[Prior, ...]
+    collection: int | None
+    warnings: tuple[str, ...]
+    fingerprint: str
+    version: str
+    parameters: tuple[str, ...]
+    moment: datetime
+    predecessor: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        source: SourceImage,
+        analysis: Analysis,
+        finder: Finder,
+        *,
+        with_priors: bool = False,
+        predecessor: str = "",
+    ) -> Self:
+        """Collect the content of an analysis. Raises GalleryError where the gallery cannot be searched."""
+        card, gallery, health = finder.card, finder.gallery, finder.health()
+        fingerprint = answers_fingerprint(card)
+        priors, notes = _own_priors(source, analysis, gallery) if with_priors else ((), ())
+        return cls(
+            source=source,
+            findings=most_probable_first(analysis.findings),
+            look_alikes=() if gallery is None else tuple(LookAlike.of(gallery, one) for one in analysis.neighbours),
+            priors=priors,
+            collection=None if gallery is None else len(gallery),
+            warnings=(*analysis.warnings, *source.warnings, *notes),
+            fingerprint=fingerprint,
+            version=f"{VERSION}+{fingerprint[:12]}",
+            parameters=(
+                f"weights: {card.weights}",
+                f"embedding space: {card.fingerprint}",
+                f"encoder: {card.encoder}, {card.preprocess.crop} pixels, grey by {card.preprocess.intensity}",
+                f"engine: {health.engine} {health.version}, {health.precision}",
+            ),
+            moment=datetime.now(UTC),
+            predecessor="" if predecessor == result_uid(source, fingerprint, "sr") else predecessor,
+        )
+
+    def uid(self, kind: str) -> str:
+        """The SOP Instance UID of the result of a kind."""
+        return result_uid(self.source, self.fingerprint, kind)
+
+
+def _own_priors(
+    source: SourceImage, analysis: Analysis, gallery: SearchableGallery | None
 ) -> tuple[tuple[Prior, ...], tuple[str, ...]]:
-    """The most similar priors, nearest first, and warnings. Raises GalleryError where none can be searched."""
+    """The most similar priors, nearest first, and warnings."""
     if gallery is None:
         return (), ("No gallery was searched for priors of this patient.",)
     if not source.patient_id:
@@ -71,10 +158,10 @@ def own_priors(
     )
 
 
-def _look_up(hit: Hit, source: Source) -> Source | None:
+def _look_up(hit: Hit, source: SourceImage) -> SourceImage | None:
     try:
         with Path(hit.entry.image).open("rb") as stream:
-            found = Source.read(stream)
+            found = SourceImage.read(stream)
     except (OSError, ImageError):
         return None  # counted
     indexed = hit.entry.sop_instance_uid
@@ -82,10 +169,12 @@ def _look_up(hit: Hit, source: Source) -> Source | None:
     return found if same_image and _is_same_patient(found, source) else None
 
 
-def _is_same_patient(one: Source, other: Source) -> bool:
-    """By id, and by name or birth date besides: many have the id UNKNOWN, and two hospitals may give the same one. What
-    both state of issuer, birth date and sex must be the same. A name may have changed: but then the birth date and a
-    stated issuer must be the same, since among the many of one id some have the same birth date."""
+def _is_same_patient(one: SourceImage, other: SourceImage) -> bool:
+    """By id, and by name or birth date besides: many have the id UNKNOWN, and two hospitals may give the same one.
+
+    Issuer, birth date and sex must be the same where both state them. A name may have changed: but then the birth date
+    and a stated issuer must be the same, since among the many with one id some have the same birth date.
+    """
     if one.patient_id != other.patient_id:
         return False
     issuer, birth, sex, name = (
@@ -96,106 +185,18 @@ def _is_same_patient(one: Source, other: Source) -> bool:
     return bool(name or (birth and (name is None or issuer)))
 
 
-def _agree(one: Source, other: Source, keyword: str) -> bool | None:
+def _agree(one: SourceImage, other: SourceImage, keyword: str) -> bool | None:
     """Whether both state the same; None where one of them states nothing."""
     first, second = (_stated(of, keyword) for of in (one, other))
     return first == second if first and second else None
 
 
-def _stated(source: Source, keyword: str) -> str:
-    """Empty where nothing is stated, as by a birth date of January 1: that is what an unknown one is filled in with."""
+def _stated(source: SourceImage, keyword: str) -> str:
+    """Empty where nothing is stated: a birth date of January 1 is what an unknown one is filled in with."""
     text = str(source.header.get(keyword, "")).casefold().rstrip("^= ")
     return "" if keyword == "PatientBirthDate" and text.endswith("0101") else text
 
 
-def _is_prior(found: Source, source: Source) -> bool:
+def _is_prior(found: SourceImage, source: SourceImage) -> bool:
     days = [str(of.header.StudyDate) for of in (found, source)]
     return found.study_uid != source.study_uid and (not all(days) or days[0] <= days[1])
-
-
-#: Manufacturer and Manufacturer's Model Name of every object that cbmir makes.
-MANUFACTURER = MODEL_NAME = "cbmir"
-VERSION = __version__
-ALGORITHM = "cbmir chest X-ray findings and retrieval"
-
-
-@dataclass(frozen=True)
-class LookAlike:
-    """An image of the gallery as anybody may know it; `labels` are those positive, `uncertain` are others."""
-
-    case: str
-    cosine: float
-    labels: tuple[str, ...]
-    uncertain: tuple[str, ...]
-
-    @classmethod
-    def of(cls, gallery: SearchableGallery, one: Neighbour) -> Self:
-        """Raises as `case_id`."""
-        positive = tuple(label for label in one.labels if label not in one.uncertain)
-        return cls(case_id(gallery, one.id), one.cosine, positive, one.uncertain)
-
-    @property
-    def words(self) -> str:
-        """The labels as people read them."""
-        uncertain = (f"{readable(label)} (uncertain)" for label in self.uncertain)
-        return ", ".join((*map(readable, self.labels), *uncertain)) or "no finding known"
-
-
-@dataclass(frozen=True, eq=False)
-class Content:
-    """`priors` are the patient's own, where they were asked for. `collection` is the number of images in the gallery,
-    None without one. `fingerprint` is that of the model's answers; `version` and `parameters` identify it to a reader.
-    `predecessor` is the SOP Instance UID of the SR of an earlier model, or empty."""
-
-    source: Source
-    findings: tuple[Finding, ...]
-    look_alikes: tuple[LookAlike, ...]
-    priors: tuple[Prior, ...]
-    collection: int | None
-    warnings: tuple[str, ...]
-    fingerprint: str
-    version: str
-    parameters: tuple[str, ...]
-    moment: datetime
-    predecessor: str = ""
-
-    @classmethod
-    def of(
-        cls, source: Source, analysis: Analysis, finder: Finder, *, with_priors: bool = False, predecessor: str = ""
-    ) -> Self:
-        """Raises GalleryError where the gallery cannot be searched, and as `case_id`."""
-        card, gallery, health = finder.card, finder.gallery, finder.health()
-        fingerprint = answers_fingerprint(card)
-        priors, notes = own_priors(source, analysis, gallery) if with_priors else ((), ())
-        return cls(
-            source=source,
-            findings=analysis.findings,
-            look_alikes=() if gallery is None else tuple(LookAlike.of(gallery, one) for one in analysis.neighbours),
-            priors=priors,
-            collection=None if gallery is None else len(gallery),
-            warnings=(*analysis.warnings, *source.warnings, *notes),
-            fingerprint=fingerprint,
-            version=f"{VERSION}+{fingerprint[:12]}",
-            parameters=(
-                f"weights: {card.weights}",
-                f"embedding space: {card.fingerprint}",
-                f"encoder: {card.encoder}, {card.preprocess.crop} pixels, grey by {card.preprocess.intensity}",
-                f"engine: {health.engine} {health.version}, {health.precision}",
-            ),
-            moment=datetime.now(UTC),
-            predecessor="" if predecessor == result_uid(source, fingerprint, "sr") else predecessor,
-        )
-
-    def uid(self, kind: str) -> str:
-        """The SOP Instance UID of the result of a kind."""
-        return result_uid(self.source, self.fingerprint, kind)
-
-    @property
-    def ranked(self) -> tuple[Finding, ...]:
-        """The findings, those that are most certain first."""
-        return tuple(sorted(self.findings, key=lambda one: (-certainty(one), one.label)))
-
-
-def certainty(finding: Finding) -> float:
-    """The probability, or the score where there is none, in [0, 1]."""
-    return finding.score if finding.probability is None else finding.probability

@@ -56,7 +56,7 @@ def _report(content: Content, uid: str, study: Resource, observations: Sequence[
         "issued": _instant(content),
         "result": [_reference(one) for one in observations],
         "imagingStudy": [_reference(study)],
-        "conclusion": "\n".join((own.DISCLAIMER, _summary(content.ranked), *content.warnings)),
+        "conclusion": "\n".join((own.DISCLAIMER, _summary(content.findings), *content.warnings)),
     }
 
 
@@ -64,16 +64,11 @@ def _finding(content: Content, finding: Finding, uid: str, device: Resource, stu
     """An Observation whose value says whether the score exceeds the threshold; certainty, score and threshold are its
     components."""
     verdict = own.predicted_code(finding.predicted)
-    components = [_quantity(own.SCORE, finding.score, own.NO_UNITS)]
-    if finding.probability is not None:
-        components.insert(0, _quantity(own.CERTAINTY, 100 * finding.probability, own.PERCENT))
-    if finding.threshold is not None:
-        components.append(_quantity(own.THRESHOLD, finding.threshold, own.NO_UNITS))
     return {
         **_observation(content, uid, device, study),
         "code": _concept(own.label_code(finding.label), finding.label),
         "valueCodeableConcept": _concept(verdict, f"{own.PREDICTED.meaning}: {verdict.meaning}"),
-        "component": components,
+        "component": [_quantity(*one) for one in own.measured(finding)],
     }
 
 

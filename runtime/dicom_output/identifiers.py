@@ -1,10 +1,8 @@
-"""What results are called: UIDs that a second run makes again, and case ids that tell nothing of other patients.
+"""What results are called: UIDs that a second run makes again, case ids that tell nothing of other patients, and codes.
 
 A UID is `2.25.` and the integer of a UUID (DICOM PS3.5 B.2), here a version 5 one: made of names, without chance.
-
-Codes of the results: standard ones where a concept means just that, else those of cbmir's own scheme 99CBMIR.
-
-`cbmir.labels.Code` throughout; `concept` makes of it what highdicom takes.
+Codes are standard ones where a concept means just that, else those of cbmir's own scheme 99CBMIR; `concept` converts
+one for highdicom.
 """
 
 from __future__ import annotations
@@ -19,27 +17,31 @@ from cbmir.card import ModelCard
 from cbmir.labels import Code, canonical, code_for
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.protocol import SearchableGallery
+from cbmir.runtime.results import Finding
 
 if TYPE_CHECKING:
     from highdicom.sr import CodedConcept
 
-    from cbmir.runtime.dicom_output.source import Source
+    from cbmir.runtime.dicom_output.source import SourceImage
 
 _NAMESPACE = uuid.UUID("4eff4554-5046-4150-90c7-506715ec3988")
 
 
-def result_uid(source: Source, fingerprint: str, kind: str) -> str:
-    """The SOP Instance UID of a result of one kind, of one image by one model (`answers_fingerprint`).
+def result_uid(source: SourceImage, fingerprint: str, kind: str) -> str:
+    """The SOP Instance UID of one kind of result ("sr", "sc", "kos", "fhir") of one image.
 
-    Of the image's patient and study too: an archive that corrects them and keeps the image's UID must not keep the
-    result that names the wrong ones.
+    The UID depends on the image's patient and study too: an archive that corrects them and keeps the image's UID must
+    not keep the result that names the wrong ones.
+
+    Args:
+        fingerprint: of the model, by `answers_fingerprint`.
     """
     return _uid("instance", source.patient_id, source.study_uid, source.uid, fingerprint, kind)
 
 
 def series_uid(study_instance_uid: str, kind: str) -> str:
-    """The Series Instance UID of all results of one kind in a study, of whatever model: so that a predecessor's series
-    is known by its study."""
+    """The Series Instance UID of all results of one kind in a study, by any model: a predecessor's series is known by
+    its study."""
     return _uid("series", study_instance_uid, kind)
 
 
@@ -114,6 +116,17 @@ SYSTEMS = {
 }
 
 _LONGEST_MEANING = 64  # characters of an LO (PS3.5 6.2)
+
+
+def measured(finding: Finding) -> list[tuple[Code, float, Code]]:
+    """Name, value and unit of all that is known of a finding: certainty, score and threshold."""
+    certainty = None if finding.probability is None else 100 * finding.probability
+    every = [
+        (CERTAINTY, certainty, PERCENT),
+        (SCORE, finding.score, NO_UNITS),
+        (THRESHOLD, finding.threshold, NO_UNITS),
+    ]
+    return [(name, value, unit) for name, value, unit in every if value is not None]
 
 
 def predicted_code(predicted: bool | None) -> Code:

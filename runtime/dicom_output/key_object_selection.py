@@ -1,21 +1,20 @@
 """The Key Object Selection that marks the patient's own similar priors (TID 2010), one in each study that it refers to.
 
 DICOM wants a selection that refers to several studies to be in each of them, and each copy to name the others
-(PS3.3 C.17.6.2.1). highdicom's own class refuses several studies, so its parts are put together here.
+(PS3.3 C.17.6.2.1).
 """
 
 from __future__ import annotations
 
-from highdicom.base import SOPClass
 from highdicom.ko import KeyObjectSelection
 from pydicom import Dataset
-from pydicom.uid import ExplicitVRLittleEndian, KeyObjectSelectionDocumentStorage
+from pydicom.uid import KeyObjectSelectionDocumentStorage
 
 from cbmir.runtime.dicom_output import identifiers as own
 from cbmir.runtime.dicom_output.content import Content, Prior
 from cbmir.runtime.dicom_output.identifiers import part_uid, series_uid
-from cbmir.runtime.dicom_output.objects import coding_schemes, complete, context, identity, itself, observer, references
-from cbmir.runtime.dicom_output.source import Source
+from cbmir.runtime.dicom_output.objects import complete, document, identity, itself, observer, references
+from cbmir.runtime.dicom_output.source import SourceImage
 
 
 def key_objects(content: Content, *, copies: bool = True) -> list[Dataset]:
@@ -39,15 +38,7 @@ def key_objects(content: Content, *, copies: bool = True) -> list[Dataset]:
     return made
 
 
-def _selection(content: Content, of_study: Source, uid: str, others: list[Dataset]) -> Dataset:
-    arguments = identity(content, "kos", of_study) | context(of_study) | {"sop_instance_uid": uid}
-    made = SOPClass(
-        sop_class_uid=KeyObjectSelectionDocumentStorage,
-        modality="KO",
-        transfer_syntax_uid=ExplicitVRLittleEndian,
-        coding_schemes=coding_schemes(),
-        **arguments,
-    )
+def _selection(content: Content, of_study: SourceImage, uid: str, others: list[Dataset]) -> Dataset:
     images = [content.source, *(prior.source for prior in content.priors)]
     tree = KeyObjectSelection(
         document_title=own.concept(own.FOR_RESEARCH),
@@ -55,8 +46,8 @@ def _selection(content: Content, of_study: Source, uid: str, others: list[Datase
         observer_device_context=observer(content),
         description=_description(content.priors),
     )
-    for element in tree[0]:
-        made.add(element)
+    arguments = identity(content, "kos", of_study) | {"sop_instance_uid": uid}
+    made = document(KeyObjectSelectionDocumentStorage, "KO", tree[0], arguments)
     made.ReferencedPerformedProcedureStepSequence = []
     made.CurrentRequestedProcedureEvidenceSequence = references(map(itself, images))
     if others:
@@ -64,7 +55,7 @@ def _selection(content: Content, of_study: Source, uid: str, others: list[Datase
     return complete(made, of_study)
 
 
-def _image(source: Source) -> Dataset:
+def _image(source: SourceImage) -> Dataset:
     """What highdicom takes for an image: it has rows and columns."""
     image = Dataset()
     image.SOPClassUID, image.SOPInstanceUID, image.Rows, image.Columns = source.sop_class, source.uid, 1, 1

@@ -1,5 +1,5 @@
-"""What the DICOM results share: the arguments that highdicom takes of an object's patient, study, series and equipment,
-and references to instances (PS3.3 C.17.2.1, "Hierarchical SOP Instance Reference Macro")."""
+"""What the DICOM results share: highdicom's arguments for an object's patient, study, series and equipment, and
+references to instances (PS3.3 C.17.2.1, "Hierarchical SOP Instance Reference Macro")."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from highdicom.base import SOPClass
 from highdicom.coding_schemes import CodingSchemeIdentificationItem
 from highdicom.sr import DeviceObserverIdentifyingAttributes, ObserverContext
 from pydicom import Dataset
 from pydicom.sr.codedict import codes
+from pydicom.uid import ExplicitVRLittleEndian
 
 from cbmir.runtime.dicom_output.content import MANUFACTURER, MODEL_NAME, VERSION, Content
 from cbmir.runtime.dicom_output.identifiers import SCHEME, SCHEME_NAME, SCHEME_UID, part_uid, series_uid
-from cbmir.runtime.dicom_output.source import NAMES, OPTIONAL, UTF_8, Source
+from cbmir.runtime.dicom_output.source import NAMES, OPTIONAL, UTF_8, SourceImage
 
-#: What each kind's series is called; its number is far from those of modalities.
+#: Number and description of each kind's series; the numbers are far from those of modalities.
 SERIES = {
     "sr": (9901, "cbmir findings (for research, not for diagnosis)"),
     "sc": (9902, "cbmir page (for research, not for diagnosis)"),
@@ -24,10 +26,14 @@ SERIES = {
 }
 
 
-def identity(content: Content, kind: str, of_study: Source) -> dict[str, Any]:
-    """highdicom's arguments for an object of one kind in the study of an image."""
+def identity(content: Content, kind: str, of_study: SourceImage) -> dict[str, Any]:
+    """highdicom's arguments for an object of one kind in the study of an image.
+
+    Names are left to `complete`: highdicom warns of those with a single component, and quotes them.
+    """
     number, description = SERIES[kind]
     moment = of_study.local(content.moment)
+    header = of_study.header
     return {
         "series_instance_uid": series_uid(of_study.study_uid, kind),
         "series_number": number,
@@ -40,16 +46,6 @@ def identity(content: Content, kind: str, of_study: Source) -> dict[str, Any]:
         "content_date": moment.date(),
         "content_time": moment.time(),
         "specific_character_set": UTF_8,
-    }
-
-
-def context(of_study: Source) -> dict[str, Any]:
-    """highdicom's arguments for the patient and study, for objects that do not take them from a data set.
-
-    Names are left to `complete`: highdicom warns of those with a single component, and quotes them.
-    """
-    header = of_study.header
-    return {
         "study_instance_uid": of_study.study_uid,
         "patient_id": header.PatientID,
         "patient_birth_date": header.PatientBirthDate,
@@ -61,7 +57,27 @@ def context(of_study: Source) -> dict[str, Any]:
     }
 
 
-def complete(made: Dataset, of_study: Source) -> Dataset:
+def document(sop_class: str, modality: str, tree: Iterable[Any], arguments: dict[str, Any]) -> SOPClass:
+    """A document with the content of a tree, whose `arguments` are of `identity`.
+
+    highdicom's own classes copy the tree and search it twice, which takes twice as long as to build it; they take the
+    image's attributes by its SOP class, where they know no private one; and they refuse a selection of several studies.
+    """
+    item = CodingSchemeIdentificationItem(SCHEME, name=SCHEME_NAME, responsible_organization=MANUFACTURER)
+    item.CodingSchemeUID = SCHEME_UID  # which highdicom writes for registered schemes alone (PS3.3 C.12.1.1.4)
+    made = SOPClass(
+        sop_class_uid=sop_class,
+        modality=modality,
+        transfer_syntax_uid=ExplicitVRLittleEndian,
+        coding_schemes=[item],
+        **arguments,
+    )
+    for element in tree:
+        made.add(element)
+    return made
+
+
+def complete(made: Dataset, of_study: SourceImage) -> Dataset:
     """Add names, what highdicom has no argument for (optional tags of patient and study, the time zone), and the time
     of creation in that zone."""
     for keyword in (*NAMES, *OPTIONAL):
@@ -83,33 +99,28 @@ def observer(content: Content) -> ObserverContext:
     return ObserverContext(codes.DCM.Device, device)
 
 
-def coding_schemes() -> list[CodingSchemeIdentificationItem]:
-    """Coding Scheme Identification Sequence: where 99CBMIR is from (PS3.3 C.12.1.1.4)."""
-    item = CodingSchemeIdentificationItem(SCHEME, name=SCHEME_NAME, responsible_organization=MANUFACTURER)
-    item.CodingSchemeUID = SCHEME_UID  # which highdicom writes for registered schemes alone
-    return [item]
-
-
 def references(instances: Iterable[tuple[str, str, str, str]]) -> list[Dataset]:
-    """Items that refer to instances given as (study, series, SOP class, SOP instance): an item a study."""
+    """Items that refer to instances, given as (study, series, SOP class, SOP instance): one item per study."""
     studies: dict[str, dict[str, list[Dataset]]] = defaultdict(lambda: defaultdict(list))
     for study, series, sop_class, uid in instances:
-        item = Dataset()
-        item.ReferencedSOPClassUID, item.ReferencedSOPInstanceUID = sop_class, uid
-        studies[study][series].append(item)
-    made = []
-    for study, of_study in studies.items():
-        item = Dataset()
-        item.ReferencedSeriesSequence = []
-        for series, of_series in of_study.items():
-            part = Dataset()
-            part.ReferencedSOPSequence, part.SeriesInstanceUID = of_series, series
-            item.ReferencedSeriesSequence.append(part)
-        item.StudyInstanceUID = study
-        made.append(item)
-    return made
+        studies[study][series].append(_item(ReferencedSOPClassUID=sop_class, ReferencedSOPInstanceUID=uid))
+    return [
+        _item(
+            StudyInstanceUID=study,
+            ReferencedSeriesSequence=[
+                _item(SeriesInstanceUID=series, ReferencedSOPSequence=items) for series, items in of_study.items()
+            ],
+        )
+        for study, of_study in studies.items()
+    ]
 
 
-def itself(source: Source) -> tuple[str, str, str, str]:
+def _item(**elements: Any) -> Dataset:
+    item = Dataset()
+    item.update(elements)
+    return item
+
+
+def itself(source: SourceImage) -> tuple[str, str, str, str]:
     """The source image, as `references` takes it."""
     return source.study_uid, str(source.header.SeriesInstanceUID), source.sop_class, source.uid

@@ -1,11 +1,11 @@
-"""From an analysis to the objects that were asked for."""
+"""The results of an analysis, in the formats that were asked for."""
 
 from __future__ import annotations
 
 import io
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,10 @@ _CLASSES = ("1.2.840.10008.5.1.4.1.1.88.34", "1.2.840.10008.5.1.4.1.1.7", "1.2.8
 class Results:
     """What was asked for; None for the rest, and for `kos` where the gallery has no prior of the patient.
 
-    `kos_copies` are those in the priors' studies. `fhir` is a Bundle, plain values for JSON. `warnings` are those of
-    the analysis and of making these, without patient data; they stand in the results too.
+    Attributes:
+        fhir: a Bundle, plain values for JSON.
+        kos_copies: the selection of priors as it stands in the priors' own studies.
+        warnings: of the analysis and of making these, without patient data; they stand in the results too.
     """
 
     sr: Dataset | None = None
@@ -36,7 +38,7 @@ class Results:
     kos: Dataset | None = None
     fhir: dict[str, Any] | None = None
     kos_copies: tuple[Dataset, ...] = ()
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
 
     def named(self) -> list[tuple[str, Dataset]]:
         """The DICOM objects with their names: `sr`, `sc`, `kos`, and `kos-2` … for the copies. They are ready to be
@@ -60,56 +62,54 @@ def make_results(
     predecessor: str = "",
     copies: bool = True,
 ) -> Results:
-    """Make results of the `kinds` (of `KINDS`) from an analysis of a DICOM file's bytes `data` by `finder`.
+    """Make results from an analysis of a DICOM file.
 
-    `image` is what was read from the same bytes, where it is at hand: the page shows it. `predecessor` is the SOP
-    Instance UID of the SR that an earlier model made of the image, in the same study: the new one names it in its
-    Predecessor Documents Sequence, unless it is of the same model, which it replaces. Without `copies` the selection of
-    priors stands in the image's own study alone.
+    Args:
+        data: the file's bytes.
+        finder: the finder that made the analysis.
+        kinds: which of `KINDS` to make.
+        image: what was read from the same bytes, if it is at hand: the page shows it.
+        predecessor: the SOP Instance UID of the SR that an earlier model made of the image, in the same study. The new
+            SR names it in its Predecessor Documents Sequence, unless it is of the same model, which it replaces.
+        copies: whether the selection of priors stands in the priors' studies too, not in the image's own alone.
 
-    Raises UserError for an unknown kind, a kind of ImageError for data that is no DICOM object with its four UIDs,
-    GalleryError where the gallery does not answer, and MissingDependencyError without the extra `dicom`.
+    Raises:
+        UserError: an unknown kind, or a predecessor that is no UID.
+        ImageError: the data is no DICOM object with its four UIDs.
+        GalleryError: the gallery does not answer.
+        MissingDependencyError: the extra `dicom` is not installed.
     """
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown or isinstance(kinds, str):
         raise UserError(f"expected kinds of results among {', '.join(KINDS)}; found {', '.join(unknown) or kinds}")
     if predecessor and not re.fullmatch(r"[0-9.]{1,64}", predecessor):
         raise UserError("expected the SOP Instance UID of an SR for predecessor, or none; found another text")
-    require("pydicom", "dicom")
-    require("highdicom", "dicom")
+    warm_up()
     from cbmir.runtime.dicom_output.content import Content
-    from cbmir.runtime.dicom_output.source import Source
+    from cbmir.runtime.dicom_output.fhir import bundle
+    from cbmir.runtime.dicom_output.key_object_selection import key_objects
+    from cbmir.runtime.dicom_output.secondary_capture import page
+    from cbmir.runtime.dicom_output.source import SourceImage
+    from cbmir.runtime.dicom_output.structured_report import measurement_report
     from cbmir.runtime.imaging.dicom_header import pydicom_unlogged
 
-    source = Source.read(io.BytesIO(data))
+    source = SourceImage.read(io.BytesIO(data))
     with pydicom_unlogged():
         with_priors = not {"kos", "sc"}.isdisjoint(kinds)
         content = Content.of(source, analysis, finder, with_priors=with_priors, predecessor=predecessor)
-        sr = sc = fhir = None
-        selections: list[Dataset] = []
-        if "sr" in kinds:
-            from cbmir.runtime.dicom_output.structured_report import measurement_report
-
-            sr = measurement_report(content)
-        if "sc" in kinds:
-            from cbmir.runtime.dicom_output.secondary_capture import page
-
-            shown = image or finder.read(data)
-            sc = page(content, analysis, shown, finder.card.preprocess)
-        if "kos" in kinds:
-            from cbmir.runtime.dicom_output.key_object_selection import key_objects
-
-            selections = key_objects(content, copies=copies)
-        if "fhir" in kinds:
-            from cbmir.runtime.dicom_output.fhir import bundle
-
-            fhir = bundle(content)
-    kos = selections[0] if selections else None
-    return Results(sr, sc, kos, fhir, tuple(selections[1:]), content.warnings)
+        selections = key_objects(content, copies=copies) if "kos" in kinds else []
+        return Results(
+            sr=measurement_report(content) if "sr" in kinds else None,
+            sc=page(content, analysis, image or finder.read(data), finder.card.preprocess) if "sc" in kinds else None,
+            kos=selections[0] if selections else None,
+            fhir=bundle(content) if "fhir" in kinds else None,
+            kos_copies=tuple(selections[1:]),
+            warnings=content.warnings,
+        )
 
 
 def warm_up() -> None:
-    """Import what making results needs: seconds that the first results would take. Raises MissingDependencyError."""
+    """Import what making results needs, which takes seconds the first time. Raises MissingDependencyError."""
     require("pydicom", "dicom")
     require("highdicom", "dicom")
     for module in ("fhir", "key_object_selection", "secondary_capture", "structured_report"):

@@ -1,8 +1,7 @@
-"""The page that a radiologist looks at: the image, evidence, findings and look-alikes, drawn with Pillow.
+"""The page for a radiologist: image, evidence, findings and look-alikes, drawn with Pillow and stored as a Secondary
+Capture image (PS3.3 A.8) in the study of the image that it shows.
 
-Light on black, as the images beside it are. Nothing is told by colour alone, and nothing names a patient.
-
-The Secondary Capture image (PS3.3 A.8): the page as RGB pixels, in the study of the image that it shows.
+The page is light on black, like the images beside it. No meaning rests on colour alone, and the page names no patient.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.dicom_output import identifiers as own
 from cbmir.runtime.dicom_output.content import ALGORITHM, Content, Prior
 from cbmir.runtime.dicom_output.identifiers import readable
-from cbmir.runtime.dicom_output.objects import complete, context, identity
+from cbmir.runtime.dicom_output.objects import complete, identity
 from cbmir.runtime.evidence import MORE, overlay
 from cbmir.runtime.imaging.radiograph import Radiograph
 from cbmir.runtime.results import Analysis, Finding
@@ -49,7 +48,7 @@ def draw_page(content: Content, analysis: Analysis, image: Radiograph, spec: Pre
     sheet.text(_MARGIN, 26, "cbmir", 36)
     sheet.text(_MARGIN + 124, 38, "chest X-ray: findings and look-alikes", 22, _PALE)
     sheet.notice(34)
-    top = next((one for one in content.ranked if one.predicted), content.ranked[0])
+    top = next((one for one in content.findings if one.predicted), content.findings[0])
     small = _fitted(image.pixels)
     sheet.picture(_MARGIN, "The image", small)
     explained = overlay(small, analysis.evidence_for_finding(top.label), spec, _OPACITY)
@@ -57,7 +56,7 @@ def draw_page(content: Content, analysis: Analysis, image: Radiograph, spec: Pre
     below = _TOP + 40 + _PICTURE + 16
     legend = "Orange, +: cells that speak for it more than the average cell. Blue, -: less. Line: what the model sees."
     sheet.lines(_MARGIN + _PICTURE + _GAP, below, legend, 18, _PICTURE, at_most=2)
-    _draw_findings(sheet, content.ranked)
+    _draw_findings(sheet, content.findings)
     end = _draw_look_alikes(sheet, content, below + 64)
     end = _draw_priors(sheet, content.priors, end)
     _draw_warnings(sheet, content.warnings, end + 16)
@@ -246,7 +245,7 @@ def page(content: Content, analysis: Analysis, image: Radiograph, spec: Preproce
         coordinate_system="PATIENT",
         patient_orientation=("L", "F"),
         transfer_syntax_uid=ExplicitVRLittleEndian,
-        **identity(content, "sc", source) | context(source),
+        **identity(content, "sc", source),
     )
     made["PatientOrientation"].value = ""  # type 2C: a page has none, though highdicom asks for one
     made.Laterality = ""  # type 2C

@@ -33,7 +33,7 @@ UTF_8 = "ISO_IR 192"
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class SourceImage:
     """`header` has the four UIDs, the patient and the study, in UTF-8 and as the standard has them. Of `warnings` none
     holds a value. `number` is the Instance Number, 1 where there is none; `modality` is OT (other) where none is;
     `burned_in` is YES or NO where the image says whether its pixels name the patient, else empty."""

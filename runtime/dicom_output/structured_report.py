@@ -1,9 +1,8 @@
-"""The Comprehensive 3D SR: TID 1500 "Measurement Report" (DICOM PS3.16), a TID 1501 group for each finding and for each
-look-alike. It is complete, PRELIMINARY and UNVERIFIED: nobody answers for it."""
+"""The Comprehensive 3D SR: TID 1500 "Measurement Report" (DICOM PS3.16), with a TID 1501 group for each finding and for
+each look-alike. It is complete, PRELIMINARY and UNVERIFIED: no physician has verified it."""
 
 from __future__ import annotations
 
-from highdicom.base import SOPClass
 from highdicom.sr import (
     AlgorithmIdentification,
     Measurement,
@@ -17,31 +16,20 @@ from highdicom.sr import (
     TrackingIdentifier,
 )
 from pydicom import Dataset
-from pydicom.uid import Comprehensive3DSRStorage, ExplicitVRLittleEndian
+from pydicom.uid import Comprehensive3DSRStorage
 
 from cbmir.labels import Code
 from cbmir.runtime.dicom_output import identifiers as own
 from cbmir.runtime.dicom_output.content import ALGORITHM, Content, LookAlike
 from cbmir.runtime.dicom_output.identifiers import part_uid, series_uid
-from cbmir.runtime.dicom_output.objects import coding_schemes, complete, context, identity, itself, observer, references
+from cbmir.runtime.dicom_output.objects import complete, document, identity, itself, observer, references
 from cbmir.runtime.results import Finding
 
 
 def measurement_report(content: Content) -> Dataset:
-    """The SR of an analysis, ready to be stored.
-
-    highdicom's `Comprehensive3DSR` would copy the tree and search it twice, which takes twice as long as to build it;
-    and it takes the image's attributes by its SOP class, where it knows no private one.
-    """
-    made = SOPClass(
-        sop_class_uid=Comprehensive3DSRStorage,
-        modality="SR",
-        transfer_syntax_uid=ExplicitVRLittleEndian,
-        coding_schemes=coding_schemes(),
-        **identity(content, "sr", content.source) | context(content.source),
-    )
-    for element in _tree(content)[0]:
-        made.add(element)
+    """The SR of an analysis, ready to be stored."""
+    arguments = identity(content, "sr", content.source)
+    made = document(Comprehensive3DSRStorage, "SR", _tree(content)[0], arguments)
     made.CompletionFlag, made.VerificationFlag, made.PreliminaryFlag = "COMPLETE", "UNVERIFIED", "PRELIMINARY"
     made.PerformedProcedureCodeSequence = made.ReferencedPerformedProcedureStepSequence = []  # type 2: not known
     made.CurrentRequestedProcedureEvidenceSequence = references([itself(content.source)])
@@ -69,16 +57,11 @@ def _tree(content: Content) -> MeasurementReport:
 
 
 def _finding(content: Content, finding: Finding) -> MeasurementsAndQualitativeEvaluations:
-    measured = [_measurement(own.SCORE, finding.score, own.NO_UNITS)]
-    if finding.probability is not None:
-        measured.insert(0, _measurement(own.CERTAINTY, 100 * finding.probability, own.PERCENT))
-    if finding.threshold is not None:
-        measured.append(_measurement(own.THRESHOLD, finding.threshold, own.NO_UNITS))
     return MeasurementsAndQualitativeEvaluations(
         tracking_identifier=TrackingIdentifier(part_uid(content.uid("sr"), "finding", finding.label), finding.label),
         finding_type=own.concept(own.label_code(finding.label)),
         algorithm_id=_algorithm(content),
-        measurements=measured,
+        measurements=[_measurement(*one) for one in own.measured(finding)],
         qualitative_evaluations=[_evaluation(own.PREDICTED, own.predicted_code(finding.predicted))],
         source_images=[_source_image(content)],
     )

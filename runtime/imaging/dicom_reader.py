@@ -23,7 +23,7 @@ from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.imaging.dicom_grayscale import Chain
 from cbmir.runtime.imaging.dicom_header import LARGE, Tags, check_object, pydicom_unlogged, read_errors, tag_name
 from cbmir.runtime.imaging.dicom_pixels import find_frame, halvings
-from cbmir.runtime.imaging.radiograph import Limits, Radiograph, Reduction, check_contrast, collected_warnings
+from cbmir.runtime.imaging.radiograph import ImageLimits, Radiograph, Reduction, check_contrast, collected_warnings
 from cbmir.runtime.imaging.workers import beside
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def is_dicom(data: bytes) -> bool:
 def read_dicom(
     data: bytes,
     name: str,
-    limits: Limits,
+    limits: ImageLimits,
     *,
     intensity: str = "header",
     allow_lateral: bool = False,
@@ -98,7 +98,7 @@ def _study_date(tags: Tags) -> str:
 
 
 def parse_dicom(
-    data: bytes, name: str, limits: Limits, *, large: int = LARGE, most_reads: int = _MOST_READS
+    data: bytes, name: str, limits: ImageLimits, *, large: int = LARGE, most_reads: int = _MOST_READS
 ) -> tuple[Dataset, bytes]:
     """The data set of a file's bytes, and the bytes in which elements of more than `large` bytes lie: those are left
     where they are. After `most_reads` reads a file counts as damaged; an element takes two or three.
@@ -134,7 +134,7 @@ class _Header(io.BytesIO):
         return super().read(size)
 
 
-def _inflated(data: bytes, name: str, limits: Limits) -> bytes:
+def _inflated(data: bytes, name: str, limits: ImageLimits) -> bytes:
     """The data set of a deflated file, any other file as it is. pydicom would inflate whatever there is."""
     start = _deflated_from(data)
     if start is None:
@@ -161,7 +161,7 @@ def _deflated_from(data: bytes) -> int | None:
     return stream.tell() if meta.get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian else None
 
 
-def _check_pixels(tags: Tags, limits: Limits) -> None:
+def _check_pixels(tags: Tags, limits: ImageLimits) -> None:
     """Refuse, from the header alone, pixels that are not one grey image of 8 or 16 bits within the limits."""
     photometric = tags.text("PhotometricInterpretation").upper()
     if photometric not in ("MONOCHROME1", "MONOCHROME2"):

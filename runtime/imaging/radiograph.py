@@ -26,7 +26,7 @@ _LITTLE_CONTRAST = 32  # grey levels between the 1st and the 99th percentile: a 
 
 
 @dataclass(frozen=True)
-class Limits:
+class ImageLimits:
     """What is read at all: image sides and area in pixels, `max_aspect` as long side over short side, file size."""
 
     max_pixels: int = 50_000_000  # the largest detectors give less than 20 million

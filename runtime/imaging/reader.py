@@ -25,9 +25,9 @@ from PIL.TiffImagePlugin import TiffImageFile
 from cbmir.errors import BlankImageError, DamagedImageError, ImageSizeError, NotAnImageError, UserError
 from cbmir.preprocessing import INTENSITIES, PreprocessSpec
 from cbmir.runtime.imaging.dicom_reader import is_dicom, read_dicom
-from cbmir.runtime.imaging.radiograph import Limits, Radiograph, check_contrast, collected_warnings, greys_of
+from cbmir.runtime.imaging.radiograph import ImageLimits, Radiograph, check_contrast, collected_warnings, greys_of
 
-__all__ = ["Limits", "Radiograph", "file_bytes", "read_image"]
+__all__ = ["ImageLimits", "Radiograph", "file_bytes", "read_image"]
 
 # Pillow's classes are called directly: `Image.open` would add its own pixel limit, which is a global.
 _PLUGINS: dict[bytes, type[ImageFile.ImageFile]] = {
@@ -71,7 +71,7 @@ _COLOUR_WARNING = "colour image: looks like a photo or screenshot, not an X-ray"
 def read_image(
     source: str | Path | bytes | bytearray | memoryview | NDArray[np.generic],
     *,
-    limits: Limits | None = None,
+    limits: ImageLimits | None = None,
     intensity: str = "header",
     allow_lateral: bool = False,
     threads: int = 1,
@@ -93,7 +93,7 @@ def read_image(
     a radiograph has a `reduction`. Full decoding stays for signed values, for files with padding or without a window,
     and for a crop that reaches the border. Pillow decodes, and holds Python's lock meanwhile: threads take turns.
     """
-    limits = limits or Limits()
+    limits = limits or ImageLimits()
     if intensity not in INTENSITIES:
         raise UserError(f"expected intensity {', '.join(INTENSITIES)}, found {intensity!r}")
     if isinstance(source, np.ndarray):
@@ -116,9 +116,9 @@ def read_image(
     return _read_picture(data, name, limits, intensity)
 
 
-def file_bytes(path: Path, limits: Limits | None = None) -> bytes:
+def file_bytes(path: Path, limits: ImageLimits | None = None) -> bytes:
     """The bytes of an image file, as many as the limits allow. Raises NotAnImageError."""
-    limits = limits or Limits()
+    limits = limits or ImageLimits()
     try:
         if path.is_dir():
             raise NotAnImageError(f"{path}: expected an image file ({_READS}), found a folder")
@@ -135,13 +135,13 @@ def file_bytes(path: Path, limits: Limits | None = None) -> bytes:
         raise NotAnImageError(f"{path}: the file cannot be read: {reason}") from error
 
 
-def _too_many_bytes(name: str, size: int, limits: Limits) -> NotAnImageError:
+def _too_many_bytes(name: str, size: int, limits: ImageLimits) -> NotAnImageError:
     return NotAnImageError(
         f"{name}: expected at most {limits.max_bytes:,} bytes, found {size:,}; no X-ray needs so many"
     )
 
 
-def _read_array(array: NDArray[Any], limits: Limits, intensity: str) -> Radiograph:
+def _read_array(array: NDArray[Any], limits: ImageLimits, intensity: str) -> Radiograph:
     name = "array"
     grey = array.ndim == 2 and array.dtype in (np.uint8, np.uint16)
     colour = array.ndim == 3 and array.shape[2] == 3 and array.dtype == np.uint8
@@ -169,7 +169,7 @@ def _radiograph(
     return Radiograph(stored, name, sha256, warnings=warnings, greys=greys, intensity=intensity)
 
 
-def _read_picture(data: bytes, name: str, limits: Limits, intensity: str) -> Radiograph:
+def _read_picture(data: bytes, name: str, limits: ImageLimits, intensity: str) -> Radiograph:
     plugin = next((plugin for signature, plugin in _PLUGINS.items() if data.startswith(signature)), None)
     if plugin is None:
         raise NotAnImageError(f"{name}: expected {_READS}, found {_kind(data)}")

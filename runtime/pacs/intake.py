@@ -15,7 +15,7 @@ from cbmir.runtime.dicom_output import answers_fingerprint, is_own_result
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES, UIDS, Tags, pydicom_unlogged
 from cbmir.runtime.imaging.dicom_reader import is_dicom, parse_dicom
-from cbmir.runtime.imaging.radiograph import Limits, collected_warnings
+from cbmir.runtime.imaging.radiograph import ImageLimits, collected_warnings
 from cbmir.runtime.pacs.jobs import Arrival
 from cbmir.runtime.pacs.log import fields, log, what_failed
 from cbmir.runtime.pacs.queue import DurableQueue
@@ -40,7 +40,7 @@ class Header:
     is_own: bool
 
     @classmethod
-    def read(cls, data: bytes, limits: Limits) -> Header:
+    def read(cls, data: bytes, limits: ImageLimits) -> Header:
         """Raises ImageError for what is no DICOM file, is damaged, or lacks one of its four UIDs."""
         if not is_dicom(data):
             raise DicomImageError("expected a DICOM file, found another")
@@ -57,8 +57,8 @@ class Header:
 class Intake:
     """Files of any source into one queue. Safe from many threads."""
 
-    def __init__(self, queue: DurableQueue, live: ReloadableFinder, limits: Limits | None = None) -> None:
-        self.queue, self.limits = queue, limits or Limits()
+    def __init__(self, queue: DurableQueue, live: ReloadableFinder, limits: ImageLimits | None = None) -> None:
+        self.queue, self.limits = queue, limits or ImageLimits()
         self._live = live
 
     def take(self, data: bytes, source: str, *, sop_class_uid: str = "", sop_instance_uid: str = "") -> IntakeStatus:
@@ -85,7 +85,7 @@ class Intake:
         return IntakeStatus.QUEUED if self.queue.put(data, arrival, fingerprint) else IntakeStatus.KNOWN
 
 
-def retry(queue: DurableQueue, limits: Limits | None = None) -> tuple[int, int]:
+def retry(queue: DurableQueue, limits: ImageLimits | None = None) -> tuple[int, int]:
     """Put every dead letter back into the queue, as if its sender had sent it again: how many were, and how many stay
     since one of their files is gone or not to be understood, which is logged.
 
@@ -96,7 +96,7 @@ def retry(queue: DurableQueue, limits: Limits | None = None) -> tuple[int, int]:
     for name in names:
         try:
             data, about = queue.spool.dig_up(name)
-            header, source = Header.read(data, limits or Limits()), str(about["source"])
+            header, source = Header.read(data, limits or ImageLimits()), str(about["source"])
         except (OSError, LookupError, TypeError, ValueError, ImageError) as error:
             log.warning("stays a dead letter", extra=fields(job=name, reason=what_failed(error)))
             continue

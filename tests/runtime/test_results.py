@@ -9,6 +9,7 @@ import pytest
 
 from cbmir.errors import UserError
 from cbmir.runtime import Analysis, Finding, LabelAgreement, Neighbour, Novelty
+from cbmir.runtime.results import most_probable_first
 
 
 @pytest.fixture
@@ -64,3 +65,16 @@ def test_evidence_for_what_is_not_there(analysis: Analysis) -> None:
         analysis.evidence_for_finding("Hernia")
     with pytest.raises(UserError, match="a neighbour of this analysis"):
         analysis.evidence_for_neighbour("b")
+
+
+def test_the_order_for_people() -> None:
+    """A score of .9 is no probability: it does not stand above a calibrated .2."""
+    findings = [
+        Finding("Mass", 0.9, None, True, 0.5),
+        Finding("Edema", 0.3, 0.2, False, 0.5),
+        Finding("Hernia", 0.95, None, None, None),
+        Finding("Effusion", 0.1, 0.7, True, 0.05),
+        Finding("Atelectasis", 0.3, 0.2, False, 0.5),
+    ]
+    ordered = [finding.label for finding in most_probable_first(findings)]
+    assert ordered == ["Effusion", "Atelectasis", "Edema", "Hernia", "Mass"]

@@ -19,7 +19,7 @@ from cbmir.labels import NIH_14, LabelSet
 from cbmir.manifest import Manifest, Row
 from cbmir.runtime.imaging.dicom_header import pydicom_unlogged, read_errors
 from cbmir.runtime.imaging.dicom_reader import is_dicom, parse_dicom
-from cbmir.runtime.imaging.radiograph import Limits, collected_warnings
+from cbmir.runtime.imaging.radiograph import ImageLimits, collected_warnings
 from cbmir.runtime.imaging.reader import read_image
 from cbmir.runtime.imaging.workers import work_through
 from cbmir.training.readers.common import finish
@@ -170,7 +170,7 @@ def _of_folder(folder: Path) -> tuple[list[Path], list[LeftOut]]:
 def _of_directory(path: Path) -> tuple[list[Path], list[LeftOut]]:
     """The image files that a DICOMDIR lists (PS3.3 annex F), and those of them that are not there. Raises ManifestError
     for a file that is none."""
-    limits, base = Limits(), path.resolve().parent
+    limits, base = ImageLimits(), path.resolve().parent
     try:
         with collected_warnings(), pydicom_unlogged():
             data = path.read_bytes()

@@ -106,12 +106,14 @@ def query(
 
 
 def _text(analysis: Analysis) -> str:
+    from cbmir.runtime.results import most_probable_first
+
     lines = [analysis.image]
     if analysis.known:
         lines.append(f"  In the gallery as {', '.join(analysis.known)}")
     lines += [f"  Warning: {warning}" for warning in analysis.warnings]
     lines += ["", f"  {'finding':<28} {'probability':>11} {'score':>7} {'threshold':>9}"]
-    for f in sorted(analysis.findings, key=lambda f: (-(f.score if f.probability is None else f.probability), f.label)):
+    for f in most_probable_first(analysis.findings):
         verdict = {True: "  predicted", False: "", None: "  no threshold"}[f.predicted]
         lines.append(f"  {f.label:<28} {_number(f.probability):>11} {f.score:>7.3f} {_number(f.threshold):>9}{verdict}")
     lines += ["", f"  {'neighbour':<28} {'distance':>11}   labels (* shared), report"]

@@ -13,14 +13,14 @@ from cbmir.card import Calibration, ModelCard
 from cbmir.runtime import Gallery
 from cbmir.runtime.dicom_output import answers_fingerprint, case_id, find_case, result_uid
 from cbmir.runtime.dicom_output.identifiers import part_uid, series_uid
-from cbmir.runtime.dicom_output.source import Source
+from cbmir.runtime.dicom_output.source import SourceImage
 from cbmir.runtime.gallery.maintenance import export
 
 
-def source(patient: str = "P", study: str = "1.2.3", instance: str = "1.2.4") -> Source:
+def source(patient: str = "P", study: str = "1.2.3", instance: str = "1.2.4") -> SourceImage:
     header = Dataset()
     header.PatientID, header.StudyInstanceUID, header.SOPInstanceUID = patient, study, instance
-    return Source(header, (), 1, "CR", "")
+    return SourceImage(header, (), 1, "CR", "")
 
 
 def test_uids_are_made_of_what_they_name() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from cbmir.runtime.dicom_output.content import _is_same_patient
-from cbmir.runtime.dicom_output.source import Source
+from cbmir.runtime.dicom_output.source import SourceImage
 
 JANE = {"PatientID": "0", "PatientName": "DOE^JANE", "PatientBirthDate": "19610417", "IssuerOfPatientID": "HOSPITAL"}
 NO_ISSUER = {**JANE, "IssuerOfPatientID": None}
@@ -36,6 +36,6 @@ UNKNOWN_DAY = {**JANE, "PatientBirthDate": "19000101"}
 def test_the_same_patient(
     first: dict[str, str | None], second: dict[str, str | None], same: bool, make_radiograph: Callable[..., bytes]
 ) -> None:
-    one, other = (Source.read(io.BytesIO(make_radiograph(**tags))) for tags in (first, first | second))
+    one, other = (SourceImage.read(io.BytesIO(make_radiograph(**tags))) for tags in (first, first | second))
     assert _is_same_patient(one, other) is same
     assert _is_same_patient(other, one) is same

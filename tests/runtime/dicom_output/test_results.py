@@ -197,6 +197,10 @@ def test_data_without_uids_is_refused(clinic: Any, make_radiograph: Make) -> Non
         make_results(clinic.image, analysis, clinic.finder, predecessor="the last one")
 
 
+def test_warming_up_finds_every_kind() -> None:
+    warm_up()
+
+
 @pytest.mark.slow
 def test_what_is_warm_imports_nothing_more(clinic: Any, tiny_model: Path, tmp_path: Path) -> None:
     """In a process of its own, which has imported nothing yet."""

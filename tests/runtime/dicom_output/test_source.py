@@ -13,14 +13,14 @@ import pytest
 from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRBigEndian, ImplicitVRLittleEndian
 
 from cbmir.errors import DicomImageError, ImageError, NotAnImageError
-from cbmir.runtime.dicom_output.source import Source
+from cbmir.runtime.dicom_output.source import SourceImage
 from dicom_files import make_dicom
 
 Make = Callable[..., bytes]
 
 
-def read(data: bytes) -> Source:
-    return Source.read(io.BytesIO(data))
+def read(data: bytes) -> SourceImage:
+    return SourceImage.read(io.BytesIO(data))
 
 
 def test_what_is_taken_over(make_radiograph: Make) -> None:

@@ -34,7 +34,7 @@ from cbmir.errors import (
 from cbmir.runtime.imaging.dicom_header import pydicom_unlogged
 from cbmir.runtime.imaging.dicom_reader import is_dicom
 from cbmir.runtime.imaging.radiograph import collected_warnings
-from cbmir.runtime.imaging.reader import Limits, Radiograph, read_image
+from cbmir.runtime.imaging.reader import ImageLimits, Radiograph, read_image
 from dicom_files import SIDE, STORED, lut_sequence, make_dicom
 
 
@@ -45,7 +45,7 @@ def saved(dataset: Dataset) -> bytes:
 
 
 def read(data: bytes, **limits: Any) -> Radiograph:
-    return read_image(data, limits=Limits(**limits)) if limits else read_image(data)
+    return read_image(data, limits=ImageLimits(**limits)) if limits else read_image(data)
 
 
 @pytest.mark.parametrize(

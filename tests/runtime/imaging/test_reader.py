@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cbmir.errors import BlankImageError, DamagedImageError, ImageError, ImageSizeError, NotAnImageError
-from cbmir.runtime.imaging.reader import Limits, read_image
+from cbmir.runtime.imaging.reader import ImageLimits, read_image
 
 SIDE = 48
 RAMP = np.tile(np.arange(SIDE, dtype=np.uint8) * 5, (SIDE, 1))  # columns 0, 5, ..., 235
@@ -231,7 +231,7 @@ def test_pixel_limit_holds_before_decoding(side: int) -> None:
     data[16:24] = side.to_bytes(4, "big") * 2
     data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
     with pytest.raises(ImageSizeError, match=f"{side}x{side}"):
-        read_image(bytes(data), limits=Limits(max_pixels=299 * 300))
+        read_image(bytes(data), limits=ImageLimits(max_pixels=299 * 300))
 
 
 def test_limits_do_not_depend_on_the_global_of_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +314,7 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_file_size_limit_holds_before_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "large.png"
     path.write_bytes(encoded(RAMP))
-    limits = Limits(max_bytes=path.stat().st_size - 1)
+    limits = ImageLimits(max_bytes=path.stat().st_size - 1)
     with pytest.raises(NotAnImageError, match="bytes"):
         read_image(path.read_bytes(), limits=limits)
     monkeypatch.setattr(Path, "read_bytes", None)

@@ -30,7 +30,7 @@ from pynetdicom.transport import AssociationSocket
 from cbmir.errors import PacsError
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES
-from cbmir.runtime.imaging.radiograph import Limits
+from cbmir.runtime.imaging.radiograph import ImageLimits
 from cbmir.runtime.pacs import storage_scp as node_module
 from cbmir.runtime.pacs.intake import Intake
 from cbmir.runtime.pacs.queue import DurableQueue
@@ -51,7 +51,7 @@ def listen(queue: DurableQueue, live: ReloadableFinder) -> Callable[..., Any]:
     """A started node, as a context manager."""
 
     @contextmanager
-    def start(limits: Limits | None = None, **options: Any) -> Iterator[StorageScp]:
+    def start(limits: ImageLimits | None = None, **options: Any) -> Iterator[StorageScp]:
         node = StorageScp(Intake(queue, live, limits), port=0, **options)
         node.start()
         try:
@@ -164,7 +164,7 @@ def test_images_that_nothing_can_refer_to_are_refused(
 
 
 def test_an_image_that_is_too_large_is_refused(listen: Callable[..., Any], radiograph: Callable[..., bytes]) -> None:
-    with listen(Limits(max_bytes=3000)) as node:
+    with listen(ImageLimits(max_bytes=3000)) as node:
         assert send_all(node.port, [radiograph()]) == [0xC000]
 
 
@@ -295,7 +295,7 @@ def test_a_unit_that_is_too_long_closes_the_connection(node: StorageScp) -> None
 def test_a_message_that_is_too_long_closes_the_connection(
     listen: Callable[..., Any], queue: DurableQueue, radiograph: Callable[..., bytes]
 ) -> None:
-    with listen(Limits(max_pixels=0)) as node:  # at most 16 MiB
+    with listen(ImageLimits(max_pixels=0)) as node:  # at most 16 MiB
         files = [radiograph(1), radiograph(2, PixelData=bytes(17_000_000))]
         assert send_all(node.port, files) == [0, -1]
         assert send_all(node.port, [radiograph(3), radiograph(4)]) == [0, 0]
@@ -304,7 +304,7 @@ def test_a_message_that_is_too_long_closes_the_connection(
 def test_many_messages_of_one_association_are_not_too_long(
     listen: Callable[..., Any], radiograph: Callable[..., bytes]
 ) -> None:
-    with listen(Limits(max_pixels=0)) as node:
+    with listen(ImageLimits(max_pixels=0)) as node:
         assert send_all(node.port, [radiograph(1, PixelData=bytes(7_000_000))] * 3) == [0, 0, 0]
 
 
