@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
 from cbmir.export.graph_rewrite import Graph, bound_channels, epsilon
-from cbmir.runtime.engines.openvino_import import import_openvino
+from cbmir.runtime.engines.openvino import import_openvino
 
 Array = NDArray[np.float32]
 

@@ -28,7 +28,7 @@ from cbmir.export.perf.machine import describe_machine
 from cbmir.files import write_json
 from cbmir.runtime.engines.availability import why_no_bfloat16, why_not
 from cbmir.runtime.engines.base import Outputs
-from cbmir.runtime.engines.openvino_import import import_openvino
+from cbmir.runtime.engines.openvino import import_openvino
 from cbmir.runtime.engines.tensorrt_plan import read_plan_info
 from cbmir.training.evaluate import opened_model
 from cbmir.training.run import load_model

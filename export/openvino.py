@@ -27,8 +27,7 @@ from cbmir.export.calibration import check_percentile, evenly_spread
 from cbmir.export.equalization import equalised
 from cbmir.export.graph_rewrite import bound_channels
 from cbmir.files import replacing
-from cbmir.runtime.engines.openvino import WEIGHTS_KEY
-from cbmir.runtime.engines.openvino_import import hidden, import_openvino
+from cbmir.runtime.engines.openvino import WEIGHTS_KEY, hidden, import_openvino
 
 OpenVinoPrecision = Literal["bfloat16", "int8"]
 _METADATA = "framework"  # where OpenVINO puts the metadata of an ONNX file

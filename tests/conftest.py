@@ -27,7 +27,7 @@ from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, Row, read_manifest, write_manifest
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.engines import nvidia
-from cbmir.runtime.engines.openvino_import import import_openvino
+from cbmir.runtime.engines.openvino import import_openvino
 
 ROOT = Path(__file__).resolve().parent.parent
 

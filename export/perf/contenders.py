@@ -18,7 +18,7 @@ from cbmir.choices import Mode
 from cbmir.errors import ModelError, require
 from cbmir.process import available_threads
 from cbmir.runtime.engines.base import EngineHealth
-from cbmir.runtime.engines.openvino_import import import_openvino
+from cbmir.runtime.engines.openvino import import_openvino
 from cbmir.runtime.engines.registry import ENDINGS, model_files, open_engine, stem
 
 #: Runs uint8 [N, 1, S, S] and returns the embeddings, float32 [N, D].

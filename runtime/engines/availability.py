@@ -1,4 +1,4 @@
-"""Which engines really work on this machine. What `cbmir doctor` says and what `auto` decides by."""
+"""Which engines really work on this machine: what `cbmir doctor` says, and what `auto` decides by."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from cbmir.errors import CbmirError, require
 from cbmir.runtime.engines.nvidia import current_gpu, find_tensorrt
-from cbmir.runtime.engines.openvino_import import import_openvino
+from cbmir.runtime.engines.openvino import import_openvino
 
 #: Names of ONNX Runtime's providers. Each engine's list ends in the CPU, which takes the operators that others lack.
 PROVIDERS = {
@@ -38,19 +38,6 @@ def why_not(engine: str) -> str:
         return str(error)
     except Exception as error:  # noqa: BLE001  a package that broke off half installed may raise anything
         return f"{engine} does not work: {type(error).__name__}: {error}"
-
-
-def why_no_bfloat16() -> str:
-    """Why OpenVINO cannot compute in bfloat16 on this processor, in a sentence; "" where it can.
-
-    Raises MissingDependencyError without OpenVINO.
-    """
-    core = import_openvino().Core()
-    if "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        return ""
-    return (f"expected a processor with bfloat16 arithmetic (AVX512-BF16 or AMX), found "
-            f"{core.get_property('CPU', 'FULL_DEVICE_NAME')}, which would only emulate it; open the float32 .onnx file "
-            f"or an int8 one")  # fmt: skip
 
 
 def library(engine: str) -> str:

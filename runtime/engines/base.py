@@ -1,12 +1,8 @@
 """What an engine is: a batch of preprocessed images in, embeddings and scores out, whatever does the arithmetic.
 
-Threads: one engine serves any number of them. Processes: an engine belongs to the process that opened it. After a fork
-the libraries' own threads are gone, so `run` in the child raises EngineError rather than wait for ever, and an engine
-cannot be pickled; open the model again in each process, and start processes by `spawn` or `forkserver`.
-
-Memory that was freed and is still the process's: glibc keeps it for later allocations.
-
-The head beside the graph: what evidence maps are drawn against, as text in a model file's metadata.
+One engine serves any number of threads, and belongs to the process that opened it. After a fork the libraries' own
+threads are gone, so `run` in the child raises EngineError rather than wait for ever, and an engine cannot be pickled:
+open the model again in each process, and start processes by `spawn` or `forkserver`.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ import os
 import sys
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,40 +26,8 @@ from numpy.typing import NDArray
 
 from cbmir.card import HEAD_KEY, ModelCard
 from cbmir.choices import Mode
-from cbmir.errors import CardError, EngineError
+from cbmir.errors import CardError, EngineError, ModelError
 from cbmir.process import Closing, available_threads
-
-
-def give_back_freed_memory() -> None:
-    """Let the system have it, where the C library is glibc: after loading what takes twice its size meanwhile."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(ctypes.c_size_t(0))
-
-
-def encode_head(head: NDArray[np.float32]) -> str:
-    """Base64 of little-endian float32 [P, D]."""
-    return base64.b64encode(head.astype("<f4").tobytes()).decode("ascii")
-
-
-def decode_head(text: str, card: ModelCard, path: str | Path) -> NDArray[np.float32]:
-    """float32 [P, D] of a card's model. Raises CardError for another size, damaged text, or values not finite."""
-    rows = sum(card.proxies_per_class) if card.head == "proxy" else len(card.labels)
-    try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise CardError(f"{path}: expected base64 in {HEAD_KEY}, found {error}; export the model again") from error
-    expected = rows * card.embedding_dim * 4
-    if len(data) != expected:
-        raise CardError(
-            f"{path}: expected {HEAD_KEY} to hold float32 [{rows}, {card.embedding_dim}] ({expected} bytes), "
-            f"found {len(data)} bytes; export the model again"
-        )
-    head = np.frombuffer(data, "<f4").reshape(rows, card.embedding_dim).astype(np.float32)
-    if not np.isfinite(head).all():
-        raise CardError(f"{path}: expected finite values in {HEAD_KEY}, found NaN or infinity; export the model again")
-    return head
-
 
 log = logging.getLogger("cbmir")
 
@@ -116,23 +80,18 @@ class Engine(Closing):
     streams = True
     #: At most so many images go through at once in mode latency: bounds the memory of activations.
     max_batch = 32
+    #: What was asked for, and why it became this engine; `open_engine` says both.
+    requested, reason = "", ""
 
     def __init__(
-        self,
-        card: ModelCard,
-        head: NDArray[np.float32],
-        *,
-        requested: str,
-        reason: str,
-        threads: int | None,
-        mode: Mode,
+        self, card: ModelCard, head: NDArray[np.float32], *, threads: int | None = None, mode: Mode = "auto"
     ) -> None:
         """`head` is float32 [P, D]: the unit proxies, class-major in label order with the negative class last; or the C
         weight rows of a linear head. `threads` None means every processor that this process may use."""
         self.card, self.head = card, head
         self.threads = threads or available_threads()
         self.warnings: tuple[str, ...] = ()
-        self._requested, self._reason, self._mode = requested, reason, mode
+        self._mode = mode
         self._process = os.getpid()
         self._closed = False
         self._lock = threading.Lock()  # of what is opened when it is first needed
@@ -148,9 +107,11 @@ class Engine(Closing):
         """Engine (one of ENGINES), device, and the library's version."""
 
     def run(self, batch: NDArray[np.uint8], *, feature_map: bool = False) -> Outputs:
-        """Run uint8 [N, 1, S, S]; N may be 0. An image's answer does not depend on the others beyond rounding.
+        """Run a batch uint8 [N, 1, S, S]; N may be 0. An image's answer does not depend on the others beyond rounding.
 
-        Raises EngineError for another dtype or shape, for outputs not finite, once closed, and in a forked process.
+        Raises:
+            EngineError: the batch has another dtype or shape, the outputs are not finite, the engine is closed, or this
+                is a forked process.
         """
         self._check_usable()
         size, dim, labels = self.card.preprocess.crop, self.card.embedding_dim, len(self.card.labels)
@@ -202,8 +163,8 @@ class Engine(Closing):
         engine, device, version = self._describe()
         return EngineHealth(
             engine=engine,
-            requested=self._requested,
-            reason=self._reason,
+            requested=self.requested or engine,
+            reason=self.reason,
             device=device,
             precision=self.card.precision,
             threads=self.threads,
@@ -213,7 +174,7 @@ class Engine(Closing):
         )
 
     def close(self) -> None:
-        """Give the memory back; calls under way in other threads end as ever. May be called again."""
+        """Give the memory back; calls under way in other threads finish normally. May be called again."""
         if os.getpid() != self._process:  # forked, perhaps while another thread held the lock
             self._closed = True
             return
@@ -242,3 +203,60 @@ class Engine(Closing):
             if threads not in self._runners:
                 self._runners[threads] = self._open(threads)
             return self._runners[threads]
+
+
+def give_back_freed_memory() -> None:
+    """Return to the system what glibc keeps for later allocations: loading a model takes several times its size."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+
+
+def check_graph(
+    path: str | Path, card: ModelCard, inputs: int, found: Mapping[str, tuple[str, Sequence[int | None]]]
+) -> None:
+    """Raise ModelError for a file whose graph is not cbmir's: `found` has the type and shape of its inputs and outputs,
+    with None for a dimension that the file leaves open. The batch must be open."""
+    size, dim = card.preprocess.crop, card.embedding_dim
+    expected: dict[str, tuple[str, tuple[int | None, ...]]] = {
+        "image": ("uint8", (None, 1, size, size)),
+        "embedding": ("float32", (None, dim)),
+        "scores": ("float32", (None, len(card.labels))),
+        "feature_map": ("float32", (None, dim, None, None)),
+    }
+    if set(found) != set(expected) or inputs != 1:
+        raise ModelError(f"{path}: expected the input image and the outputs {', '.join(OUTPUTS)}, "
+                         f"found {', '.join(found)}; export the model again")  # fmt: skip
+    for name, (kind, shape) in expected.items():
+        found_kind, sides = found[name]
+        fits = len(sides) == len(shape) and sides[0] is None
+        # Another dimension that the file leaves open is known only when it runs.
+        fits &= all(None in (side, wanted) or side == wanted for side, wanted in zip(sides, shape, strict=False))
+        if found_kind != kind or not fits:
+            wanted, having = (", ".join("any" if side is None else str(side) for side in of) for of in (shape, sides))
+            raise ModelError(f"{path}: expected {name} {kind} [{wanted}] with an open batch size, found {found_kind} "
+                             f"[{having}]; export the model again")  # fmt: skip
+
+
+def encode_head(head: NDArray[np.float32]) -> str:
+    """A head as text for a model file's metadata: base64 of little-endian float32 [P, D]."""
+    return base64.b64encode(head.astype("<f4").tobytes()).decode("ascii")
+
+
+def decode_head(text: str, card: ModelCard, path: str | Path) -> NDArray[np.float32]:
+    """What `encode_head` wrote, float32 [P, D]. Raises CardError for another size, damage, or values not finite."""
+    rows = sum(card.proxies_per_class) if card.head == "proxy" else len(card.labels)
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise CardError(f"{path}: expected base64 in {HEAD_KEY}, found {error}; export the model again") from error
+    expected = rows * card.embedding_dim * 4
+    if len(data) != expected:
+        raise CardError(
+            f"{path}: expected {HEAD_KEY} to hold float32 [{rows}, {card.embedding_dim}] ({expected} bytes), "
+            f"found {len(data)} bytes; export the model again"
+        )
+    head = np.frombuffer(data, "<f4").reshape(rows, card.embedding_dim).astype(np.float32)
+    if not np.isfinite(head).all():
+        raise CardError(f"{path}: expected finite values in {HEAD_KEY}, found NaN or infinity; export the model again")
+    return head

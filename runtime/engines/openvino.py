@@ -8,9 +8,13 @@ since OpenVINO would take those of another model of the same shape without a wor
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,14 +22,58 @@ from numpy.typing import NDArray
 
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.choices import Mode
-from cbmir.errors import CardError, EngineError, ModelError
+from cbmir.errors import CardError, EngineError, ModelError, require
 from cbmir.process import available_threads
-from cbmir.runtime.engines.availability import why_no_bfloat16
-from cbmir.runtime.engines.base import OUTPUTS, Engine, Runner, decode_head
-from cbmir.runtime.engines.openvino_import import import_openvino
+from cbmir.runtime.engines.base import Engine, Runner, check_graph, decode_head
 
 #: Where an .xml file's SHA-256 of its .bin stands, beside the card.
 WEIGHTS_KEY = "cbmir.weights"
+
+
+_LOCK = threading.RLock()  # of sys.modules, while something is hidden
+
+
+def import_openvino() -> ModuleType:
+    """The module `openvino`, without its telemetry, and so that several threads may use it. Raises
+    MissingDependencyError.
+
+    `import openvino` imports `openvino.tools.ovc`, which reports the import to Google Analytics, writes an identifier
+    into the home folder, and takes as long as all the rest. OpenVINO does without where it cannot be imported, and
+    `from openvino.tools.ovc import convert_model` still works afterwards.
+    """
+    with hidden("openvino.tools.ovc"):
+        openvino = require("openvino", "openvino")
+        # Its table of types is made when one is first asked for, and two threads that do so at once wait for each other
+        # for ever (met with 2026.4.1): one holds Python's lock, the other that of the table.
+        openvino.Type.u8.to_dtype()
+        return openvino
+
+
+@contextmanager
+def hidden(*names: str) -> Iterator[None]:
+    """Let importing these modules fail for a while, as if they were not installed; for one thread at a time."""
+    with _LOCK:
+        before = {name: sys.modules[name] for name in names if name in sys.modules}
+        sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]  # None is what makes the import fail
+        try:
+            yield
+        finally:
+            for name in names:
+                sys.modules.pop(name, None)
+            sys.modules.update(before)
+
+
+def why_no_bfloat16() -> str:
+    """Why OpenVINO cannot compute in bfloat16 on this processor, in a sentence; "" where it can.
+
+    Raises MissingDependencyError without OpenVINO.
+    """
+    core = import_openvino().Core()
+    if "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        return ""
+    return (f"expected a processor with bfloat16 arithmetic (AVX512-BF16 or AMX), found "
+            f"{core.get_property('CPU', 'FULL_DEVICE_NAME')}, which would only emulate it; open the float32 .onnx file "
+            f"or an int8 one")  # fmt: skip
 
 
 class OpenVinoEngine(Engine):
@@ -40,8 +88,6 @@ class OpenVinoEngine(Engine):
         self,
         path: str | Path,
         *,
-        requested: str = "openvino",
-        reason: str = "",
         threads: int | None = None,
         mode: Mode = "auto",
         cache: Path | None = None,
@@ -54,14 +100,17 @@ class OpenVinoEngine(Engine):
         self._model = _read(self._core, self._path)
         card = ModelCard.loads(_metadata(self._model, CARD_KEY, self._path), source=str(path))
         head = decode_head(_metadata(self._model, HEAD_KEY, self._path), card, path)
-        super().__init__(card, head, requested=requested, reason=reason, threads=threads, mode=mode)
+        super().__init__(card, head, threads=threads, mode=mode)
         if self.threads > available_threads():  # OpenVINO takes no more than there are
             self.warn(f"{self.threads} threads were asked for, OpenVINO runs on the {available_threads()} there are")
             self.threads = available_threads()
         if self._path.suffix.lower() == ".onnx" and card.precision not in ("float32", "bfloat16"):
             raise EngineError(f"{path}: expected an .onnx file in float32 for OpenVINO, found one in {card.precision}, "
                               f"which it would not compute in; open model.onnx")  # fmt: skip
-        _check_graph(self._model, card, self._path)
+        ports = {port.get_any_name(): port for port in (*self._model.inputs, *self._model.outputs)}
+        # Of any batch size: it is set to one below.
+        found = {name: (_type(port), [None, *map(_size, list(port.partial_shape)[1:])]) for name, port in ports.items()}
+        check_graph(path, card, len(self._model.inputs), found)
         self._model.reshape([1, 1, card.preprocess.crop, card.preprocess.crop])
         self._precision = "bf16" if card.precision == "bfloat16" else "f32"
         if self._precision == "bf16" and (why := why_no_bfloat16()):
@@ -142,25 +191,10 @@ def _metadata(model: Any, key: str, path: Path) -> str:
     return str(model.get_rt_info(where).astype(str))
 
 
-def _check_graph(model: Any, card: ModelCard, path: Path) -> None:
-    size, dim, labels = card.preprocess.crop, card.embedding_dim, len(card.labels)
-    expected = {
-        "image": ("u8", [None, 1, size, size]),
-        "embedding": ("f32", [None, dim]),
-        "scores": ("f32", [None, labels]),
-        "feature_map": ("f32", [None, dim, None, None]),
-    }
-    ports = {port.get_any_name(): port for port in (*model.inputs, *model.outputs)}
-    if set(ports) != set(expected) or len(model.inputs) != 1:
-        raise ModelError(f"{path}: expected the input image and the outputs {', '.join(OUTPUTS)}, found "
-                         f"{', '.join(ports)}; export the model again")  # fmt: skip
-    for name, (kind, shape) in expected.items():
-        found_kind, found = ports[name].element_type.to_string(), ports[name].partial_shape
-        fits = len(found) == len(shape) and all(
-            side is None or found[axis].is_dynamic or found[axis].get_length() == side
-            for axis, side in enumerate(shape)
-        )
-        if found_kind != kind or not fits:
-            text = ", ".join("any" if side is None else str(side) for side in shape)
-            raise ModelError(f"{path}: expected {name} {kind} [{text}], found {found_kind} {found.to_string()}; "
-                             f"export the model again")  # fmt: skip
+def _type(port: Any) -> str:
+    name = port.element_type.to_string()
+    return {"u8": "uint8", "f32": "float32"}.get(name, name)
+
+
+def _size(side: Any) -> int | None:
+    return None if side.is_dynamic else int(side.get_length())

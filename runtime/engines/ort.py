@@ -2,8 +2,6 @@
 
 File contract: input `image` uint8 [N,1,S,S] with dynamic N; outputs `embedding` float32 [N,D], `scores` float32 [N,C],
 `feature_map` float32 [N,D,h,w]; metadata `cbmir.card` (JSON) and `cbmir.head` (base64 of little-endian float32 [P,D]).
-
-What ONNX Runtime's providers are told. A plain function of the facts, so that a test holds every option.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from cbmir.choices import Mode
 from cbmir.errors import CardError, EngineError, ModelError, require
 from cbmir.process import available_threads
 from cbmir.runtime.engines.availability import PROVIDERS
-from cbmir.runtime.engines.base import OUTPUTS, Engine, Runner, decode_head, give_back_freed_memory
+from cbmir.runtime.engines.base import Engine, Runner, check_graph, decode_head, give_back_freed_memory
 from cbmir.runtime.engines.nvidia import cache_key, current_gpu, loaded_tensorrt
 
 Options = dict[str, str]
@@ -71,6 +69,7 @@ def provider_options(
 
 #: It rounds the layers that an int8 file leaves in float, with one scale a tensor (onnxruntime pull request 25673).
 DISABLED_OPTIMIZERS = ("WeightBiasQuantization",)
+_TYPES = {"tensor(uint8)": "uint8", "tensor(float)": "float32"}
 _FATAL = 4  # what goes wrong is raised, so ONNX Runtime need not print it as well
 
 
@@ -82,8 +81,6 @@ class OnnxEngine(Engine):
         path: str | Path,
         *,
         engine: str = "onnxruntime",
-        requested: str = "onnxruntime",
-        reason: str = "",
         threads: int | None = None,
         mode: Mode = "auto",
         cache: Path | None = None,
@@ -100,8 +97,10 @@ class OnnxEngine(Engine):
                             f"only files written by 'cbmir export' can be used")  # fmt: skip
         card = ModelCard.loads(metadata[CARD_KEY], source=str(path))
         head = decode_head(metadata.get(HEAD_KEY, ""), card, path)
-        _check_graph(session, card, path)
-        super().__init__(card, head, requested=requested, reason=reason, threads=threads, mode=mode)
+        nodes = (*session.get_inputs(), *session.get_outputs())
+        found = {node.name: (_TYPES.get(node.type, node.type), [_size(side) for side in node.shape]) for node in nodes}
+        check_graph(path, card, len(session.get_inputs()), found)
+        super().__init__(card, head, threads=threads, mode=mode)
         if not self.streams:
             session = self._session(first, self._options_of_gpu())
         self._runners[first] = self._runner_of(session)
@@ -175,24 +174,6 @@ def _ort_errors() -> tuple[type[Exception], ...]:
     return (*found, RuntimeError)
 
 
-def _check_graph(session: Any, card: ModelCard, path: str | Path) -> None:
-    size, dim = card.preprocess.crop, card.embedding_dim
-    expected = {
-        "image": ("tensor(uint8)", [None, 1, size, size]),
-        "embedding": ("tensor(float)", [None, dim]),
-        "scores": ("tensor(float)", [None, len(card.labels)]),
-        "feature_map": ("tensor(float)", [None, dim, None, None]),
-    }
-    found = {node.name: (node.type, node.shape) for node in (*session.get_inputs(), *session.get_outputs())}
-    if set(expected) != set(found) or len(session.get_inputs()) != 1:
-        raise ModelError(f"{path}: expected the input image and the outputs {', '.join(OUTPUTS)}, "
-                         f"found {', '.join(found)}; export the model again")  # fmt: skip
-    for name, (kind, shape) in expected.items():
-        found_kind, found_shape = found[name]
-        fits = len(shape) == len(found_shape) and not isinstance(found_shape[0], int)
-        # A dimension that the file leaves open (a name or None) is known only when it runs.
-        fits &= all(b == a or not isinstance(b, int) for a, b in zip(shape, found_shape, strict=False) if a is not None)
-        if found_kind != kind or not fits:
-            text = ", ".join("any" if side is None else str(side) for side in shape)
-            raise ModelError(f"{path}: expected {name} {kind} [{text}] with an open batch size, "
-                             f"found {found_kind} {found_shape}; export the model again")  # fmt: skip
+def _size(side: int | str | None) -> int | None:
+    """A dimension's size; None for one that the file leaves open, which has a name or none."""
+    return side if isinstance(side, int) else None

@@ -1,7 +1,4 @@
-"""The files that an export leaves in a folder: which are models, and which of them belong together by their stem.
-
-Opening a model: a file by its suffix, or the best file of an export's folder for this machine.
-"""
+"""Opening a model: a file by its suffix, or the best file of an export's folder for this machine."""
 
 from __future__ import annotations
 
@@ -12,9 +9,13 @@ from pathlib import Path
 
 from cbmir.choices import ENGINES, MODES, Mode
 from cbmir.errors import EngineError, ModelError
-from cbmir.runtime.engines.availability import PROVIDERS, why_no_bfloat16, why_not
+from cbmir.runtime.engines.availability import PROVIDERS, why_not
 from cbmir.runtime.engines.base import Engine
+from cbmir.runtime.engines.openvino import OpenVinoEngine, why_no_bfloat16
+from cbmir.runtime.engines.ort import OnnxEngine
 from cbmir.runtime.engines.tensorrt_plan import read_plan_info
+
+log = logging.getLogger("cbmir")
 
 #: What `cbmir export` ends the names of its models in, the longer ones first where one ends in another.
 ENDINGS = (".plan", ".fp16.onnx", ".int8.onnx", ".openvino-bf16.xml", ".openvino-int8.xml", ".onnx")
@@ -36,8 +37,6 @@ def stem(file: Path) -> str:
     name = file.name.removesuffix(ending(file))
     return re.sub(r"\.sm\d+$", "", name) if file.suffix == ".plan" else name
 
-
-log = logging.getLogger("cbmir")
 
 #: Which engines can run a file of a suffix; the first that works here is what `auto` takes.
 _OF_SUFFIX = {
@@ -73,13 +72,19 @@ def open_engine(
     A file is run as it is, in its own precision: `auto` takes CUDA for an .onnx file where it works, else ONNX Runtime
     on the CPU, or OpenVINO where ONNX Runtime is missing; OpenVINO for an .xml, TensorRT for a .plan. Of a folder,
     `auto` takes the fastest file that this machine runs, among those that share an embedding space (so never int8).
-    What was picked, and why, is in `health()`, and of a folder in the log. `threads` None means every processor that
-    this process may use. `cache` is a folder where engines may keep what they compile. `allow_fallback`: where the
-    engine that was asked for is not there, run this file, or the folder's .onnx file, on the CPU by ONNX Runtime, with
-    a warning.
+    What was picked, and why, is in `health()`, and of a folder in the log.
 
-    Raises ModelError for a file that is not cbmir's, CardError for one without a usable card, EngineError for an engine
-    that is not there (and names what to install), for one that cannot run this file, and for wrong `threads` or `mode`.
+    Args:
+        threads: None means every processor that this process may use.
+        cache: a folder where engines may keep what they compile.
+        allow_fallback: where the engine that was asked for is not there, run this file, or the folder's .onnx file, on
+            the CPU by ONNX Runtime, with a warning.
+
+    Raises:
+        ModelError: the file is not cbmir's.
+        CardError: the file has no usable card.
+        EngineError: the engine is not there (the message names what to install) or cannot run this file, or `threads`
+            or `mode` is wrong.
     """
     path = Path(path)
     _check_options(engine, threads, mode)
@@ -100,7 +105,8 @@ def open_engine(
         picked = f"asked for {engine}"
         if engine == "auto":
             picked = "; ".join([f"{name} runs {file.name}", *_words(not_here)])
-        opened = _open(file, name, engine, picked, threads, mode, cache)
+        opened = _open(file, name, threads, mode, cache)
+        opened.requested, opened.reason = engine, picked
         log.log(logging.INFO if path.is_dir() else logging.DEBUG, "Engine: %s.", picked)
         return opened
     if engine == "auto":
@@ -111,7 +117,8 @@ def open_engine(
     if not allow_fallback or engine == "onnxruntime" or not on_cpu:
         raise EngineError(f"engine {engine} was asked for, but cannot be used here: {whys}")
     warning = f"engine {engine} was asked for and cannot be used: {whys}. Running on onnxruntime instead."
-    opened = _open(on_cpu[0], "onnxruntime", engine, warning, threads, mode, cache)
+    opened = _open(on_cpu[0], "onnxruntime", threads, mode, cache)
+    opened.requested, opened.reason = engine, warning
     opened.warn(warning)
     return opened
 
@@ -138,23 +145,15 @@ def _why_not(file: Path, name: str) -> str:
     return why_no_bfloat16() if file.name.endswith(_BFLOAT16) else ""
 
 
-def _open(
-    file: Path, name: str, requested: str, reason: str, threads: int | None, mode: Mode, cache: str | Path | None
-) -> Engine:
+def _open(file: Path, name: str, threads: int | None, mode: Mode, cache: str | Path | None) -> Engine:
     cache = None if cache is None else Path(cache)
     if name in PROVIDERS:
-        from cbmir.runtime.engines.ort import OnnxEngine
-
-        return OnnxEngine(
-            file, engine=name, requested=requested, reason=reason, threads=threads, mode=mode, cache=cache
-        )
+        return OnnxEngine(file, engine=name, threads=threads, mode=mode, cache=cache)
     if name == "openvino":
-        from cbmir.runtime.engines.openvino import OpenVinoEngine
-
-        return OpenVinoEngine(file, requested=requested, reason=reason, threads=threads, mode=mode, cache=cache)
+        return OpenVinoEngine(file, threads=threads, mode=mode, cache=cache)
     from cbmir.runtime.engines.tensorrt import TensorRtEngine
 
-    return TensorRtEngine(file, requested=requested, reason=reason)
+    return TensorRtEngine(file)
 
 
 def _check_exists(path: Path) -> None:

@@ -34,13 +34,13 @@ class TensorRtEngine(Engine):
 
     streams = False
 
-    def __init__(self, path: str | Path, *, requested: str = "tensorrt", reason: str = "") -> None:
+    def __init__(self, path: str | Path) -> None:
         path = Path(path)
         info = read_plan_info(path)
         data = read_plan(path, info)
         if why := info.why_not():
             raise EngineError(f"{path.name} cannot be run here: {why}")
-        super().__init__(info.card, info.head, requested=requested, reason=reason, threads=1, mode="latency")
+        super().__init__(info.card, info.head, threads=1, mode="latency")
         self.max_batch = info.max_batch
         self._info, self._gpu = info, current_gpu()
         self._plan = _Plan(data, info, self.warn)

@@ -1,11 +1,8 @@
-"""Whether a DICOM object is one chest radiograph, and of which view: what its header says of it, without its pixels.
+"""What a DICOM object's header says: whether it is one chest radiograph, and of which view.
 
 What is known to be something else is refused with the tag and its value, and so are tags that contradict each other;
-what is not known, as a code of a vendor's own, is a warning.
-
-Typed access to the tags of a DICOM dataset, with messages that never name a patient.
-
-pydicom's own messages are not passed on, since they quote whatever value they trip over.
+what is not known, like a vendor's own code, is a warning. Messages never name a patient: pydicom's own are not passed
+on, since they quote any value that they trip over.
 """
 
 from __future__ import annotations
@@ -25,6 +22,40 @@ from cbmir.errors import DicomImageError
 if TYPE_CHECKING:
     from pydicom import Dataset
 
+#: Type 1 in every image, and wherever something refers to one (PS3.3 table 10-11 and C.17-3).
+UIDS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID")
+MODALITIES = ("CR", "DX", "RG")
+BODY_PARTS = ("CHEST", "THORAX", "TORAX", "LUNG", "LUNGS")
+#: What is written for a lateral view: PS3.3 C.8.1.1 (CR Series), and vendors' words.
+LATERAL_VIEWS = ("LL", "RL", "LAT", "LATERAL", "LLAT", "RLAT")
+#: Neither frontal nor lateral: decubitus, oblique.
+OTHER_VIEWS = ("LLD", "RLD", "LLO", "RLO", "LAO", "RAO", "LPO", "RPO", "OBLIQUE")
+
+_CR, _DX = "1.2.840.10008.5.1.4.1.1.1", "1.2.840.10008.5.1.4.1.1.1.1"
+_FOR_PROCESSING = ("1.2.840.10008.5.1.4.1.1.1.1.1",)
+#: Radiographs, and Secondary Capture (of one frame, grey), in which archives and challenges keep them: what the DICOM
+#: node takes. For Processing is not among them: who may send either then sends what can be read.
+IMAGE_CLASSES = (
+    _CR, _DX, "1.2.840.10008.5.1.4.1.1.7", "1.2.840.10008.5.1.4.1.1.7.2", "1.2.840.10008.5.1.4.1.1.7.3",
+)  # fmt: skip
+#: SNOMED CT's codes and its older ones, by the designators that they have in files (PS3.16 section 8).
+_SCHEMES = ("SCT", "SRT", "SNM3", "99SDM")
+#: Of PS3.16 CID 4 and 4009 (DX Anatomy Imaged), and their older codes: thorax, thoracic cavity, chest wall, lung, its
+#: apex, pleura, mediastinum, heart, rib.
+_CHEST_REGIONS = frozenset(
+    ("816094009", "51185008", "43799004", "78904004", "39607008", "86598002", "3120008", "72410000", "80891009",
+     "113197003",
+     "T-D3000", "T-D3050", "T-28000", "T-280A0", "T-29000", "T-D3300", "T-D3200", "T-32000", "T-11300")
+)  # fmt: skip
+#: PS3.16 CID 4010 (DX View), SNOMED CT and the older codes.
+_VIEW_CODES = {
+    "272479007": "PA", "R-10214": "PA", "R-40888": "PA",
+    "399348003": "AP", "R-10206": "AP",
+    "399033003": "FRONTAL", "R-10202": "FRONTAL",
+    "399067008": "LATERAL", "R-102CD": "LATERAL", "R-10228": "LATERAL",
+    "399173006": "LATERAL", "R-10236": "LATERAL", "399198007": "LATERAL", "R-10232": "LATERAL",
+}  # fmt: skip
+
 LARGE = 2**20  # bytes: nothing that is read here but pixels has so many
 _UNDEFINED = 2**32 - 1  # length of a sequence that says where it ends
 
@@ -40,7 +71,7 @@ def _is_heard(_: logging.LogRecord) -> bool:
 def pydicom_unlogged() -> Iterator[None]:
     """Keep what pydicom and its codecs log in this thread out of the logs: they quote the values of a patient's tags.
 
-    A logger's filter does not see what its children log, so each has one. It stays there: to take it away while another
+    A logger's filter does not see what its children log, so each gets one. It stays there: removing it while another
     thread logs could let a record through.
     """
     for name in list(logging.root.manager.loggerDict):
@@ -136,43 +167,8 @@ class Tags:
         return DicomImageError(f"{self.name}: {tag_name(keyword)}: {expected}, found {said}")
 
 
-#: Type 1 in every image, and wherever something refers to one (PS3.3 table 10-11 and C.17-3).
-UIDS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID")
-MODALITIES = ("CR", "DX", "RG")
-BODY_PARTS = ("CHEST", "THORAX", "TORAX", "LUNG", "LUNGS")
-#: What is written for a lateral view: PS3.3 C.8.1.1 (CR Series), and vendors' words.
-LATERAL_VIEWS = ("LL", "RL", "LAT", "LATERAL", "LLAT", "RLAT")
-#: Neither frontal nor lateral: decubitus, oblique.
-OTHER_VIEWS = ("LLD", "RLD", "LLO", "RLO", "LAO", "RAO", "LPO", "RPO", "OBLIQUE")
-
-_CR, _DX = "1.2.840.10008.5.1.4.1.1.1", "1.2.840.10008.5.1.4.1.1.1.1"
-_FOR_PROCESSING = ("1.2.840.10008.5.1.4.1.1.1.1.1",)
-#: Radiographs, and Secondary Capture (of one frame, grey), in which archives and challenges keep them: what the DICOM
-#: node takes. For Processing is not among them: who may send either then sends what can be read.
-IMAGE_CLASSES = (
-    _CR, _DX, "1.2.840.10008.5.1.4.1.1.7", "1.2.840.10008.5.1.4.1.1.7.2", "1.2.840.10008.5.1.4.1.1.7.3",
-)  # fmt: skip
-#: SNOMED CT's codes and its older ones, by the designators that they have in files (PS3.16 section 8).
-_SCHEMES = ("SCT", "SRT", "SNM3", "99SDM")
-#: Of PS3.16 CID 4 and 4009 (DX Anatomy Imaged), and their older codes: thorax, thoracic cavity, chest wall, lung, its
-#: apex, pleura, mediastinum, heart, rib.
-_CHEST_REGIONS = frozenset(
-    ("816094009", "51185008", "43799004", "78904004", "39607008", "86598002", "3120008", "72410000", "80891009",
-     "113197003",
-     "T-D3000", "T-D3050", "T-28000", "T-280A0", "T-29000", "T-D3300", "T-D3200", "T-32000", "T-11300")
-)  # fmt: skip
-#: PS3.16 CID 4010 (DX View), SNOMED CT and the older codes.
-_VIEW_CODES = {
-    "272479007": "PA", "R-10214": "PA", "R-40888": "PA",
-    "399348003": "AP", "R-10206": "AP",
-    "399033003": "FRONTAL", "R-10202": "FRONTAL",
-    "399067008": "LATERAL", "R-102CD": "LATERAL", "R-10228": "LATERAL",
-    "399173006": "LATERAL", "R-10236": "LATERAL", "399198007": "LATERAL", "R-10232": "LATERAL",
-}  # fmt: skip
-
-
 def check_object(tags: Tags, allow_lateral: bool = False) -> str:
-    """PA, AP, LATERAL (where allowed) or "" (not known); raises DicomImageError for what is no chest radiograph."""
+    """The view: PA, AP, LATERAL (where allowed) or "" (not known). Raises DicomImageError for no chest radiograph."""
     _check_class(tags)
     _check_body_part(tags)
     return _view(tags, allow_lateral)

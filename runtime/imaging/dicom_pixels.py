@@ -1,19 +1,8 @@
 """The one frame of a DICOM object: where its encoded pixels lie in the file, and how they become stored values.
 
 imagecodecs decodes JPEG Lossless, JPEG-LS and JPEG 2000 two to three times as fast as pydicom's plugins, and to the
-same values. Where it is not installed or does not understand a frame, pydicom's plugins have the last word; RLE is
-decoded by `dicom_rle`.
-
-What a compressed frame says of its own size, read from its header: decoders make room for that, and ask no tag.
-
-A few bytes may claim gigabytes, so this is looked at before anything is decoded.
-
-A JPEG 2000 image at a lower resolution: the low-pass band of its wavelet, for which little of it is decoded.
-
-RLE Lossless (DICOM PS3.5 annex G): a plane of bytes a segment, the most significant first, packed by PackBits.
-
-Both decoders are C and give a plane just the room that the image has. pydicom's own is a loop in Python, which a few
-megabytes of short packets keep busy, and every other thread waiting, for seconds.
+same values. Where it is not installed or does not understand a frame, pydicom's plugins have the last word. RLE is
+decoded here. A few bytes may claim gigabytes, so a frame's own size is read from its header before it is decoded.
 """
 
 from __future__ import annotations
@@ -21,6 +10,7 @@ from __future__ import annotations
 import importlib
 import io
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -35,185 +25,23 @@ from PIL.Jpeg2KImagePlugin import Jpeg2KImageFile
 from cbmir.errors import DamagedImageError, DicomImageError, MissingDependencyError
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.imaging.dicom_header import Tags, pydicom_unlogged, read_errors, tag_name
-from cbmir.runtime.imaging.workers import together
-
-_SIZ = b"\xff\x4f\xff\x51"  # JPEG 2000, Part 1 and HTJ2K: start of codestream, then its size (ISO/IEC 15444-1, A.5.1)
-#: Start-of-frame markers of JPEG (ISO/IEC 10918-1, table B.1: C0 to CF but for DHT, JPG and DAC) and JPEG-LS (F7).
-_FRAMES = frozenset({*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC})
-_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length
-_BOXES = 4096  # bytes within which a JP2 file's boxes end and its codestream begins
-
-
-def codestream_shape(data: bytes | memoryview) -> tuple[int, int, int] | None:
-    """(rows, columns, components) of a JPEG, JPEG-LS or JPEG 2000 frame; None where its header is none."""
-    start = bytes(data[:_BOXES]).find(_SIZ)
-    return _jpeg_2000(bytes(data[start : start + 42])) if start >= 0 else _jpeg(data)
-
-
-def _jpeg_2000(header: bytes) -> tuple[int, int, int] | None:
-    if len(header) < 42:
-        return None
-    width, height, left, top = struct.unpack_from(">4I", header, 8)
-    (components,) = struct.unpack_from(">H", header, 40)
-    return height - top, width - left, components
-
-
-def _jpeg(data: bytes | memoryview) -> tuple[int, int, int] | None:
-    """Goes from segment to segment (10918-1, B.1.1.4) up to the frame header (B.2.2)."""
-    if bytes(data[:2]) != b"\xff\xd8":
-        return None
-    at = 2
-    while at + 4 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
-        if marker == 0xFF:  # fill byte
-            at += 1
-        elif marker in _ALONE:
-            at += 2
-        elif marker in _FRAMES:
-            if at + 10 > len(data):
-                return None
-            rows, columns, components = struct.unpack(">HHB", bytes(data[at + 5 : at + 10]))
-            return rows, columns, components
-        else:
-            at += 2 + int.from_bytes(bytes(data[at + 2 : at + 4]), "big")
-    return None
-
-
-#: Pixels of a side that stay for each one of the resized square, and how often at most it is halved. So the model's
-#: input is that of the full image within one grey level, but for up to 0.3% of it (sharp edges) in real DICOM files;
-#: with two pixels left it was up to 0.9%, with a third halving 1.1%.
-_LEFT, _MOST = 3, 2
-# What Pillow raises on a damaged codestream, on fewer resolutions than are asked for, and where it is built without.
-_ERRORS = (OSError, SyntaxError, ValueError, TypeError, LookupError, MemoryError, struct.error)
-
-
-def halvings(shape: tuple[int, int], spec: PreprocessSpec) -> int:
-    """How often an image [H,W] may be halved for `spec`: 0, 1 or 2 times.
-
-    Not at all where the crop reaches the border, beyond which a reduced image would have to be continued.
-    """
-    if spec.resize - spec.crop < 2:
-        return 0
-    return min(_MOST, max(0, (min(shape) // (_LEFT * spec.resize)).bit_length() - 1))
-
-
-def decode_halved(codestream: bytes, shape: tuple[int, int], times: int) -> NDArray[Any] | None:
-    """Unsigned grey values of an image [H,W] that is halved so many times, uint8 or uint16, sides rounded up.
-
-    The wavelet may overshoot what the full image holds. None where the codestream is another image than this, has no
-    such resolution or is damaged: the full decoder then has to decide.
-    """
-    if not codestream.startswith(_SIZ) or len(codestream) < 45:
-        return None
-    width, height, left, top = struct.unpack_from(">4I", codestream, 8)
-    components, depth, *spacing = struct.unpack_from(">H3B", codestream, 40)
-    # A pixel of the low-pass band lies on the first of those that it stands for, counted from the canvas's origin.
-    if (height, width) != shape or (left, top) != (0, 0) or components != 1 or spacing != [1, 1] or depth > 15:
-        return None
-    step = 2**times
-    try:
-        image = Jpeg2KImageFile(io.BytesIO(codestream))
-        # Pillow rounds sides to the nearest, the codec up, and then they do not fit: multiples are the same by both.
-        image._size = -(-width // step) * step, -(-height // step) * step
-        image.reduce = times
-        image.load()
-    except _ERRORS:
-        return None
-    values = np.asarray(image)
-    if values.shape != (-(-height // step), -(-width // step)) or values.dtype.kind != "u":
-        return None
-    shifted: NDArray[Any] = values >> (8 * values.itemsize - (depth + 1))  # Pillow shifts them up to 8 or 16 bits
-    return shifted
-
-
-_HEADER = 64  # bytes: the number of segments, and where each of up to 15 begins
-_AT_ONCE = 2**15  # values put together at a time, so that they stay in the cache
-_PADDING = 16  # so many bytes after a plane's end are none; the standard has at most one
-
-
-def decode_rle(
-    data: bytes | memoryview, shape: tuple[int, int], planes: int, imagecodecs: ModuleType | None, threads: int
-) -> NDArray[Any]:
-    """Bit patterns, uint8 (one plane) or uint16 (two) [H,W]. Raises ValueError for a damaged frame.
-
-    imagecodecs unpacks several times as fast as Pillow, which decides where the former does not understand a segment.
-    """
-    if len(data) < _HEADER:
-        raise ValueError("shorter than its header")
-    header = np.frombuffer(data[:_HEADER], "<u4")
-    edges = [*header[1 : planes + 1].tolist(), len(data)]
-    if header[0] != planes or edges[0] < _HEADER or edges != sorted(edges):
-        raise ValueError("the header does not fit")
-    size = shape[0] * shape[1]
-    segments = [data[first:last] for first, last in pairwise(edges)]
-    unpacked = together(threads, *(partial(_unpacked, segment, size, imagecodecs) for segment in segments))
-    if planes == 1:
-        return unpacked[0].reshape(shape)
-    high, low = unpacked
-    return _joined(high, low, threads).reshape(shape)
-
-
-def _unpacked(segment: bytes | memoryview, size: int, imagecodecs: ModuleType | None) -> NDArray[np.uint8]:
-    if imagecodecs is not None:
-        try:
-            values: NDArray[np.uint8] = imagecodecs.packbits_decode(segment, out=np.empty(size, np.uint8))
-        except (RuntimeError, ValueError, ImportError):  # it takes no padding, and may be built without
-            values = np.empty(0, np.uint8)
-        if len(values) == size:
-            return values
-    plane = _by_pillow(segment, size)
-    if len(segment) > _PADDING and _is_whole(segment[:-_PADDING], size):
-        raise ValueError("the segment goes on beyond the plane")
-    return plane
-
-
-def _by_pillow(segment: bytes | memoryview, size: int) -> NDArray[np.uint8]:
-    """The plane, uint8 [size], as one row, since a packet may go on from row to row. ValueError where it is cut off."""
-    return np.asarray(Image.frombytes("L", (size, 1), segment, "packbits", "L")).reshape(size)
-
-
-def _is_whole(segment: bytes | memoryview, size: int) -> bool:
-    try:
-        _by_pillow(segment, size)
-    except ValueError:
-        return False
-    return True
-
-
-def _joined(high: NDArray[np.uint8], low: NDArray[np.uint8], threads: int) -> NDArray[np.uint16]:
-    pixels = np.empty(len(high), np.uint16)
-
-    def join(first: int, last: int) -> None:
-        for start in range(first, last, _AT_ONCE):
-            part = slice(start, min(start + _AT_ONCE, last))
-            pixels[part] = high[part]
-            pixels[part] <<= 8
-            pixels[part] |= low[part]
-
-    edges = [len(high) * share // threads for share in range(threads + 1)]
-    together(threads, *(partial(join, *ends) for ends in pairwise(edges)))
-    return pixels
-
+from cbmir.runtime.imaging.threads import together
 
 _PIXEL_DATA = 0x7FE00010
 _RLE = "1.2.840.10008.1.2.5"
+_JPEG_2000 = ("1.2.840.10008.1.2.4.90", "1.2.840.10008.1.2.4.91")
+_HTJ2K = tuple(f"1.2.840.10008.1.2.4.{number}" for number in (201, 202, 203))
 #: Transfer syntaxes and imagecodecs' functions. Its other two decoders of JPEG Lossless hang on damaged frames.
 _CODECS = {
     "1.2.840.10008.1.2.4.57": "jpeg8_decode",
     "1.2.840.10008.1.2.4.70": "jpeg8_decode",
     "1.2.840.10008.1.2.4.80": "jpegls_decode",
     "1.2.840.10008.1.2.4.81": "jpegls_decode",
-    "1.2.840.10008.1.2.4.90": "jpeg2k_decode",
-    "1.2.840.10008.1.2.4.91": "jpeg2k_decode",
-    "1.2.840.10008.1.2.4.201": "jpeg2k_decode",  # HTJ2K: OpenJPEG decodes it too
-    "1.2.840.10008.1.2.4.202": "jpeg2k_decode",
-    "1.2.840.10008.1.2.4.203": "jpeg2k_decode",
+    **dict.fromkeys((*_JPEG_2000, *_HTJ2K), "jpeg2k_decode"),  # OpenJPEG decodes HTJ2K too
 }
-_JPEG_2000 = ("1.2.840.10008.1.2.4.90", "1.2.840.10008.1.2.4.91")
 #: JPEG itself knows no signs: of a signed image it holds bit patterns.
 _UNSIGNED = tuple(f"1.2.840.10008.1.2.4.{number}" for number in (50, 51, 57, 70))
 _LOSSY = tuple(f"1.2.840.10008.1.2.4.{number}" for number in (50, 51, 81, 91, 203))
-_THREADED = tuple(syntax for syntax, codec in _CODECS.items() if codec == "jpeg2k_decode")
 #: What imagecodecs raises on damage, and where a codec is not built.
 _CODEC_ERRORS = (RuntimeError, ValueError, LookupError, ImportError)
 
@@ -248,13 +76,17 @@ class Frame:
 
         Raises DamagedImageError, and DicomImageError for a codestream with values of more bits than BitsStored.
         """
-        pixels = self._decompressed(threads) if self.syntax.is_encapsulated else self._native()
+        if self.syntax.is_encapsulated:
+            pixels = self._decompressed(threads)
+        else:
+            order = "<" if self.syntax.is_little_endian else ">"
+            pixels = np.frombuffer(self.data, f"{order}u{self.allocated // 8}").reshape(self.shape)
         if pixels.shape != self.shape or pixels.dtype.itemsize > self.allocated // 8:
             raise self.damaged
         return pixels.astype(f"{pixels.dtype.kind}{self.allocated // 8}", copy=False).view(f"u{self.allocated // 8}")
 
     def decode_halved(self, times: int) -> NDArray[Any] | None:
-        """As `decode`, of JPEG 2000 alone, an image halved so many times; None where only `decode` can."""
+        """As `decode`, for JPEG 2000, an image halved so many times; None where only `decode` can."""
         if times == 0 or self.signed or self.syntax not in _JPEG_2000:
             return None
         pixels = decode_halved(bytes(self.data), self.shape, times)
@@ -264,10 +96,6 @@ class Frame:
             return None
         halved: NDArray[Any] = pixels.astype(f"u{self.allocated // 8}", copy=False)
         return halved
-
-    def _native(self) -> NDArray[Any]:
-        order = "<" if self.syntax.is_little_endian else ">"
-        return np.frombuffer(self.data, f"{order}u{self.allocated // 8}").reshape(self.shape)
 
     def _decompressed(self, threads: int) -> NDArray[Any]:
         imagecodecs = _imagecodecs()
@@ -300,8 +128,9 @@ class Frame:
         try:
             if self.signed or self.syntax not in _CODECS:  # pydicom mends codestreams that contradict a signed header
                 return None
-            options = {"numthreads": threads} if self.syntax in _THREADED else {}
-            pixels = np.asarray(getattr(imagecodecs, _CODECS[self.syntax])(self.data, **options))
+            codec = _CODECS[self.syntax]
+            options = {"numthreads": threads} if codec == "jpeg2k_decode" else {}
+            pixels = np.asarray(getattr(imagecodecs, codec)(self.data, **options))
         except _CODEC_ERRORS:
             return None
         return pixels if pixels.shape == self.shape and pixels.dtype.kind == "u" else None
@@ -419,3 +248,141 @@ def _imagecodecs() -> ModuleType | None:
         return importlib.import_module("imagecodecs")
     except ImportError:  # not installed, or broken: pydicom's plugins do without
         return None
+
+
+_SIZ = b"\xff\x4f\xff\x51"  # JPEG 2000, Part 1 and HTJ2K: start of codestream, then its size (ISO/IEC 15444-1, A.5.1)
+#: Start-of-frame markers of JPEG (ISO/IEC 10918-1, table B.1: C0 to CF but for DHT, JPG and DAC) and JPEG-LS (F7).
+_FRAMES = frozenset({*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC})
+_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length
+_BOXES = 4096  # bytes within which a JP2 file's boxes end and its codestream begins
+
+
+def codestream_shape(data: bytes | memoryview) -> tuple[int, int, int] | None:
+    """(rows, columns, components) of a JPEG, JPEG-LS or JPEG 2000 frame; None where its header is none."""
+    start = bytes(data[:_BOXES]).find(_SIZ)
+    if start < 0:
+        return _jpeg_shape(data)
+    header = bytes(data[start : start + 42])
+    if len(header) < 42:
+        return None
+    width, height, left, top = struct.unpack_from(">4I", header, 8)
+    (components,) = struct.unpack_from(">H", header, 40)
+    return height - top, width - left, components
+
+
+def _jpeg_shape(data: bytes | memoryview) -> tuple[int, int, int] | None:
+    """Go from segment to segment (10918-1, B.1.1.4) up to the frame header (B.2.2)."""
+    if bytes(data[:2]) != b"\xff\xd8":
+        return None
+    at = 2
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:  # fill byte
+            at += 1
+        elif marker in _ALONE:
+            at += 2
+        elif marker in _FRAMES:
+            if at + 10 > len(data):
+                return None
+            rows, columns, components = struct.unpack(">HHB", bytes(data[at + 5 : at + 10]))
+            return rows, columns, components
+        else:
+            at += 2 + int.from_bytes(bytes(data[at + 2 : at + 4]), "big")
+    return None
+
+
+#: Pixels of a side that stay for each one of the resized square, and how often at most it is halved. So the model's
+#: input is that of the full image within one grey level, but for up to 0.3% of it (sharp edges) in real DICOM files;
+#: with two pixels left it was up to 0.9%, with a third halving 1.1%.
+_LEFT, _MOST = 3, 2
+# What Pillow raises on a damaged codestream, on fewer resolutions than are asked for, and where it is built without.
+_PILLOW_ERRORS = (OSError, SyntaxError, ValueError, TypeError, LookupError, MemoryError, struct.error)
+
+
+def halvings(shape: tuple[int, int], spec: PreprocessSpec) -> int:
+    """How often an image [H,W] may be halved for `spec`: 0, 1 or 2 times.
+
+    Not at all where the crop reaches the border, beyond which a reduced image would have to be continued.
+    """
+    if spec.resize - spec.crop < 2:
+        return 0
+    return min(_MOST, max(0, (min(shape) // (_LEFT * spec.resize)).bit_length() - 1))
+
+
+def decode_halved(codestream: bytes, shape: tuple[int, int], times: int) -> NDArray[Any] | None:
+    """The low-pass band of a JPEG 2000 image [H,W], halved so many times: uint8 or uint16, sides rounded up.
+
+    Little of the image is decoded for it. The wavelet may overshoot what the full image holds. None where the
+    codestream is another image than this, has no such resolution or is damaged: the full decoder then has to decide.
+    """
+    if not codestream.startswith(_SIZ) or len(codestream) < 45:
+        return None
+    width, height, left, top = struct.unpack_from(">4I", codestream, 8)
+    components, depth, *spacing = struct.unpack_from(">H3B", codestream, 40)
+    # A pixel of the low-pass band lies on the first of those that it stands for, counted from the canvas's origin.
+    if (height, width) != shape or (left, top) != (0, 0) or components != 1 or spacing != [1, 1] or depth > 15:
+        return None
+    step = 2**times
+    try:
+        image = Jpeg2KImageFile(io.BytesIO(codestream))
+        # Pillow rounds sides to the nearest, the codec up, and then they do not fit: multiples are the same by both.
+        image._size = -(-width // step) * step, -(-height // step) * step
+        image.reduce = times
+        image.load()
+    except _PILLOW_ERRORS:
+        return None
+    values = np.asarray(image)
+    if values.shape != (-(-height // step), -(-width // step)) or values.dtype.kind != "u":
+        return None
+    shifted: NDArray[Any] = values >> (8 * values.itemsize - (depth + 1))  # Pillow shifts them up to 8 or 16 bits
+    return shifted
+
+
+_HEADER = 64  # bytes: the number of segments, and where each of up to 15 begins
+_PADDING = 16  # so many bytes after a plane's end are none; the standard has at most one
+
+
+def decode_rle(
+    data: bytes | memoryview, shape: tuple[int, int], planes: int, imagecodecs: ModuleType | None, threads: int
+) -> NDArray[Any]:
+    """Bit patterns of an RLE Lossless frame (PS3.5 annex G), uint8 (one plane) or uint16 (two) [H,W].
+
+    A segment is a plane of bytes, the most significant first, packed by PackBits. imagecodecs unpacks several times as
+    fast as Pillow, which decides where the former does not understand a segment. Both are C and give a plane just the
+    room that the image has; pydicom's own is a loop in Python, which a few megabytes of short packets keep busy, and
+    every other thread waiting, for seconds. Raises ValueError for a damaged frame.
+    """
+    if len(data) < _HEADER:
+        raise ValueError("shorter than its header")
+    header = np.frombuffer(data[:_HEADER], "<u4")
+    edges = [*header[1 : planes + 1].tolist(), len(data)]
+    if header[0] != planes or edges[0] < _HEADER or edges != sorted(edges):
+        raise ValueError("the header does not fit")
+    size = shape[0] * shape[1]
+    segments = [data[first:last] for first, last in pairwise(edges)]
+    unpacked = together(threads, *(partial(_unpacked, segment, size, imagecodecs) for segment in segments))
+    pixels: NDArray[Any] = unpacked[0]
+    if planes == 2:
+        pixels = pixels.astype(np.uint16)
+        pixels <<= 8
+        pixels |= unpacked[1]
+    return pixels.reshape(shape)
+
+
+def _unpacked(segment: bytes | memoryview, size: int, imagecodecs: ModuleType | None) -> NDArray[np.uint8]:
+    if imagecodecs is not None:
+        with suppress(RuntimeError, ValueError, ImportError):  # it takes no padding, and may be built without
+            values: NDArray[np.uint8] = imagecodecs.packbits_decode(segment, out=np.empty(size, np.uint8))
+            if len(values) == size:
+                return values
+    plane = _by_pillow(segment, size)
+    try:
+        _by_pillow(segment[:-_PADDING], size)
+    except ValueError:
+        return plane
+    raise ValueError("the segment goes on beyond the plane")
+
+
+def _by_pillow(segment: bytes | memoryview, size: int) -> NDArray[np.uint8]:
+    """The plane, uint8 [size], as one row, since a packet may go on from row to row. ValueError where it is cut off."""
+    return np.asarray(Image.frombytes("L", (size, 1), segment, "packbits", "L")).reshape(size)

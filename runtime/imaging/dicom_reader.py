@@ -1,6 +1,5 @@
-"""Reading a DICOM object that is one chest radiograph: parsed and checked by its header, decoded, then made grey.
-
-`dicom_object` says what is a chest radiograph, `dicom_frame` decodes, `dicom_greys` has the chain of stored values.
+"""Reading a DICOM object that is one chest radiograph: parsed and checked by its header (`dicom_header`), decoded
+(`dicom_pixels`), then made grey (`dicom_grayscale`).
 """
 
 from __future__ import annotations
@@ -11,20 +10,14 @@ import struct
 import zlib
 from typing import TYPE_CHECKING
 
-from cbmir.errors import (
-    DamagedImageError,
-    DicomImageError,
-    ImageSizeError,
-    NotAnImageError,
-    require,
-)
+from cbmir.errors import DamagedImageError, DicomImageError, ImageSizeError, NotAnImageError, require
 from cbmir.manifest import is_date
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.imaging.dicom_grayscale import Chain
 from cbmir.runtime.imaging.dicom_header import LARGE, Tags, check_object, pydicom_unlogged, read_errors, tag_name
 from cbmir.runtime.imaging.dicom_pixels import find_frame, halvings
 from cbmir.runtime.imaging.radiograph import ImageLimits, Radiograph, Reduction, check_contrast, collected_warnings
-from cbmir.runtime.imaging.workers import beside
+from cbmir.runtime.imaging.threads import beside
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -56,10 +49,12 @@ def read_dicom(
     threads: int = 1,
     reduced_for: PreprocessSpec | None = None,
 ) -> Radiograph:
-    """Read a DICOM file's bytes. `name` is for messages; the rest is as `read_image` has it.
+    """Read a DICOM file's bytes. `name` is for messages; the other arguments are those of `read_image`.
 
-    Raises DicomImageError for what is not one chest radiograph of an allowed view or contradicts itself,
-    DamagedImageError for broken content, ImageSizeError, BlankImageError, MissingDependencyError.
+    Raises:
+        DicomImageError: it is not one chest radiograph of an allowed view, or contradicts itself.
+        DamagedImageError: its content is broken.
+        ImageSizeError, BlankImageError, MissingDependencyError: as `read_image`.
     """
     require("pydicom", "dicom")
     with beside(threads, lambda: hashlib.sha256(data).hexdigest()) as digest:
@@ -100,11 +95,20 @@ def _study_date(tags: Tags) -> str:
 def parse_dicom(
     data: bytes, name: str, limits: ImageLimits, *, large: int = LARGE, most_reads: int = _MOST_READS
 ) -> tuple[Dataset, bytes]:
-    """The data set of a file's bytes, and the bytes in which elements of more than `large` bytes lie: those are left
-    where they are. After `most_reads` reads a file counts as damaged; an element takes two or three.
+    """Parse a file, with pydicom's warnings collected and its loggers silenced (`collected_warnings`,
+    `pydicom_unlogged`).
 
-    Wants pydicom's warnings collected and its loggers silenced (`collected_warnings`, `pydicom_unlogged`). Raises
-    DamagedImageError, NotAnImageError for a file without elements, ImageSizeError for one that inflates too far.
+    Args:
+        large: elements of more bytes than this are left where they lie.
+        most_reads: a file that takes more reads counts as damaged; an element takes two or three.
+
+    Returns:
+        The data set, and the bytes in which its large elements lie.
+
+    Raises:
+        DamagedImageError: the file cannot be parsed.
+        NotAnImageError: it has no element.
+        ImageSizeError: it inflates too far.
     """
     from pydicom import dcmread
 
@@ -120,8 +124,7 @@ def parse_dicom(
 
 
 class _Header(io.BytesIO):
-    """A file that pydicom may go through for about a second, unless told otherwise: megabytes of elements, or of items
-    of a sequence, would keep it busy for minutes."""
+    """A file that pydicom may read for about a second: megabytes of elements would keep it busy for minutes."""
 
     def __init__(self, data: bytes, most_reads: int = _MOST_READS) -> None:
         super().__init__(data)

@@ -16,7 +16,7 @@ from PIL import Image
 from cbmir.errors import NotAnImageError, UserError
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.imaging.radiograph import Radiograph, Reduction, look_up
-from cbmir.runtime.imaging.workers import together
+from cbmir.runtime.imaging.threads import together
 
 #: Large images are resized in bands of so many pixels: what is looked up is still in the cache when it is resized.
 _BAND, _MOST_BANDS = 2**20, 8

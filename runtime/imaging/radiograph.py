@@ -1,7 +1,4 @@
-"""Grey by the values that an image has, whatever its header or its type says: `minmax` and `percentile`.
-
-What every reader gives back, and what all of them share.
-"""
+"""The grey image that every reader returns, the limits of what is read, and grey by the values that an image has."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ _LITTLE_CONTRAST = 32  # grey levels between the 1st and the 99th percentile: a 
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """What is read at all: image sides and area in pixels, `max_aspect` as long side over short side, file size."""
+    """The largest and smallest image that is read: sides and area in pixels, long side over short side, file size."""
 
     max_pixels: int = 50_000_000  # the largest detectors give less than 20 million
     min_side: int = 32
@@ -56,7 +53,7 @@ class ImageLimits:
 
 @dataclass(frozen=True)
 class Reduction:
-    """Of an image decoded at a lower resolution: its pixel [i,j] lies where [step * i, step * j] lies in the full
+    """How an image was decoded at a lower resolution: its pixel [i,j] lies where [step * i, step * j] lies in the full
     image, which has `shape` [H,W]."""
 
     step: int
@@ -67,13 +64,17 @@ class Reduction:
 class Radiograph:
     """One grey image, however it was stored.
 
-    `stored` is uint8 or uint16 [H,W], and `greys` (uint8 [256] or [65536]) what each of its values looks like; None:
-    just as it is. `preprocess` looks up the part that it needs, `pixels` is all of it. `name` is for messages. `sha256`
-    is the hex digest of the file's bytes, or of the array's. `view` is PA, AP, LATERAL or empty (unknown). `warnings`
-    are sentences for the user; like every error message they never hold a patient's name or ID. `reduction` is there
-    where `stored`, and so `pixels`, is smaller than the image in the file. Of a DICOM object `study_id` and
-    `sop_instance_uid` are its UIDs, and `date` is the study's, YYYY-MM-DD; empty where not known. `intensity` is the
-    policy that made `greys` (PreprocessSpec): `preprocess` takes none of another.
+    Attributes:
+        stored: uint8 or uint16 [H,W]. `pixels` is all of it as grey values; `preprocess` looks up the part it needs.
+        name: for messages.
+        sha256: hex digest of the file's bytes, or of the array's.
+        study_id: the Study Instance UID of a DICOM object; like `patient_id`, `sop_instance_uid` and `date` (of the
+            study, YYYY-MM-DD) empty where not known.
+        view: PA, AP, LATERAL or empty (unknown).
+        warnings: sentences for the user; like every error message they never hold a patient's name or ID.
+        greys: uint8 [256] or [65536], what each stored value looks like; None where it looks as it is.
+        reduction: None unless `stored`, and so `pixels`, is smaller than the image in the file.
+        intensity: the policy that made `greys` (PreprocessSpec): `preprocess` refuses an image read by another.
     """
 
     stored: NDArray[np.uint8] | NDArray[np.uint16]
@@ -91,7 +92,7 @@ class Radiograph:
 
     @property
     def pixels(self) -> NDArray[np.uint8]:
-        """uint8 [H,W], 0..255, air dark and bone bright (DICOM's MONOCHROME2 sense); made when first asked for."""
+        """uint8 [H,W], 0..255, air dark and bone bright (as in DICOM's MONOCHROME2); computed when first asked for."""
         pixels: NDArray[np.uint8] | None = self.__dict__.get("_pixels")
         if pixels is None:  # no cached_property: until Python 3.12 all its instances share one lock
             pixels = self.__dict__["_pixels"] = look_up(self.greys, self.stored)
@@ -138,7 +139,7 @@ def check_contrast(stored: NDArray[Any], greys: NDArray[np.uint8] | None, name: 
 def collected_warnings() -> Iterator[list[str]]:
     """Collect the warnings that a library gives within, so that none reaches the caller's filters.
 
-    Warnings of other threads are shown as ever. They wait for each other here: nothing slow belongs inside.
+    Warnings of other threads are shown as usual. Threads wait for each other here: nothing slow belongs inside.
     """
     collected: list[str] = []
     thread = threading.get_ident()

@@ -1,8 +1,8 @@
 """Reading an image: PNG, JPEG, TIFF or DICOM, from a path, bytes or an array, into one grey `Radiograph`.
 
 Intensities are never guessed: a format's full range becomes 0..255 (a DICOM object's header says more, see
-`cbmir.runtime.imaging.dicom_grayscale`), or the policy of a model's card decides. What cannot be an X-ray is refused
-with a typed error; what is merely odd is a warning.
+`dicom_grayscale`), or the policy of a model's card decides. What cannot be an X-ray is refused with a typed error; what
+is merely odd is a warning.
 """
 
 from __future__ import annotations
@@ -77,21 +77,24 @@ def read_image(
     threads: int = 1,
     reduced_for: PreprocessSpec | None = None,
 ) -> Radiograph:
-    """Read one image; a DICOM file by as many as `threads` at a time, where it has parts to share out.
+    """Read one image. Colour becomes luma (ITU-R 601), transparency lies on black, EXIF orientation is applied.
 
-    `source` is a path, a file's bytes, or an array: uint8 [H,W] or [H,W,3] (RGB), uint16 [H,W] (0..65535), bone bright.
-    16-bit values are scaled by 255/65535, colour becomes luma (ITU-R 601), transparency lies on black, EXIF orientation
-    is applied. Raises a subclass of ImageError, or MissingDependencyError where DICOM support is not installed.
+    Args:
+        source: a path, a file's bytes, or an array: uint8 [H,W] or [H,W,3] (RGB), uint16 [H,W] (0..65535, scaled by
+            255/65535), bone bright.
+        intensity: how stored values become grey, as PreprocessSpec has it. A model takes images that were read by its
+            own card's policy (`Finder.read` does so).
+        allow_lateral: accept lateral views in DICOM files, with a warning; without it they are refused.
+        threads: how many threads may decode one DICOM file.
+        reduced_for: decode a large JPEG 2000 image in a DICOM file at half or a quarter of its resolution, with three
+            pixels of a side or more left for one of the resized square. `preprocess` for this spec then gives the same
+            within one grey level, but for a few pixels at sharp edges, in a fraction of the time. Such a radiograph has
+            a `reduction`. Signed values, files with padding or without a window, and a crop that reaches the border are
+            still decoded in full. Pillow decodes, and holds Python's lock meanwhile: threads take turns.
 
-    `intensity` says how stored values become grey, as PreprocessSpec has it: a model takes images that were read by its
-    own card's (`Finder.read` does so). `allow_lateral` takes lateral views in DICOM files too, with a warning; without
-    it they are refused.
-
-    `reduced_for` lets a large JPEG 2000 image in a DICOM file be decoded at half or a quarter of its resolution, with
-    three pixels of a side or more left for one of the resized square: `preprocess` for that spec then gives what it
-    gives of the full image, within one grey level but for a few pixels at sharp edges, in a fraction of the time. Such
-    a radiograph has a `reduction`. Full decoding stays for signed values, for files with padding or without a window,
-    and for a crop that reaches the border. Pillow decodes, and holds Python's lock meanwhile: threads take turns.
+    Raises:
+        ImageError: a subclass says why the image cannot be read.
+        MissingDependencyError: DICOM support is not installed.
     """
     limits = limits or ImageLimits()
     if intensity not in INTENSITIES:
@@ -117,7 +120,7 @@ def read_image(
 
 
 def file_bytes(path: Path, limits: ImageLimits | None = None) -> bytes:
-    """The bytes of an image file, as many as the limits allow. Raises NotAnImageError."""
+    """The bytes of an image file within the limits. Raises NotAnImageError."""
     limits = limits or ImageLimits()
     try:
         if path.is_dir():

@@ -1,10 +1,8 @@
-"""Work on many images in worker processes: so many ahead that an engine never waits, and no more; results in order.
+"""Work on many images in worker processes: enough ahead that an engine never waits, results in order.
 
 Decoders hold one processor each, and Python's lock between calls: processes scale where threads do not. They are
 spawned, since a fork would break the threads of the engine's libraries, and they import none of these. So a script
 needs the usual `if __name__ == "__main__":`.
-
-Jobs that run at the same time, for what NumPy, Pillow and the codecs do without the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -17,9 +15,8 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from itertools import chain, islice
 from logging.handlers import QueueHandler
 from multiprocessing import connection
@@ -42,12 +39,18 @@ _KILLED, _TERMINATED = -9, -15  # exit codes: by SIGKILL, and of those that the 
 def work_through(
     function: Callable[[_S], _T], items: Iterable[_S], *, workers: int | None = None
 ) -> Generator[_T | ImageError, None, None]:
-    """`function` of each item, in order; the ImageError of one that raises it takes its place.
+    """Yield `function` of each item, in order; an ImageError that it raises is yielded in its place.
 
-    With `workers` processes; 0 does all here, and None decides: 0 for a few items, else as many as there are
-    processors. `function`, items and results must be picklable. What workers log, and warnings, are logged here. Raises
-    UserError for a negative number, WorkerError where a process dies, and any other error of `function`. Whatever ends
-    this, closing the iterator included, ends the processes.
+    What workers log, and their warnings, are logged here. The processes end with the iterator, even one closed early.
+
+    Args:
+        function: picklable, as items and results must be.
+        workers: the number of processes. 0 does all the work here; None means 0 for a few items, else as many as there
+            are processors.
+
+    Raises:
+        UserError: the number of workers is negative.
+        WorkerError: a process died.
     """
     if workers is not None and workers < 0:
         raise UserError(f"expected 0 or more worker processes, found {workers}")
@@ -135,21 +138,3 @@ def _end_with_parent() -> None:
 def _logged_result(function: Callable[[_S], _T], item: _S) -> tuple[_T | ImageError, list[logging.LogRecord]]:
     result = _result(function, item)
     return result, [_RECORDS.get() for _ in range(_RECORDS.qsize())]
-
-
-def together(threads: int, *jobs: Callable[[], _T]) -> list[_T]:
-    """What the jobs return, in their order; by at most so many threads, which end with this call."""
-    if threads == 1 or len(jobs) == 1:
-        return [job() for job in jobs]
-    with ThreadPoolExecutor(min(threads, len(jobs)), thread_name_prefix="together") as pool:
-        return [future.result() for future in [pool.submit(job) for job in jobs]]
-
-
-@contextmanager
-def beside(threads: int, job: Callable[[], _T]) -> Iterator[Callable[[], _T]]:
-    """Run a job beside what is done within, if there is a second thread; call what this gives for its result."""
-    if threads == 1:
-        yield job
-        return
-    with ThreadPoolExecutor(1, thread_name_prefix="beside") as pool:
-        yield pool.submit(job).result

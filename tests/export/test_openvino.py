@@ -15,8 +15,7 @@ from onnx import helper, numpy_helper
 
 from cbmir.errors import ModelError, UserError
 from cbmir.export.openvino import sensitive_layers, write_openvino
-from cbmir.runtime.engines.openvino import OpenVinoEngine
-from cbmir.runtime.engines.openvino_import import import_openvino
+from cbmir.runtime.engines.openvino import OpenVinoEngine, import_openvino
 from cbmir.runtime.engines.ort import OnnxEngine
 
 Make = Callable[..., Path]

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,7 @@ from cbmir.export.openvino import write_openvino
 from cbmir.process import available_threads
 from cbmir.runtime.engines import availability, openvino
 from cbmir.runtime.engines.base import encode_head
-from cbmir.runtime.engines.openvino import OpenVinoEngine
-from cbmir.runtime.engines.openvino_import import hidden, import_openvino
+from cbmir.runtime.engines.openvino import OpenVinoEngine, hidden, import_openvino
 from cbmir.runtime.engines.ort import OnnxEngine
 from cbmir.runtime.engines.registry import open_engine
 
@@ -213,7 +212,7 @@ def test_a_graph_that_contradicts_its_card_is_refused(tmp_path: Path, make_tiny_
         wider = engine.card.with_(embedding_dim=9).dumps()
     head = encode_head(np.zeros((8, 9), np.float32))
     path = make_tiny_model(path, metadata={"cbmir.card": wider, "cbmir.head": head})
-    with pytest.raises(ModelError, match=r"expected embedding f32 \[any, 9\], found f32 \[\?,8\]"):
+    with pytest.raises(ModelError, match=r"expected embedding float32 \[any, 9\] .* found float32 \[any, 8\]"):
         OpenVinoEngine(path)
 
 
@@ -270,3 +269,30 @@ def test_modules_are_hidden_by_one_thread_at_a_time() -> None:
     with hidden("json"), pytest.raises(ModuleNotFoundError):
         importlib.import_module("json")
     assert importlib.import_module("json").loads("1") == 1
+
+
+#: Eight threads ask for the first type at once, and take turns as often as Python lets them.
+_AT_ONCE = """
+import sys, threading
+from cbmir.runtime.engines.openvino import import_openvino
+
+openvino = import_openvino()
+sys.setswitchinterval(1e-6)
+barrier = threading.Barrier(8)
+
+def ask():
+    barrier.wait()
+    openvino.Type.u8.to_dtype()
+
+threads = [threading.Thread(target=ask) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_the_first_inferences_of_several_threads_do_not_wait_for_each_other(openvino: ModuleType) -> None:
+    """Without the mend 14 of 15 such processes hang, so three pass by chance once in three thousand."""
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", _AT_ONCE], check=True, timeout=60)

@@ -340,10 +340,10 @@ def test_eight_threads_share_one_engine(fake: FakeTensorRt, plan_file: Path, bat
 
 
 def test_health_tells_the_card_and_the_version(fake: FakeTensorRt, plan_file: Path) -> None:
-    with TensorRtEngine(plan_file, reason="why") as engine:
+    with TensorRtEngine(plan_file) as engine:
         health = engine.health()
     assert (health.engine, health.device, health.version) == ("tensorrt", "cuda:0 Card", "tensorrt-rtx 1.2.3")
-    assert (health.requested, health.reason, health.precision) == ("tensorrt", "why", "float32")
+    assert (health.requested, health.reason, health.precision) == ("tensorrt", "", "float32")
     assert (health.threads, health.mode) == (1, "latency")
 
 
