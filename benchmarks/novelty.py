@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from cbmir.manifest import read_manifest
 from cbmir.runtime import Engine, Entry, Filter, Gallery, Novelty, open_engine, read_image
-from cbmir.runtime.imaging import preprocess
+from cbmir.runtime.imaging.preprocess import preprocess
 from cbmir.runtime.novelty import FEWEST, NEAREST, QUANTILE, score_novelty
 
 Pixels = NDArray[np.uint8]

@@ -26,9 +26,9 @@ from cbmir.export.onnx_graph import to_onnx
 from cbmir.export.parity import LIMITS, Parity, measure_parity
 from cbmir.export.perf.machine import describe_machine
 from cbmir.files import write_json
-from cbmir.runtime.engines.availability import why_no_bfloat16, why_not
+from cbmir.runtime.engines.availability import why_not
 from cbmir.runtime.engines.base import Outputs
-from cbmir.runtime.engines.openvino import import_openvino
+from cbmir.runtime.engines.openvino import import_openvino, why_no_bfloat16
 from cbmir.runtime.engines.tensorrt_plan import read_plan_info
 from cbmir.training.evaluate import opened_model
 from cbmir.training.run import load_model

@@ -117,7 +117,8 @@ def references(instances: Iterable[tuple[str, str, str, str]]) -> list[Dataset]:
 
 def _item(**elements: Any) -> Dataset:
     item = Dataset()
-    item.update(elements)
+    for keyword, value in elements.items():
+        setattr(item, keyword, value)
     return item
 
 

@@ -192,7 +192,7 @@ def _metadata(model: Any, key: str, path: Path) -> str:
 
 
 def _type(port: Any) -> str:
-    name = port.element_type.to_string()
+    name: str = port.element_type.to_string()
     return {"u8": "uint8", "f32": "float32"}.get(name, name)
 
 

@@ -19,7 +19,7 @@ from cbmir.runtime import Engine, embedded_blocks, open_engine, read_image
 from cbmir.runtime.embedded_blocks import Blocks
 from cbmir.runtime.embedding import embed_manifest
 from cbmir.runtime.embedding_on_ray import actor_needs, read_card
-from cbmir.runtime.imaging import preprocess
+from cbmir.runtime.imaging.preprocess import preprocess
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from cbmir.errors import EngineError, GalleryError, ImageError, ModelError, User
 from cbmir.manifest import read_manifest
 from cbmir.runtime import Entry, Filter, Finder, Gallery, Pseudonyms, build_gallery, open_engine, read_image
 from cbmir.runtime.finder import NOTHING_ALIKE
-from cbmir.runtime.imaging import preprocess
+from cbmir.runtime.imaging.preprocess import preprocess
 
 Make = Callable[..., Path]
 MakeXray = Callable[..., NDArray[np.uint8]]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime import novelty, read_image
-from cbmir.runtime.imaging import preprocess
+from cbmir.runtime.imaging.preprocess import preprocess
 from cbmir.runtime.novelty import FEWEST, NEAREST, mixture_distance, reference_distances, score_novelty
 
 ROOT = Path(__file__).resolve().parents[2]

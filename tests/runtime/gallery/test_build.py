@@ -25,7 +25,7 @@ from cbmir.runtime.embedding import embed_manifest
 from cbmir.runtime.gallery import build, parts
 from cbmir.runtime.gallery.build import add_to_gallery
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
-from cbmir.runtime.imaging import preprocess
+from cbmir.runtime.imaging.preprocess import preprocess
 
 
 @pytest.fixture

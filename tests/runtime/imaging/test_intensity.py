@@ -14,7 +14,7 @@ from PIL import Image
 from cbmir.errors import BlankImageError, DicomImageError, UserError
 from cbmir.preprocessing import INTENSITIES, PreprocessSpec
 from cbmir.runtime import Finder, read_image
-from cbmir.runtime.imaging import preprocess
+from cbmir.runtime.imaging.preprocess import preprocess
 from cbmir.runtime.imaging.radiograph import counted, spread
 from dicom_files import SIDE, STORED, make_dicom
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from cbmir.errors import ImageError, NotAnImageError, UserError, WorkerError
 from cbmir.runtime import Finder, read_image
+from cbmir.runtime.imaging import workers as bulk
 from cbmir.runtime.imaging.workers import AHEAD, FEW, work_through
 
 # A worker can only call what it can import, so the functions here are Python's own.
@@ -51,8 +52,8 @@ def test_processes_are_started_where_they_pay(
         started.append(number)
         yield from map(function, items)
 
-    monkeypatch.setattr(workers, "available_threads", lambda: 3)
-    monkeypatch.setattr(workers, "_by_processes", recorded)
+    monkeypatch.setattr(bulk, "available_threads", lambda: 3)
+    monkeypatch.setattr(bulk, "_by_processes", recorded)
     assert list(work_through(operator.neg, range(count), workers=workers)) == [-n for n in range(count)]
     assert started == ([processes] if processes else [])
 
