@@ -342,7 +342,7 @@ def aims_table(reports: Sequence[dict[str, Any]]) -> str:
 
 def draw(reports: Sequence[dict[str, Any]], folder: Path) -> None:
     """Recall, latency, memory and time to build against the size, a line for each contender's first setting."""
-    from cbmir.training.comparison.figures.drawing import Picture, numbered_style, save, sheet
+    from cbmir.training.comparison.figures.sheet import ReportFigure, numbered_style, save, sheet
 
     panels = (("recall", "recall@10"), ("ms", "ms a query"), ("index_mb", "index MB"), ("build_s", "build s"))
     lines = names(AIMED)
@@ -365,7 +365,7 @@ def draw(reports: Sequence[dict[str, Any]], folder: Path) -> None:
         figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
         rows = [[report["count"], *(row[name] for name in CSV)] for report in reports for row in report["rows"]]
         caption = "Growth of a gallery: each contender at its first setting, efSearch, ef and nprobe being 64."
-        picture = Picture("growth", "How a gallery grows", caption)
+        picture = ReportFigure("growth", "How a gallery grows", caption)
         save(figure, picture, folder, ("count", *CSV), rows)
 
 

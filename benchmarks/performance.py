@@ -179,7 +179,7 @@ def entrants_table(report: BenchReport) -> str:
 
 def draw(report: BenchReport, folder: Path) -> None:
     """Ratios to the baseline as dots with their spread, a panel for each batch size; hollow: by hand."""
-    from cbmir.training.comparison.figures.drawing import BLACK, BLUE, Picture, save, sheet
+    from cbmir.training.comparison.figures.sheet import BLACK, BLUE, ReportFigure, save, sheet
 
     def dot(axis: Axes, one: Speed) -> None:
         by_hand = one.contender.startswith("peer")
@@ -206,7 +206,7 @@ def draw(report: BenchReport, folder: Path) -> None:
             axis.grid(axis="x")
         rows = [(one.batch, one.contender, one.ratio.median, one.ratio.low, one.ratio.high) for one in report.speeds]
         caption = "Median over rounds, 10th to 90th percentile; filled: cbmir's files, hollow: by hand."
-        picture = Picture("speed", f"Times as fast as {report.baseline}", caption)
+        picture = ReportFigure("speed", f"Times as fast as {report.baseline}", caption)
         save(figure, picture, folder, ("batch", "contender", "ratio", "low", "high"), rows)
 
 

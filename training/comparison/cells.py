@@ -39,7 +39,7 @@ FACTS, VALUES, VECTORS, LOG, FAILED = "cell.json", "answers.npz", "vectors.npz",
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
+class CellAnswers:
     """One method's answers to the queries of one part.
 
     `labels` and `scores` are float32 [Q, C] as in Vectors, `neighbours` [Q, 10] positions among the part's training
@@ -81,11 +81,11 @@ def write_answers(
     write_json(folder / FACTS, facts)
 
 
-def read_answers(folder: Path) -> Answers:
+def read_answers(folder: Path) -> CellAnswers:
     """The answers of a finished cell."""
     with np.load(folder / VALUES) as data:
         arrays = dict(data)
-    return Answers(
+    return CellAnswers(
         facts=json.loads((folder / FACTS).read_text("utf-8")),
         patients=arrays["patients"].tolist(),
         views=arrays["views"].tolist(),

@@ -19,14 +19,18 @@ import torch
 
 import cbmir
 from cbmir.manifest import Manifest, read_manifest
-from cbmir.training.comparison.cells import FACTS, FAILED, Answers, cell_folder, read_answers
+from cbmir.training.comparison.cells import FACTS, FAILED, CellAnswers, cell_folder, read_answers
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Cell, Part, Plan, selection_path
 from cbmir.training.comparison.protocols import PROTOCOLS
 from cbmir.training.comparison.statistics import QUERIES, Pool, differences, figures, random_ranking
 from cbmir.training.metrics import RETRIEVAL_METRICS, holm
 
+Results = dict[str, Any]
+Row = dict[str, Any]
+
 SCHEMA = 1
+METRICS = ("auc", *RETRIEVAL_METRICS)
 _LIBRARIES = ("torch", "torchvision", "lightning", "timm", "scikit-learn", "numpy")
 
 
@@ -80,7 +84,7 @@ def _options(plan: Plan) -> dict[str, Any]:
     return plan.training | {"weights": Path(weights).name}
 
 
-def _rows(plan: Plan, answers: dict[Cell, Answers], labels: Sequence[str]) -> list[dict[str, Any]]:
+def _rows(plan: Plan, answers: dict[Cell, CellAnswers], labels: Sequence[str]) -> list[dict[str, Any]]:
     rows = []
     for method, size, proxies in dict.fromkeys((c.method, c.part.size, c.proxies) for c in plan.cells()):
         cells = [c for c in plan.cells() if (c.method, c.part.size, c.proxies) == (method, size, proxies)]
@@ -107,12 +111,12 @@ def _rows(plan: Plan, answers: dict[Cell, Answers], labels: Sequence[str]) -> li
     return rows
 
 
-def _pool(cells: Iterable[Cell], answers: dict[Cell, Answers]) -> Pool:
+def _pool(cells: Iterable[Cell], answers: dict[Cell, CellAnswers]) -> Pool:
     cells = list(cells)
     return Pool([answers[cell] for cell in cells], [cell.part.seed for cell in cells])
 
 
-def _minus_bce(cells: list[Cell], answers: dict[Cell, Answers]) -> dict[str, Any] | None:
+def _minus_bce(cells: list[Cell], answers: dict[Cell, CellAnswers]) -> dict[str, Any] | None:
     both = [cell for cell in cells if Cell(cell.part, "bce") in answers]
     if not both:
         return None
@@ -127,7 +131,7 @@ def _correct(compared: list[dict[str, Any]]) -> None:
         one["p_holm"] = None if math.isnan(p) else p
 
 
-def _random(plan: Plan, answers: dict[Cell, Answers]) -> dict[str, Any]:
+def _random(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:
     """By size, from the method with most finished parts: all of them answer the same queries."""
     found = {}
     for size in plan.sizes:
@@ -177,3 +181,21 @@ def hardware() -> dict[str, Any]:
         "memory_gib": None if memory is None else round(memory, 1),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
+
+
+def headline(results: Results) -> list[Row]:
+    """The rows that compare the methods, in their order; of a sweep, those of the size and number of proxies shown."""
+    size, proxies = results["shown"]["size"], results["shown"]["proxies"]
+    return [row for row in ordered(results) if row["size"] == size and row["proxies"] in ("", proxies)]
+
+
+def ordered(results: Results) -> list[Row]:
+    """All rows in the order of their methods: that of the paper's Table 1, then those that go past it."""
+    order = list(results["methods"])
+    return sorted(results["rows"], key=lambda row: order.index(row["method"]))
+
+
+def metric_title(results: Results, metric: str) -> str:
+    """`nDCG@100`."""
+    names = {"auc": "AUC", "ndcg": "nDCG@{}", "acg": "ACG@{}", "precision": "precision@{}"}
+    return names[metric].format(results["protocol"]["k"])

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cbmir.training.comparison.cells import Answers
+from cbmir.training.comparison.cells import CellAnswers
 from cbmir.training.evaluate import figure_of
 from cbmir.training.metrics import (
     RETRIEVAL_METRICS,
@@ -43,7 +43,7 @@ Figure = dict[str, float | None]
 class Pool:
     """One method's answers to the queries of all its parts, and the seed of each part."""
 
-    parts: Sequence[Answers]
+    parts: Sequence[CellAnswers]
     seeds: Sequence[int]
 
     @cached_property

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cbmir.training.comparison.cells import COLUMNS, Answers
+from cbmir.training.comparison.cells import COLUMNS, CellAnswers
 from cbmir.training.comparison.statistics import Pool, differences, figures, random_ranking
 from cbmir.training.metrics import RetrievalValues
 
 NAN = float("nan")
 
 
-def answers(ndcg: list[float], patients: list[str], **options: Any) -> Answers:
+def answers(ndcg: list[float], patients: list[str], **options: Any) -> CellAnswers:
     """Of one label: the first half of the queries is positive, scores fall with the position."""
     count = len(ndcg)
     values = np.array(ndcg)
@@ -22,7 +22,7 @@ def answers(ndcg: list[float], patients: list[str], **options: Any) -> Answers:
     given["scores"] = np.linspace(1, 0, count, dtype=np.float32)[:, None]
     given["labels"] = (np.arange(count) < count / 2).astype(np.float32)[:, None]
     given["retrieval"] = {column: RetrievalValues(values, values / 2, values / 4) for column in COLUMNS}
-    return Answers(facts={}, patients=patients, neighbours=np.zeros((count, 1), np.intp), **given | options)
+    return CellAnswers(facts={}, patients=patients, neighbours=np.zeros((count, 1), np.intp), **given | options)
 
 
 def test_queries_of_all_parts_are_pooled_and_sd_is_over_seeds() -> None:

@@ -1,22 +1,46 @@
-"""What the charts are made of: rows of results.json as points with intervals, lines, and the numbers behind them."""
+"""The charts of the report, drawn from results.json: methods compared, and results over sizes and proxies per class.
+
+Error bars are 95% bootstrap intervals over patients. As in the paper's figures, training-set size and proxies per class
+have a logarithmic axis; here those charts come once for each column of METHOD.md ("-all": all queries). The paper does
+not say how its figures count queries without a finding, so that they are set beside the positive queries alone, for
+which its formulas are defined.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cbmir.training.comparison.figures.drawing import BLACK, VERMILLION, method_style
+import numpy as np
+
+from cbmir.training.comparison.figures.sheet import (
+    BLACK,
+    GREY,
+    VERMILLION,
+    ReportFigure,
+    method_style,
+    numbered_style,
+    save,
+    sheet,
+)
 from cbmir.training.comparison.methods.registry import METHODS
+from cbmir.training.comparison.results import METRICS, Results, Row, headline, metric_title
+from cbmir.training.comparison.statistics import QUERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-METRICS = {"auc": "AUC", "ndcg": "nDCG", "acg": "ACG", "precision": "precision"}
 #: The columns of a chart's CSV; `kind` is measured, paper (the paper's own figure) or random (a random ranking).
 HEADER = ("kind", "method", "training_images", "proxies_per_class", "queries", "metric", "value", "low", "high", "sd")
 
-Row = dict[str, Any]
+_MEANING = {
+    "positive queries": "queries with at least one finding",
+    "all queries": "all queries (no finding counts as a label of its own)",
+}
+_SUFFIX = {"positive queries": "", "all queries": "-all"}
+_BARS = "Error bars are 95% intervals over patients; lines are set a little apart sideways."
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +52,24 @@ class Line:
     rows: Sequence[Row]
 
 
+def draw_charts(results: Results, folder: Path) -> list[ReportFigure]:
+    """The charts that the results have data for; none where no cell is finished."""
+    rows, shown = [row for row in results["rows"] if row["finished"]], results["shown"]
+    compared = [row for row in headline(results) if row["finished"]]
+    charts = [_comparison(results, compared, folder)] if compared else []
+    usual = [row for row in rows if row["proxies"] in ("", shown["proxies"])]
+    swept = [row for row in rows if row["proxies"].isdigit()]
+    of_size = [row for row in swept if row["size"] == shown["size"]]
+    for column in QUERIES:
+        if len({row["size"] for row in rows}) > 1:
+            charts.append(_over_sizes(results, usual, column, folder))
+        if len({row["proxies"] for row in of_size}) > 1:
+            charts.append(_over_proxies(results, of_size, column, folder))
+        if len({row["size"] for row in swept}) > 1 and len({row["proxies"] for row in swept}) > 1:
+            charts.append(_over_both(results, swept, column, folder))
+    return charts
+
+
 def by_method(rows: Iterable[Row]) -> list[Line]:
     """A line for each method, in the order of the table."""
     found: dict[str, list[Row]] = {}
@@ -36,24 +78,11 @@ def by_method(rows: Iterable[Row]) -> list[Line]:
     return [Line(METHODS[name].title, method_style(name), found[name]) for name in METHODS if name in found]
 
 
-def figure_in(row: Row, column: str, metric: str) -> dict[str, Any]:
-    """A figure of a row: {"value", "low", "high", "sd"}; AUC is not by column."""
-    figure: dict[str, Any] = row["auc"] if metric == "auc" else row[column][metric]
-    return figure
-
-
-def numbers(row: Row, column: str, metric: str) -> tuple[Any, ...]:
-    """A figure as a line of the CSV (`HEADER`)."""
-    figure = figure_in(row, column, metric)
-    own = (row["method"], row["training_images"], row["proxies"], "" if metric == "auc" else column, metric)
-    return ("measured", *own, figure["value"], figure["low"], figure["high"], figure["sd"])
-
-
 def draw_lines(axis: Axes, lines: Sequence[Line], column: str, metric: str, x: str) -> None:
     """A metric over the rows' `x`, with error bars; where a method has no value, its line has no point."""
     for number, line in enumerate(lines):
         aside = 1.025 ** (number - (len(lines) - 1) / 2)  # a factor: the axis is logarithmic
-        points = [(int(row[x]) * aside, figure_in(row, column, metric)) for row in line.rows]
+        points = [(int(row[x]) * aside, _figure(row, column, metric)) for row in line.rows]
         known = sorted((at, figure["value"], *_reach(figure)) for at, figure in points if figure["value"] is not None)
         if known:
             at, value, below, above = zip(*known, strict=True)
@@ -63,17 +92,45 @@ def draw_lines(axis: Axes, lines: Sequence[Line], column: str, metric: str, x: s
             )  # fmt: skip
 
 
-def log_axis(axis: Axes, ticks: Sequence[int], label: str) -> None:
-    """A logarithmic x axis with a tick at each value."""
-    names = [f"{tick:,}" for tick in ticks]
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(ticks, names, rotation=30 if len("".join(names)) > 25 else 0)
-    axis.minorticks_off()
-    axis.set_xlabel(f"{label} (log scale)")
-    axis.grid(axis="y")
+def _comparison(results: Results, shown: list[Row], folder: Path) -> ReportFigure:
+    """Every method: nDCG of both columns, and AUC."""
+    chance = results["random"][str(shown[0]["size"])]
+    panels = [("ndcg", column, chance[column]["ndcg"]) for column in QUERIES] + [("auc", "", 0.5)]
+    table: list[tuple[Any, ...]] = []
+    with sheet(9, 1.3 + 0.24 * len(shown)) as figure:
+        axes = figure.subplots(1, 3, sharey=True)
+        for axis, (metric, column, random) in zip(axes, panels, strict=True):
+            for place, row in enumerate(shown):
+                paper = results["methods"][row["method"]]["paper"].get(metric) if column != "all queries" else None
+                _draw_interval(axis, place, _figure(row, column, metric), paper)
+                table.append(_numbers(row, column, metric))
+                if paper is not None:
+                    table.append(("paper", row["method"], "", "", column, metric, paper, "", "", ""))
+            if random is not None:
+                axis.axvline(random, color=GREY, linestyle="--", linewidth=1, zorder=0, label="random ranking")
+                table.append(("random", "", "", "", column, metric, random, "", "", ""))
+            axis.set(xlabel=f"{metric_title(results, metric)}, {column}" if column else "AUC, mean over findings")
+            axis.set_yticks(range(len(shown)), [METHODS[row["method"]].title for row in shown])
+            axis.set_ylim(len(shown) - 0.5, -0.5)
+            axis.tick_params(axis="y", length=0)
+            axis.grid(axis="x")
+            axis.margins(x=0.08)
+        legend = _legend(axes)
+        figure.legend([legend[name] for name in sorted(legend)], sorted(legend), loc="outside lower center", ncols=3)
+        positive, everything = (max(row[column]["queries"] for row in shown) for column in QUERIES)
+        chart = ReportFigure(
+            "comparison",
+            f"The methods compared: {metric_title(results, 'ndcg')} and AUC",
+            f"{len(shown)} methods, {shown[0]['training_images']:,} training images. Dots are means over the "
+            f"{positive:,} queries with at least one finding (left), over {everything:,} queries, no finding counting "
+            "as a label of its own (middle), and the mean AUC over findings (right); bars are 95% intervals over "
+            "patients, the dashed line is a random ranking. Hollow diamonds are the paper's own figures, on its own "
+            "data. A method without scores for findings has no AUC.",
+        )
+        return save(figure, chart, folder, HEADER, table)
 
 
-def draw_interval(axis: Axes, place: int, figure: dict[str, Any], paper: float | None) -> None:
+def _draw_interval(axis: Axes, place: int, figure: dict[str, Any], paper: float | None) -> None:
     """One method of a table as a picture: a dot with its interval, the number beside, and the paper's own value."""
     value = figure["value"]
     if place % 2:
@@ -84,12 +141,116 @@ def draw_interval(axis: Axes, place: int, figure: dict[str, Any], paper: float |
         reach = [[side] for side in _reach(figure)]
         axis.errorbar(value, place, xerr=reach, fmt="o", color=BLACK, markersize=4, label="mean and 95% interval")
     if paper is not None:
-        axis.plot(
-            paper, place, "D", markerfacecolor="none", color=VERMILLION, markersize=5, label="paper's own, on its data"
+        label = "paper's own, on its data"
+        axis.plot(paper, place, "D", markerfacecolor="none", color=VERMILLION, markersize=5, label=label)
+
+
+def _over_sizes(results: Results, rows: list[Row], column: str, folder: Path) -> ReportFigure:
+    lines, counts = by_method(rows), _sizes(rows)
+    chart = ReportFigure(
+        f"train-size{_SUFFIX[column]}",
+        f"Results over training-set size, {column}",
+        f"AUC, nDCG, ACG and precision of {len(lines)} methods after training on {_listed(counts)} images (logarithmic "
+        f"axis). Retrieval is judged on {_MEANING[column]}; AUC is the same in both columns. {_BARS}",
+    )
+    return _four_panels(results, lines, column, "training_images", "training images", counts, chart, folder)
+
+
+def _over_proxies(results: Results, rows: list[Row], column: str, folder: Path) -> ReportFigure:
+    counts = sorted({int(row["proxies"]) for row in rows})
+    chart = ReportFigure(
+        f"proxies{_SUFFIX[column]}",
+        f"Results over proxies per class, {column}",
+        f"AUC, nDCG, ACG and precision with {_listed(counts)} proxies for each class (logarithmic axis) after training "
+        f"on {rows[0]['training_images']:,} images. Retrieval is judged on {_MEANING[column]}; AUC is the same in both "
+        f"columns. {_BARS}",
+    )
+    return _four_panels(results, by_method(rows), column, "proxies", "proxies per class", counts, chart, folder)
+
+
+def _four_panels(
+    results: Results, lines: list[Line], column: str, x: str, x_label: str, ticks: list[int], chart: ReportFigure,
+    folder: Path,
+) -> ReportFigure:  # fmt: skip
+    """AUC, nDCG, ACG and precision over `x`, as in the paper."""
+    with sheet(7.2, 5.6) as figure:
+        for axis, metric in zip(np.ravel(figure.subplots(2, 2, sharex=True)), METRICS, strict=True):
+            draw_lines(axis, lines, column, metric, x)
+            _log_axis(axis, ticks, x_label)
+            axis.set(title=metric_title(results, metric))
+        for axis in figure.axes[:2]:
+            axis.set_xlabel("")
+        figure.legend(*figure.axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=min(4, len(lines)))
+        table = [_numbers(row, column, metric) for metric in METRICS for line in lines for row in line.rows]
+        return save(figure, chart, folder, HEADER, table)
+
+
+def _over_both(results: Results, rows: list[Row], column: str, folder: Path) -> ReportFigure:
+    """nDCG over size: a panel with and one without negative proxies, a line for each number of proxies."""
+    panels, counts = by_method(rows), _sizes(rows)
+    proxies, name = sorted({int(row["proxies"]) for row in rows}), metric_title(results, "ndcg")
+    with sheet(1.2 + 3 * len(panels), 3.4) as figure:
+        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axis, panel in zip(axes, panels, strict=True):
+            lines = [
+                Line(str(count), numbered_style(place), [row for row in panel.rows if row["proxies"] == str(count)])
+                for place, count in enumerate(proxies)
+            ]
+            draw_lines(axis, lines, column, "ndcg", "training_images")
+            _log_axis(axis, counts, "training images")
+            axis.set(title=panel.label)
+        axes[0].set_ylabel(f"{name}, {column}")
+        legend = _legend(axes)
+        names = sorted(legend, key=int)
+        figure.legend([legend[one] for one in names], names, title="proxies per class", loc="outside right center")
+        chart = ReportFigure(
+            f"size-and-proxies{_SUFFIX[column]}",
+            f"{name} over training-set size and proxies per class, {column}",
+            f"{name} of {_MEANING[column]} after training on {_listed(counts)} images (logarithmic axis), a line for "
+            f"each number of proxies per class ({_listed(proxies)}), a panel for each of "
+            f"{_listed([panel.label for panel in panels])}. {_BARS}",
         )
+        return save(figure, chart, folder, HEADER, [_numbers(row, column, "ndcg") for row in rows])
+
+
+def _log_axis(axis: Axes, ticks: Sequence[int], label: str) -> None:
+    """A logarithmic x axis with a tick at each value."""
+    names = [f"{tick:,}" for tick in ticks]
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks, names, rotation=30 if len("".join(names)) > 25 else 0)
+    axis.minorticks_off()
+    axis.set_xlabel(f"{label} (log scale)")
+    axis.grid(axis="y")
+
+
+def _figure(row: Row, column: str, metric: str) -> dict[str, Any]:
+    """A figure of a row: {"value", "low", "high", "sd"}; AUC is not by column."""
+    figure: dict[str, Any] = row["auc"] if metric == "auc" else row[column][metric]
+    return figure
+
+
+def _numbers(row: Row, column: str, metric: str) -> tuple[Any, ...]:
+    """A figure as a line of the CSV (`HEADER`)."""
+    figure = _figure(row, column, metric)
+    own = (row["method"], row["training_images"], row["proxies"], "" if metric == "auc" else column, metric)
+    return ("measured", *own, figure["value"], figure["low"], figure["high"], figure["sd"])
 
 
 def _reach(figure: dict[str, Any]) -> tuple[float, float]:
     """How far the interval goes below and above the value, 0 where there is none."""
     value, low, high = figure["value"], figure["low"], figure["high"]
     return (0, 0) if low is None else (max(0, value - low), max(0, high - value))
+
+
+def _legend(axes: Iterable[Axes]) -> dict[str, Any]:
+    """Label -> handle, each label once."""
+    return {label: h for axis in axes for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+
+
+def _sizes(rows: Iterable[Row]) -> list[int]:
+    return sorted({row["size"]: row["training_images"] for row in rows}.values())
+
+
+def _listed(values: Sequence[int | str]) -> str:
+    words = [f"{value:,}" if isinstance(value, int) else f"“{value}”" for value in values]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

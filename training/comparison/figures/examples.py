@@ -9,22 +9,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image, ImageOps
 
 from cbmir.manifest import Manifest, Row, read_manifest
-from cbmir.training.comparison.cells import Answers, cell_folder, read_answers
-from cbmir.training.comparison.figures.drawing import Picture, save, shown_cells
-from cbmir.training.comparison.figures.tiles import FRAMES, Tile, page
+from cbmir.runtime.imaging.reader import read_image
+from cbmir.training.comparison.cells import CellAnswers, cell_folder, read_answers
+from cbmir.training.comparison.figures.sheet import BLUE, GREY, VERMILLION, ReportFigure, save, sheet, shown_cells
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Plan, selection_path
 from cbmir.training.comparison.protocols import PROTOCOLS
 from cbmir.training.metrics import Floats
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 QUANTILES = (95, 80, 60, 40, 20, 5)
 SHOWN = 5
 #: `query` is the position among the part's test images; findings are separated by semicolons.
 HEADER = ("query", "quantile", "ndcg", "rank", "shared", "missing", "more")
+
+#: Inches: the side of an image, the space between two, a line of text, the margins; then pixels of a thumbnail's side.
+SIDE, GAP, LINE, LEFT, TOP = 1.2, 0.17, 0.125, 0.8, 0.85
+PIXELS = 180
+
+#: How many of the query's findings a neighbour shares -> colour and line of its frame.
+FRAMES: dict[str, tuple[str, Any]] = {
+    "all": (BLUE, "-"),
+    "some": (BLUE, (0, (3, 1.2))),
+    "none": (VERMILLION, (0, (0.7, 0.9))),
+}
+#: Whose a finding is -> its mark, colour and weight.
+MARKS = {
+    "own": ("", "black", "bold"),
+    "shared": ("✓ ", BLUE, "bold"),
+    "more": ("+ ", VERMILLION, "normal"),
+    "missing": ("\N{MINUS SIGN} ", GREY, "normal"),
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +71,7 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Example:
+class ExampleRetrieval:
     """A query, at which quantile of nDCG it was chosen, its nDCG here, and its nearest images."""
 
     position: int
@@ -58,10 +82,14 @@ class Example:
     neighbours: Sequence[tuple[Row, Agreement]]
 
 
-def draw_examples(report: Path, plan: Plan, folder: Path) -> list[Picture]:
-    """The page of the paper's method, or of the first finished one, and that of BCE for the same queries.
+def draw_examples(report: Path, plan: Plan, folder: Path) -> list[ReportFigure]:
+    """Draw the page of the paper's method, or of the first finished one, and that of BCE for the same queries.
 
-    None where no cell is finished or no query has a finding. Raises ImageError when an image cannot be read.
+    Returns:
+        The pages; none where no cell is finished or no query has a finding.
+
+    Raises:
+        ImageError: an image cannot be read.
     """
     cells = shown_cells(report, plan, dict.fromkeys(("proxy-negative", "proxy", *METHODS)))
     if not cells:
@@ -100,12 +128,12 @@ def agreement(query: Row, neighbour: Row, names: Sequence[str]) -> Agreement:
     return Agreement(*(tuple(n for n in names if n in group) for group in (own & theirs, own - theirs, theirs - own)))
 
 
-def examples(answers: Answers, queries: dict[int, int], selection: Manifest) -> list[Example]:
+def examples(answers: CellAnswers, queries: dict[int, int], selection: Manifest) -> list[ExampleRetrieval]:
     """The chosen queries (position -> quantile) with the images that a method found for them."""
     asking, gallery, names = selection.split("test").rows, selection.split("train").rows, selection.labels.names
     ndcg = answers.retrieval["positive queries"].ndcg
     return [
-        Example(
+        ExampleRetrieval(
             position, quantile, float(ndcg[position]), asking[position],
             agreement(asking[position], asking[position], names).shared,
             [(gallery[i], agreement(asking[position], gallery[i], names))
@@ -115,10 +143,11 @@ def examples(answers: Answers, queries: dict[int, int], selection: Manifest) -> 
     ]  # fmt: skip
 
 
-def _page(method: str, shown: Sequence[Example], k: int, rule: str, folder: Path) -> Picture:
+def _page(method: str, shown: Sequence[ExampleRetrieval], k: int, rule: str, folder: Path) -> ReportFigure:
+    """A row for each query: its nDCG, the query, its neighbours."""
     title = METHODS[method].title
     kinds = [found.kind for example in shown for _, found in example.neighbours]
-    picture = Picture(
+    page = ReportFigure(
         f"examples-{method}",
         f"Example retrievals: {title}",
         f"{len(shown)} queries and their {SHOWN} nearest gallery images of other patients ({title}). {rule} Below an "
@@ -128,19 +157,64 @@ def _page(method: str, shown: Sequence[Example], k: int, rule: str, folder: Path
         + ", ".join(f"{kinds.count(kind)} share {kind}" for kind in FRAMES)
         + " of them.",
     )
-    with page([(f"nDCG@{k}\n{example.ndcg:.2f}", _tiles(example)) for example in shown]) as figure:
+    lines = [max(map(len, (one.findings, *(found.findings for _, found in one.neighbours)))) for one in shown]
+    heights = [SIDE + GAP + LINE * count for count in lines]
+    width = LEFT + (1 + max(len(one.neighbours) for one in shown)) * (SIDE + GAP) + GAP
+    height = TOP + sum(heights)
+    with sheet(width, height, layout=None) as figure:
+        for row, example in enumerate(shown):
+            bottom = height - TOP - sum(heights[:row]) - SIDE
+            own = [("own", name) for name in example.findings]
+            tiles = [(example.query, own, ""), *((image, one.findings, one.kind) for image, one in example.neighbours)]
+            for column, tile in enumerate(tiles):
+                left = LEFT + column * (SIDE + GAP) + (GAP if column else 0)  # the query stands a little apart
+                axis = figure.add_axes((left / width, bottom / height, SIDE / width, SIDE / height))
+                _draw_tile(axis, *tile)
+                if row == 0:
+                    axis.set_title(f"nearest {column}" if column else "query", fontsize=8)
+                if column == 0:
+                    word = f"nDCG@{k}\n{example.ndcg:.2f}"
+                    axis.text(-0.08, 0.5, word, transform=axis.transAxes, ha="right", va="center", fontsize=7.5)
+        _draw_legend(figure)
         table = [
             (example.position, example.quantile, example.ndcg, rank,
              *("; ".join(group) for group in (found.shared, found.missing, found.more)))
             for example in shown
             for rank, (_, found) in enumerate(example.neighbours, start=1)
         ]  # fmt: skip
-        return save(figure, picture, folder, HEADER, table)
+        return save(figure, page, folder, HEADER, table)
 
 
-def _tiles(example: Example) -> list[Tile]:
-    own = [("own", name) for name in example.findings]
-    return [
-        Tile(example.query.image, own),
-        *(Tile(row.image, found.findings, found.kind) for row, found in example.neighbours),
+def _draw_tile(axis: Axes, image: Row, findings: Sequence[tuple[str, str]], frame: str) -> None:
+    """An X-ray, its findings below as (key of MARKS, name), and its frame (key of FRAMES, or empty)."""
+    from matplotlib.patches import Rectangle
+
+    pixels = Image.fromarray(read_image(image.image).pixels)
+    axis.imshow(np.asarray(ImageOps.pad(pixels, (PIXELS, PIXELS))), cmap="gray", vmin=0, vmax=255)
+    axis.set_axis_off()
+    for line, (kind, name) in enumerate(findings):
+        mark, colour, weight = MARKS[kind]
+        size = 6.8 * min(1, 22 / len(name))  # a long name must not reach into the next column
+        axis.annotate(
+            f"{mark}{name.replace('_', ' ')}", (0, 0), xycoords="axes fraction", fontsize=size, va="top",
+            xytext=(0, -5 - 72 * LINE * line), textcoords="offset points", color=colour, weight=weight,
+        )  # fmt: skip
+    if frame:
+        colour, line_style = FRAMES[frame]
+        border = Rectangle((-0.02, -0.02), 1.04, 1.04, transform=axis.transAxes, fill=False, clip_on=False)
+        border.set(color=colour, linestyle=line_style, linewidth=2)
+        axis.add_patch(border)
+
+
+def _draw_legend(figure: Figure) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=colour, linestyle=line, linewidth=2, label=f"shares {kind} of the query's findings")
+        for kind, (colour, line) in FRAMES.items()
     ]
+    inch = 1 / figure.get_figheight()
+    left = LEFT / figure.get_figwidth()
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(left, 1 - 0.05 * inch), ncols=3, borderpad=0)
+    marks = "✓ shared with the query       + only the neighbour has it       \N{MINUS SIGN} only the query has it"
+    figure.text(left, 1 - 0.45 * inch, marks, fontsize=7.5)

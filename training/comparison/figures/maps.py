@@ -21,13 +21,13 @@ from cbmir.errors import require
 from cbmir.labels import LabelSet
 from cbmir.manifest import read_manifest
 from cbmir.training.comparison.cells import NEIGHBOURS, cell_folder, nearest, read_vectors
-from cbmir.training.comparison.figures.drawing import (
+from cbmir.training.comparison.figures.sheet import (
     BLACK,
     LIGHT,
     ORANGE,
     SKY,
     VERMILLION,
-    Picture,
+    ReportFigure,
     save,
     sheet,
     shown_cells,
@@ -59,7 +59,7 @@ Group = tuple[str, Mask, dict[str, Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class Gallery:
+class GalleryLabels:
     """What the table says of the gallery: positive bool [G, C], negative bool [G] (every finding known and absent)."""
 
     labels: LabelSet
@@ -73,7 +73,7 @@ class Gallery:
         return f"{len(self.drawn):,} of {len(self.patients):,} gallery images"
 
 
-def draw_maps(report: Path, plan: Plan, folder: Path) -> list[Picture]:
+def draw_maps(report: Path, plan: Plan, folder: Path) -> list[ReportFigure]:
     """Maps of label pairs, and of images with and without findings; none where no proxy method is finished.
 
     Raises ManifestError when a pair of the plan names an unknown label.
@@ -94,11 +94,11 @@ def draw_maps(report: Path, plan: Plan, folder: Path) -> list[Picture]:
     return [*pictures, _negatives(maps, vectors, gallery, folder)] if compared else pictures
 
 
-def read_gallery(selection: Path) -> Gallery:
+def read_gallery(selection: Path) -> GalleryLabels:
     """The training images of one part, and which of them are drawn."""
     rows = read_manifest(selection).split("train")
     labels = label_array(rows)
-    return Gallery(
+    return GalleryLabels(
         rows.labels,
         [row.patient_id for row in rows],
         positives(labels) == 1,
@@ -129,7 +129,7 @@ def tsne(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.asarray(points, dtype=np.float32)
 
 
-def negative_share(vectors: NDArray[np.float32], gallery: Gallery) -> float:
+def negative_share(vectors: NDArray[np.float32], gallery: GalleryLabels) -> float:
     """Share of negative images among the 10 gallery images nearest to each drawn negative one, [G, D] unit vectors.
 
     Images of the same patient are left out.
@@ -141,8 +141,8 @@ def negative_share(vectors: NDArray[np.float32], gallery: Gallery) -> float:
 
 
 def _pairs(
-    points: NDArray[np.float32], method: str, gallery: Gallery, pairs: Sequence[tuple[int, int]], folder: Path
-) -> Picture:
+    points: NDArray[np.float32], method: str, gallery: GalleryLabels, pairs: Sequence[tuple[int, int]], folder: Path
+) -> ReportFigure:
     names = [name.replace("_", " ") for name in gallery.labels.names]
     table: list[tuple[Any, ...]] = []
     with sheet(2.5 * len(pairs), 3.4) as figure:
@@ -155,7 +155,7 @@ def _pairs(
                 ("both", first & second, _SQUARES),
             )
             table += _scatter(axis, points, f"{names[a]} / {names[b]}", groups)
-        picture = Picture(
+        picture = ReportFigure(
             "tsne-pairs",
             "The gallery by pairs of findings (t-SNE)",
             f"{gallery.count}, placed by their vectors (“{METHODS[method].title}”). In each panel triangles carry only "
@@ -167,8 +167,8 @@ def _pairs(
 
 
 def _negatives(
-    maps: dict[str, NDArray[np.float32]], vectors: dict[str, NDArray[np.float32]], gallery: Gallery, folder: Path
-) -> Picture:
+    maps: dict[str, NDArray[np.float32]], vectors: dict[str, NDArray[np.float32]], gallery: GalleryLabels, folder: Path
+) -> ReportFigure:
     positive, negative = np.asarray(gallery.positive.any(axis=1))[gallery.drawn], gallery.negative[gallery.drawn]
     groups = (
         ("findings not all known", ~positive & ~negative, _DUST),
@@ -182,7 +182,7 @@ def _negatives(
             note = f"{share:.1%} of the {NEIGHBOURS} nearest to\na negative sample are negative"
             table += _scatter(axis, points, title, groups, note)
         told = " and ".join(f"{share:.1%} with “{title}”" for title, share in shares.items())
-        picture = Picture(
+        picture = ReportFigure(
             "tsne-negatives",
             "The gallery with and without negative proxies (t-SNE)",
             f"{gallery.count}. Dots are negative samples (every finding is known to be absent), crosses positive ones. "

@@ -1,71 +1,26 @@
-"""The tables that take the figures apart: AUC by finding, nDCG by view and by source of the query.
-
-The report block by block: what was compared, what came out, and how it was made.
-"""
+"""What the report says of its results: the sentences that depend on them, and all that its templates are given."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from cbmir.card import NOT_A_DEVICE
-from cbmir.training.comparison.figures.drawing import Picture
-from cbmir.training.comparison.protocols import PROTOCOLS
-from cbmir.training.comparison.report.blocks import MEASURE, Block, Cell, Column, Heading, Items, Table, Text
-from cbmir.training.comparison.report.provenance import how_it_was_made
+from cbmir.training.comparison.figures.sheet import ReportFigure
+from cbmir.training.comparison.protocols import PROTOCOLS, VALIDATION
+from cbmir.training.comparison.report.provenance import provenance_tables
 from cbmir.training.comparison.report.tables import (
-    NOTHING,
-    Results,
-    Row,
-    headline,
+    breakdown_tables,
+    finding_table,
     is_sweep,
     main_table,
-    measure,
-    metric_title,
-    row_title,
     sweep_table,
 )
-from cbmir.training.comparison.statistics import QUERIES
+from cbmir.training.comparison.results import Results, headline, metric_title
+from cbmir.training.comparison.statistics import LEAST, QUERIES, RESAMPLES
 
-
-def finding_table(results: Results) -> Table:
-    """AUC by finding, a column a method that has one."""
-    rows = [row for row in headline(results) if row.get("auc", {}).get("value") is not None]
-    labels = results["protocol"]["labels"]
-    cells = tuple((Cell(name), *(measure(row["auc_by_label"][name]) for row in rows)) for name in labels)
-    mean = (Cell("mean"), *(measure(row["auc"] | {"sd": None}) for row in rows))
-    lost = sorted({name for row in rows for name in row["auc_without_both_values"]}, key=labels.index)
-    note = f"Not in the mean of a method where the queries do not hold both values: {', '.join(lost)}." if lost else ""
-    columns = (Column("finding"), *(Column(row_title(results, row), MEASURE[:3]) for row in rows))
-    return Table("auc-by-finding", "AUC by finding", columns, (*cells, mean) if rows else (), (note,) if note else ())
-
-
-def breakdown_tables(results: Results) -> Iterator[Table]:
-    """nDCG by view and by source of the query, as far as the manifest has them."""
-    rows = [row for row in headline(results) if row["finished"]]
-    for attribute in ("views", "sources"):
-        for column in QUERIES:
-            counts: dict[str, int] = {}
-            for row in rows:
-                for name, group in row[attribute].items():
-                    if column in group:
-                        counts[name] = max(counts.get(name, 0), group[column]["queries"])
-            if counts:
-                yield _breakdown(results, rows, attribute, column, counts)
-
-
-def _breakdown(results: Results, rows: Sequence[Row], attribute: str, column: str, counts: dict[str, int]) -> Table:
-    def cell(row: Row, name: str) -> Cell:
-        group = row[attribute].get(name, {}).get(column)
-        return NOTHING if group is None else measure(group["ndcg"])
-
-    columns = (Column("method"), *(Column(f"{name}, n = {count:,}", MEASURE[:3]) for name, count in counts.items()))
-    cells = tuple((Cell(row_title(results, row)), *(cell(row, name) for name in counts)) for row in rows)
-    title = f"{metric_title(results, 'ndcg')} by {attribute[:-1]} of the query, {column}"
-    return Table(f"{attribute}-{column.replace(' ', '-')}", title, columns, cells)
-
-
-#: Below it a corrected p is told of as a difference, if the interval says so too.
+#: A corrected p below it is reported as a difference, if the interval says so too.
 SIGNIFICANT = 0.05
 
 PATIENTS_NOTICE = (
@@ -74,44 +29,33 @@ PATIENTS_NOTICE = (
 )
 
 
-def report_title(results: Results) -> str:
-    """The report's heading."""
+def contents(results: Results, pictures: Sequence[ReportFigure]) -> dict[str, Any]:
+    """What `templates/content.j2` is given; `tables` are in the order of the report, by section."""
     protocol = results["protocol"]
     table = "" if PROTOCOLS[protocol["name"]].labels else f" {results['plan']['manifest']}"
-    return f"Benchmark: {protocol['title']}{table}"
-
-
-def contents(results: Results, pictures: Sequence[Picture]) -> Iterator[Block]:
-    """Everything below the heading, in its order."""
-    yield Text(compared(results))
-    yield Text(f"{NOT_A_DEVICE} {PATIENTS_NOTICE}", notice=True)
-    if results["unfinished"] or results["failed"]:
-        unfinished, failed = len(results["unfinished"]), len(results["failed"])
-        yield Text(f"Of the cells, {unfinished} are not finished and {failed} failed.", notice=True)
-    yield Heading("Methods compared")
-    yield Text(
-        "In brackets: 95% bootstrap interval over patients. ±: standard deviation over seeds. Bold: the highest "
-        "figure measured here, of methods that finished all parts. p: difference from BCE, Holm-corrected."
-        + (f" Shown are the rows of the sweep with {_setting(results)}." if is_sweep(results) else "")
-    )
-    yield from (main_table(results, column) for column in QUERIES)
-    yield Heading("What the intervals carry")
-    yield Text(
-        f"Difference of {metric_title(results, 'ndcg')} from BCE's: told of where the corrected p is below "
-        f"{SIGNIFICANT} and the interval is clear of 0. It holds for these training runs."
-    )
-    yield Items(tuple(statement for column in QUERIES for statement in statements(results, column)))
-    if is_sweep(results):
-        yield Heading("Sweeps")
-        yield from (sweep_table(results, column) for column in QUERIES)
-    breakdowns = [table for table in (finding_table(results), *breakdown_tables(results)) if table.rows]
-    if breakdowns:
-        yield Heading("By finding, view and source")
-        yield from breakdowns
-    if pictures:
-        yield Heading("Figures")
-        yield from pictures
-    yield from how_it_was_made(results)
+    breakdowns = (finding_table(results), *breakdown_tables(results))
+    return {
+        "results": results,
+        "protocol": PROTOCOLS[protocol["name"]],
+        "title": f"Benchmark: {protocol['title']}{table}",
+        "comparison": compared(results),
+        "patients": f"{NOT_A_DEVICE} {PATIENTS_NOTICE}",
+        "setting": _setting(results) if is_sweep(results) else "",
+        "ndcg": metric_title(results, "ndcg"),
+        "statements": [statement for column in QUERIES for statement in statements(results, column)],
+        "sources": [f"{m['title']}: {m['source']}. {m['chosen']}".strip() for m in results["methods"].values()],
+        "tables": {
+            "methods": [main_table(results, column) for column in QUERIES],
+            "sweeps": [sweep_table(results, column) for column in QUERIES] if is_sweep(results) else [],
+            "breakdowns": [table for table in breakdowns if table.rows],
+            "provenance": provenance_tables(results),
+        },
+        "pictures": pictures,
+        "significant": SIGNIFICANT,
+        "validation": VALIDATION,
+        "resamples": RESAMPLES,
+        "least": LEAST,
+    }
 
 
 def compared(results: Results) -> str:

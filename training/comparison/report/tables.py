@@ -1,38 +1,73 @@
-"""What the tables of the report share: which rows of results.json they show, and how they write a figure.
-
-The tables of the report, from results.json.
-"""
+"""The tables of the report, from results.json: rows of text for page and Markdown, of numbers for the CSV files."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from cbmir.training.comparison.plan import Cell as Run
-from cbmir.training.comparison.plan import Part
-from cbmir.training.comparison.report.blocks import MEASURE, Cell, Column, Table
+from cbmir.training.comparison.plan import Cell, Part
+from cbmir.training.comparison.results import METRICS, Results, Row, headline, metric_title, ordered
+from cbmir.training.comparison.statistics import QUERIES
 from cbmir.training.evaluate import figure
 from cbmir.training.metrics import RETRIEVAL_METRICS
 
-Results = dict[str, Any]
-Row = dict[str, Any]
-
-#: Of a table's cell where there is nothing to say.
-NOTHING = Cell("\N{EN DASH}", numbers=(None,))
-
-
-def headline(results: Results) -> list[Row]:
-    """The rows that compare the methods, in their order; of a sweep, those of the size and number of proxies shown."""
-    size, proxies = results["shown"]["size"], results["shown"]["proxies"]
-    return [row for row in ordered(results) if row["size"] == size and row["proxies"] in ("", proxies)]
+#: Those whose difference from BCE has columns of its own.
+COMPARED = ("ndcg", "auc")
+#: What a figure's column is called in a CSV file: the value, the ends of its interval, the sd over seeds.
+MEASURE = ("", " low", " high", " sd")
+PAPER_NOTE = (
+    "“paper's own” are the paper's figures, on its data and by its code: they were not measured here. The paper does "
+    "not say how a query without a finding counts."
+)
 
 
-def ordered(results: Results) -> list[Row]:
-    """All rows in the order of their methods: that of the paper's Table 1, then those that go past it."""
-    order = list(results["methods"])
-    return sorted(results["rows"], key=lambda row: order.index(row["method"]))
+@dataclass(frozen=True)
+class TableCell:
+    """`detail` is read after `text`, in smaller type. `numbers` go to the CSV file in place of both."""
+
+    text: str
+    detail: str = ""
+    numbers: tuple[float | None, ...] = ()
+    best: bool = False
+
+
+#: Where there is nothing to say.
+NOTHING = TableCell("\N{EN DASH}", numbers=(None,))
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of numbers has as many `fields` in the CSV file, named by their endings; a column of text has none."""
+
+    title: str
+    fields: tuple[str, ...] = ()
+
+    def record(self, cell: TableCell) -> list[str]:
+        """What the CSV file has of a cell: numbers unrounded, an empty field where there is no value."""
+        if not self.fields:
+            return [cell.text]
+        if not cell.numbers:  # a word in a column of numbers: failed, reference
+            return [cell.text, *[""] * (len(self.fields) - 1)]
+        numbers = (*cell.numbers, *[None] * len(self.fields))[: len(self.fields)]
+        return ["" if number is None else f"{number:.10g}" for number in numbers]
+
+
+@dataclass(frozen=True)
+class Table:
+    """`name` is that of its CSV file; `notes` stand below it."""
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[TableCell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def records(self) -> Iterator[list[str]]:
+        """The CSV file, header first."""
+        yield [column.title + field for column in self.columns for field in column.fields or ("",)]
+        for row in self.rows:
+            yield [text for column, cell in zip(self.columns, row, strict=True) for text in column.record(cell)]
 
 
 def is_sweep(results: Results) -> bool:
@@ -48,7 +83,7 @@ def row_title(results: Results, row: Row) -> str:
 
 def failures(results: Results, rows: Sequence[Row]) -> Iterator[str]:
     """A line for each error of these rows' cells: the method, how often, the error and where the log is."""
-    shown = {Run(Part(0, 0, row["size"]), row["method"], row["proxies"]).name for row in rows}
+    shown = {Cell(Part(0, 0, row["size"]), row["method"], row["proxies"]).name for row in rows}
     logs: dict[tuple[str, str], list[str]] = {}
     for failed in results["failed"]:
         if re.sub(r"^seed\d+(-fold\d+)?", "seed0", failed["cell"]) in shown:
@@ -58,48 +93,38 @@ def failures(results: Results, rows: Sequence[Row]) -> Iterator[str]:
         yield f"{results['methods'][method]['title']} failed: {error} ({first}{more})"
 
 
-def metric_title(results: Results, metric: str) -> str:
-    """`nDCG@100`."""
-    names = {"auc": "AUC", "ndcg": "nDCG@{}", "acg": "ACG@{}", "precision": "precision@{}"}
-    return names[metric].format(results["protocol"]["k"])
-
-
-def measure(value: dict[str, float | None], *, signed: bool = False) -> Cell:
+def measure(value: dict[str, float | None], *, signed: bool = False) -> TableCell:
     """`+0.023 [0.010, 0.036] ± 0.004`, the sign only of a difference, the sd over seeds where there are several."""
     text, _, detail = figure(value).replace("-", "\N{MINUS SIGN}").partition(" ")
     if signed and (value["value"] or 0) > 0:
         text = f"+{text}"
     if value.get("sd") is not None:
         detail = f"{detail} ± {value['sd']:.3f}".strip()
-    return Cell(text, detail, tuple(value.get(key) for key in ("value", "low", "high", "sd")))
+    return TableCell(text, detail, tuple(value.get(key) for key in ("value", "low", "high", "sd")))
 
 
-METRICS = ("auc", *RETRIEVAL_METRICS)
-#: Those whose difference from BCE has columns of its own.
-COMPARED = ("ndcg", "auc")
-PAPER_NOTE = (
-    "“paper's own” are the paper's figures, on its data and by its code: they were not measured here. The paper does "
-    "not say how a query without a finding counts."
-)
+def number(value: float | None, form: str = ",") -> TableCell:
+    """A number without an interval."""
+    return NOTHING if value is None else TableCell(f"{value:{form}}", numbers=(value,))
 
 
 def main_table(results: Results, column: str) -> Table:
-    """A row a method for one column of METHOD.md, the random ranking last."""
+    """One row per method for one column of METHOD.md, the random ranking last."""
     rows, methods = headline(results), results["methods"]
     given = [metric for metric in METRICS if any(metric in methods[row["method"]]["paper"] for row in rows)]
     paper = tuple(Column(f"paper's own {metric_title(results, metric)}", ("",)) for metric in given)
     cells = [
         (
-            Cell(row_title(results, row)),
+            TableCell(row_title(results, row)),
             *_measures(results, row, column),
-            *(_paper(methods[row["method"]]["paper"].get(metric)) for metric in given),
+            *(number(methods[row["method"]]["paper"].get(metric), ".2f") for metric in given),
         )
         for row in rows
     ]
     chance = results["random"].get(str(rows[0]["size"]), {}).get(column, {}) if rows else {}
     random = (measure(_plain(chance.get(metric))) for metric in RETRIEVAL_METRICS)
     nothing = [NOTHING] * (2 * len(COMPARED) + len(given))
-    cells.append((Cell("random ranking"), measure(_plain(None)), *random, *nothing))
+    cells.append((TableCell("random ranking"), measure(_plain(None)), *random, *nothing))
     return Table(
         column.replace(" ", "-"), column.capitalize(), (Column("method"), *_columns(results), *paper),
         _mark_best(cells, rows),
@@ -108,14 +133,49 @@ def main_table(results: Results, column: str) -> Table:
 
 
 def sweep_table(results: Results, column: str) -> Table:
-    """A row for each method, training-set size and number of proxies."""
+    """One row per method, training-set size and number of proxies."""
     rows = ordered(results)
     cells = tuple(
-        (Cell(row_title(results, row)), _size(row), _proxies(row), *_measures(results, row, column)) for row in rows
+        (TableCell(row_title(results, row)), _size(row), _proxies(row), *_measures(results, row, column))
+        for row in rows
     )
     columns = (Column("method"), Column("training images", ("",)), Column("proxies per class", ("",)))
     name = f"sweep-{column.replace(' ', '-')}"
     return Table(name, f"Sweep, {column}", (*columns, *_columns(results)), cells, tuple(failures(results, rows)))
+
+
+def finding_table(results: Results) -> Table:
+    """AUC by finding, one column per method that has an AUC."""
+    rows = [row for row in headline(results) if row.get("auc", {}).get("value") is not None]
+    labels = results["protocol"]["labels"]
+    cells = tuple((TableCell(name), *(measure(row["auc_by_label"][name]) for row in rows)) for name in labels)
+    mean = (TableCell("mean"), *(measure(row["auc"] | {"sd": None}) for row in rows))
+    lost = sorted({name for row in rows for name in row["auc_without_both_values"]}, key=labels.index)
+    note = f"Not in the mean of a method where the queries do not hold both values: {', '.join(lost)}." if lost else ""
+    columns = (Column("finding"), *(Column(row_title(results, row), MEASURE[:3]) for row in rows))
+    return Table("auc-by-finding", "AUC by finding", columns, (*cells, mean) if rows else (), (note,) if note else ())
+
+
+def breakdown_tables(results: Results) -> Iterator[Table]:
+    """nDCG by view and by source of the query, as far as the manifest has them."""
+    rows = [row for row in headline(results) if row["finished"]]
+    for attribute in ("views", "sources"):
+        for column in QUERIES:
+            groups = [{name: one[column] for name, one in row[attribute].items() if column in one} for row in rows]
+            counts: dict[str, int] = {}
+            for name, group in (pair for own in groups for pair in own.items()):
+                counts[name] = max(counts.get(name, 0), group["queries"])
+            columns = (Column(f"{name}, n = {count:,}", MEASURE[:3]) for name, count in counts.items())
+            cells = tuple(
+                (
+                    TableCell(row_title(results, row)),
+                    *(measure(own[n]["ndcg"]) if n in own else NOTHING for n in counts),
+                )
+                for row, own in zip(rows, groups, strict=True)
+            )
+            title = f"{metric_title(results, 'ndcg')} by {attribute[:-1]} of the query, {column}"
+            if counts:
+                yield Table(f"{attribute}-{column.replace(' ', '-')}", title, (Column("method"), *columns), cells)
 
 
 def _columns(results: Results) -> tuple[Column, ...]:
@@ -126,17 +186,17 @@ def _columns(results: Results) -> tuple[Column, ...]:
     return (*measured, *(column for pair in compared for column in pair))
 
 
-def _measures(results: Results, row: Row, column: str) -> list[Cell]:
+def _measures(results: Results, row: Row, column: str) -> list[TableCell]:
     if not row["finished"]:
         failed = any(failures(results, [row]))
-        return [*[Cell("failed" if failed else "not finished")] * len(METRICS), *[NOTHING] * 2 * len(COMPARED)]
+        return [*[TableCell("failed" if failed else "not finished")] * len(METRICS), *[NOTHING] * 2 * len(COMPARED)]
     measured = [measure(row["auc"]), *(measure(row[column][metric]) for metric in RETRIEVAL_METRICS)]
     return [*measured, *(cell for metric in COMPARED for cell in _difference(row, column, metric))]
 
 
-def _difference(row: Row, column: str, metric: str) -> tuple[Cell, Cell]:
+def _difference(row: Row, column: str, metric: str) -> tuple[TableCell, TableCell]:
     if row["method"] == "bce":
-        return Cell("reference"), NOTHING
+        return TableCell("reference"), NOTHING
     if row["minus_bce"] is None:
         return NOTHING, NOTHING
     minus, parts = row["minus_bce"], row["minus_bce"]["parts"]
@@ -145,25 +205,21 @@ def _difference(row: Row, column: str, metric: str) -> tuple[Cell, Cell]:
     if parts < row["finished"]:
         cell = replace(cell, detail=f"{cell.detail} on {parts} of {row['finished']} parts")
     p = gain["p_holm"]
-    return cell, NOTHING if p is None else Cell("< 0.001" if p < 0.001 else f"{p:.3f}", numbers=(p,))
+    return cell, NOTHING if p is None else TableCell("< 0.001" if p < 0.001 else f"{p:.3f}", numbers=(p,))
 
 
 def _plain(value: float | None) -> dict[str, float | None]:
     return {"value": value, "low": None, "high": None, "sd": None}
 
 
-def _paper(value: float | None) -> Cell:
-    return NOTHING if value is None else Cell(f"{value:.2f}", numbers=(value,))
-
-
-def _size(row: Row) -> Cell:
+def _size(row: Row) -> TableCell:
     size = row.get("training_images", row["size"])
-    return Cell(f"{size:,}", numbers=(size,)) if size else Cell("all")
+    return number(size) if size else TableCell("all")
 
 
-def _proxies(row: Row) -> Cell:
+def _proxies(row: Row) -> TableCell:
     proxies = row["proxies"]
-    return Cell(proxies, numbers=(int(proxies),) if proxies.isdigit() else ()) if proxies else NOTHING
+    return TableCell(proxies, numbers=(int(proxies),) if proxies.isdigit() else ()) if proxies else NOTHING
 
 
 def _counts(rows: Sequence[Row], column: str, seeds: int) -> str:
@@ -180,7 +236,7 @@ def _counts(rows: Sequence[Row], column: str, seeds: int) -> str:
     return f"{count:,} queries{each} have an nDCG, {left:,} are left out ({why[column]})."
 
 
-def _mark_best(table: Sequence[tuple[Cell, ...]], rows: Sequence[Row]) -> tuple[tuple[Cell, ...], ...]:
+def _mark_best(table: Sequence[tuple[TableCell, ...]], rows: Sequence[Row]) -> tuple[tuple[TableCell, ...], ...]:
     """The highest of each metric, as shown, among the methods that finished all of their parts."""
     marked = [list(cells) for cells in table]
     for j in range(1, 1 + len(METRICS)):

@@ -14,15 +14,15 @@ from PIL import Image
 from cbmir.errors import NotAnImageError
 from cbmir.manifest import Row, read_manifest, write_manifest
 from cbmir.training.comparison.cells import cell_folder, read_answers
-from cbmir.training.comparison.figures.drawing import Picture
 from cbmir.training.comparison.figures.examples import agreement, choose_queries, draw_examples, examples
+from cbmir.training.comparison.figures.sheet import ReportFigure
 from cbmir.training.comparison.plan import Cell, Plan, selection_path
 
 NAN = float("nan")
 
 
 @pytest.fixture(scope="module")
-def drawn(small_report: tuple[Path, Plan], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Picture]]:
+def drawn(small_report: tuple[Path, Plan], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[ReportFigure]]:
     """The pages of the small report, and their folder."""
     folder = tmp_path_factory.mktemp("examples")
     return folder, draw_examples(*small_report, folder)
@@ -52,7 +52,9 @@ def test_agreement_by_hand() -> None:
     assert agreement(query, Row(Path("n"), "r", (0, 0, 1, 1, 0)), "abcde").kind == "none"
 
 
-def test_pages_hold_what_the_methods_found(small_report: tuple[Path, Plan], drawn: tuple[Path, list[Picture]]) -> None:
+def test_pages_hold_what_the_methods_found(
+    small_report: tuple[Path, Plan], drawn: tuple[Path, list[ReportFigure]]
+) -> None:
     (report, plan), (folder, pictures) = small_report, drawn
     assert [picture.name for picture in pictures] == ["examples-proxy-negative", "examples-bce"]
     (part,) = plan.parts()
@@ -78,7 +80,7 @@ def test_pages_hold_what_the_methods_found(small_report: tuple[Path, Plan], draw
         assert f"Of the {len(kinds)} neighbours {told}" in picture.caption
 
 
-def test_files_can_be_read_and_name_no_patient(drawn: tuple[Path, list[Picture]]) -> None:
+def test_files_can_be_read_and_name_no_patient(drawn: tuple[Path, list[ReportFigure]]) -> None:
     folder, pictures = drawn
     for picture in pictures:
         svg, png = folder / f"{picture.name}.svg", folder / f"{picture.name}.png"

@@ -15,7 +15,7 @@ from cbmir.errors import ManifestError
 from cbmir.labels import LabelSet
 from cbmir.manifest import read_manifest
 from cbmir.training.comparison.cells import cell_folder
-from cbmir.training.comparison.figures.maps import Gallery, draw_maps, label_pairs, negative_share, tsne
+from cbmir.training.comparison.figures.maps import GalleryLabels, draw_maps, label_pairs, negative_share, tsne
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Cell, Plan, selection_path
 
@@ -49,7 +49,7 @@ def test_negative_share_by_hand() -> None:
     vectors = np.column_stack([np.cos(radians), np.sin(radians)]).astype(np.float32)
     negative = np.array([1, 1, *[1, 0] * 4, 0, 0, 1, 1], dtype=bool)
     patients = ["p", "p", *"abcdefghijkl"]
-    gallery = Gallery(LabelSet(("x",)), patients, ~negative[:, None], negative, np.array([0, 3]))
+    gallery = GalleryLabels(LabelSet(("x",)), patients, ~negative[:, None], negative, np.array([0, 3]))
     assert negative_share(vectors, gallery) == pytest.approx(0.4)  # image 3 is drawn, but positive
 
 

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import hashlib
 import json
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import replace
-from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 import cbmir.training.comparison.report.render as module
 from cbmir.errors import NotAnImageError
-from cbmir.training.comparison.figures.drawing import Picture
+from cbmir.training.comparison.figures.sheet import ReportFigure
 from cbmir.training.comparison.plan import Plan
-from cbmir.training.comparison.report.content import (
-    PATIENTS_NOTICE,
-    breakdown_tables,
-    compared,
-    contents,
-    finding_table,
-    statements,
-)
-from cbmir.training.comparison.report.markdown import markdown
-from cbmir.training.comparison.report.page import page
+from cbmir.training.comparison.report.content import PATIENTS_NOTICE, compared, contents, statements
 from cbmir.training.comparison.report.provenance import duration
-from cbmir.training.comparison.report.render import write_report
-from cbmir.training.comparison.report.tables import main_table, sweep_table
+from cbmir.training.comparison.report.render import markdown, page, write_report
+from cbmir.training.comparison.report.tables import breakdown_tables, finding_table, main_table, sweep_table
 
 HOSTILE = "<script>alert(1)</script>|*x*](http://evil.example)"
 LABELS = ["Mass", HOSTILE]
@@ -133,8 +127,8 @@ def make_sweep() -> dict[str, Any]:
     return results | {"plan": plan}
 
 
-def lines_of(results: dict[str, Any], pictures: Sequence[Picture] = ()) -> list[str]:
-    return markdown("Benchmark", contents(results, pictures)).splitlines()
+def lines_of(results: dict[str, Any], pictures: Sequence[ReportFigure] = ()) -> list[str]:
+    return markdown(contents(results, pictures)).splitlines()
 
 
 class Balanced(HTMLParser):
@@ -297,7 +291,7 @@ def test_what_was_compared() -> None:
 
 
 def test_markdown_is_no_markup_of_a_users_words() -> None:
-    text = "\n".join(lines_of(make(), [Picture("a", "T*", "C <b>")]))
+    text = "\n".join(lines_of(make(), [ReportFigure("a", "T*", "C <b>")]))
     assert "| \\<script\\>alert(1)\\</script\\>\\|\\*x\\*]\\(http://evil.example) |" in text
     assert "<script" not in text.replace("\\<", "")
     assert "![T\\*](figures/a.png)\n\nC \\<b\\> Files: [SVG](figures/a.svg), [CSV](figures/a.csv)." in text
@@ -321,7 +315,7 @@ def test_how_it_was_made_has_rules_and_sources() -> None:
 def test_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
     (tmp_path / "a.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     (tmp_path / "a.png").write_bytes(b"png")
-    text = page("Benchmark <b>", list(contents(make(), [Picture("a", 'T"', "C <b>")])), tmp_path)
+    text = page(contents(make(), [ReportFigure("a", 'T"', "C <b>")]), tmp_path)
     parsed = Balanced(text)
     tags = [tag for tag, _ in parsed.elements]
     assert tags.count("script") == 1 and not {"link", "iframe", "object", "b"} & set(tags)
@@ -338,12 +332,16 @@ def test_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
     assert image["alt"] == 'T"' and (image["src"] or "").startswith("data:image/svg+xml;base64,")
     policies = [a["content"] or "" for t, a in parsed.elements if a.get("http-equiv") == "Content-Security-Policy"]
     assert policies[0].startswith("default-src 'none'; img-src data:;") and "unsafe" not in policies[0]
+    for tag in ("style", "script"):
+        (inline,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
+        assert inline.strip() and f"{tag}-src 'sha256-{digest}'" in policies[0]
 
 
 def test_a_large_drawing_is_shown_in_pixels(tmp_path: Path) -> None:
     (tmp_path / "a.svg").write_bytes(b" " * 300_000)
     (tmp_path / "a.png").write_bytes(b"png")
-    assert 'src="data:image/png;base64,cG5n"' in page("T", [Picture("a", "T", "C")], tmp_path)
+    assert 'src="data:image/png;base64,cG5n"' in page(contents(make(), [ReportFigure("a", "T", "C")]), tmp_path)
 
 
 def test_before_any_cell_is_finished() -> None:
@@ -364,13 +362,13 @@ def stubbed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Results by hand and one picture; nothing is drawn."""
     results = make()
 
-    def draw(_: Any, folder: Path) -> list[Picture]:
+    def draw(_: Any, folder: Path) -> list[ReportFigure]:
         for kind in ("svg", "png", "csv"):
             (folder / f"a.{kind}").write_text("x")
-        return [Picture("a", "T", "C")]
+        return [ReportFigure("a", "T", "C")]
 
     monkeypatch.setattr(module, "make_results", lambda report, plan: results)
-    monkeypatch.setattr(module, "draw_figures", draw)
+    monkeypatch.setattr(module, "draw_charts", draw)
     for name in ("draw_maps", "draw_examples"):
         monkeypatch.setattr(module, name, lambda report, plan, folder: [])
     return results
@@ -421,7 +419,7 @@ def test_csv_tables_hold_the_numbers(stubbed: dict[str, Any], tmp_path: Path) ->
 def test_images_that_are_gone_cost_the_examples_only(
     stubbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def gone(*_: Any) -> list[Picture]:
+    def gone(*_: Any) -> list[ReportFigure]:
         raise NotAnImageError("a.png: no such file")
 
     write_report(tmp_path, PLAN)
@@ -435,11 +433,11 @@ def test_images_that_are_gone_cost_the_examples_only(
     assert files(tmp_path) == before and "figures/a.png" in (tmp_path / "report.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", ["draw_figures", "draw_maps", "draw_examples"])
+@pytest.mark.parametrize("name", ["draw_charts", "draw_maps", "draw_examples"])
 def test_results_are_kept_whatever_the_pictures_meet(
     name: str, stubbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: Any) -> list[Picture]:
+    def broken(*_: Any) -> list[ReportFigure]:
         raise OSError("disk full")
 
     monkeypatch.setattr(module, name, broken)

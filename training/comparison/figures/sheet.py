@@ -39,7 +39,7 @@ _STYLE: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Picture:
+class ReportFigure:
     """NAME.png, NAME.svg, and NAME.csv with the numbers behind them. `caption` says in words what is seen."""
 
     name: str
@@ -61,8 +61,8 @@ def sheet(width: float, height: float, *, layout: Any = "constrained") -> Iterat
 
 
 def save(
-    figure: Figure, picture: Picture, folder: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]
-) -> Picture:
+    figure: Figure, picture: ReportFigure, folder: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]
+) -> ReportFigure:
     """Write the three files; the same figure gives the same bytes. None is written as an empty cell."""
     folder.mkdir(parents=True, exist_ok=True)
     metadata: dict[str, dict[str, str | None]] = {"png": {}, "svg": {"Date": None}}

@@ -10,9 +10,8 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from cbmir.training.comparison.figures.charts import by_method, draw_lines
-from cbmir.training.comparison.figures.drawing import Picture, method_style, numbered_style, sheet
-from cbmir.training.comparison.figures.figures import draw_figures
+from cbmir.training.comparison.figures.charts import by_method, draw_charts, draw_lines
+from cbmir.training.comparison.figures.sheet import ReportFigure, method_style, numbered_style, sheet
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Plan
 from cbmir.training.comparison.results import make_results
@@ -63,7 +62,7 @@ def read(folder: Path, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def check_files(folder: Path, picture: Picture) -> None:
+def check_files(folder: Path, picture: ReportFigure) -> None:
     """PNG and SVG can be read, and both bear the title; nothing temporary is left."""
     with Image.open(folder / f"{picture.name}.png") as image:
         assert image.info["Title"] == picture.title and min(image.size) > 200
@@ -74,13 +73,13 @@ def check_files(folder: Path, picture: Picture) -> None:
 
 
 def test_no_finished_row_no_figure(tmp_path: Path) -> None:
-    assert draw_figures(results(), tmp_path / "figures") == []
+    assert draw_charts(results(), tmp_path / "figures") == []
     assert not (tmp_path / "figures").exists()
 
 
 def test_comparison_holds_measured_random_and_the_papers_own(tmp_path: Path) -> None:
     data = results(row("bce", 0, "", 0.3), row("itq", 0, "", 0.2, auc=None))
-    (picture,) = draw_figures(data, tmp_path)
+    (picture,) = draw_charts(data, tmp_path)
     check_files(tmp_path, picture)
     numbers = read(tmp_path, "comparison")
     measured = {(n["method"], n["queries"], n["metric"]): n["value"] for n in numbers if n["kind"] == "measured"}
@@ -99,7 +98,7 @@ def test_factorial_has_every_chart_for_both_columns(tmp_path: Path) -> None:
     rows = [row("bce", size, "", 0.2) for size in (100, 200)]
     for place, method in enumerate(("proxy", "proxy-negative")):
         rows += [row(method, s, p, s / 1000 + int(p) / 100 + place) for s in (100, 200) for p in ("1", "2")]
-    pictures = draw_figures(results(*rows), tmp_path)
+    pictures = draw_charts(results(*rows), tmp_path)
     charts = ["train-size", "proxies", "size-and-proxies"]
     assert [p.name for p in pictures] == ["comparison", *charts, *(f"{name}-all" for name in charts)]
     for picture in pictures:
@@ -137,7 +136,7 @@ def test_lines_pass_through_the_values_and_leave_out_what_is_missing() -> None:
 
 def test_same_results_same_bytes(tmp_path: Path) -> None:
     for folder in ("a", "b"):
-        draw_figures(results(row("bce", 0, "", 0.3)), tmp_path / folder)
+        draw_charts(results(row("bce", 0, "", 0.3)), tmp_path / folder)
     for kind in ("png", "svg", "csv"):
         first, second = ((tmp_path / folder / f"comparison.{kind}").read_bytes() for folder in ("a", "b"))
         assert first == second
@@ -151,7 +150,7 @@ def test_methods_differ_without_their_colour() -> None:
 
 def test_numbers_of_a_report_are_those_of_its_results(small_report: tuple[Path, Plan], tmp_path: Path) -> None:
     data = make_results(*small_report)
-    draw_figures(data, tmp_path)
+    draw_charts(data, tmp_path)
     expected = {r["method"]: r["all queries"]["ndcg"] for r in data["rows"]}
     found = [n for n in read(tmp_path, "comparison") if n["queries"] == "all queries" and n["kind"] == "measured"]
     assert len(found) == 3
