@@ -45,7 +45,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_the_tree(wheel: Path) -> None:
     spine = ROOT / "src" / "cbmir"
-    expected = {f"cbmir/{name}" for name in ("cli/" + file.name for file in (spine / "cli").glob("*.py"))}
+    expected = {f"cbmir/{file.relative_to(spine).as_posix()}" for file in (spine / "cli").rglob("*.py")}
     expected |= {f"cbmir/{file.name}" for file in spine.iterdir() if file.is_file()}
     for part in PARTS:
         expected |= {f"cbmir/{file.relative_to(ROOT).as_posix()}" for file in (ROOT / part).rglob("*.py")}
