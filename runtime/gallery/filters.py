@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.errors import GalleryError
-from cbmir.labels import LabelSet, canonical
+from cbmir.labels import LabelSet, canonical, did_you_mean
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.columns import Rows
@@ -204,7 +204,8 @@ class _Parser:
             for index, own in enumerate(names):
                 if spelling(own) == spelling(name):
                     return index
-        raise GalleryError(f"expected labels among {', '.join(names)}; found {name!r} in {self.text!r}")
+        raise GalleryError(f"expected labels among {', '.join(names)}; found {name!r} in {self.text!r}"
+                           f"{did_you_mean(name, names)}")  # fmt: skip
 
     def _wrong(self, expected: str) -> GalleryError:
         before = " ".join(text for _, text in self.tokens[: self.at]) or "the beginning"

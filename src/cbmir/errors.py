@@ -1,36 +1,6 @@
 """Every error that cbmir raises on purpose.
 
-::
-
-    CbmirError                    base of all; `exit_code` is what the command line returns
-    ├── UserError                 something given to cbmir was not as expected           (exit 2)
-    │   ├── ImageError            an image that cannot be analysed
-    │   │   ├── NotAnImageError       missing, empty, or no image format that cbmir reads
-    │   │   ├── DamagedImageError     the format is known, the content is broken or cut off
-    │   │   ├── ImageSizeError        too many or too few pixels, or an absurd aspect ratio
-    │   │   ├── BlankImageError       a single grey value everywhere
-    │   │   └── DicomImageError       a DICOM object that is not one frontal chest radiograph
-    │   ├── ManifestError         a manifest or dataset table that does not hold what it should
-    │   ├── SplitError            a patient in two splits, or a split that is missing or empty
-    │   ├── RunError              a RUN folder that is missing, unfinished or does not fit
-    │   ├── EncoderError          an unknown encoder, or weights that do not fit it
-    │   ├── ModelError            a model file that is missing or not cbmir's
-    │   │   └── CardError             no model card, a damaged one, or one of a newer schema
-    │   ├── EngineError           an engine or device that was asked for and is not there
-    │   ├── GalleryError          a gallery that is missing, damaged or of another model
-    │   │   └── GalleryReplacedError  it was moved, deleted or replaced while it was open
-    │   ├── PacsError             an address, certificate or queue folder of the PACS that does not work
-    │   │   └── PacsAwayError         the PACS cannot be reached, or lets nobody in, now
-    │   └── MissingDependencyError    an optional package is not installed; says how to get it
-    ├── NotReadyError         nothing is open that could answer: not yet, or no longer    (exit 1)
-    ├── QueueFullError        no room for one more: to be sent again later                (exit 1)
-    ├── DeliveryError         a result that its receiver did not take                     (exit 1)
-    │   └── DeliveryAwayError     the receiver is away, or takes nothing now
-    ├── WorkerError           a worker process died, most often for want of memory        (exit 1)
-    ├── ParityError               an exported file answers differently from its source    (exit 1)
-    └── TrainingError             training ran into NaN or another state it cannot leave   (exit 1)
-
-A message says what was expected, what was found, and what to do.
+A message says what was expected, what was found, and what to do. A `UserError` is a matter of what was given to cbmir.
 """
 
 from __future__ import annotations
@@ -40,7 +10,7 @@ from types import ModuleType
 
 
 class CbmirError(Exception):
-    """Base of all errors that cbmir raises on purpose."""
+    """Base of all errors that cbmir raises on purpose. `exit_code` is what the command line returns."""
 
     exit_code = 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
@@ -42,17 +43,6 @@ _CODES = {
     "Pneumothorax": Code("SCT", "36118008", "Pneumothorax"),
 }
 
-# What other data sets call the same finding, folded to lower case with spaces for underscores.
-_ALIASES = {
-    "pleural effusion": "Effusion",
-    "pulmonary edema": "Edema",
-    "pleural thickening": "Pleural_Thickening",
-    "pleural thicken": "Pleural_Thickening",
-    "hiatal hernia": "Hernia",
-    "lung opacity": "Lung Opacity",
-    "enlarged cardiomediastinum": "Enlarged Cardiomediastinum",
-}
-
 #: NIH ChestX-ray14 in the order of its paper. The 13 most common leave Hernia out.
 NIH_14 = (
     "Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax",
@@ -67,19 +57,32 @@ CHEXPERT_9 = (
 )  # fmt: skip
 
 
-@lru_cache(maxsize=1024)  # it is asked for each label of each look-alike
+# Other spellings, in lower case with spaces for underscores.
+_ALIASES = {
+    "pleural effusion": "Effusion",
+    "pulmonary edema": "Edema",
+    "pleural thicken": "Pleural_Thickening",
+    "hiatal hernia": "Hernia",
+}
+_CANONICAL = {name.replace("_", " ").lower(): name for name in (*NIH_14, *CHEXPERT_9)} | _ALIASES
+
+
+@lru_cache(maxsize=1024)  # it is asked for each label of each similar image
 def canonical(name: str) -> str:
     """The one name that cbmir uses for a finding which data sets spell differently; an unknown name stays as it is."""
-    folded = " ".join(name.replace("_", " ").split()).lower()
-    for known in (*NIH_14, *CHEXPERT_9):
-        if known.replace("_", " ").lower() == folded:
-            return _ALIASES.get(folded, known)
-    return _ALIASES.get(folded, name)
+    return _CANONICAL.get(" ".join(name.replace("_", " ").split()).lower(), name)
 
 
 def code_for(name: str) -> Code | None:
     """The standard code of a finding, or None where no concept means just that."""
     return _CODES.get(canonical(name))
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The end of a message about an unknown finding: the nearest of `names`, or nothing where none is near."""
+    spellings = {canonical(one).casefold(): one for one in names}
+    near = get_close_matches(canonical(name).casefold(), spellings, n=1)
+    return f". Did you mean {spellings[near[0]]!r}?" if near else ""
 
 
 @dataclass(frozen=True)
@@ -109,11 +112,7 @@ class LabelSet:
         for position, own in enumerate(self.names):
             if own == name or canonical(own) == wanted:
                 return position
-        raise ManifestError(f"expected one of {', '.join(self.names)}; found {name!r}")
-
-    @property
-    def codes(self) -> tuple[Code | None, ...]:
-        return tuple(code_for(name) for name in self.names)
+        raise ManifestError(f"expected one of {', '.join(self.names)}; found {name!r}{did_you_mean(name, self.names)}")
 
     def to_json(self) -> list[str]:
         return list(self.names)

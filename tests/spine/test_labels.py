@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cbmir.errors import ManifestError
-from cbmir.labels import CHEXPERT_9, NIH_13, NIH_14, NO_FINDING, LabelSet, canonical, code_for
+from cbmir.labels import CHEXPERT_9, NIH_13, NIH_14, NO_FINDING, LabelSet, canonical, code_for, did_you_mean
 
 
 def test_the_papers_label_sets() -> None:
@@ -41,6 +41,14 @@ def test_index_goes_by_either_name() -> None:
 
 
 @pytest.mark.parametrize(
+    ("typed", "meant"), [("Efusion", "Pleural Effusion"), ("mas", "Mass"), ("Nodule", ""), ("", "")]
+)
+def test_the_nearest_finding_is_offered(typed: str, meant: str) -> None:
+    names = ("Pleural Effusion", "Mass")
+    assert did_you_mean(typed, names) == (f". Did you mean {meant!r}?" if meant else "")
+
+
+@pytest.mark.parametrize(
     ("names", "message"),
     [
         ((), "at least one label"),
@@ -60,10 +68,10 @@ def test_json_round_trip() -> None:
 
 
 def test_codes() -> None:
-    codes = LabelSet(("Pleural Effusion", "Enlarged Cardiomediastinum")).codes
-    assert codes == (code_for("Effusion"), None)
-    assert codes[0] is not None
-    assert (codes[0].scheme, codes[0].value) == ("SCT", "60046008")
+    assert code_for("Enlarged Cardiomediastinum") is None
+    code = code_for("Pleural Effusion")
+    assert code is not None and code == code_for("Effusion")
+    assert (code.scheme, code.value) == ("SCT", "60046008")
 
 
 def test_codes_agree_with_pydicoms_dictionary() -> None:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from cbmir.cli.options import PATH, announce, command, engine_option, option, pseudonyms_option
-
-if TYPE_CHECKING:
-    from cbmir.runtime.gallery.pseudonyms import Pseudonyms
+from cbmir.cli.options import (
+    PATH,
+    announce,
+    command,
+    engine_option,
+    host_option,
+    option,
+    port_option,
+    pseudonyms_option,
+)
 
 
 @command("cbmir demo model.onnx gallery", "cbmir demo model.onnx gallery --port 8080 --examples xrays/")
 @click.argument("model", type=PATH)
 @click.argument("gallery", type=click.Path())
-@option("--host", default="127.0.0.1", help="The address to listen on.")
-@option("--port", type=click.IntRange(0, 65535), default=7860, help="0: any free one.")
+@host_option
+@port_option(7860)
 @option("--examples", type=PATH, help="A folder of X-rays to choose from.  [default: some of the gallery]")
 @option(
     "--login", metavar="FILE|env:NAME",
@@ -28,7 +34,7 @@ if TYPE_CHECKING:
 @engine_option
 def demo(
     model: Path, gallery: str, host: str, port: int, examples: Path | None, login: str | None,
-    pseudonyms: Pseudonyms | None, engine: str,
+    **opening: Any,
 ) -> None:  # fmt: skip
     """Serve MODEL and GALLERY as a page in the browser, until Ctrl-C. Nothing leaves this machine.
 
@@ -38,7 +44,7 @@ def demo(
     """
     from cbmir.runtime.finder import Finder
 
-    with Finder.open(model, gallery, engine=engine, pseudonyms=pseudonyms) as finder:
+    with Finder.open(model, gallery, **opening) as finder:
         from cbmir.demo import Login, serve  # takes seconds; after the files are known to be good
 
         known = None if login is None else Login.load(login)

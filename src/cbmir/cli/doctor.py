@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import importlib
 import platform
-import re
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from types import ModuleType
 from typing import Any, TypeVar
+
+from packaging.requirements import Requirement
 
 from cbmir import __version__
 from cbmir.choices import ENGINES
@@ -38,7 +39,6 @@ _SYNTAXES = (
     "RLELossless", "JPEGBaseline8Bit", "JPEGExtended12Bit", "JPEGLossless", "JPEGLosslessSV1", "JPEGLSLossless",
     "JPEGLSNearLossless", "JPEG2000Lossless", "JPEG2000", "HTJ2KLossless", "HTJ2KLosslessRPCL", "HTJ2K",
 )  # fmt: skip
-_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?:\[(?P<extras>[^]]*)\])?\s*(?:>=(?P<least>[\d.]+))?")
 
 
 @command("cbmir doctor", "cbmir doctor --json > doctor.json")
@@ -52,12 +52,9 @@ def doctor(as_json: bool) -> None:
 def examine() -> dict[str, Any]:
     """Everything that `cbmir doctor` says, in JSON types.
 
-    `extras` name -> missing (list of requirements), install (command); `packages` name -> version;
-    `engines` name -> loads, why not (by `why_not`, which `auto` goes by), library (and its version);
-    `processor` its name, and matrix: instruction -> what it makes fast; `gpu` the NVIDIA GPU in words; `devices` those
-    of PyTorch; `codecs` DICOM transfer syntax -> plugins that decode it; `problems` what is installed beside the
-    engines and does not import or work.
-    Raises MissingDependencyError where cbmir itself is not installed, only found on the path.
+    `engines` go by `why_not`, as `auto` does; `codecs` are DICOM transfer syntaxes, each with the plugins that decode
+    it; `problems` is what is installed beside the engines and does not import or work. Raises MissingDependencyError
+    where cbmir itself is not installed, only found on the path.
     """
     problems: list[str] = []
     return {
@@ -104,8 +101,8 @@ def text(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _requirements(distribution: str, extra: str) -> Iterator[re.Match[str]]:
-    """What an extra of an installed distribution requires; "" gives what is required always."""
+def _requirements(distribution: str, extra: str) -> Iterator[Requirement]:
+    """What an extra of an installed distribution requires here; "" gives what is required always."""
     try:
         requirements = metadata.requires(distribution) or []
     except metadata.PackageNotFoundError as error:
@@ -113,25 +110,23 @@ def _requirements(distribution: str, extra: str) -> Iterator[re.Match[str]]:
             f"{distribution} is on Python's path but not installed; install it with: pip install {distribution}, "
             f"or pip install -e . in its repository"
         ) from error
-    for requirement in requirements:
-        specifier, _, marker = requirement.partition(";")
-        of_extra = re.search(r"extra\s*==\s*[\"']([\w-]+)[\"']", marker)
-        if (of_extra.group(1) if of_extra else "") == extra and (match := _REQUIREMENT.match(specifier)):
-            yield match
+    for one in map(Requirement, requirements):
+        always, wanted = (one.marker is None or one.marker.evaluate({"extra": name}) for name in ("", extra))
+        if wanted and always == (extra == ""):
+            yield one
 
 
 def _missing(distribution: str, extra: str) -> Iterator[str]:
-    """The requirements of an extra that are absent or too old, those of nested extras included."""
-    for requirement in _requirements(distribution, extra):
-        name, least = requirement["name"], requirement["least"]
-        version = _version(name)
+    """The requirements of an extra that are absent or of an unfit version, those of nested extras included."""
+    for one in _requirements(distribution, extra):
+        version = _version(one.name)
         if version is None:
-            yield name
-        elif least and _release(version) < _release(least):
-            yield f"{name}>={least} (found {version})"
+            yield one.name
+        elif not one.specifier.contains(version, prereleases=True):
+            yield f"{one.name}{one.specifier} (found {version})"
         else:
-            for nested in filter(None, (requirement["extras"] or "").split(",")):
-                yield from _missing(name, nested.strip())
+            for nested in sorted(one.extras):
+                yield from _missing(one.name, nested)
 
 
 def _version(name: str) -> str | None:
@@ -143,14 +138,9 @@ def _version(name: str) -> str | None:
     return None
 
 
-def _release(version: str) -> tuple[int, ...]:
-    """The numbers of a version up to its first letter: 2.14.1+cpu -> (2, 14, 1)."""
-    return tuple(int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", version)[0]))
-
-
 def _packages() -> dict[str, str]:
     """The installed packages that cbmir requires, always or by an extra, and their versions."""
-    names = [requirement["name"] for extra in ("", *EXTRAS) for requirement in _requirements("cbmir", extra)]
+    names = [one.name for extra in ("", *EXTRAS) for one in _requirements("cbmir", extra)]
     return {name: version for name in sorted(set(names)) if (version := _version(name))}
 
 

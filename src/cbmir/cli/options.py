@@ -114,6 +114,17 @@ pseudonyms_option = option(
 )  # fmt: skip
 
 
+#: What `Finder.open` takes, besides model and gallery.
+finder_options = together(allow_lateral_option, pseudonyms_option, engine_option)
+
+model_option = option("--model", required=True, type=PATH, help="A model file, or a folder of them.")
+host_option = option("--host", default="127.0.0.1", help="The address to listen on.")
+
+
+def port_option(default: int) -> Callable[[Any], Any]:
+    return option("--port", type=click.IntRange(0, 65535), default=default, help="0: any free one.")
+
+
 #: How images are read: what `build`, `add` and `embed` share.
 reading_options = together(
     option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one a processor]"),

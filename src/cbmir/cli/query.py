@@ -11,20 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import (
-    PATH,
-    allow_lateral_option,
-    command,
-    engine_option,
-    json_option,
-    option,
-    print_json,
-    pseudonyms_option,
-)
+from cbmir.cli.options import PATH, command, finder_options, json_option, option, print_json
 from cbmir.errors import ImageError
 
 if TYPE_CHECKING:
-    from cbmir.runtime.gallery.pseudonyms import Pseudonyms
     from cbmir.runtime.results import Analysis
 
 log = logging.getLogger("cbmir")
@@ -56,14 +46,12 @@ log = logging.getLogger("cbmir")
 @option("--since", default="", metavar="YYYY-MM-DD", help="Only neighbours of this day or later.")
 @option("--until", default="", metavar="YYYY-MM-DD", help="Only neighbours of this day or earlier.")
 @option("--exact", is_flag=True, help="Compare every image of the gallery, rather than ask its index.")
-@allow_lateral_option
-@pseudonyms_option
-@engine_option
+@finder_options
 @click.pass_context
 def query(
-    ctx: click.Context, model: Path, gallery: str, images: tuple[str, ...], k: int, as_json: bool,
+    ctx: click.Context, /, model: Path, gallery: str, images: tuple[str, ...], k: int, as_json: bool,
     patient_id: str | None, exclude_same_patient: bool, where: str, view: str | None, since: str, until: str,
-    exact: bool, allow_lateral: bool, pseudonyms: Pseudonyms | None, engine: str,
+    exact: bool, **opening: Any,
 ) -> None:  # fmt: skip
     """Show each IMAGE's findings by MODEL, and its nearest neighbours in GALLERY.
 
@@ -78,7 +66,7 @@ def query(
     answers: list[dict[str, Any]] = []
     failed = without = False
     wanted = Filter(where=where, view=view or "", since=since, until=until)
-    with Finder.open(model, gallery, engine=engine, allow_lateral=allow_lateral, pseudonyms=pseudonyms) as finder:
+    with Finder.open(model, gallery, **opening) as finder:
         for image in images:
             try:
                 analysis = finder.analyze(

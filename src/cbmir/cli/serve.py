@@ -5,25 +5,23 @@ from __future__ import annotations
 import logging
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from cbmir.cli.options import (
     PATH,
-    allow_lateral_option,
     announce,
     command,
-    engine_option,
+    finder_options,
+    host_option,
+    model_option,
     option,
-    pseudonyms_option,
+    port_option,
     threads_each,
     threads_option,
 )
 from cbmir.errors import UserError, require
-
-if TYPE_CHECKING:
-    from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 
 log = logging.getLogger("cbmir")
 
@@ -33,10 +31,10 @@ log = logging.getLogger("cbmir")
     "curl --data-binary @chest.dcm -H 'Content-Type: application/dicom' 'http://127.0.0.1:8000/v1/analyze?k=5'",
     "cbmir serve --model model.onnx --gallery gallery --host 0.0.0.0 --token-file token --audit audit.jsonl",
 )
-@option("--model", required=True, type=PATH, help="A model file, or a folder of them.")
+@model_option
 @option("--gallery", help="A gallery's folder or milvus: place.  [default: findings and embeddings only]")
-@option("--host", default="127.0.0.1", help="The address to listen on.")
-@option("--port", type=click.IntRange(0, 65535), default=8000, help="0: any free one.")
+@host_option
+@port_option(8000)
 @option(
     "--token-file", type=PATH, help="A file that only its owner may read, with the token that every request must bear."
 )
@@ -50,14 +48,12 @@ log = logging.getLogger("cbmir")
 @option("--queue", default=32, help="Requests that may wait; more get 429.")
 @option("--max-upload", default=64, metavar="MIB", help="The largest image file.")
 @option("--timeout", default=30.0, metavar="SECONDS", help="For an upload, and for its answer.")
-@allow_lateral_option
-@pseudonyms_option
-@engine_option
+@finder_options
 @threads_option
 def serve(
     model: Path, gallery: str | None, host: str, port: int, token_file: Path | None, no_token: bool,
     share: tuple[str, ...], audit: Path | None, concurrency: int, queue: int, max_upload: int, timeout: float,
-    allow_lateral: bool, pseudonyms: Pseudonyms | None, engine: str, threads: int | None,
+    threads: int | None, **opening: Any,
 ) -> None:  # fmt: skip
     """Answer over HTTP: /v1/analyze, /v1/search, /v1/embed, /health, /metrics, /openapi.json (docs/http.md).
 
@@ -84,9 +80,6 @@ def serve(
         max_upload_bytes=max_upload * 2**20, concurrency=concurrency, queue=queue, timeout_s=timeout, audit=audit,
         share=frozenset(share),
     )  # fmt: skip
-    open_finder = partial(
-        Finder.open, model, gallery, engine=engine, threads=threads_each(threads, concurrency), pseudonyms=pseudonyms,
-        allow_lateral=allow_lateral,
-    )  # fmt: skip
+    open_finder = partial(Finder.open, model, gallery, threads=threads_each(threads, concurrency), **opening)
     log_as_json()
     serve_app(ReloadableFinder(open_finder, at_once=False), settings, host=host, port=port, ready=announce)

@@ -74,6 +74,8 @@ def test_expressions(text: str, expected: object) -> None:
     ("text", "found"),
     [
         ("Efusion", "expected labels among Effusion, Mass, Lung Opacity, Pleural_Thickening; found 'Efusion'"),
+        ("Mass and Efusion", r"found 'Efusion' in 'Mass and Efusion'\. Did you mean 'Effusion'\?"),
+        ("pleural thickning", r"Did you mean 'Pleural_Thickening'\?"),
         ("Effusion Mass", "found 'Effusion Mass'"),
         ("Effusion and", "expected a label, .* after 'Effusion and' in .*, found 'the end'"),
         ("", "after 'the beginning' in '', found 'the end'"),

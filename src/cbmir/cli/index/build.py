@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,7 +25,6 @@ from cbmir.cli.options import (
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.build import IndexReport
-    from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 
 log = logging.getLogger("cbmir")
 
@@ -57,7 +56,7 @@ _source_options = together(
     help="The gallery's folder; or milvus://HOST:PORT/NAME, or milvus:./FILE.db for one embedded here.",
 )  # fmt: skip
 @option(
-    "--index", "setting", type=click.Choice(INDEX_SETTINGS), default="auto",
+    "--index", type=click.Choice(INDEX_SETTINGS), default="auto",
     help="How it is searched: auto compares all images of a small gallery, and has an index for a large one.",
 )  # fmt: skip
 @option(
@@ -68,10 +67,8 @@ _source_options = together(
 @json_option
 @click.pass_context
 def build(
-    ctx: click.Context, model: Path, manifest: Path, output: str, setting: str, replace_others: bool,
-    splits: tuple[str, ...], embeddings: Path | None, workers: int | None, reduced_jpeg2000: bool,
-    pseudonyms: Pseudonyms | None, engine: str, as_json: bool,
-) -> None:  # fmt: skip
+    ctx: click.Context, /, model: Path, manifest: Path, output: str, engine: str, as_json: bool, **how: Any
+) -> None:
     """Embed the images of MANIFEST with MODEL into a gallery; one of the same images is replaced at the end.
 
     A build that was stopped goes on when the same command is given again. Images that cannot be read are left out and
@@ -84,11 +81,8 @@ def build(
 
     table = read_manifest(manifest)
     with resumable(), open_engine(model, engine=engine) as opened:
-        report = build_gallery(
-            opened, table, output, splits=splits, workers=workers, reduced_jpeg2000=reduced_jpeg2000,
-            embeddings=embeddings, pseudonyms=pseudonyms, index=setting, replace_others=replace_others,
-        )  # fmt: skip
-    if pseudonyms is not None:
+        report = build_gallery(opened, table, output, **how)
+    if how["pseudonyms"] is not None:
         log.warning(STAYS_CLEAR)
     _finish(ctx, output, report, f"{output}: {report.images} images", as_json)
 
@@ -101,9 +95,8 @@ def build(
 @json_option
 @click.pass_context
 def add(
-    ctx: click.Context, gallery: str, model: Path, manifest: Path, splits: tuple[str, ...], embeddings: Path | None,
-    workers: int | None, reduced_jpeg2000: bool, pseudonyms: Pseudonyms | None, engine: str, as_json: bool,
-) -> None:  # fmt: skip
+    ctx: click.Context, /, gallery: str, model: Path, manifest: Path, engine: str, as_json: bool, **how: Any
+) -> None:
     """Embed those images of MANIFEST that GALLERY does not have, and add them all at once.
 
     What is there already stays as it is ('cbmir index update' brings labels and reports up to date). The gallery serves
@@ -117,10 +110,7 @@ def add(
 
     table = read_manifest(manifest)
     with resumable(), open_engine(model, engine=engine) as opened:
-        report = add_to_gallery(
-            opened, table, gallery, splits=splits, workers=workers, reduced_jpeg2000=reduced_jpeg2000,
-            embeddings=embeddings, pseudonyms=pseudonyms,
-        )  # fmt: skip
+        report = add_to_gallery(opened, table, gallery, **how)
     _finish(ctx, gallery, report, f"{gallery}: {report.images} images added, {report.there} were there", as_json)
 
 

@@ -5,28 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import (
-    PATH,
-    allow_lateral_option,
-    command,
-    engine_option,
-    json_option,
-    option,
-    print_answer,
-    pseudonyms_option,
-)
+from cbmir.cli.options import PATH, command, finder_options, json_option, model_option, option, print_answer
 from cbmir.errors import ImageError
 from cbmir.files import replacing, write_json
 
 if TYPE_CHECKING:
     from cbmir.runtime.dicom_output import Results
     from cbmir.runtime.finder import Finder
-    from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 
 log = logging.getLogger("cbmir")
 
@@ -37,7 +27,7 @@ log = logging.getLogger("cbmir")
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=PATH)
 @option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Where results go.")
-@option("--model", type=PATH, required=True, help="The model's file, or an export's folder.")
+@model_option
 @option("--gallery", help="Where look-alikes and priors are found: a folder, or a milvus: place.")
 @option("--sr", is_flag=True, help="Structured report (TID 1500), NAME.sr.dcm. The default, where none is named.")
 @option(
@@ -49,14 +39,12 @@ log = logging.getLogger("cbmir")
     help="Selection of the patient's own similar priors, NAME.kos.dcm; its copies for their studies, NAME.kos-2.dcm …",
 )  # fmt: skip
 @option("--fhir", is_flag=True, help="FHIR R4 Bundle, NAME.fhir.json.")
-@allow_lateral_option
-@pseudonyms_option
-@engine_option
+@finder_options
 @json_option
 @click.pass_context
 def analyze(
-    ctx: click.Context, files: tuple[Path, ...], output: Path, model: Path, gallery: str | None, sr: bool, sc: bool,
-    kos: bool, fhir: bool, allow_lateral: bool, pseudonyms: Pseudonyms | None, engine: str, as_json: bool,
+    ctx: click.Context, /, files: tuple[Path, ...], output: Path, model: Path, gallery: str | None, sr: bool, sc: bool,
+    kos: bool, fhir: bool, as_json: bool, **opening: Any,
 ) -> None:  # fmt: skip
     """Analyse DICOM files, and write the results of each into a folder.
 
@@ -74,11 +62,11 @@ def analyze(
 
     kinds = [kind for kind, wanted in zip(KINDS, (sr, sc, kos, fhir), strict=True) if wanted] or ["sr"]
     images = list(dict.fromkeys(one.resolve() for given in files for one in _images(given)))
-    done: list[dict[str, object]] = []
-    failed: list[dict[str, object]] = []
+    done: list[dict[str, Any]] = []
+    failed: list[dict[str, Any]] = []
     without = 0
     with (
-        Finder.open(model, gallery, engine=engine, allow_lateral=allow_lateral, pseudonyms=pseudonyms) as finder,
+        Finder.open(model, gallery, **opening) as finder,
         logging_redirect_tqdm(),
     ):
         for path, name in tqdm(list(zip(images, _names(images), strict=True)), "Analysing", unit="image", disable=None):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cbmir.cli.options import PATH, command, option
+from cbmir.cli.options import PATH, command, host_option, option, port_option
 from cbmir.cli.pacs.service import SignalsHeldCommand, pacs_service, service_options
 from cbmir.errors import UserError, require
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     cls=SignalsHeldCommand,
 )
 @option("--aet", default="CBMIR", help="The node's AE title: senders must call it so.")
-@option("--host", default="127.0.0.1", help="The address to listen on.")
-@option("--port", type=click.IntRange(0, 65535), default=11112, help="0: any free one.")
+@host_option
+@port_option(11112)
 @option("--allow-calling", multiple=True, metavar="AET", help="An AE title that may send; give each one.")
 @option("--allow-any-calling", is_flag=True, help="Let everyone send who reaches --host.")
 @option(

@@ -7,17 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cbmir.cli.options import (
-    PATH,
-    allow_lateral_option,
     announce,
-    engine_option,
+    finder_options,
+    model_option,
     option,
-    pseudonyms_option,
     threads_each,
     threads_option,
     together,
@@ -25,7 +23,6 @@ from cbmir.cli.options import (
 from cbmir.process import signals_held
 
 if TYPE_CHECKING:
-    from cbmir.runtime.gallery.pseudonyms import Pseudonyms
     from cbmir.runtime.pacs.destinations import Destination
     from cbmir.runtime.pacs.intake import Intake
     from cbmir.runtime.pacs.service import Source
@@ -36,7 +33,7 @@ state_option = option(
 )  # fmt: skip
 #: What `node` and `follow` share: everything that `pacs_service` takes.
 service_options = together(
-    option("--model", required=True, type=PATH, help="A model file, or a folder of them."),
+    model_option,
     option("--gallery", help="A gallery's folder or milvus: place.  [default: findings only]"),
     state_option,
     option("--sr", is_flag=True, help="Answer with a structured report (TID 1500). The default."),
@@ -54,9 +51,7 @@ service_options = together(
         "archive, the gallery or the engine is away, it is tried again for seven days.",
     ),
     threads_option,
-    allow_lateral_option,
-    pseudonyms_option,
-    engine_option,
+    finder_options,
 )  # fmt: skip
 
 
@@ -74,8 +69,7 @@ class SignalsHeldCommand(click.Command):
 @contextmanager
 def pacs_service(
     open_destination: Callable[[], Destination], *, model: Path, gallery: str | None, state: Path, sr: bool, sc: bool,
-    kos: bool, settle: float, workers: int, capacity: int, attempts: int, threads: int | None, allow_lateral: bool,
-    pseudonyms: Pseudonyms | None, engine: str,
+    kos: bool, settle: float, workers: int, capacity: int, attempts: int, threads: int | None, **opening: Any,
 ) -> Iterator[tuple[Intake, Callable[[Source, Callable[[], str]], None]]]:  # fmt: skip
     """What takes files in, and a function that runs a source until a signal ends it, and says when it is ready."""
     from cbmir.runtime.finder import Finder
@@ -90,10 +84,7 @@ def pacs_service(
     with ExitStack() as stack:
         queue = stack.enter_context(DurableQueue(state, capacity, quiet=settle, attempts=attempts))
         destination = open_destination()  # now that the folder is this process's own
-        open_finder = partial(
-            Finder.open, model, gallery, engine=engine, pseudonyms=pseudonyms, threads=threads_each(threads, workers),
-            allow_lateral=allow_lateral,
-        )  # fmt: skip
+        open_finder = partial(Finder.open, model, gallery, threads=threads_each(threads, workers), **opening)
         finder = stack.enter_context(ReloadableFinder(open_finder))
 
         def start(source: Source, where: Callable[[], str]) -> None:
