@@ -12,26 +12,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from cbmir.runtime.gallery.filters import Selection
-    from cbmir.runtime.gallery.hnsw import HnswIndex
-    from cbmir.runtime.gallery.reader import Columns, Reader
+from cbmir.runtime.gallery.filters import AllOf, Condition, Filter, HasLabel, parse
+from cbmir.runtime.gallery.hnsw import HnswIndex
+from cbmir.runtime.gallery.schema import Meta
 
 _S = TypeVar("_S", bound=np.generic)
 _BLOCK = 4096  # rows that are copied at once
+_FEW = 8  # ids that are compared one by one, which is faster
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Columns of n entries, in the order of their numbers.
+class Columns:
+    """n entries as a search needs them, in the order of their numbers.
 
-    Patients and studies by their numbers, 0 where there is none; `views` are positions in `names`; dates are YYYYMMDD,
-    0 where there is none; labels are 1, 0, -1 (uncertain) or -2 (unknown), a row for each of the C labels.
+    Patients and studies are numbers as `schema.patient_number` has them, dates are YYYYMMDD; 0 is unknown. Views are
+    positions in `names`. Labels are 1, 0, -1 (uncertain) or `schema.UNKNOWN`, one row for each of the C labels.
     """
 
     numbers: NDArray[np.int64]  # [n]
@@ -40,32 +40,21 @@ class Rows:
     views: NDArray[np.int32]  # [n]
     dates: NDArray[np.int32]  # [n]
     labels: NDArray[np.int8]  # [C, n]
-    vectors: NDArray[np.float32]  # [n, D]
+    vectors: NDArray[np.float32]  # [n, D], unit norm
     names: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     @classmethod
-    def of(cls, columns: Columns) -> Rows:
-        """A block as the store gives it."""
-        names = tuple(sorted(set(columns.views)))
-        at = {name: position for position, name in enumerate(names)}
-        return cls(
-            columns.numbers, columns.patients, columns.studies,
-            np.array([at[name] for name in columns.views], np.int32), columns.dates,
-            np.ascontiguousarray(columns.labels.T), columns.vectors, names,
-        )  # fmt: skip
-
-    @classmethod
-    def empty(cls, classes: int, dim: int) -> Rows:
+    def empty(cls, classes: int, dim: int) -> Columns:
         """No row, of C labels and D dimensions."""
         none = np.empty(0, np.int64)
         codes = np.empty(0, np.int32)
         return cls(none, none, none, codes, codes, np.empty((classes, 0), np.int8), np.empty((0, dim), np.float32), ())
 
     @classmethod
-    def joined(cls, parts: Sequence[Rows]) -> Rows:
+    def joined(cls, parts: Sequence[Columns]) -> Columns:
         """All rows of one or more parts, in the order of their numbers."""
         names = tuple(sorted({name for part in parts for name in part.names}))
         views = [np.array([names.index(name) for name in part.names], np.int32)[part.views] for part in parts]
@@ -83,7 +72,7 @@ class Rows:
         return rows if sorted_already else rows.take(np.argsort(rows.numbers))
 
     @classmethod
-    def collected(cls, blocks: Iterable[Rows], vectors: NDArray[np.float32], classes: int) -> Rows:
+    def collected(cls, blocks: Iterable[Columns], vectors: NDArray[np.float32], classes: int) -> Columns:
         """All rows of blocks that are in the order of numbers, with their vectors in an array [n, D] of that size."""
         end = 0
 
@@ -92,11 +81,11 @@ class Rows:
             vectors[end : end + len(block)] = block  # which raises where there are more than expected
             end += len(block)
 
-        rows = cls.columns(blocks, put, classes)
+        rows = cls.streamed(blocks, put, classes)
         return replace(rows, vectors=vectors[:end])
 
     @classmethod
-    def columns(cls, blocks: Iterable[Rows], put: Callable[[NDArray[np.float32]], object], classes: int) -> Rows:
+    def streamed(cls, blocks: Iterable[Columns], put: Callable[[NDArray[np.float32]], object], classes: int) -> Columns:
         """All rows of blocks that are in the order of numbers, but for their vectors: `put` is given these, block by
         block, so that they never are in memory as a whole."""
         parts = [cls.empty(classes, 0)]
@@ -105,12 +94,55 @@ class Rows:
             parts.append(replace(block, vectors=np.empty((len(block), 0), np.float32)))
         return cls.joined(parts)
 
-    def take(self, at: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Rows:
+    def take(self, at: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Columns:
         """Some of the rows."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         taken = {name: value[..., at] if name == "labels" else value[at] for name, value in values.items()
                  if name != "names"}  # fmt: skip
-        return Rows(**taken, names=self.names)
+        return Columns(**taken, names=self.names)
+
+
+class Selection:
+    """A filter as one gallery understands it: over columns of numbers, at any rows of them."""
+
+    def __init__(self, filter: Filter, meta: Meta) -> None:  # noqa: A002 - the field's own name
+        """Raises GalleryError for labels that `parse` refuses. Ids that the gallery does not know exclude nothing."""
+        self._patients = np.array(sorted(meta.patient_numbers(filter.exclude_patients)), np.int64)
+        self._studies = np.array(sorted(meta.study_numbers(filter.exclude_studies)), np.int64)
+        self._only = sorted(meta.patient_numbers(filter.only_patients)) if filter.only_patients else None
+        self._where = parse(filter.where, meta.labels) if filter.where else None
+        self._view = filter.view.casefold()
+        self._days = (filter.first_day, filter.last_day) if filter.since or filter.until else None
+
+    def passes(self, rows: Columns, at: NDArray[np.int64] | slice) -> NDArray[np.bool_]:
+        """bool [n]: which of the rows `at` pass."""
+        passing = np.ones(len(rows.numbers[at]), np.bool_)
+        for excluded, column in ((self._patients, rows.patients), (self._studies, rows.studies)):
+            for number in excluded if len(excluded) <= _FEW else ():
+                passing &= column[at] != number
+            if len(excluded) > _FEW:
+                passing &= ~np.isin(column[at], excluded)
+        if self._only is not None:
+            passing &= np.isin(rows.patients[at], self._only)
+        if self._where is not None:
+            passing &= _holds(self._where, rows.labels, at)
+        if self._view:
+            views = [code for code, name in enumerate(rows.names) if name.casefold() == self._view]
+            passing &= np.isin(rows.views[at], views)
+        if self._days is not None:
+            passing &= (rows.dates[at] >= max(self._days[0], 1)) & (rows.dates[at] <= self._days[1])
+        return passing
+
+
+def _holds(condition: Condition, labels: NDArray[np.int8], at: NDArray[np.int64] | slice) -> NDArray[np.bool_]:
+    if isinstance(condition, HasLabel):
+        values = labels[condition.index][at]
+        known: NDArray[np.bool_] = np.abs(values) == 1 if condition.present else values == 0
+        return known
+    parts = [_holds(part, labels, at) for part in condition.parts]
+    joint = np.logical_and if isinstance(condition, AllOf) else np.logical_or
+    holding: NDArray[np.bool_] = joint.reduce(parts)
+    return holding
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,17 +156,17 @@ class Snapshot:
 
     generation: int
     since: int
-    base: Rows
-    tail: Rows
+    base: Columns
+    tail: Columns
     reference_distances: NDArray[np.float32]
     index: HnswIndex | None = None
     live: NDArray[np.bool_] | None = None
     is_mapped: bool = False
 
     @classmethod
-    def whole(cls, generation: int, base: Rows) -> Snapshot:
+    def whole(cls, generation: int, base: Columns) -> Snapshot:
         """One that is all base, in memory, and has no index."""
-        tail = Rows.empty(len(base.labels), base.vectors.shape[1])
+        tail = Columns.empty(len(base.labels), base.vectors.shape[1])
         return cls(generation, generation, base, tail, np.empty(0, np.float32))
 
     def __len__(self) -> int:
@@ -148,25 +180,17 @@ class Snapshot:
             return False
         return not np.isin(self.base.numbers[~self.live], self.tail.numbers).all()
 
-    def refreshed(self, reader: Reader) -> Snapshot | None:
-        """As of the reader's generation, by what changed since this one's; None where that is not known any more.
-
-        Raises GalleryError for a damaged row.
-        """
-        changed = reader.changes_since(self.generation)
-        if changed is None:
-            return None
+    def changed(self, generation: int, numbers: NDArray[np.int64], blocks: Iterable[Columns]) -> Snapshot:
+        """As of a later generation: of the entries `numbers`, there are now those in `blocks`."""
         live = self.live
-        at = np.searchsorted(self.base.numbers, changed)
+        at = np.searchsorted(self.base.numbers, numbers)
         there = at < len(self.base)
-        there[there] = self.base.numbers[at[there]] == changed[there]
+        there[there] = self.base.numbers[at[there]] == numbers[there]
         if there.any():
             live = np.ones(len(self.base), np.bool_) if live is None else live.copy()
             live[at[there]] = False
-        kept = self.tail.take(~np.isin(self.tail.numbers, changed))
-        new = (Rows.of(block) for block in reader.columns(changed))
-        fresh = replace(self, generation=reader.generation, tail=Rows.joined([kept, *new]), live=live)
-        return fresh if len(fresh) == reader.count else None  # a damaged page may hide an entry
+        kept = self.tail.take(~np.isin(self.tail.numbers, numbers))
+        return replace(self, generation=generation, tail=Columns.joined([kept, *blocks]), live=live)
 
     def vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """float32 [n, D] of the rows at these positions."""
@@ -204,7 +228,7 @@ class Snapshot:
             rows = rows[self.live[rows]]
         return rows if selection is None else rows[selection.passes(self.base, rows)]
 
-    def blocks(self) -> Iterator[Rows]:
+    def blocks(self) -> Iterator[Columns]:
         """Every row that counts, in the order of numbers, in blocks: what a new base is made of."""
         tail = self.tail
         for start in range(0, len(self.base), _BLOCK):
@@ -213,7 +237,7 @@ class Snapshot:
             if self.live is not None:
                 block = block.take(self.live[start : start + _BLOCK])
             cut = int(np.searchsorted(tail.numbers, last))
-            yield block if not cut else Rows.joined([block, tail.take(slice(cut))])
+            yield block if not cut else Columns.joined([block, tail.take(slice(cut))])
             tail = tail.take(slice(cut, None))
         if len(tail):
             yield tail

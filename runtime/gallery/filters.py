@@ -14,20 +14,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from datetime import date
-from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
 
 from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet, canonical, did_you_mean
 
-if TYPE_CHECKING:
-    from cbmir.runtime.gallery.columns import Rows
-    from cbmir.runtime.gallery.reader import Reader
-
 _TOKEN = re.compile(r"""\s*(?:(?P<mark>[()])|"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<word>[^\s()"']+))""")
-_FEW = 8  # ids that are compared one by one, which is faster
 _DEEPEST = 50  # parentheses in parentheses: they are read by recursion
 
 
@@ -214,47 +205,3 @@ class _Parser:
 
 def _joined(parts: Sequence[Condition], kind: type[AllOf] | type[AnyOf]) -> Condition:
     return parts[0] if len(parts) == 1 else kind(tuple(parts))
-
-
-class Selection:
-    """A filter as one gallery understands it: over columns of numbers, at any rows of them."""
-
-    def __init__(self, filter: Filter, labels: LabelSet, reader: Reader) -> None:  # noqa: A002 - the field's own name
-        """Raises GalleryError for labels that `parse` refuses. Ids that the gallery does not know exclude nothing."""
-        self._patients = np.array(sorted(reader.patient_numbers(filter.exclude_patients)), np.int64)
-        self._studies = np.array(sorted(reader.study_numbers(filter.exclude_studies)), np.int64)
-        self._only = sorted(reader.patient_numbers(filter.only_patients)) if filter.only_patients else None
-        self._where = parse(filter.where, labels) if filter.where else None
-        self._view = filter.view.casefold()
-        self._days = (filter.first_day, filter.last_day) if filter.since or filter.until else None
-
-    def passes(self, rows: Rows, at: NDArray[np.int64] | slice) -> NDArray[np.bool_]:
-        """bool [n]: which of the rows `at` pass."""
-        passing = np.ones(len(rows.numbers[at]), np.bool_)
-        for excluded, column in ((self._patients, rows.patients), (self._studies, rows.studies)):
-            for number in excluded if len(excluded) <= _FEW else ():
-                passing &= column[at] != number
-            if len(excluded) > _FEW:
-                passing &= ~np.isin(column[at], excluded)
-        if self._only is not None:
-            passing &= np.isin(rows.patients[at], self._only)
-        if self._where is not None:
-            passing &= _holds(self._where, rows.labels, at)
-        if self._view:
-            passing &= np.isin(
-                rows.views[at], [n for n, name in enumerate(rows.names) if name.casefold() == self._view]
-            )
-        if self._days is not None:
-            passing &= (rows.dates[at] >= max(self._days[0], 1)) & (rows.dates[at] <= self._days[1])
-        return passing
-
-
-def _holds(condition: Condition, labels: NDArray[np.int8], at: NDArray[np.int64] | slice) -> NDArray[np.bool_]:
-    if isinstance(condition, HasLabel):
-        values = labels[condition.index][at]
-        known: NDArray[np.bool_] = np.abs(values) == 1 if condition.present else values == 0
-        return known
-    parts = [_holds(part, labels, at) for part in condition.parts]
-    joint = np.logical_and if isinstance(condition, AllOf) else np.logical_or
-    holding: NDArray[np.bool_] = joint.reduce(parts)
-    return holding

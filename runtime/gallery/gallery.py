@@ -22,9 +22,10 @@ from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
 from cbmir.process import Closing
 from cbmir.runtime.gallery import index_files, schema
+from cbmir.runtime.gallery.columns import Selection
 from cbmir.runtime.gallery.database import DATABASE, GALLERY, LOG_FILE, SHARED_FILE, WAIT, Connections, new_file
 from cbmir.runtime.gallery.entry import Entry, SearchResult
-from cbmir.runtime.gallery.filters import Filter, Selection
+from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.gallery.index_cache import IndexCache, codes_for
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 from cbmir.runtime.gallery.reader import Reader
@@ -310,7 +311,7 @@ class Gallery(Closing):
             raise GalleryError(f"expected a filter for each of {count} embeddings, found {len(filters)}")
         for _ in range(2):
             with self._index.moment() as (reader, snapshot):
-                known = {one: Selection(one, self.labels, reader) if one else None for one in set(filters)}
+                known = {one: Selection(one, self._meta) if one else None for one in set(filters)}
                 found = nearest(
                     snapshot, embeddings, max(k, vectors), [known[one] for one in filters], exact=bool(exact)
                 )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery import index_files
-from cbmir.runtime.gallery.columns import Rows, Snapshot
+from cbmir.runtime.gallery.columns import Columns, Snapshot
 from cbmir.runtime.gallery.database import Connections
 from cbmir.runtime.gallery.hnsw import Codes
 from cbmir.runtime.gallery.index_files import Stamp
@@ -71,7 +71,7 @@ class IndexCache:
         with self._measuring:
             count = len(snapshot.base) if base_tells else len(snapshot)
             if self._own is None or abs(count - self._own[0]) > self._own[0] // 10:
-                rows = snapshot.base if base_tells else Rows.joined(list(snapshot.blocks()) or [snapshot.tail])
+                rows = snapshot.base if base_tells else Columns.joined(list(snapshot.blocks()) or [snapshot.tail])
                 self._own = count, reference_distances(rows.vectors, rows.patients)
             return self._own[1]
 
@@ -150,14 +150,14 @@ class IndexCache:
             if fresh is not None and fresh.generation > reader.generation:
                 return None
             if fresh is not None and fresh.generation < reader.generation:
-                fresh = fresh.refreshed(reader)
+                fresh = refreshed(fresh, reader)
             if fresh is None or self._look(reader, fresh):
                 self._seen = index_files.newest(self._path)
                 loaded = index_files.load(self._path, self._meta.uuid)
                 if loaded is not None and loaded.generation > reader.generation and self._has_reached(loaded):
                     self._seen = None
                     return None
-                newer = None if loaded is None else loaded.refreshed(reader)
+                newer = None if loaded is None else refreshed(loaded, reader)
                 fresh = fresh if newer is None else newer
             if former is None or fresh is None or _outgrown(len(fresh.tail), len(fresh.base)):
                 fresh = self._made(reader, fresh)
@@ -194,7 +194,7 @@ class IndexCache:
         if snapshot is None or snapshot.since != newest[0]:
             return True
         with self._reading() as reader:
-            fresh = snapshot.refreshed(reader)
+            fresh = refreshed(snapshot, reader)
         return fresh is None or fresh.holds_removed
 
     def _made(self, reader: Reader, snapshot: Snapshot | None) -> Snapshot:
@@ -205,7 +205,7 @@ class IndexCache:
                     codes = codes_for(reader.index_setting, reader.count)
                     waiting = "" if codes is None else " with an index: this search, and the end of SQLite's log, wait"
                     log.info("%s: writing what searches need of %d entries%s", self._path, reader.count, waiting)
-                    blocks = map(Rows.of, reader.columns()) if snapshot is None else snapshot.blocks()
+                    blocks = reader.columns() if snapshot is None else snapshot.blocks()
                     try:
                         return self._write(reader.generation, reader.count, blocks, codes, snapshot)
                     except OSError as error:
@@ -213,7 +213,7 @@ class IndexCache:
         if snapshot is not None:
             return snapshot
         vectors = np.empty((reader.count, self._meta.card.embedding_dim), np.float32)
-        base = Rows.collected(map(Rows.of, reader.columns()), vectors, len(self._meta.labels))
+        base = Columns.collected(reader.columns(), vectors, len(self._meta.labels))
         return Snapshot.whole(reader.generation, base)
 
     # -- writing
@@ -226,7 +226,7 @@ class IndexCache:
         return Reader.begin(self._meta, self._connections)
 
     def _write(
-        self, generation: int, count: int, blocks: Iterator[Rows], codes: Codes | None, former: Snapshot | None
+        self, generation: int, count: int, blocks: Iterator[Columns], codes: Codes | None, former: Snapshot | None
     ) -> Snapshot:
         """Under the lock. An index whose rows are all there still is added to."""
         index = None if former is None or former.holds_removed else former.index
@@ -237,7 +237,7 @@ class IndexCache:
         return written
 
     def _replace(
-        self, generation: int, count: int, blocks: Iterator[Rows], codes: Codes | None, former: Snapshot | None
+        self, generation: int, count: int, blocks: Iterator[Columns], codes: Codes | None, former: Snapshot | None
     ) -> None:
         """`_write`, and go on with it. Raises GalleryError where it cannot be written."""
         try:
@@ -253,8 +253,8 @@ class IndexCache:
         with ExitStack() as stack:
             reader = stack.enter_context(self._reading())
 
-            def blocks() -> Iterator[Rows]:
-                yield from map(Rows.of, reader.columns())
+            def blocks() -> Iterator[Columns]:
+                yield from reader.columns()
                 stack.close()
 
             codes = codes_for(reader.index_setting, reader.count)
@@ -280,6 +280,18 @@ def codes_for(setting: str, count: int) -> Codes | None:
     if setting == "bf16":
         return "bf16"
     return "int8" if setting == "int8" or (setting == "auto" and count > EXACT_LIMIT) else None
+
+
+def refreshed(snapshot: Snapshot, reader: Reader) -> Snapshot | None:
+    """As of the reader's generation, by what changed since the snapshot's; None where that is not known any more.
+
+    Raises GalleryError for a damaged row.
+    """
+    changed = reader.changes_since(snapshot.generation)
+    if changed is None:
+        return None
+    fresh = snapshot.changed(reader.generation, changed, reader.columns(changed))
+    return fresh if len(fresh) == reader.count else None  # a damaged page may hide an entry
 
 
 def _must_be_written(path: Path, reader: Reader, snapshot: Snapshot | None) -> bool:

@@ -27,7 +27,7 @@ import numpy as np
 from cbmir.errors import GalleryError
 from cbmir.files import sync
 from cbmir.process import available_threads
-from cbmir.runtime.gallery.columns import Rows, Snapshot
+from cbmir.runtime.gallery.columns import Columns, Snapshot
 from cbmir.runtime.gallery.hnsw import Codes, HnswIndex, PcaInt8Codec
 from cbmir.runtime.novelty import reference_distances
 
@@ -38,7 +38,7 @@ _FOLDER = re.compile(r"derived-(\d{12,})")
 _PART = re.compile(r"\.derived-\d{12,}\.part")
 _ABOUT, _INDEX, _CODING, _OWN = "about.json", "index.usearch", "coding.npz", "reference_distances.npy"
 _FORMAT = 2
-_COLUMNS = tuple(one.name for one in fields(Rows) if one.name != "names")
+_COLUMNS = tuple(one.name for one in fields(Columns) if one.name != "names")
 _CHUNK = 4 << 20  # bytes that are hashed at once, by as many threads as there are processors
 
 
@@ -110,7 +110,7 @@ def problems(folder: Path, gallery: str) -> list[str]:
 
 
 def write(
-    folder: Path, stamp: Stamp, rows: Iterable[Rows], *, dim: int, classes: int, former: HnswIndex | None = None
+    folder: Path, stamp: Stamp, rows: Iterable[Columns], *, dim: int, classes: int, former: HnswIndex | None = None
 ) -> Snapshot:
     """Write what is derived from rows, given in blocks in the order of their numbers, and take away what was there.
 
@@ -178,13 +178,13 @@ def lock(folder: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def _write(
-    part: Path, stamp: Stamp, rows: Iterable[Rows], dim: int, classes: int, former: HnswIndex | None
+    part: Path, stamp: Stamp, rows: Iterable[Columns], dim: int, classes: int, former: HnswIndex | None
 ) -> dict[str, Any]:
     """All files into an empty folder; what `about.json` says."""
     with (part / "vectors.npy").open("wb") as stream:
         header = {"descr": "<f4", "fortran_order": False, "shape": (stamp.count, dim)}
         np.lib.format.write_array_header_1_0(stream, header)
-        columns = Rows.columns(rows, lambda block: stream.write(block.astype("<f4").tobytes()), classes)
+        columns = Columns.streamed(rows, lambda block: stream.write(block.astype("<f4").tobytes()), classes)
     if len(columns) != stamp.count:
         raise GalleryError(f"{part.parent}: expected {stamp.count} entries, found {len(columns)}; "
                            f"'cbmir index verify' says what is damaged")  # fmt: skip
@@ -300,8 +300,8 @@ def _mapped(place: Path, about: dict[str, Any]) -> Snapshot:
     codes = about["codes"]
     coding = PcaInt8Codec.load(place / _CODING) if codes == "int8" else None
     index = None if codes is None else HnswIndex.view(place / _INDEX, coding)
-    base = Rows(**columns, names=tuple(about["views"]))
-    tail = Rows.empty(len(base.labels), base.vectors.shape[1])
+    base = Columns(**columns, names=tuple(about["views"]))
+    tail = Columns.empty(len(base.labels), base.vectors.shape[1])
     generation = about["generation"]
     return Snapshot(generation, generation, base, tail, np.load(place / _OWN), index, is_mapped=True)
 

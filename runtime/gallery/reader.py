@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery import schema
+from cbmir.runtime.gallery.columns import Columns
 from cbmir.runtime.gallery.database import SEE_VERIFY, Connections
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.schema import Meta, read_meta
@@ -161,24 +161,6 @@ _GIVEN = "json_each(?) AS given CROSS JOIN entry e ON e.number = given.value"
 _BY_SHA256 = "SELECT number FROM entry INDEXED BY {} WHERE {} AND +sha256 = ?1 AND sha256 != ''"
 
 
-@dataclass(frozen=True, eq=False)
-class Columns:
-    """n entries as a search needs them, in the order of their numbers.
-
-    numbers: int64 [n]. patients, studies: int64 [n], as `Reader.patient_numbers` has them; 0 where unknown.
-    views: text [n]. dates: int32 [n], YYYYMMDD; 0 where unknown. labels: int8 [n, C], 1, 0, -1 (uncertain) or
-    `schema.UNKNOWN`. vectors: float32 [n, D] of unit norm.
-    """
-
-    numbers: NDArray[np.int64]
-    patients: NDArray[np.int64]
-    studies: NDArray[np.int64]
-    views: list[str]
-    dates: NDArray[np.int32]
-    labels: NDArray[np.int8]
-    vectors: NDArray[np.float32]
-
-
 class Reader(VerifiedRows):
     """One moment of a gallery, of the generation `generation` with `count` entries; valid within its `with` block.
 
@@ -304,21 +286,9 @@ class Reader(VerifiedRows):
             "days": [min(days, default=""), max(days, default="")],
         }
 
-    def patient_numbers(self, keys: Collection[str]) -> set[int]:
-        """Numbers of patients by their ids as given to `add`; also of those that are not there. Without the unknown.
-
-        Raises GalleryError where the gallery keeps pseudonyms and their key is not there.
-        """
-        return {schema.patient_number(self.meta.keys.patient(key)) for key in keys} - {0}
-
-    def study_numbers(self, keys: Collection[str]) -> set[int]:
-        """Numbers of studies by their ids, as `patient_numbers`: each is that of all studies of this id, of whatever
-        patient."""
-        return {schema.study_number(self.meta.keys.study(key)) for key in keys} - {0}
-
     def has_patient(self, patient_id: str) -> bool:
-        """Whether an entry is of this patient. Raises GalleryError as `patient_numbers`."""
-        for number in self.patient_numbers([patient_id]):
+        """Whether an entry is of this patient. Raises GalleryError as `Meta.patient_numbers`."""
+        for number in self.meta.patient_numbers([patient_id]):
             known = self.query("SELECT 1 FROM patient WHERE number = ?", number)
             entries = self.query("SELECT 1 FROM entry WHERE patient = ? LIMIT 1", number)
             if bool(known) != bool(entries):  # one of the two places is damaged
@@ -338,12 +308,15 @@ class Reader(VerifiedRows):
             position = COLUMN[name]
             return [row[position] for row in rows]
 
+        names = sorted(set(column("view")))
+        codes = {name: code for code, name in enumerate(names)}
         return Columns(
             numbers=np.array(column("number"), np.int64),
             patients=np.array([number or 0 for number in column("patient")], np.int64),
             studies=np.array([number or 0 for number in column("study")], np.int64),
-            views=column("view"),
+            views=np.array([codes[name] for name in column("view")], np.int32),
             dates=np.array([schema.day_number(day) for day in column("date")], np.int32),
-            labels=self.meta.codec.decode_many(column("labels")),
+            labels=np.ascontiguousarray(self.meta.codec.decode_many(column("labels")).T),
             vectors=self.checked_vectors([(row[0], *row[-3:]) for row in rows]),
+            names=tuple(names),
         )

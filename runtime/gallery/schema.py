@@ -239,6 +239,17 @@ class Meta:
     codec: LabelCodec
     keys: Keys
 
+    def patient_numbers(self, ids: Iterable[str]) -> set[int]:
+        """Numbers of patients by their ids as given to `add`; also of those that are not there. Without the unknown.
+
+        Raises GalleryError where the gallery keeps pseudonyms and their key is not there.
+        """
+        return {patient_number(self.keys.patient(one)) for one in ids} - {0}
+
+    def study_numbers(self, ids: Iterable[str]) -> set[int]:
+        """Numbers of studies, as `patient_numbers`: each is that of all studies of this id, of whatever patient."""
+        return {study_number(self.keys.study(one)) for one in ids} - {0}
+
     @classmethod
     def load(cls, database: sqlite3.Connection, path: Path, pseudonyms: Pseudonyms | None) -> Self:
         """Raises GalleryError for another schema, and where something is missing or damaged."""

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cbmir.runtime.gallery.columns import Snapshot
+from cbmir.runtime.gallery.columns import Selection, Snapshot
 from cbmir.runtime.gallery.entry import Hit, SearchResult
-from cbmir.runtime.gallery.filters import Selection
 from cbmir.runtime.gallery.hnsw import HnswIndex, products
 from cbmir.runtime.gallery.reader import Reader
 

@@ -120,8 +120,8 @@ class Writer(Reader):
                 raise GalleryError(f"expected several {name} to remove, found a single text; put it into a list")
         numbers = self._numbers("id", ids)
         # With a plus SQLite looks through all entries: in the index, a damaged page could hide some of a patient's.
-        of_patients = self._numbers("+patient", self.patient_numbers(patient_ids))
-        of_studies = self._numbers("+study", self.study_numbers(study_ids))
+        of_patients = self._numbers("+patient", self.meta.patient_numbers(patient_ids))
+        of_studies = self._numbers("+study", self.meta.study_numbers(study_ids))
         if study_ids and not patient_ids:
             sql = "SELECT study, patient FROM entry WHERE number = ?"
             rows = [tuple(row) for number in of_studies for row in self.query(sql, number)]

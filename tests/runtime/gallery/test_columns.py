@@ -13,9 +13,10 @@ import pytest
 
 from cbmir.card import ModelCard
 from cbmir.errors import GalleryError
-from cbmir.runtime.gallery.columns import Rows, Snapshot
+from cbmir.runtime.gallery.columns import Columns, Snapshot
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.gallery import Gallery
+from cbmir.runtime.gallery.index_cache import refreshed
 from cbmir.runtime.gallery.reader import Reader
 
 Make = Callable[..., Any]
@@ -24,10 +25,10 @@ COUNT = 60
 
 def whole(reader: Reader) -> Snapshot:
     vectors = np.empty((reader.count, 8), np.float32)
-    return Snapshot.whole(reader.generation, Rows.collected(map(Rows.of, reader.columns(size=7)), vectors, 3))
+    return Snapshot.whole(reader.generation, Columns.collected(reader.columns(size=7), vectors, 3))
 
 
-def as_dict(rows: Rows) -> dict[int, tuple[Any, ...]]:
+def as_dict(rows: Columns) -> dict[int, tuple[Any, ...]]:
     return {
         int(number): (
             rows.patients[at], rows.studies[at], rows.names[rows.views[at]], rows.dates[at],
@@ -41,7 +42,7 @@ def assert_same(snapshot: Snapshot, reader: Reader) -> None:
     """The same rows by every way of looking at them."""
     expected = whole(reader).base
     blocks = list(snapshot.blocks())
-    found = Rows.joined([Rows.empty(3, 8), *blocks])
+    found = Columns.joined([Columns.empty(3, 8), *blocks])
     assert found.numbers.tolist() == expected.numbers.tolist()
     assert np.concatenate([np.empty(0, np.int64), *(block.numbers for block in blocks)]).tolist() == sorted(
         found.numbers
@@ -62,7 +63,7 @@ def test_rows_of_the_store(store: Gallery, make_entries: Make, make_vectors: Mak
     assert [rows.names[view] for view in rows.views] == [entry.view for entry in make_entries(COUNT)]
     assert rows.labels.shape == (3, COUNT) and rows.labels.flags.c_contiguous
     np.testing.assert_array_equal(rows.vectors, make_vectors(COUNT))
-    assert {name.name for name in fields(Rows)} - {"names", "vectors"} == {
+    assert {name.name for name in fields(Columns)} - {"names", "vectors"} == {
         "numbers", "patients", "studies", "views", "dates", "labels"
     }  # fmt: skip
 
@@ -92,7 +93,7 @@ def test_a_snapshot_follows_what_is_written(
                 removed = store.remove(ids=some)
                 ids = [one for one in ids if one not in removed]
         with store.reading() as reader:
-            later = snapshot.refreshed(reader)
+            later = refreshed(snapshot, reader)
             assert later is not None
             assert_same(later, reader)
         there = set(later.tail.numbers) | set(later.base.numbers[later.live if later.live is not None else slice(None)])
@@ -106,7 +107,7 @@ def test_an_earlier_snapshot_stays_as_it_was(store: Gallery, make_entries: Make,
     store.remove(ids=["id0003"])
     store.add(make_entries(1, COUNT), make_vectors(1, seed=9))
     with store.reading() as reader:
-        after = before.refreshed(reader)
+        after = refreshed(before, reader)
     assert after is not None and len(after) == COUNT and after.holds_removed
     assert len(before) == COUNT and before.live is None and len(before.tail) == 0
     assert after.base is before.base  # which may be mapped, and large
@@ -118,8 +119,8 @@ def test_what_is_not_known_any_more_is_read_anew(store: Gallery) -> None:
     store.remove(ids=["id0003"])
     store.compact()
     with store.reading() as reader:
-        assert snapshot.refreshed(reader) is None
-        assert replace(snapshot, generation=9).refreshed(reader) is None
+        assert refreshed(snapshot, reader) is None
+        assert refreshed(replace(snapshot, generation=9), reader) is None
 
 
 def test_an_empty_store(tmp_path: Path, tiny_card: ModelCard, make_entries: Make, make_vectors: Make) -> None:
@@ -129,7 +130,7 @@ def test_an_empty_store(tmp_path: Path, tiny_card: ModelCard, make_entries: Make
             assert_same(snapshot, reader)
         store.add(make_entries(3), make_vectors(3))
         with store.reading() as reader:
-            later = snapshot.refreshed(reader)
+            later = refreshed(snapshot, reader)
             assert later is not None and len(later.tail) == 3
             assert_same(later, reader)
 
@@ -143,7 +144,7 @@ def test_the_vectors_are_in_memory_once(tmp_path: Path, tiny_card: ModelCard) ->
             tracemalloc.start()
             try:
                 into = np.empty((count, dim), np.float32)
-                rows = Rows.collected(map(Rows.of, reader.columns(size=100)), into, 3)
+                rows = Columns.collected(reader.columns(size=100), into, 3)
                 _, peak = tracemalloc.get_traced_memory()
             finally:
                 tracemalloc.stop()
@@ -153,7 +154,7 @@ def test_the_vectors_are_in_memory_once(tmp_path: Path, tiny_card: ModelCard) ->
 
 def test_more_rows_than_expected_are_no_silent_loss(store: Gallery) -> None:
     with store.reading() as reader, pytest.raises(ValueError, match="broadcast"):
-        Rows.collected(map(Rows.of, reader.columns()), np.empty((COUNT - 1, 8), np.float32), 3)
+        Columns.collected(reader.columns(), np.empty((COUNT - 1, 8), np.float32), 3)
 
 
 def test_a_damaged_row_is_an_error(store: Gallery, make_entries: Make, make_vectors: Make) -> None:
@@ -163,4 +164,4 @@ def test_a_damaged_row_is_an_error(store: Gallery, make_entries: Make, make_vect
     with store.writing() as writer:
         writer.database.execute("UPDATE embedding SET vector = zeroblob(32) WHERE number = ?", (COUNT + 1,)).close()
     with store.reading() as reader, pytest.raises(GalleryError, match="damaged"):
-        snapshot.refreshed(reader)
+        refreshed(snapshot, reader)

@@ -9,17 +9,19 @@ import pytest
 
 from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
-from cbmir.runtime.gallery.columns import Rows
-from cbmir.runtime.gallery.filters import AllOf, AnyOf, Filter, HasLabel, Selection, parse
-from cbmir.runtime.gallery.reader import Reader
+from cbmir.runtime.gallery.columns import Columns, Selection
+from cbmir.runtime.gallery.filters import AllOf, AnyOf, Filter, HasLabel, parse
+from cbmir.runtime.gallery.schema import Meta
 
 LABELS = LabelSet(("Effusion", "Mass", "Lung Opacity", "Pleural_Thickening"))
 EFFUSION, MASS, OPACITY = HasLabel(0), HasLabel(1), HasLabel(2)
 UNKNOWN = -2
 
 
-class FakeReader:
+class FakeMeta:
     """Patients and studies p1, p2, … and s1, s2, … by their numbers."""
+
+    labels = LABELS
 
     def patient_numbers(self, keys: frozenset[str]) -> set[int]:
         return {int(key[1:]) for key in keys if key.startswith("p")}
@@ -28,9 +30,9 @@ class FakeReader:
         return {int(key[1:]) for key in keys if key.startswith("s")}
 
 
-def rows(count: int = 400, seed: int = 0) -> Rows:
+def rows(count: int = 400, seed: int = 0) -> Columns:
     rng = np.random.default_rng(seed)
-    return Rows(
+    return Columns(
         np.arange(1, count + 1), rng.integers(0, 20, count), rng.integers(0, 100, count),
         rng.integers(0, 3, count).astype(np.int32), (rng.integers(0, 5, count) * 10000 + 20190615).astype(np.int32)
         * (rng.random(count) > 0.2), rng.choice([1, 0, -1, UNKNOWN], (len(LABELS), count)).astype(np.int8),
@@ -38,8 +40,8 @@ def rows(count: int = 400, seed: int = 0) -> Rows:
     )  # fmt: skip
 
 
-def passing(own: Rows, wanted: Filter) -> list[int]:
-    selection = Selection(wanted, LABELS, cast(Reader, FakeReader()))
+def passing(own: Columns, wanted: Filter) -> list[int]:
+    selection = Selection(wanted, cast(Meta, FakeMeta()))
     mask = selection.passes(own, slice(None))
     at = np.arange(0, len(own), 3)
     np.testing.assert_array_equal(selection.passes(own, at), mask[at])

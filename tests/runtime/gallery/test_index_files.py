@@ -16,7 +16,7 @@ import pytest
 
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery import index_files
-from cbmir.runtime.gallery.columns import Rows
+from cbmir.runtime.gallery.columns import Columns
 from cbmir.runtime.gallery.hnsw import HnswIndex
 from cbmir.runtime.gallery.index_files import Stamp
 
@@ -24,10 +24,10 @@ DIM, COUNT, GALLERY = 8, 150, "a" * 32
 STAMP = Stamp(GALLERY, 7, COUNT, "int8")
 
 
-def rows(count: int = COUNT, start: int = 1) -> Rows:
+def rows(count: int = COUNT, start: int = 1) -> Columns:
     rng = np.random.default_rng(start)
     values = rng.normal(size=(count, DIM))
-    return Rows(
+    return Columns(
         np.arange(start, start + count), rng.integers(1, 40, count), rng.integers(1, 90, count),
         rng.integers(0, 2, count).astype(np.int32), np.full(count, 20200101, np.int32),
         rng.choice([1, 0, -1, -2], (3, count)).astype(np.int8),
@@ -35,7 +35,7 @@ def rows(count: int = COUNT, start: int = 1) -> Rows:
     )  # fmt: skip
 
 
-def blocks(count: int = COUNT) -> list[Rows]:
+def blocks(count: int = COUNT) -> list[Columns]:
     return [rows(count).take(slice(at, at + 40)) for at in range(0, count, 40)]
 
 
@@ -54,7 +54,7 @@ def place(folder: Path) -> Path:
     return found
 
 
-def assert_rows(found: Rows, expected: Rows) -> None:
+def assert_rows(found: Columns, expected: Columns) -> None:
     for name in ("numbers", "patients", "studies", "views", "dates", "labels", "vectors"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
         assert getattr(found, name).dtype == getattr(expected, name).dtype
@@ -211,8 +211,8 @@ def test_a_disk_that_refuses_is_an_error_and_no_loss(folder: Path, monkeypatch: 
 def test_what_a_killed_process_left_is_cleared(folder: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from cbmir.runtime.gallery import index_files; from cbmir.runtime.gallery.columns import Rows\n"
-        "def rows():\n    yield Rows.empty(3, 8)\n    os.kill(os.getpid(), 9)\n"
+        "from cbmir.runtime.gallery import index_files; from cbmir.runtime.gallery.columns import Columns\n"
+        "def rows():\n    yield Columns.empty(3, 8)\n    os.kill(os.getpid(), 9)\n"
         "index_files.write(Path(sys.argv[1]), index_files.Stamp('a' * 32, 8, 5, None), rows(), dim=8, classes=3)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(folder)], check=False).returncode == -9

@@ -98,7 +98,7 @@ def test_who_has_the_key_finds_the_patient(filled: Path, key: Pseudonyms, make_v
     with Gallery.open(filled, pseudonyms=key) as store:
         assert [store.has_patient(name) for name in ("patient0001", "patient0003")] == [True, False]
         with store.reading() as reader:
-            known = reader.patient_numbers({"patient0001", store.entry("id0000").patient_id})
+            known = reader.meta.patient_numbers({"patient0001", store.entry("id0000").patient_id})
             assert {int(n) for n in next(reader.columns()).patients} & known == known
         store.add([Entry("new", "", "patient0001")], make_vectors(1))
         assert store.entry("new").patient_id == store.entry("id0007").patient_id

@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cbmir.runtime.gallery import search as module
-from cbmir.runtime.gallery.columns import Rows, Snapshot
-from cbmir.runtime.gallery.filters import Selection
+from cbmir.runtime.gallery.columns import Columns, Selection, Snapshot
 from cbmir.runtime.gallery.hnsw import HnswIndex
 from cbmir.runtime.gallery.search import Nearest, nearest
 
@@ -23,10 +22,10 @@ def unit(count: int, seed: int) -> NDArray[np.float32]:
     return (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float32)
 
 
-def rows(vectors: NDArray[np.float32], start: int) -> Rows:
+def rows(vectors: NDArray[np.float32], start: int) -> Columns:
     count = len(vectors)
     none, codes = np.zeros(count, np.int64), np.zeros(count, np.int32)
-    return Rows(
+    return Columns(
         np.arange(start, start + count), none, none, codes, codes, np.zeros((1, count), np.int8), vectors, ("",)
     )
 
@@ -37,7 +36,7 @@ class OneIn:
     def __init__(self, n: int) -> None:
         self.n = n
 
-    def passes(self, own: Rows, at: NDArray[np.int64] | slice) -> NDArray[np.bool_]:
+    def passes(self, own: Columns, at: NDArray[np.int64] | slice) -> NDArray[np.bool_]:
         passing: NDArray[np.bool_] = own.numbers[at] % self.n == 0
         return passing
 
@@ -116,7 +115,7 @@ def test_a_filter_that_only_far_rows_pass(
     numbers = snapshot.base.numbers.copy()
     numbers[order[:450]] = 2 * np.arange(1, 451) - 1  # odd: does not pass
     numbers[order[450:]] = 2 * np.arange(1, 451)
-    far = replace(snapshot, base=replace(snapshot.base, numbers=numbers), tail=Rows.empty(1, DIM), live=None)
+    far = replace(snapshot, base=replace(snapshot.base, numbers=numbers), tail=Columns.empty(1, DIM), live=None)
     (found,) = nearest(far, query[None], 10, [one_in(2)], exact=False)
     assert found.rows.tolist() == order[450:460].tolist()
 
@@ -139,7 +138,7 @@ def test_all_that_tie_with_the_last_come_back(exact: bool) -> None:
     vectors = unit(300, 0)
     vectors[50:90] = vectors[7]
     own = Snapshot(
-        1, 1, rows(vectors, 1), Rows.empty(1, DIM), np.empty(0, np.float32), HnswIndex.build("bf16", vectors)
+        1, 1, rows(vectors, 1), Columns.empty(1, DIM), np.empty(0, np.float32), HnswIndex.build("bf16", vectors)
     )
     (found,) = nearest(own, vectors[7:8], 3, [None], exact=exact)
     if exact:
@@ -166,7 +165,7 @@ def test_a_selection_is_looked_up_once_for_many_queries(
     calls: list[object] = []
     real = OneIn.passes
 
-    def passes(self: OneIn, own: Rows, at: NDArray[np.int64] | slice) -> NDArray[np.bool_]:
+    def passes(self: OneIn, own: Columns, at: NDArray[np.int64] | slice) -> NDArray[np.bool_]:
         calls.append(at if isinstance(at, slice) else None)
         return real(self, own, at)
 
@@ -177,7 +176,7 @@ def test_a_selection_is_looked_up_once_for_many_queries(
 
 def test_a_cosine_is_at_most_one() -> None:
     vectors = unit(300, 0)
-    own = Snapshot(1, 1, rows(vectors, 1), Rows.empty(1, DIM), np.empty(0, np.float32))
+    own = Snapshot(1, 1, rows(vectors, 1), Columns.empty(1, DIM), np.empty(0, np.float32))
     for found in nearest(own, vectors, 1, [None] * 300, exact=True):
         assert found.cosines[0] <= 1
 
@@ -189,7 +188,7 @@ def test_without_an_index_answers_are_exact(snapshot: Snapshot) -> None:
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_nothing_to_find(exact: bool) -> None:
-    empty = Rows.empty(1, DIM)
+    empty = Columns.empty(1, DIM)
     own = Snapshot(1, 1, empty, empty, np.empty(0, np.float32), HnswIndex.build("int8", empty.vectors))
     for found in nearest(own, unit(2, 0), 3, [None, one_in(2)], exact=exact):
         assert isinstance(found, Nearest) and len(found.rows) == 0

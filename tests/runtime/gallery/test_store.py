@@ -60,17 +60,17 @@ def test_columns_are_what_a_search_needs(store: Gallery, make_entries: MakeEntri
         (some,) = reader.columns(np.array([7, 3, 3, 999]))
         assert [entry.id for entry in reader.entries(some.numbers)] == ["id0002", "id0006"]
         assert list(reader.columns(np.array([], np.int64))) == []
-        patient = reader.patient_numbers({"patient0000"})
-        study = reader.study_numbers({"study0001"})
-        assert reader.patient_numbers({""}) == reader.study_numbers({""}) == set()
+        patient = reader.meta.patient_numbers({"patient0000"})
+        study = reader.meta.study_numbers({"study0001"})
+        assert reader.meta.patient_numbers({""}) == reader.meta.study_numbers({""}) == set()
     assert [len(block.numbers) for block in blocks] == [25, 25, 10]
     first = blocks[0]
     assert set(first.patients[:6].tolist()) == patient
     assert {int(n) for n in first.numbers[np.isin(first.studies, sorted(study))]} == {3, 4}
-    assert first.views[:4] == ["PA", "AP", "", "PA"]
+    assert [first.names[view] for view in first.views[:4]] == ["PA", "AP", "", "PA"]
     assert first.dates[:3].tolist() == [0, 20200102, 20200103]
     assert first.labels.dtype == np.int8
-    assert first.labels[:2].tolist() == [[0, -1, UNKNOWN], [1, -1, UNKNOWN]]
+    assert first.labels[:, :2].T.tolist() == [[0, -1, UNKNOWN], [1, -1, UNKNOWN]]
     np.testing.assert_array_equal(np.concatenate([block.vectors for block in blocks]), make_vectors(COUNT))
 
 
@@ -82,7 +82,7 @@ def test_an_entry_may_say_little(store: Gallery, make_vectors: MakeVectors) -> N
     with store.reading() as reader:
         (block,) = reader.columns(np.array([61]))
     assert (block.patients[0], block.studies[0], block.dates[0]) == (0, 0, 0)
-    assert block.labels[0].tolist() == [UNKNOWN] * 3
+    assert block.labels[:, 0].tolist() == [UNKNOWN] * 3
 
 
 def test_counts(store: Gallery) -> None:
