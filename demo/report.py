@@ -19,7 +19,6 @@ from cbmir.card import NOT_A_DEVICE, ModelCard
 from cbmir.demo.findings import threshold_probability
 from cbmir.demo.markup import alerts_html, escape, image_uri, novelty_html, readable
 from cbmir.demo.study import Upload
-from cbmir.runtime.dicom_output.identifiers import case_id
 from cbmir.runtime.evidence import overlay
 from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.results import Analysis, Finding, Neighbour, most_probable_first
@@ -54,19 +53,18 @@ def report_html(
     """The image, what was predicted and why, the nearest look-alikes, how these were searched for, and by which model.
 
     `label` is the finding whose evidence is shown, the most probable one where it is empty; `searched` is plain text.
-    Raises GalleryError as `case_id`.
     """
     findings = most_probable_first(analysis.findings)
     label = label or findings[0].label
     evidence = overlay(image.picture, analysis.evidence_for_finding(label), card.preprocess, 0.6)
     when = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
     told = (
-        f"gallery image {case_id(gallery, analysis.known[0])}"
+        f"gallery image {gallery.case_id(analysis.known[0])}"
         if analysis.known
         else f"image file with SHA-256 {image.radiograph.sha256[:16]}…"
     )
     rows = "".join(_row(card, finding) for finding in findings)
-    alike = "".join(_alike(rank, case_id(gallery, n.id), n) for rank, n in enumerate(analysis.neighbours[:_SHOWN], 1))
+    alike = "".join(_alike(rank, gallery.case_id(n.id), n) for rank, n in enumerate(analysis.neighbours[:_SHOWN], 1))
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>cbmir report</title><style>{_STYLE}</style>'
         f'</head><body><p class="device">{escape(NOT_A_DEVICE)}</p><h1>cbmir: report of a case</h1>'

@@ -20,7 +20,7 @@ from cbmir.runtime.engines.registry import open_engine
 from cbmir.runtime.evidence import evidence_map
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery import Entry, Filter, Hit, SearchResult
-from cbmir.runtime.gallery.protocol import SearchableGallery, open_gallery
+from cbmir.runtime.gallery.protocol import EditableGallery, SearchableGallery, open_gallery
 from cbmir.runtime.imaging.preprocess import preprocess
 from cbmir.runtime.imaging.reader import ImageLimits, Radiograph, read_image, thumbnail_jpeg
 from cbmir.runtime.novelty import Novelty
@@ -47,6 +47,7 @@ __getattr__ = lazy_imports(
 
 __all__ = [
     "Analysis",
+    "EditableGallery",
     "Engine",
     "EngineHealth",
     "Entry",

@@ -10,19 +10,17 @@
     fhir  R4 Bundle: DiagnosticReport, Observation, ImagingStudy, Device
 
 All belong to the image's patient and study, and say that they are for research, not for diagnosis. Of other patients
-they hold labels and distances alone, under opaque case ids (`case_id`). UIDs are made from the image and the model, so
+they hold labels and distances alone, under opaque case ids. UIDs are made from the image and the model, so
 a second run replaces the first. docs/dicom_output.md has all codes.
 """
 
-from cbmir.runtime.dicom_output.identifiers import answers_fingerprint, case_id, find_case, result_uid
+from cbmir.runtime.dicom_output.identifiers import answers_fingerprint, result_uid
 from cbmir.runtime.dicom_output.results import KINDS, Results, is_own_result, make_results, warm_up
 
 __all__ = [
     "KINDS",
     "Results",
     "answers_fingerprint",
-    "case_id",
-    "find_case",
     "is_own_result",
     "make_results",
     "result_uid",

@@ -14,7 +14,7 @@ from typing import Self
 
 from cbmir import __version__
 from cbmir.errors import ImageError
-from cbmir.runtime.dicom_output.identifiers import answers_fingerprint, case_id, readable, result_uid
+from cbmir.runtime.dicom_output.identifiers import answers_fingerprint, readable, result_uid
 from cbmir.runtime.dicom_output.source import SourceImage
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.entry import Hit
@@ -57,7 +57,7 @@ class LookAlike:
     @classmethod
     def of(cls, gallery: SearchableGallery, one: Neighbour) -> Self:
         positive = tuple(label for label in one.labels if label not in one.uncertain)
-        return cls(case_id(gallery, one.id), one.cosine, positive, one.uncertain)
+        return cls(gallery.case_id(one.id), one.cosine, positive, one.uncertain)
 
     @property
     def words(self) -> str:

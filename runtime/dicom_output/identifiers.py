@@ -1,4 +1,4 @@
-"""What results are called: UIDs that a second run makes again, case ids that tell nothing of other patients, and codes.
+"""What results are called: UIDs that a second run makes again, and codes.
 
 A UID is `2.25.` and the integer of a UUID (DICOM PS3.5 B.2), here a version 5 one: made of names, without chance.
 Codes are standard ones where a concept means just that, else those of cbmir's own scheme 99CBMIR; `concept` converts
@@ -8,15 +8,12 @@ one for highdicom.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import uuid
 from typing import TYPE_CHECKING
 
 from cbmir.card import ModelCard
 from cbmir.labels import Code, canonical, code_for
-from cbmir.runtime.gallery.entry import Entry
-from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.results import Finding
 
 if TYPE_CHECKING:
@@ -60,21 +57,6 @@ def answers_fingerprint(card: ModelCard) -> str:
     names = ("labels", "preprocess", "encoder", "head", "sigma", "thresholds", "calibration", "fingerprint")
     deciding = {name: of_card[name] for name in names} | {"weights": card.weights}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def case_id(gallery: SearchableGallery, entry_id: str) -> str:
-    """`case-` and 16 hexadecimal digits for an entry of a gallery: HMAC-SHA256, whose key is the gallery's uuid.
-
-    Who does not have the gallery cannot tell which entry it is. `find_case` is the way back. A copy of a gallery has a
-    uuid of its own, and so other case ids. Raises GalleryError as the gallery's `uuid`.
-    """
-    return "case-" + hmac.new(gallery.uuid.encode(), entry_id.encode(), hashlib.sha256).hexdigest()[:16]
-
-
-def find_case(gallery: SearchableGallery, case: str) -> Entry | None:
-    """The entry that a case id stands for, None where the gallery has none; every id is tried."""
-    found = next((one for one in gallery.ids() if hmac.compare_digest(case_id(gallery, one), case)), None)
-    return None if found is None else gallery.entry(found)
 
 
 def _uid(*names: str) -> str:

@@ -34,7 +34,7 @@ from cbmir.runtime.gallery.entry_ids import entry_ids
 from cbmir.runtime.gallery.gallery import CHANGED, DUPLICATES, UNREADABLE, Gallery
 from cbmir.runtime.gallery.maintenance import merge, verify_database
 from cbmir.runtime.gallery.pictures import BATCH, Picture, Source, embed_pictures, read_picture
-from cbmir.runtime.gallery.protocol import SearchableGallery, is_milvus
+from cbmir.runtime.gallery.protocol import EditableGallery, is_milvus
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 from cbmir.runtime.novelty import FEWEST
 
@@ -131,7 +131,7 @@ class Filled:
     changed: Listed
 
 
-def fill(gallery: SearchableGallery, work: Work, tasks: Sequence[Task], known: Known, *, done: int = 0) -> Filled:
+def fill(gallery: EditableGallery, work: Work, tasks: Sequence[Task], known: Known, *, done: int = 0) -> Filled:
     """Put the tasks' images in; `known` finds content in all galleries that matter, `done` images are there already.
 
     Stopped at any point, `gallery` holds the batches that were added, and no image of these needs to be embedded again.
@@ -413,7 +413,7 @@ def _listed(file: Path) -> Listed:
         return tuple((row[0], row[1]) for row in list(csv.reader(stream))[1:])
 
 
-def _fill(gallery: SearchableGallery, work: Work, target: SearchableGallery | None = None) -> IndexReport:
+def _fill(gallery: EditableGallery, work: Work, target: EditableGallery | None = None) -> IndexReport:
     """Put all of the work that is not done into a gallery: one under way, which is to go into `target` where there is
     one, or `target` itself."""
     there, taken = dict[str, tuple[str, str]](), set[str]()
@@ -448,7 +448,7 @@ def _fill(gallery: SearchableGallery, work: Work, target: SearchableGallery | No
     )
 
 
-def _drop_clashing(gallery: SearchableGallery, target: SearchableGallery | None, taken: Collection[str]) -> None:
+def _drop_clashing(gallery: EditableGallery, target: EditableGallery | None, taken: Collection[str]) -> None:
     """Of an addition that goes on, take out what has an id that others have meanwhile given to another image."""
     if target is None:
         return

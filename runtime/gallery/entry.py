@@ -1,4 +1,4 @@
-"""An image of a gallery, and what a search answers."""
+"""An image of a gallery, and what a search and an addition answer."""
 
 from __future__ import annotations
 
@@ -56,3 +56,15 @@ class SearchResult:
     hits: tuple[Hit, ...]
     method: str
     vectors: NDArray[np.float32] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Added:
+    """Ids that went in, and (id, id of the entry there with the same content) of each that did not.
+
+    `renamed`: (id, its id now) of those that went in under a longer id, since theirs was another image's.
+    """
+
+    ids: tuple[str, ...]
+    duplicates: tuple[tuple[str, str], ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()

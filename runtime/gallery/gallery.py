@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,14 +24,14 @@ from cbmir.process import Closing
 from cbmir.runtime.gallery import index_files, schema
 from cbmir.runtime.gallery.columns import Selection
 from cbmir.runtime.gallery.database import DATABASE, GALLERY, LOG_FILE, SHARED_FILE, WAIT, Connections, new_file
-from cbmir.runtime.gallery.entry import Entry, SearchResult
+from cbmir.runtime.gallery.entry import Added, Entry, SearchResult
 from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.gallery.index_cache import IndexCache, codes_for
-from cbmir.runtime.gallery.pseudonyms import Pseudonyms
+from cbmir.runtime.gallery.pseudonyms import Pseudonyms, case_id
 from cbmir.runtime.gallery.reader import Reader
 from cbmir.runtime.gallery.schema import SCHEMA, WITNESS
 from cbmir.runtime.gallery.search import answer, nearest
-from cbmir.runtime.gallery.writer import Added, Writer, check_vectors
+from cbmir.runtime.gallery.writer import Writer, check_vectors
 
 log = logging.getLogger("cbmir")
 
@@ -98,7 +98,7 @@ class Gallery(Closing):
             new_file(path / DATABASE)
         except OSError as error:
             raise GalleryError(f"{path}: cannot make the gallery's folder ({error.strerror})") from error
-        with closing(Connections(path / DATABASE, GALLERY)) as connections:
+        with Connections(path / DATABASE, GALLERY) as connections:
             schema.create_tables(connections, schema.first_values(card, labels or card.labels, pseudonyms, index))
         return cls(Connections(path / DATABASE, GALLERY), pseudonyms)
 
@@ -344,6 +344,18 @@ class Gallery(Closing):
         """Every entry made from a file with this digest, in the order of adding."""
         with self.reading() as reader:
             return reader.entries(reader.find(sha256))
+
+    def case_id(self, id: str) -> str:  # noqa: A002
+        """`case-` and 16 hexadecimal digits that stand for an entry in results: HMAC-SHA256 under a key of the gallery.
+
+        Without the gallery, or a copy of it, nobody can tell which entry it is.
+        """
+        return case_id(self._meta.case_key, id)
+
+    def find_case(self, case: str) -> Entry | None:
+        """The entry that a case id stands for; None where there is none."""
+        with self.reading() as reader:
+            return reader.find_case(case)
 
     def has_patient(self, patient_id: str) -> bool:
         """Whether an entry is of this patient."""

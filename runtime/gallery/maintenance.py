@@ -23,14 +23,13 @@ from cbmir.errors import GalleryError
 from cbmir.manifest import Manifest, Row
 from cbmir.runtime.gallery import index_files
 from cbmir.runtime.gallery.database import DAMAGE, DATABASE, GALLERY, SEE_VERIFY, is_passing, new_file, said, translated
-from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.entry import Added, Entry
 from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.pictures import file_digest
-from cbmir.runtime.gallery.protocol import SearchableGallery
+from cbmir.runtime.gallery.protocol import EditableGallery
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 from cbmir.runtime.gallery.reader import Reader
 from cbmir.runtime.gallery.schema import SchemaError
-from cbmir.runtime.gallery.writer import Added
 
 _COPY = "bring back a copy of the gallery, or build it again"
 _REPLACE = "remove these entries and add their images again, or bring back a copy of the gallery"
@@ -268,7 +267,7 @@ class UpdateReport:
     absent: tuple[Path, ...]
 
 
-def update_gallery(gallery: SearchableGallery, manifest: Manifest, *, splits: Sequence[str] = ("all",)) -> UpdateReport:
+def update_gallery(gallery: EditableGallery, manifest: Manifest, *, splits: Sequence[str] = ("all",)) -> UpdateReport:
     """Take over patient, study, view, date, split, report, labels and path of the manifest's rows of `splits`.
 
     A row is for the entry of the same image path; where there is none, as after a move of the images, for the entry

@@ -255,6 +255,13 @@ class Reader(VerifiedRows):
             raise self.damaged("expected the same entries of a file in both indexes of files, found others")
         return found[0]
 
+    def find_case(self, case: str) -> Entry | None:
+        """The entry that a case id stands for; None where there is none."""
+        rows = self.rows(number for (number,) in self.query("SELECT number FROM entry WHERE case_id = ?", case))
+        if any(row[COLUMN["case_id"]] != case for row in rows):
+            raise self.damaged("expected the entry of a case id in the index of these, found another")
+        return self.entry_of(rows[0]) if rows else None
+
     def ids(self) -> list[str]:
         """Every id, in the order of adding."""
         return [str(row[1]) for rows in self.all_rows() for row in rows]

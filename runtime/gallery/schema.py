@@ -22,6 +22,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import sqlite3
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,7 +43,7 @@ from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.pseudonyms import Keys, Pseudonyms
 
 #: Of the tables below; a gallery of another is refused.
-SCHEMA = 2
+SCHEMA = 3
 #: The only type in which embeddings are kept: float32, little-endian.
 DTYPE = "float32"
 #: A label whose value is not known, in an int8 array where the others are 1, 0 and -1 (uncertain).
@@ -56,6 +57,7 @@ DEFINITIONS = {
     "entry": """CREATE TABLE entry (
     number INTEGER PRIMARY KEY AUTOINCREMENT, -- never given twice
     id TEXT NOT NULL,
+    case_id TEXT NOT NULL, -- made of the id and meta's case_key
     image TEXT NOT NULL,
     patient INTEGER REFERENCES patient (number),
     study INTEGER REFERENCES study (number),
@@ -85,6 +87,7 @@ DEFINITIONS = {
     digest INTEGER NOT NULL
 ) STRICT""",
     "entry_id": "CREATE UNIQUE INDEX entry_id ON entry (id)",
+    "entry_case": "CREATE INDEX entry_case ON entry (case_id)",
     # Twice, in two trees of pages: that a file is not there must not rest on one page that may be damaged.
     "entry_sha256": "CREATE INDEX entry_sha256 ON entry (sha256) WHERE sha256 != ''",
     "entry_content": "CREATE INDEX entry_content ON entry (substr(sha256, 1, 16)) WHERE sha256 != ''",
@@ -93,8 +96,8 @@ DEFINITIONS = {
 }
 #: Columns of `entry` that its digest covers, in this order.
 COLUMNS = (
-    "number", "id", "image", "patient", "study", "sop_instance_uid", "view", "date", "split", "report", "labels",
-    "sha256", "thumbnail",
+    "number", "id", "case_id", "image", "patient", "study", "sop_instance_uid", "view", "date", "split", "report",
+    "labels", "sha256", "thumbnail",
 )  # fmt: skip
 
 _CHARACTERS = {1: "1", 0: "0", -1: "-", None: "?"}
@@ -109,11 +112,10 @@ def create_tables(connections: Connections, values: Mapping[str, object]) -> Non
     """Fill an empty database with the tables of a gallery without entries; `values` are those of `first_values`."""
     with connections.use("make") as database:
         database.execute("PRAGMA journal_mode = WAL").close()
-        database.execute("BEGIN IMMEDIATE")
+    with connections.transaction("make") as database:
         for statement in DEFINITIONS.values():
-            database.execute(statement)
+            database.execute(statement).close()
         write_meta(database, values)
-        database.execute("COMMIT")
     LastCommit(str(values["gallery"]), 0).write(connections.folder)
 
 
@@ -238,6 +240,7 @@ class Meta:
     labels: LabelSet
     codec: LabelCodec
     keys: Keys
+    case_key: str  # a secret: case ids are made with it
 
     def patient_numbers(self, ids: Iterable[str]) -> set[int]:
         """Numbers of patients by their ids as given to `add`; also of those that are not there. Without the unknown.
@@ -258,7 +261,9 @@ class Meta:
             labels = LabelSet.from_json(json.loads(found["labels"]))
             card = ModelCard.loads(found["card"], source=str(path))
             keys = Keys(path, found["pseudonyms"], pseudonyms)
-            return cls(path, found["gallery"], found["created"], card, labels, LabelCodec(labels), keys)
+            return cls(
+                path, found["gallery"], found["created"], card, labels, LabelCodec(labels), keys, found["case_key"]
+            )
         except (KeyError, ValueError, CardError) as error:
             raise GalleryError(
                 f"{path}: expected a whole gallery of this cbmir, found {type(error).__name__}: {error}; build it again"
@@ -278,6 +283,7 @@ def first_values(card: ModelCard, labels: LabelSet, pseudonyms: Pseudonyms | Non
         "generation": 0,
         "count": 0,
         "pruned": 0,
+        "case_key": secrets.token_hex(16),
     }
 
 
@@ -395,8 +401,7 @@ def open_meta(connections: Connections, pseudonyms: Pseudonyms | None) -> Meta:
 
 def _renamed(connections: Connections, pseudonyms: Pseudonyms | None) -> Meta:
     path = connections.folder
-    with connections.use("write to") as database:
-        database.execute("BEGIN IMMEDIATE").close()
+    with connections.transaction() as database:
         meta = Meta.load(database, path, pseudonyms)
         seen = LastCommit.read(path)
         if seen is not None and seen.uuid == meta.uuid:
@@ -407,7 +412,6 @@ def _renamed(connections: Connections, pseudonyms: Pseudonyms | None) -> Meta:
         # Before the next opener can begin, which would give another name still. Where this one does not get to the
         # end, the last commit is of no gallery, and the next opener does the same.
         LastCommit(meta.uuid, generation).write(path)
-        database.execute("COMMIT").close()
     return meta
 
 

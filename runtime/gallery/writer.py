@@ -7,7 +7,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
@@ -16,26 +16,15 @@ from numpy.typing import NDArray
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery import schema
 from cbmir.runtime.gallery.database import Connections
-from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.entry import Added, Entry
 from cbmir.runtime.gallery.entry_ids import longer_ids
+from cbmir.runtime.gallery.pseudonyms import case_id
 from cbmir.runtime.gallery.reader import Reader
 from cbmir.runtime.gallery.schema import LastCommit, Meta, check_index, write_meta
 
 _ROUNDING = 2.5e-7  # of a norm, where float32 was normalised in float32
 _INSERT = f"INSERT INTO entry VALUES ({', '.join('?' * (len(schema.COLUMNS) + 1))})"
 _UPDATE = f"UPDATE entry SET {', '.join(f'{name} = ?' for name in (*schema.COLUMNS, 'digest'))} WHERE number = ?"
-
-
-@dataclass(frozen=True)
-class Added:
-    """Ids that went in, and (id, id of the entry there with the same content) of each that did not.
-
-    `renamed`: (id, its id now) of those that went in under a longer id, since theirs was another image's.
-    """
-
-    ids: tuple[str, ...]
-    duplicates: tuple[tuple[str, str], ...] = ()
-    renamed: tuple[tuple[str, str], ...] = ()
 
 
 class Writer(Reader):
@@ -56,15 +45,13 @@ class Writer(Reader):
     @contextmanager
     def begin(cls, meta: Meta, connections: Connections) -> Iterator[Self]:
         """A write transaction, acknowledged at the block's end. Raises GalleryError where it cannot be written."""
-        with connections.use("write to") as database:
-            database.execute("BEGIN IMMEDIATE").close()
+        with connections.transaction() as database:
             writer = cls(meta, database)
             try:
                 yield writer
                 generation = writer.finish()
             finally:
                 writer.close()
-            database.execute("COMMIT").close()
         LastCommit(meta.uuid, generation).write(meta.path)
 
     def add(
@@ -184,8 +171,9 @@ class Writer(Reader):
     def _write(self, sql: str, number: int, entry: Entry, thumbnail: int | None, *more: object) -> None:
         patient = self._intern("patient", schema.patient_number, self.meta.keys.patient(entry.patient_id))
         study = self._intern("study", schema.study_number, self.meta.keys.study(entry.study_id))
-        row = (number, entry.id, entry.image, patient, study, entry.sop_instance_uid, entry.view, entry.date,
-               entry.split, entry.report, self.meta.codec.encode(entry.labels), entry.sha256, thumbnail)  # fmt: skip
+        row = (number, entry.id, case_id(self.meta.case_key, entry.id), entry.image, patient, study,
+               entry.sop_instance_uid, entry.view, entry.date, entry.split, entry.report,
+               self.meta.codec.encode(entry.labels), entry.sha256, thumbnail)  # fmt: skip
         self.query(sql, *row, schema.digest(row), *more)
 
     def _intern(self, table: str, numbered: Callable[[str], int], key: str) -> int | None:

@@ -2,8 +2,6 @@
 
 What a gallery is at this moment, cheaply: asked for at every request and check of health.
 
-From case ids back to the entries that they stand for, without trying every id of the gallery each time.
-
 Other patients' entries under opaque names: what an answer may say of a gallery's images.
 """
 
@@ -15,7 +13,6 @@ from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from io import BytesIO
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -24,7 +21,6 @@ from numpy.typing import NDArray
 from cbmir import __version__
 from cbmir.errors import GalleryError, ImageError, MissingDependencyError, UserError
 from cbmir.labels import canonical
-from cbmir.runtime.dicom_output.identifiers import case_id
 from cbmir.runtime.finder import PATIENT_NOT_FOUND, PATIENT_UNKNOWN, Finder, neighbour_of
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.filters import Filter, parse
@@ -77,73 +73,23 @@ def generation_of(gallery: SearchableGallery) -> int | None:
     return GalleryState.of(gallery).generation if isinstance(gallery, Gallery) else None
 
 
-_AGAIN = 60.0  # seconds until a gallery without generations is read again
-
-
-class CaseIndex:
-    """The case ids of a gallery: made when one is first asked for, and again when one is not found and the gallery has
-    changed since. A gallery without generations (Milvus) may have changed at any time: for one that is not found it is
-    read again, at most once a minute. It takes some 90 bytes an image. Safe from many threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._uuid = ""
-        self._state: GalleryState | None = None  # as of which the rest is
-        self._time = 0.0  # when it was read
-        self._codes: NDArray[np.uint64] = np.empty(0, np.uint64)  # sorted
-        self._ids: list[str] = []  # in the order of the codes
-
-    def id_of(self, gallery: SearchableGallery, case: str) -> str | None:
-        """The id of an entry, which may be gone by now; None where there is none. Raises GalleryError."""
-        with self._lock:
-            if self._uuid != gallery.uuid:
-                self._read(gallery, GalleryState.of(gallery))
-            found = self._look_up(case)
-            if found is None and self._is_stale(state := GalleryState.of(gallery)):
-                self._read(gallery, state)
-                found = self._look_up(case)
-            return found
-
-    def _is_stale(self, state: GalleryState) -> bool:
-        return state != self._state or (state.generation is None and monotonic() - self._time >= _AGAIN)
-
-    def _read(self, gallery: SearchableGallery, state: GalleryState) -> None:
-        ids = gallery.ids()
-        codes = np.fromiter((_code(case_id(gallery, one)) for one in ids), np.uint64, len(ids))
-        order = codes.argsort()
-        self._codes, self._ids = codes[order], [ids[number] for number in order]
-        self._uuid, self._state, self._time = gallery.uuid, state, monotonic()
-
-    def _look_up(self, case: str) -> str | None:
-        code = np.uint64(_code(case))
-        position = int(self._codes.searchsorted(code))
-        return self._ids[position] if position < len(self._ids) and self._codes[position] == code else None
-
-
-def _code(case: str) -> int:
-    return int(case.removeprefix("case-"), 16)
-
-
 def of_neighbours(gallery: SearchableGallery | None, neighbours: Sequence[Neighbour], *, reports: bool) -> list[Case]:
     """Neighbours of an analysis or a search; reports where they may be shown."""
     return [] if gallery is None else [
         Case(
-            id=case_id(gallery, one.id), distance=one.distance, cosine=one.cosine, labels=list(one.labels),
+            id=gallery.case_id(one.id), distance=one.distance, cosine=one.cosine, labels=list(one.labels),
             shared=list(one.shared), uncertain=list(one.uncertain), report=one.report if reports else None,
         )
         for one in neighbours
     ]  # fmt: skip
 
 
-def find_entry(gallery: SearchableGallery, index: CaseIndex, case: str) -> Entry:
+def find_entry(gallery: SearchableGallery, case: str) -> Entry:
     """Raises Problem 404 for a case that the gallery does not have: not any more, or never."""
-    found = index.id_of(gallery, case)
-    try:
-        if found is not None:
-            return gallery.entry(found)
-    except GalleryError:
-        GalleryState.of(gallery)  # raises where it is the gallery that is not there, rather than the entry
-    raise Problem(404, "no-case", "The gallery has no such case (any more); search again.")
+    found = gallery.find_case(case)
+    if found is None:
+        raise Problem(404, "no-case", "The gallery has no such case (any more); search again.")
+    return found
 
 
 Facts = dict[str, Any]
@@ -160,7 +106,6 @@ class FinderService:
         self.live = live
         self._settings = settings
         self._reports = "reports" in settings.share
-        self._cases = CaseIndex()
         self._reloading = threading.Lock()
 
     def analyze(self, data: bytes, patient_id: str, options: AnalyzeOptions, facts: Facts) -> AnalyzeAnswer:
@@ -177,7 +122,7 @@ class FinderService:
                 exclude_same_patient=not options.include_same_patient,
             )  # fmt: skip
             made = _results(data, analysis, finder, kinds, image) if kinds else None
-            known = [] if finder.gallery is None else [case_id(finder.gallery, one) for one in analysis.known]
+            known = [] if finder.gallery is None else [finder.gallery.case_id(one) for one in analysis.known]
             neighbours = of_neighbours(finder.gallery, analysis.neighbours, reports=self._reports)
             facts["cases"] = known + [case.id for case in neighbours]
             return AnalyzeAnswer(
@@ -208,7 +153,7 @@ class FinderService:
             itself = None
             warnings = []
             if search.case is not None:
-                itself = find_entry(gallery, self._cases, search.case)
+                itself = find_entry(gallery, search.case)
                 vector = gallery.vector(itself.id)
                 excluded.add(itself.patient_id)
             else:
@@ -235,7 +180,7 @@ class FinderService:
         with self.live.use() as finder:
             _tell(facts, finder)
             gallery = _gallery(finder)
-            image = gallery.thumbnail(find_entry(gallery, self._cases, case).id)
+            image = gallery.thumbnail(find_entry(gallery, case).id)
             facts["cases"] = [case]
         if image is None:
             raise Problem(404, "no-thumbnail", "The gallery keeps no thumbnail of this case.")

@@ -17,7 +17,6 @@ from cbmir.demo.report import report_html
 from cbmir.demo.study import Upload
 from cbmir.labels import NIH_14, LabelSet
 from cbmir.runtime import Analysis, Finder, Finding, read_image
-from cbmir.runtime.dicom_output.identifiers import case_id
 from cbmir.runtime.finder import NOTHING_ALIKE
 
 WHEN = datetime(2026, 1, 2, tzinfo=UTC)
@@ -49,7 +48,7 @@ def test_it_says_what_when_and_by_what(finder: Finder, upload: Upload, analysis:
     assert finder.gallery is not None
     html = report_html(finder.card, finder.gallery, upload, analysis, "k = 10; <b>", label="Mass", now=WHEN)
     text = text_of(html)
-    for part in (NOT_A_DEVICE, "2026-01-02 00:00 UTC", f"gallery image {case_id(finder.gallery, 'image_03')}",
+    for part in (NOT_A_DEVICE, "2026-01-02 00:00 UTC", f"gallery image {finder.gallery.case_id('image_03')}",
                  "Evidence for Mass", "Searched: k = 10; &lt;b&gt;.", f"cbmir {__version__}: tiny",
                  *analysis.warnings):  # fmt: skip
         assert part in text
@@ -66,7 +65,7 @@ def test_look_alikes_are_cases(finder: Finder, upload: Upload, analysis: Analysi
         finder.card, finder.gallery, upload, replace(analysis, neighbours=(first, second, *rest)), "", now=WHEN
     )
     cases = re.findall(r"case-[0-9a-f]{16}", html)
-    assert cases[1:] == [case_id(finder.gallery, one.id) for one in analysis.neighbours[:6]]
+    assert cases[1:] == [finder.gallery.case_id(one.id) for one in analysis.neighbours[:6]]
     assert "Effusion (shared), Mass (uncertain)" in html
     assert "no finding marked" in html
 

@@ -1,4 +1,4 @@
-"""A gallery kept by Milvus, for where one machine is not enough: the protocol of `SearchableGallery` over pymilvus.
+"""A gallery kept by Milvus, for where one machine is not enough: the protocol of `EditableGallery` over pymilvus.
 
 NAME has an entry a row (`milvus_rows`), NAME_pictures the thumbnails, NAME_about what the gallery says of itself.
 Milvus finds the candidates; their cosines are computed here in float64 from the vectors that it sends, so that answers
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import base64
 import json
-import uuid
+import secrets
 from collections import defaultdict
 from collections.abc import Collection as Several
 from collections.abc import Iterator, Sequence
@@ -33,13 +33,13 @@ from cbmir.errors import CardError, GalleryError
 from cbmir.labels import LabelSet
 from cbmir.process import Closing
 from cbmir.runtime import novelty
-from cbmir.runtime.gallery.entry import Entry, Hit, SearchResult
+from cbmir.runtime.gallery.entry import Added, Entry, Hit, SearchResult
 from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.gallery.milvus import records as rows
 from cbmir.runtime.gallery.milvus.client import HEAVY, MOST, Collection, Connection, Place, Texts, parts
-from cbmir.runtime.gallery.pseudonyms import Keys, Pseudonyms
+from cbmir.runtime.gallery.pseudonyms import Keys, Pseudonyms, case_id
 from cbmir.runtime.gallery.schema import LabelCodec, check_entry, check_index, check_model
-from cbmir.runtime.gallery.writer import Added, check_one_patient_each, check_vectors
+from cbmir.runtime.gallery.writer import check_one_patient_each, check_vectors
 
 
 def reference_distances(collection: Collection, *, sample: int, seed: int) -> NDArray[np.float32]:
@@ -67,7 +67,7 @@ def reference_distances(collection: Collection, *, sample: int, seed: int) -> ND
     return novelty.usual(np.array(distances))
 
 
-SCHEMA = 1
+SCHEMA = 2
 _SPLITS = ("", "train", "val", "test")
 
 
@@ -88,7 +88,7 @@ class MilvusGallery(Closing):
             own = base64.b64decode(about.get("own distances", ""), validate=True)
             self._own = np.frombuffer(own, "<f4").astype(np.float32)
             self._keys = Keys(Path(self._place.name), about["pseudonyms"], pseudonyms)
-            self._uuid = about.get("uuid", "")
+            self._case_key = about["case_key"]
         except (KeyError, ValueError, CardError) as error:
             raise GalleryError(f"{self._place.text}: expected a whole gallery of this cbmir, found "
                                f"{type(error).__name__}: {error}; build it again") from error  # fmt: skip
@@ -125,7 +125,7 @@ class MilvusGallery(Closing):
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
                 "index": index,
                 "pseudonyms": pseudonyms.check if pseudonyms is not None else "",
-                "uuid": uuid.uuid4().hex,
+                "case_key": secrets.token_hex(16),
             }
             about.write(values)  # last: a gallery without it is not whole
             return cls(connection, values, pseudonyms)
@@ -149,14 +149,6 @@ class MilvusGallery(Closing):
             raise
 
     @property
-    def uuid(self) -> str:
-        """As `SearchableGallery.uuid`. Raises GalleryError where the gallery was built by a cbmir that gave it none."""
-        if not self._uuid:
-            raise GalleryError(f"{self._place.text}: expected a gallery with a uuid, found an older one without; build "
-                               f"it again")  # fmt: skip
-        return self._uuid
-
-    @property
     def finds_patients(self) -> bool:
         """As `SearchableGallery.finds_patients`."""
         return self._keys.fits
@@ -173,7 +165,7 @@ class MilvusGallery(Closing):
         embeddings: NDArray[np.float32],
         thumbnails: Sequence[bytes | None] | None = None,
     ) -> Added:
-        """As `SearchableGallery.add`, and for texts that Milvus has no room for (docs/milvus.md)."""
+        """As `EditableGallery.add`, and for texts that Milvus has no room for (docs/milvus.md)."""
         check_vectors(embeddings, len(entries), self.card.embedding_dim)
         if thumbnails is not None and len(thumbnails) != len(entries):
             raise GalleryError(f"expected {len(entries)} thumbnails, found {len(thumbnails)}")
@@ -192,7 +184,7 @@ class MilvusGallery(Closing):
                 content[entry.id] = entry.sha256
                 by_content[entry.sha256 or None] = entry.id
                 by_content.pop(None, None)
-                made.append(rows.row(self._kept(entry), embeddings[position]))
+                made.append(self._row_of(self._kept(entry), embeddings[position]))
                 jpeg = None if thumbnails is None else thumbnails[position]
                 if jpeg is not None:
                     pictures[entry.id] = base64.b64encode(jpeg).decode("ascii")
@@ -201,7 +193,7 @@ class MilvusGallery(Closing):
         return Added(tuple(row["id"] for row in made), tuple(duplicates))
 
     def update(self, entries: Sequence[Entry]) -> int:
-        """As `SearchableGallery.update`."""
+        """As `EditableGallery.update`."""
         with self._connection.writing:
             found = {row["id"]: row for row in self._rows.by("id", [e.id for e in entries], "id", "entry", "vector")}
             made = []
@@ -216,14 +208,14 @@ class MilvusGallery(Closing):
                                        f"there, found other content; remove it, then add the new")  # fmt: skip
                 new = self._kept(replace(entry, sha256=old.sha256))
                 if new != old:
-                    made.append(rows.row(new, np.array(row["vector"], np.float32)))
+                    made.append(self._row_of(new, np.array(row["vector"], np.float32)))
             self._rows.upsert(made)
         return len(made)
 
     def remove(
         self, *, ids: Several[str] = (), patient_ids: Several[str] = (), study_ids: Several[str] = ()
     ) -> tuple[str, ...]:
-        """As `SearchableGallery.remove`. A server deletes the bytes when it next compacts (docs/milvus.md)."""
+        """As `EditableGallery.remove`. A server deletes the bytes when it next compacts (docs/milvus.md)."""
         for name, given in (("ids", ids), ("patient_ids", patient_ids), ("study_ids", study_ids)):
             if isinstance(given, str):
                 raise GalleryError(f"expected several {name} to remove, found a single text; put it into a list")
@@ -335,6 +327,14 @@ class MilvusGallery(Closing):
         """Every id, sorted."""
         return sorted(row["id"] for row in self._rows.scan("", "id"))
 
+    def case_id(self, id: str) -> str:  # noqa: A002
+        """As `SearchableGallery.case_id`."""
+        return case_id(self._case_key, id)
+
+    def find_case(self, case: str) -> Entry | None:
+        """As `SearchableGallery.find_case`."""
+        return next((rows.entry_of(row) for row in self._rows.by("case_id", [case], "entry")), None)
+
     def has_patient(self, patient_id: str) -> bool:
         """As `SearchableGallery.has_patient`."""
         key = self._keys.patient(patient_id)
@@ -383,6 +383,9 @@ class MilvusGallery(Closing):
             study_id=self._keys.study(entry.study_id),
             labels=self._codec.decode(self._codec.encode(entry.labels)),
         )
+
+    def _row_of(self, entry: Entry, vector: NDArray[np.float32]) -> dict[str, Any]:
+        return rows.row(entry, self.case_id(entry.id), vector)
 
     def _there(self, entries: Sequence[Entry]) -> tuple[dict[str | None, str], dict[str, str]]:
         """Of what is there already: content -> id, and id -> content."""

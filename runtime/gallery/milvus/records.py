@@ -25,6 +25,7 @@ LONGEST = 65_535
 #: Texts, and their longest in bytes: a server counts bytes, Milvus Lite characters.
 TEXTS = {
     "id": 512,
+    "case_id": 32,
     "patient": 256,
     "study": 256,
     "view": 64,
@@ -33,7 +34,7 @@ TEXTS = {
     "entry": LONGEST,
 }
 #: Texts and the date are found by an index. Arrays would be too, but Milvus Lite has none for them.
-INDEXED = ("patient", "study", "view", "split", "sha256", "date")
+INDEXED = ("case_id", "patient", "study", "view", "split", "sha256", "date")
 _MOST_LABELS = 1024
 
 #: An index setting -> Milvus's index type and parameters. No refiner: it would keep every vector in memory once more,
@@ -79,12 +80,13 @@ def texts_collection() -> tuple[Any, Any]:
     return schema, indexes
 
 
-def row(entry: Entry, vector: NDArray[np.float32]) -> dict[str, Any]:
+def row(entry: Entry, case: str, vector: NDArray[np.float32]) -> dict[str, Any]:
     """An entry whose labels are all named, in their order, as Milvus keeps it. Raises GalleryError for a text that is
     too long."""
     values = (entry.labels or {}).values()
     made: dict[str, Any] = {
         "id": entry.id,
+        "case_id": case,
         "patient": entry.patient_id,
         "study": entry.study_id,
         "view": entry.view.casefold(),

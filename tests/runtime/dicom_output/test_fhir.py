@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from cbmir.runtime.dicom_output import case_id
 from cbmir.runtime.results import most_probable_first
 
 pytest.importorskip("highdicom")
@@ -94,7 +93,7 @@ def test_look_alikes_are_case_ids(clinic: Any, bundle: dict[str, Any]) -> None:
     alike = of_kind(bundle, "Observation")[3]
     neighbours = clinic.finder.analyze(clinic.image).neighbours
     for part, one in zip(alike["component"], neighbours, strict=True):
-        case = case_id(clinic.finder.gallery, one.id)
+        case = clinic.finder.gallery.case_id(one.id)
         assert part["valueString"] == f"{case}: cosine {one.cosine:.3f}; Effusion, Nodule (uncertain)"
 
 

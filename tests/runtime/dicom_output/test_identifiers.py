@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydicom import Dataset
 
 from cbmir.card import Calibration, ModelCard
-from cbmir.runtime import Gallery
-from cbmir.runtime.dicom_output import answers_fingerprint, case_id, find_case, result_uid
+from cbmir.runtime.dicom_output import answers_fingerprint, result_uid
 from cbmir.runtime.dicom_output.identifiers import part_uid, series_uid
 from cbmir.runtime.dicom_output.source import SourceImage
-from cbmir.runtime.gallery.maintenance import export
 
 
 def source(patient: str = "P", study: str = "1.2.3", instance: str = "1.2.4") -> SourceImage:
@@ -62,15 +59,3 @@ def test_the_fingerprint_of_answers_stays(tiny_card: ModelCard, changes: Any) ->
     found = answers_fingerprint(tiny_card.with_(**changes))
     assert found == answers_fingerprint(tiny_card)
     assert re.fullmatch("[0-9a-f]{32}", found)
-
-
-def test_case_ids(tiny_gallery: Path, tmp_path: Path) -> None:
-    with Gallery.open(tiny_gallery) as gallery:
-        cases = {name: case_id(gallery, name) for name in gallery.ids()}
-        assert all(re.fullmatch("case-[0-9a-f]{16}", case) for case in cases.values())
-        assert len(set(cases.values())) == len(cases)
-        assert find_case(gallery, cases["image_03"]) == gallery.entry("image_03")
-        assert find_case(gallery, "case-0000000000000000") is None
-        export(gallery, tmp_path / "copy")
-    with Gallery.open(tmp_path / "copy") as copy:  # a gallery of its own
-        assert case_id(copy, "image_03") != cases["image_03"]

@@ -13,7 +13,7 @@ from pydicom.sr.codedict import codes
 from pydicom.sr.coding import Code
 
 from cbmir.runtime import Analysis, Finder
-from cbmir.runtime.dicom_output import answers_fingerprint, case_id, make_results, result_uid
+from cbmir.runtime.dicom_output import answers_fingerprint, make_results, result_uid
 from cbmir.runtime.dicom_output.identifiers import SCHEME_UID, series_uid
 from cbmir.runtime.dicom_output.source import SourceImage
 from cbmir.runtime.results import most_probable_first
@@ -110,7 +110,7 @@ def test_findings(clinic: Any, analysis: Analysis, report: Dataset) -> None:
 def test_look_alikes_are_case_ids(clinic: Any, analysis: Analysis, report: Dataset) -> None:
     found = groups(report)[len(analysis.findings) :]
     assert [group.tracking_identifier for group in found] == [
-        case_id(clinic.finder.gallery, one.id) for one in analysis.neighbours
+        clinic.finder.gallery.case_id(one.id) for one in analysis.neighbours
     ]
     for group, neighbour in zip(found, analysis.neighbours, strict=True):
         assert group.finding_type.value == "look-alike"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,12 +16,12 @@ from numpy.typing import NDArray
 from cbmir.card import ModelCard
 from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
-from cbmir.runtime import Entry, Filter, Gallery, Pseudonyms, SearchableGallery, novelty, open_gallery
+from cbmir.runtime import EditableGallery, Entry, Filter, Gallery, Pseudonyms, novelty, open_gallery
 from cbmir.runtime.gallery.protocol import is_milvus
 
 COUNT, DIM = 120, 8
 Vectors = NDArray[np.float32]
-Make = Callable[..., SearchableGallery]
+Make = Callable[..., EditableGallery]
 Known = dict[str, tuple[Entry, Vectors]]
 
 
@@ -64,9 +65,9 @@ def place(kind: str, tmp_path: Path) -> str | Path:
 @pytest.fixture
 def make(place: str | Path) -> Iterator[Make]:
     """Make a gallery at the place; it is closed at the end."""
-    made: list[SearchableGallery] = []
+    made: list[EditableGallery] = []
 
-    def make(card: ModelCard, labels: LabelSet | None = None, **options: object) -> SearchableGallery:
+    def make(card: ModelCard, labels: LabelSet | None = None, **options: object) -> EditableGallery:
         made.append(create(place, card, labels, **options))
         return made[-1]
 
@@ -76,7 +77,7 @@ def make(place: str | Path) -> Iterator[Make]:
 
 
 @pytest.fixture
-def fresh(make: Make, tiny_card: ModelCard, vectors: Vectors) -> SearchableGallery:
+def fresh(make: Make, tiny_card: ModelCard, vectors: Vectors) -> EditableGallery:
     """COUNT entries, the even ones with a thumbnail."""
     made = make(tiny_card, index="exact")
     fill(made, vectors)
@@ -86,7 +87,7 @@ def fresh(make: Make, tiny_card: ModelCard, vectors: Vectors) -> SearchableGalle
 @pytest.fixture(scope="module")
 def gallery(
     kind: str, tmp_path_factory: pytest.TempPathFactory, tiny_card: ModelCard, vectors: Vectors
-) -> Iterator[SearchableGallery]:
+) -> Iterator[EditableGallery]:
     """As `fresh`, but one for all tests that leave it as it is."""
     with create(place_in(tmp_path_factory.mktemp("kept"), kind), tiny_card, index="exact") as made:
         fill(made, vectors)
@@ -97,7 +98,7 @@ def place_in(folder: Path, kind: str) -> str | Path:
     return folder / "gallery" if kind == "folder" else f"milvus:{folder}/gallery.db"
 
 
-def create(place: str | Path, card: ModelCard, labels: LabelSet | None = None, **options: object) -> SearchableGallery:
+def create(place: str | Path, card: ModelCard, labels: LabelSet | None = None, **options: object) -> EditableGallery:
     if is_milvus(place):
         from cbmir.runtime.gallery.milvus.gallery import MilvusGallery
 
@@ -105,7 +106,7 @@ def create(place: str | Path, card: ModelCard, labels: LabelSet | None = None, *
     return Gallery.create(place, card, labels, **options)  # type: ignore[arg-type]
 
 
-def fill(gallery: SearchableGallery, vectors: Vectors) -> None:
+def fill(gallery: EditableGallery, vectors: Vectors) -> None:
     jpegs = [f"jpeg{n}".encode() if n % 2 == 0 else None for n in range(COUNT)]
     gallery.add([entry(n) for n in range(COUNT)], vectors, jpegs)  # type: ignore[arg-type]
 
@@ -160,7 +161,7 @@ FILTERS: dict[str, tuple[Filter, Callable[[Entry], bool]]] = {
 
 class TestAnyGallery:
     @pytest.mark.parametrize("name", FILTERS)
-    def test_search_agrees_with_brute_force(self, gallery: SearchableGallery, vectors: Vectors, name: str) -> None:
+    def test_search_agrees_with_brute_force(self, gallery: EditableGallery, vectors: Vectors, name: str) -> None:
         asked, passes = FILTERS[name]
         for query in unit(np.random.default_rng(1), 2):
             for k in (3, COUNT + 1):
@@ -174,7 +175,7 @@ class TestAnyGallery:
                 rows = [int(hit.entry.id[-3:]) for hit in found.hits]
                 np.testing.assert_array_equal(found.vectors, vectors[rows].reshape(-1, DIM))
 
-    def test_many_searches_are_as_each(self, gallery: SearchableGallery) -> None:
+    def test_many_searches_are_as_each(self, gallery: EditableGallery) -> None:
         queries = unit(np.random.default_rng(2), 6)
         filters = [FILTERS[name][0] for name in ("none", "label", "none", "patient", "label", "nothing")]
         many = gallery.search_many(queries, 5, filters=filters)
@@ -184,7 +185,7 @@ class TestAnyGallery:
         with pytest.raises(GalleryError, match="filter for each"):
             gallery.search_many(queries, 5, filters=filters[:2])
 
-    def test_entries_come_back_as_they_went_in(self, gallery: SearchableGallery, vectors: Vectors) -> None:
+    def test_entries_come_back_as_they_went_in(self, gallery: EditableGallery, vectors: Vectors) -> None:
         for n in (0, 1, 7, 40):
             assert gallery.entry(entry(n).id) == entry(n)
             assert gallery.find(f"digest{n}") == [entry(n)]
@@ -199,18 +200,34 @@ class TestAnyGallery:
             with pytest.raises(GalleryError, match="found 'nobody'"):
                 method("nobody")
 
+    def test_case_ids(self, fresh: EditableGallery, place: str | Path, vectors: Vectors) -> None:
+        cases = {name: fresh.case_id(name) for name in fresh.ids()}
+        assert all(re.fullmatch("case-[0-9a-f]{16}", case) for case in cases.values())
+        assert len(set(cases.values())) == COUNT
+        fresh.remove(ids=[entry(5).id])
+        fresh.add([replace(entry(5), id="again")], vectors[5:6])
+        with open_gallery(place) as other:
+            for name, case in cases.items():
+                assert other.case_id(name) == case
+                assert (
+                    fresh.find_case(case)
+                    == other.find_case(case)
+                    == (None if name == entry(5).id else fresh.entry(name))
+                )
+            assert other.find_case(fresh.case_id("again")) == fresh.entry("again")
+            assert other.find_case("case-0000000000000000") is other.find_case("") is None
+
     def test_it_is_there_when_opened_again(
-        self, fresh: SearchableGallery, place: str | Path, vectors: Vectors, tiny_card: ModelCard
+        self, fresh: EditableGallery, place: str | Path, vectors: Vectors, tiny_card: ModelCard
     ) -> None:
         before = fresh.search(vectors[5], 10)
         fresh.close()
         with open_gallery(place) as again:
             assert again.search(vectors[5], 10).hits == before.hits
             assert (again.card, again.labels) == (tiny_card, tiny_card.labels)
-            assert again.created == fresh.created
             assert len(again) == COUNT
 
-    def test_what_one_writes_another_sees(self, fresh: SearchableGallery, place: str | Path, vectors: Vectors) -> None:
+    def test_what_one_writes_another_sees(self, fresh: EditableGallery, place: str | Path, vectors: Vectors) -> None:
         """At the default consistency: all that was written before."""
         with open_gallery(place) as other:
             assert other.search(vectors[5], 1).hits[0].entry.id == entry(5).id
@@ -219,7 +236,7 @@ class TestAnyGallery:
             other.add([replace(entry(5), id="again")], vectors[5:6])
             assert fresh.search(vectors[5], 1).hits[0].entry.id == "again"
 
-    def test_content_that_is_there_is_skipped_and_reported(self, fresh: SearchableGallery, vectors: Vectors) -> None:
+    def test_content_that_is_there_is_skipped_and_reported(self, fresh: EditableGallery, vectors: Vectors) -> None:
         new = [Entry(name, "/x.png", "p", sha256=digest) for name, digest in (("a", "A"), ("b", "A"), ("c", "digest9"))]
         added = fresh.add([*new, entry(3), Entry("d", "/d.png", "p")], vectors[:5])
         assert added.ids == ("a", "d")
@@ -239,13 +256,13 @@ class TestAnyGallery:
             Entry("x", "/x.png", "p", labels={"Mass": 2}),
         ],
     )
-    def test_adding_is_all_or_nothing(self, gallery: SearchableGallery, vectors: Vectors, bad: Entry) -> None:
+    def test_adding_is_all_or_nothing(self, gallery: EditableGallery, vectors: Vectors, bad: Entry) -> None:
         with pytest.raises(GalleryError, match="expected"):
             gallery.add([Entry("new", "/new.png", "p"), bad], vectors[:2])
         assert len(gallery) == COUNT
         assert gallery.entry(entry(5).id) == entry(5)
 
-    def test_update_changes_what_is_said_and_nothing_else(self, fresh: SearchableGallery, vectors: Vectors) -> None:
+    def test_update_changes_what_is_said_and_nothing_else(self, fresh: EditableGallery, vectors: Vectors) -> None:
         new = replace(
             entry(5), patient_id="other", study_id="s", view="LATERAL", date="2001-02-03", report="", split="test",
             labels={"Effusion": 0, "Mass": -1, "Nodule": None}, image="/moved.png", sha256="",
@@ -261,12 +278,12 @@ class TestAnyGallery:
         assert len(fresh) == COUNT
 
     @pytest.mark.parametrize("bad", [Entry("nobody", "/x.png", "p"), replace(entry(7), sha256="other")])
-    def test_updating_is_all_or_nothing(self, gallery: SearchableGallery, bad: Entry) -> None:
+    def test_updating_is_all_or_nothing(self, gallery: EditableGallery, bad: Entry) -> None:
         with pytest.raises(GalleryError, match="expected"):
             gallery.update([replace(entry(5), report="new"), bad])
         assert gallery.entry(entry(5).id) == entry(5)
 
-    def test_remove(self, fresh: SearchableGallery, vectors: Vectors) -> None:
+    def test_remove(self, fresh: EditableGallery, vectors: Vectors) -> None:
         gone = {n for n in range(COUNT) if n == 5 or entry(n).patient_id == "p3"}
         removed = fresh.remove(ids=[entry(5).id, "nobody"], patient_ids={"p3", "nobody", ""})
         assert removed == tuple(sorted(entry(n).id for n in gone))
@@ -303,14 +320,14 @@ class TestAnyGallery:
             far = gallery.search(vectors[1], 2, filter=Filter()).hits
             assert far[0].entry.id == "x0"
 
-    def test_k(self, gallery: SearchableGallery, vectors: Vectors) -> None:
+    def test_k(self, gallery: EditableGallery, vectors: Vectors) -> None:
         assert gallery.search(vectors[0], 0).hits == ()
         assert len(gallery.search(vectors[0], COUNT).hits) == COUNT
         assert len(gallery.search(vectors[0], 10 * COUNT).hits) == COUNT
         with pytest.raises(GalleryError, match="k"):
             gallery.search(vectors[0], -1)
 
-    def test_more_vectors_than_hits(self, gallery: SearchableGallery, vectors: Vectors) -> None:
+    def test_more_vectors_than_hits(self, gallery: EditableGallery, vectors: Vectors) -> None:
         query = unit(np.random.default_rng(4), 1)[0]
         asked, passes = FILTERS["patient"]
         many = gallery.search(query, COUNT, filter=asked)
@@ -334,19 +351,19 @@ class TestAnyGallery:
         [np.full(DIM, np.nan, np.float32), np.ones(DIM, np.float32), np.zeros(DIM, np.float32),
          np.eye(DIM + 1, dtype=np.float32)[0], np.eye(DIM)[0]],
     )  # fmt: skip
-    def test_an_unfit_vector_is_refused(self, gallery: SearchableGallery, query: Vectors) -> None:
+    def test_an_unfit_vector_is_refused(self, gallery: EditableGallery, query: Vectors) -> None:
         with pytest.raises(GalleryError, match="expected"):
             gallery.search(query, 3)
         with pytest.raises(GalleryError, match="expected"):
             gallery.add([Entry("new", "/new.png", "p")], query[None])
         assert len(gallery) == COUNT
 
-    def test_an_unfit_filter_is_refused(self, gallery: SearchableGallery, vectors: Vectors) -> None:
+    def test_an_unfit_filter_is_refused(self, gallery: EditableGallery, vectors: Vectors) -> None:
         for where in ("Hernia", "Mass and", '"Mass'):
             with pytest.raises(GalleryError, match="expected"):
                 gallery.search(vectors[0], 3, filter=Filter(where=where))
 
-    def test_a_gallery_of_another_model_is_refused(self, gallery: SearchableGallery, tiny_card: ModelCard) -> None:
+    def test_a_gallery_of_another_model_is_refused(self, gallery: EditableGallery, tiny_card: ModelCard) -> None:
         gallery.check_model(tiny_card.with_(precision="float16"))
         with pytest.raises(GalleryError, match=r"fingerprint other.*fingerprint tiny-0"):
             gallery.check_model(tiny_card.with_(fingerprint="other"))
@@ -360,7 +377,7 @@ class TestAnyGallery:
             found = again.search(np.eye(DIM, dtype=np.float32)[0], 1, filter=Filter(where="edema"))
             assert found.hits[0].entry.labels == {"Pleural Effusion": None, "Edema": 1}
 
-    def test_only_a_new_place_is_taken(self, fresh: SearchableGallery, make: Make, tiny_card: ModelCard) -> None:
+    def test_only_a_new_place_is_taken(self, fresh: EditableGallery, make: Make, tiny_card: ModelCard) -> None:
         with pytest.raises(GalleryError, match="found"):
             make(tiny_card)
         assert len(fresh) == COUNT
@@ -370,14 +387,14 @@ class TestAnyGallery:
             open_gallery(place)
         assert not Path(str(place).removeprefix("milvus:")).exists()
 
-    def test_a_closed_gallery_says_so(self, fresh: SearchableGallery, vectors: Vectors) -> None:
+    def test_a_closed_gallery_says_so(self, fresh: EditableGallery, vectors: Vectors) -> None:
         fresh.close()
         fresh.close()
         for use in (lambda: fresh.search(vectors[0], 1), lambda: fresh.add([entry(0)], vectors[:1]), fresh.ids):
             with pytest.raises(GalleryError, match="closed"):
                 use()
 
-    def test_eight_threads_search_while_one_writes(self, fresh: SearchableGallery, vectors: Vectors) -> None:
+    def test_eight_threads_search_while_one_writes(self, fresh: EditableGallery, vectors: Vectors) -> None:
         queries = unit(np.random.default_rng(4), 24)
         rest = Filter(exclude_patients=frozenset({"guest"}))
         expected = [fresh.search(query, 5, filter=rest).hits for query in queries]
@@ -427,7 +444,7 @@ class TestAnyGallery:
         with open_gallery(place) as again:
             assert len(again.reference_distances) == 160
 
-    def test_info(self, gallery: SearchableGallery, tiny_card: ModelCard) -> None:
+    def test_info(self, gallery: EditableGallery, tiny_card: ModelCard) -> None:
         info = json.loads(json.dumps(gallery.info()))
         assert info["fingerprint"] == tiny_card.fingerprint
         assert (info["images"], info["dim"], info["crop"]) == (COUNT, DIM, 32)
@@ -438,7 +455,7 @@ class TestAnyGallery:
         assert "exact" in info["search"] or "flat" in info["search"]
 
 
-def _settle(gallery: SearchableGallery) -> None:
+def _settle(gallery: EditableGallery) -> None:
     """A collection is measured when it is told to, a folder by itself."""
     calibrate = getattr(gallery, "calibrate", None)
     if calibrate is not None:

@@ -45,7 +45,9 @@ def test_another_schema_is_refused(store: Gallery, found: str, message: str) -> 
         Gallery.open(store.path)
 
 
-@pytest.mark.parametrize("key", ["schema", "gallery", "card", "labels", "generation", "count", "index", "pruned"])
+@pytest.mark.parametrize(
+    "key", ["schema", "gallery", "card", "labels", "generation", "count", "index", "pruned", "case_key"]
+)
 def test_damage_in_meta_is_refused(store: Gallery, key: str) -> None:
     store.close()
     execute(store.path, "UPDATE meta SET digest = digest + 1 WHERE key = ?", key)

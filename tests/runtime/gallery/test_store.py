@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 from cbmir.card import ModelCard
 from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
-from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.entry import Added, Entry
 from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.maintenance import export, verify
 from cbmir.runtime.gallery.schema import UNKNOWN, LastCommit
-from cbmir.runtime.gallery.writer import Added
 
 COUNT = 60
 MakeEntries = Callable[..., list[Entry]]
@@ -344,7 +343,7 @@ _FILL = """
 import resource, signal, sys
 import numpy as np
 from cbmir.errors import GalleryError
-from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.entry import Added, Entry
 from cbmir.runtime.gallery.gallery import Gallery
 with Gallery.open(sys.argv[1]) as store:
     store.add([Entry("first", "", "p")], np.eye(8, dtype=np.float32)[:1])

@@ -138,6 +138,7 @@ def test_a_copy_is_of_one_moment(store: Gallery, tmp_path: Path, make_vectors: M
     with Gallery.open(tmp_path / "new" / "copy") as copy:
         assert copy.ids() == store.ids()[:-1]
         assert [copy.entry(name) for name in copy.ids()] == [store.entry(name) for name in copy.ids()]
+        assert copy.find_case(store.case_id("id0003")) == store.entry("id0003")
         assert copy.uuid != store.uuid  # what is derived from one is never taken for the other's
         assert copy.remove(ids=["id0000"]) == ("id0000",)
     assert verify(tmp_path / "new" / "copy") == []
@@ -171,7 +172,9 @@ def test_a_deidentified_copy_names_nobody(
         for text in (entry.id, entry.image, entry.patient_id, entry.study_id, entry.sop_instance_uid, entry.date,
                      entry.report, entry.sha256) if text
     ]  # fmt: skip
-    assert [trace for trace in [*traces, b"jpeg00", store.uuid.encode()] if trace in data] == []
+    assert [
+        trace for trace in [*traces, b"jpeg00", store.uuid.encode(), store.case_id("id0000").encode()] if trace in data
+    ] == []
 
     vectors = make_vectors(COUNT)
     with Gallery.open(tmp_path / "copy") as copy:

@@ -23,7 +23,6 @@ from pydicom import dcmread
 from cbmir.card import NOT_A_DEVICE, ModelCard
 from cbmir.manifest import read_manifest
 from cbmir.runtime import Filter, Finder, Pseudonyms, build_gallery, open_engine
-from cbmir.runtime.dicom_output.identifiers import case_id
 from cbmir.runtime.finder import IN_GALLERY, PATIENT_NOT_FOUND, PATIENT_UNKNOWN
 from cbmir.runtime.gallery import Gallery
 from cbmir.runtime.hot_reload import ReloadableFinder
@@ -43,9 +42,9 @@ def expected(finder: Finder, data: bytes, k: int, **options: Any) -> dict[str, A
     assert finder.gallery is not None
     answer = json.loads(json.dumps(finder.analyze(data, k, **options).to_json()))
     del answer["image"]
-    answer["known"] = [case_id(finder.gallery, one) for one in answer["known"]]
+    answer["known"] = [finder.gallery.case_id(one) for one in answer["known"]]
     for neighbour in answer["neighbours"]:
-        neighbour["id"] = case_id(finder.gallery, neighbour["id"])
+        neighbour["id"] = finder.gallery.case_id(neighbour["id"])
         neighbour["report"] = None
         del neighbour["image"], neighbour["patient_id"]
     return answer
@@ -88,7 +87,7 @@ def test_an_image_of_the_gallery_is_named_by_its_case(client: TestClient, finder
     (entry,) = finder.gallery.find(hashlib.sha256(data).hexdigest())
     answer = client.post("/v1/analyze", content=data)
     assert answer.json()["warnings"][0] == IN_GALLERY
-    assert answer.json()["known"] == [case_id(finder.gallery, entry.id)]
+    assert answer.json()["known"] == [finder.gallery.case_id(entry.id)]
     assert entry.id not in answer.text
 
 
@@ -119,9 +118,9 @@ def test_search_by_a_case_is_without_its_patient(client: TestClient, finder: Fin
     gallery = finder.gallery
     assert gallery is not None
     entry = gallery.entry(gallery.ids()[0])
-    question = {"case": case_id(gallery, entry.id), "k": 30}
+    question = {"case": gallery.case_id(entry.id), "k": 30}
     found = client.post("/v1/search", json=question).json()["neighbours"]
-    others = {case_id(gallery, one.id): one for one in gallery.every_entry() if one.id != entry.id}
+    others = {gallery.case_id(one.id): one for one in gallery.every_entry() if one.id != entry.id}
     assert {one["id"] for one in found} == {key for key, one in others.items() if one.patient_id != entry.patient_id}
     found = client.post("/v1/search", json=question | {"include_same_patient": True}).json()["neighbours"]
     assert {one["id"] for one in found} == set(others)
@@ -184,47 +183,13 @@ def test_an_unknown_case(make_client: MakeClient) -> None:
         assert (answer.status_code, answer.json()["type"]) == (404, "urn:cbmir:problem:no-case")
 
 
-def test_cases_are_found_without_trying_every_id_each_time(
-    make_client: MakeClient, tiny_gallery: Path, tmp_path: Path, png: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = make_client(
-        gallery=Path(shutil.copytree(tiny_gallery, tmp_path / "gallery")), share=frozenset({"thumbnails"})
-    )
-    reads: list[object] = []
-    ids = Gallery.ids
-
-    def counted(gallery: Gallery) -> list[str]:
-        reads.append(gallery)
-        return ids(gallery)
-
-    monkeypatch.setattr(Gallery, "ids", counted)
-
-    def statuses(cases: list[str]) -> set[int]:
-        return {client.get(f"/v1/cases/{case}/thumbnail").status_code for case in cases}
-
-    cases = [one["id"] for one in client.post("/v1/analyze", params={"k": 20}, content=png).json()["neighbours"]]
-    assert statuses(cases) == {200}
-    assert statuses([f"case-{number:016x}" for number in range(10)]) == {404}
-    assert len(reads) == 1
-    with Gallery.open(tmp_path / "gallery") as gallery:  # as another process would
-        entry = gallery.entry(ids(gallery)[0])
-        embedding = gallery.vector(entry.id)[None]
-        gone, name = case_id(gallery, entry.id), case_id(gallery, "another")
-        gallery.remove(ids=[entry.id])
-        gallery.add([replace(entry, id="another")], embedding, [b"\xff\xd8 a JPEG"])
-    assert statuses([name]) == {200}
-    assert statuses([gone]) == {404}
-    assert statuses(sorted({*cases} - {gone})) == {200}
-    assert len(reads) == 2
-
-
 def test_a_case_that_was_removed_since_it_was_shown(
     make_client: MakeClient, tiny_gallery: Path, tmp_path: Path
 ) -> None:
     client = make_client(gallery=Path(shutil.copytree(tiny_gallery, tmp_path / "gallery")))
     with Gallery.open(tmp_path / "gallery") as gallery:
         (first, *_) = gallery.ids()
-        case = case_id(gallery, first)
+        case = gallery.case_id(first)
         assert client.post("/v1/search", json={"case": case}).status_code == 200
         gallery.remove(ids=[first])
     answer = client.post("/v1/search", json={"case": case})

@@ -13,7 +13,7 @@ from cbmir.cli.options import PATH, command, json_option, option, print_answer, 
 from cbmir.errors import GalleryError
 
 if TYPE_CHECKING:
-    from cbmir.runtime.gallery.protocol import SearchableGallery
+    from cbmir.runtime.gallery.protocol import EditableGallery
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 
 log = logging.getLogger("cbmir")
@@ -97,7 +97,7 @@ def remove(
 
 
 def _unknown(
-    opened: SearchableGallery, patients: Sequence[str], studies: Sequence[str], pseudonyms: Pseudonyms | None
+    opened: EditableGallery, patients: Sequence[str], studies: Sequence[str], pseudonyms: Pseudonyms | None
 ) -> list[str]:
     """Lines that say how many of these the gallery does not have. Damage must not stand in the way of a removal."""
     if not (patients or studies):
