@@ -31,8 +31,11 @@ class Destination(Protocol):
     """Takes the results of one image. Safe from many threads."""
 
     def send(self, results: Sequence[ResultObject]) -> None:
-        """Returns when all of them were taken. Raises DeliveryAwayError where nothing is taken now, and DeliveryError
-        for what is refused, once the others were sent. May be called again."""
+        """Returns when all of them were taken. May be called again.
+
+        Raises DeliveryAwayError where nothing is taken now, and DeliveryError for what is refused, once the others were
+        sent.
+        """
         ...
 
 
@@ -68,7 +71,7 @@ class Folder:
     """Results as files `<SOP Instance UID>.dcm`; a second run replaces them."""
 
     def __init__(self, path: Path) -> None:
-        """Makes the folder, which one process has at a time. Raises PacsError where that cannot be."""
+        """Makes the folder, which one process has at a time. Raises PacsError where that fails."""
         self.path = path
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -79,9 +82,9 @@ class Folder:
 
     def send(self, results: Sequence[ResultObject]) -> None:
         try:
-            for made in results:
-                with replacing(self.path / f"{made.uid}.dcm") as temporary:
-                    temporary.write_bytes(made.data)
+            for each in results:
+                with replacing(self.path / f"{each.uid}.dcm") as temporary:
+                    temporary.write_bytes(each.data)
                     sync(temporary)
             sync(self.path)
         except OSError as error:
@@ -102,7 +105,7 @@ class StoreScu:
         from pydicom import dcmread
 
         with collected_warnings(), pydicom_unlogged():
-            datasets = [dcmread(io.BytesIO(made.data)) for made in results]
+            datasets = [dcmread(io.BytesIO(each.data)) for each in results]
         if not datasets:
             return
         association = self._associate(sorted({dataset.SOPClassUID for dataset in datasets}))
@@ -156,4 +159,4 @@ class StowRs:
         self._web = web
 
     def send(self, results: Sequence[ResultObject]) -> None:
-        self._web.store([made.data for made in results])
+        self._web.store([each.data for each in results])

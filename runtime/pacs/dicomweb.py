@@ -1,8 +1,8 @@
-"""A DICOMweb server (PS3.18), as much of it as following and answering needs, and Orthanc's REST API beside it.
+"""A DICOMweb server (PS3.18), as much of it as following and answering needs, and Orthanc's REST API.
 
-Credentials come from the user's `.netrc` (or the file that `NETRC` names), certificates of authorities from
-`REQUESTS_CA_BUNDLE`: what the `requests` library reads by itself, and no command line shows. Errors name the server and
-the HTTP status, never the address asked for, which holds UIDs.
+The `requests` library reads credentials from the user's `.netrc` (or the file that `NETRC` names) and certificates of
+authorities from `REQUESTS_CA_BUNDLE`, so no command line shows them. Errors name the server and the HTTP status, never
+the address asked for, which holds UIDs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from cbmir.errors import DeliveryAwayError, DeliveryError, ImageSizeError, PacsAwayError, PacsError, require
+from cbmir.process import Closing
 from cbmir.runtime.pacs.log import what_failed
 
 #: Seconds: to connect, and between two bytes of an answer.
@@ -32,7 +33,7 @@ _ALREADY_THERE = (0x0111, 45070)
 #: Statuses and reasons that say that there is no room now (PS3.4 table B.2-1).
 OUT_OF_RESOURCES = range(0xA700, 0xA800)
 _NO_URL = "expected the URL of a server, http://HOST/… or https://HOST/…; found something else"
-#: HTTP statuses that tell nothing of what was asked for: who asks is not let in, or the server has no time.
+#: HTTP statuses that say nothing about what was asked for: access is refused, or the server has no time.
 _AWAY = (401, 403, 407, 429, 502, 503, 504)
 
 
@@ -54,23 +55,43 @@ class InstanceFound:
     sop_instance_uid: str
 
 
-class DicomWeb:
-    """A DICOMweb server. Safe from many threads, but for the session's cookies."""
+class HttpServer(Closing):
+    """A server and the connections to it. Safe from many threads, but for the session's cookies."""
 
     def __init__(self, url: str) -> None:
-        """Of the services' root: `http://localhost:8042/dicom-web`. Raises MissingDependencyError, PacsError."""
-        api = require("dicomweb_client.api", "dicom")
+        """`url` is that of the services' root. Raises MissingDependencyError, and PacsError, which does not quote the
+        URL: credentials may be anywhere in one that is mistyped."""
+        if "@" in url:
+            raise PacsError(
+                "expected a URL without credentials, which logs would show; found some: put them into ~/.netrc"
+            )
+        try:
+            parts = urlsplit(url)
+            is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            is_one = False
+        if not is_one:
+            raise PacsError(_NO_URL)
         self.url = url.rstrip("/")
-        self._session = _session(self.url)
+        self._session = require("requests", "dicom").Session()
+        self._session.headers["User-Agent"] = "cbmir"
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._session.close()
+
+
+class DicomWeb(HttpServer):
+    """A DICOMweb server, such as `http://localhost:8042/dicom-web`."""
+
+    def __init__(self, url: str) -> None:
+        api = require("dicomweb_client.api", "dicom")
+        super().__init__(url)
         try:
             self._client = api.DICOMwebClient(self.url, session=self._session, timeout=TIMEOUT)
         except ValueError as error:
             raise PacsError(_NO_URL) from error
         self._client.set_http_retry_params(retry=False)  # the queue and the feeds try again by themselves
-
-    def close(self) -> None:
-        """Close its connections."""
-        self._session.close()
 
     def studies_since(self, first: date, modalities: Collection[str]) -> dict[str, StudyFound]:
         """Studies of a day or later with a series of these modalities, by their UIDs. Raises PacsError."""
@@ -99,8 +120,10 @@ class DicomWeb:
         return found
 
     def retrieve(self, found: InstanceFound, max_bytes: int) -> bytes | None:
-        """The file of an instance by WADO-RS, as it is stored; None where it is gone. Raises PacsError, and
-        ImageSizeError for more than `max_bytes`."""
+        """The file of an instance by WADO-RS, as it is stored; None where it is gone.
+
+        Raises PacsError, and ImageSizeError for more than `max_bytes`.
+        """
         url = f"{self.url}/studies/{found.study_uid}/series/{found.series_uid}/instances/{found.sop_instance_uid}"
         accepted = {"Accept": 'multipart/related; type="application/dicom"; transfer-syntax=*'}
         with (
@@ -118,8 +141,10 @@ class DicomWeb:
             return _only_part(bytes(body), answer.headers.get("Content-Type", ""))
 
     def store(self, files: Sequence[bytes]) -> None:
-        """Store DICOM files by STOW-RS, byte by byte; one that the server has already counts as stored. Raises
-        DeliveryError, and DeliveryAwayError where the server takes nothing now."""
+        """Store DICOM files by STOW-RS, byte by byte; one that the server has already counts as stored.
+
+        Raises DeliveryError, and DeliveryAwayError where the server takes nothing now.
+        """
         if not files:
             return
         edge = f"cbmir-{uuid4().hex}".encode()  # in no file
@@ -149,24 +174,15 @@ class DicomWeb:
 @dataclass(frozen=True)
 class Changes:
     """A page of Orthanc's change feed: Orthanc's ids of studies that became stable, the number of the last change on
-    it, and whether that is the last there is."""
+    the page, and whether that is the newest."""
 
     stable_studies: tuple[str, ...]
     last: int
     done: bool
 
 
-class OrthancRest:
-    """Orthanc's own REST API."""
-
-    def __init__(self, url: str) -> None:
-        """Of its root, such as `http://localhost:8042`."""
-        self.url = url.rstrip("/")
-        self._session = _session(self.url)
-
-    def close(self) -> None:
-        """Close its connections."""
-        self._session.close()
+class OrthancRest(HttpServer):
+    """Orthanc's own REST API, such as `http://localhost:8042`."""
 
     def changes(self, since: int) -> Changes:
         """The changes after that of this number."""
@@ -192,22 +208,6 @@ class OrthancRest:
             return answer.json()
 
 
-def _session(url: str) -> Any:
-    """Raises PacsError, which does not quote the URL: credentials may be anywhere in one that is mistyped."""
-    if "@" in url:
-        raise PacsError("expected a URL without credentials, which logs would show; found some: put them into ~/.netrc")
-    try:
-        parts = urlsplit(url)
-        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        is_one = False
-    if not is_one:
-        raise PacsError(_NO_URL)
-    session = require("requests", "dicom").Session()
-    session.headers["User-Agent"] = "cbmir"
-    return session
-
-
 @contextmanager
 def _asking(url: str, what: str) -> Iterator[None]:
     """Errors of the libraries become PacsError, or PacsAwayError: their texts hold UIDs."""
@@ -230,7 +230,7 @@ def _asking(url: str, what: str) -> Iterator[None]:
 
 def _failure_reasons(answer: Any) -> list[int | None]:
     """Why objects were not stored, one by one, by the answer to STOW-RS (PS3.18 10.5.3): 200 where all were, 202 where
-    some were not, 409 where none was. None where the server does not say."""
+    some were, 409 where none was. None where the server does not say."""
     failed: list[dict[str, Any]] = []
     if "json" in answer.headers.get("Content-Type", "") and answer.status_code in (200, 202, 409):
         failed = answer.json().get(_FAILED, {}).get("Value", [])
@@ -246,7 +246,7 @@ def _value(answer: dict[str, Any], tag: str) -> str:
 
 
 def _day(answer: dict[str, Any]) -> date | None:
-    """The Study Date, None where it is none: one odd date in an archive is no reason to stop."""
+    """The Study Date; None for an odd one, which is no reason to stop."""
     try:
         return datetime.strptime(_value(answer, _DAY), "%Y%m%d").date()
     except ValueError:
@@ -254,7 +254,7 @@ def _day(answer: dict[str, Any]) -> date | None:
 
 
 def _only_part(body: bytes, content_type: str) -> bytes:
-    """The one part of a multipart/related body (RFC 2387); a body that is none is taken for the part itself."""
+    """The one part of a multipart/related body (RFC 2387); another body is taken for the part itself."""
     header = Message()
     header["Content-Type"] = content_type
     boundary = header.get_boundary()

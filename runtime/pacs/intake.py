@@ -1,13 +1,11 @@
-"""What every source does with a DICOM file: it looks at the header, leaves cbmir's own results alone, queues the rest.
+"""How a DICOM file of any source gets into the queue, and how a dead letter gets back into it.
 
-Whether it is a chest radiograph is not asked here: a sender waits for the answer.
-
-Dead letters back into the queue, once what they failed for is mended.
+The header is read, cbmir's own results are left alone, other radiographs are queued. Whether it is a chest radiograph
+is not asked here: a sender waits for the answer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from cbmir.errors import DicomImageError, ImageError, ImageSizeError
@@ -30,30 +28,6 @@ class IntakeStatus(Enum):
     NO_IMAGE = "no radiograph"  # by its SOP class
 
 
-@dataclass(frozen=True)
-class Header:
-    """What is read of a file before it is queued."""
-
-    sop_class_uid: str
-    sop_instance_uid: str
-    study_instance_uid: str
-    is_own: bool
-
-    @classmethod
-    def read(cls, data: bytes, limits: ImageLimits) -> Header:
-        """Raises ImageError for what is no DICOM file, is damaged, or lacks one of its four UIDs."""
-        if not is_dicom(data):
-            raise DicomImageError("expected a DICOM file, found another")
-        with collected_warnings(), pydicom_unlogged():
-            dataset, _ = parse_dicom(data, "object", limits)
-            tags = Tags(dataset, "object")
-            for keyword in UIDS:
-                if not tags.text(keyword):
-                    raise tags.refusal(keyword, "expected a UID")
-            sop_class, instance, study, _ = map(tags.text, UIDS)
-            return cls(sop_class, instance, study, is_own_result(dataset))
-
-
 class Intake:
     """Files of any source into one queue. Safe from many threads."""
 
@@ -62,45 +36,71 @@ class Intake:
         self._live = live
 
     def take(self, data: bytes, source: str, *, sop_class_uid: str = "", sop_instance_uid: str = "") -> IntakeStatus:
-        """Queue a file of a source (an AE title or another short name): on disk when this returns.
+        """Queue a file: on disk when this returns.
 
-        The UIDs are those that the source announced; DicomImageError where the file has others. Raises ImageError for
-        what is no readable DICOM file, QueueFullError.
+        Args:
+            source: An AE title or another short name.
+            sop_class_uid: As the source announced it; empty where it did not.
+            sop_instance_uid: As the source announced it.
+
+        Raises:
+            DicomImageError: The file has other UIDs than were announced.
+            ImageError: It is no readable DICOM file.
+            QueueFullError: The queue or the disk is full.
         """
         if len(data) > self.limits.max_bytes:
             raise ImageSizeError(f"expected at most {self.limits.max_bytes:,} bytes, found {len(data):,}")
-        header = Header.read(data, self.limits)
+        sop_class, arrival, is_own = _read_header(data, source, self.limits)
         announced = (("SOPClassUID", sop_class_uid), ("SOPInstanceUID", sop_instance_uid))
-        found = (header.sop_class_uid, header.sop_instance_uid)
-        for (keyword, expected), value in zip(announced, found, strict=True):
+        for (keyword, expected), value in zip(announced, (sop_class, arrival.sop_instance_uid), strict=True):
             if expected and value != expected:
                 raise DicomImageError(f"expected the {keyword} that was announced, found another in the data set")
-        if header.is_own:
+        if is_own:
             return IntakeStatus.OWN
-        if header.sop_class_uid not in IMAGE_CLASSES:
+        if sop_class not in IMAGE_CLASSES:
             return IntakeStatus.NO_IMAGE
         with self._live.use() as finder:
             fingerprint = answers_fingerprint(finder.card)
-        arrival = Arrival(header.sop_instance_uid, header.study_instance_uid, source)
         return IntakeStatus.QUEUED if self.queue.put(data, arrival, fingerprint) else IntakeStatus.KNOWN
 
 
 def retry(queue: DurableQueue, limits: ImageLimits | None = None) -> tuple[int, int]:
-    """Put every dead letter back into the queue, as if its sender had sent it again: how many were, and how many stay
-    since one of their files is gone or not to be understood, which is logged.
+    """Put every dead letter back into the queue, as if its sender had sent it again.
 
-    A dead letter goes once its file is in the queue, so a process that ends meanwhile loses none. Raises QueueFullError
-    where the disk is full; the rest stays.
+    A dead letter goes once its file is in the queue, so a process that ends meanwhile loses none.
+
+    Returns:
+        How many were put back, and how many stay since one of their files is gone or cannot be read, which is logged.
+
+    Raises:
+        QueueFullError: The disk is full; the rest stays.
     """
     names, back = queue.spool.buried(), 0
     for name in names:
         try:
-            data, about = queue.spool.dig_up(name)
-            header, source = Header.read(data, limits or ImageLimits()), str(about["source"])
+            data, about = queue.spool.dead_letter(name)
+            _, arrival, _ = _read_header(data, str(about["source"]), limits or ImageLimits())
         except (OSError, LookupError, TypeError, ValueError, ImageError) as error:
             log.warning("stays a dead letter", extra=fields(job=name, reason=what_failed(error)))
             continue
-        queue.put(data, Arrival(header.sop_instance_uid, header.study_instance_uid, source), "")
-        queue.spool.forget(name)
+        queue.put(data, arrival, "")
+        queue.spool.remove_dead_letter(name)
         back += 1
     return back, len(names) - back
+
+
+def _read_header(data: bytes, source: str, limits: ImageLimits) -> tuple[str, Arrival, bool]:
+    """SOP Class UID, what the queue must know, and whether it is cbmir's own result.
+
+    Raises ImageError for what is no DICOM file, is damaged, or lacks one of its four UIDs.
+    """
+    if not is_dicom(data):
+        raise DicomImageError("expected a DICOM file, found another")
+    with collected_warnings(), pydicom_unlogged():
+        dataset, _ = parse_dicom(data, "object", limits)
+        tags = Tags(dataset, "object")
+        for keyword in UIDS:
+            if not tags.text(keyword):
+                raise tags.refusal(keyword, "expected a UID")
+        sop_class, instance, study, _ = map(tags.text, UIDS)
+        return sop_class, Arrival(instance, study, source), is_own_result(dataset)

@@ -1,11 +1,57 @@
-"""What the queue takes, gives out and keeps."""
+"""A job of the queue, and what is kept of it on disk: its rows in the database, and its file."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
+import os
+import shutil
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from cbmir.errors import QueueError
+from cbmir.files import sync, write_json
+from cbmir.runtime.gallery.database import Connections, DatabaseKind, new_file
+
+DATABASE = "queue.sqlite"
+#: Seconds that a process waits for one before it to close the queue.
+WAIT = 5.0
+SPOOL, DEAD_LETTERS = "spool", "dead-letters"
+#: Bytes of the disk that stay free: a queue that is full to the last byte could not be worked off.
+FREE_SPACE = 2**29
 _GROUP_LENGTH = b"\x02\x00\x00\x00UL\x04\x00"  # (0002,0000), of 4 bytes
+
+_KIND = DatabaseKind(
+    "queue", QueueError, QueueError, "it is damaged; move its folder away to begin anew",
+    busy="another process has this queue; give each its own folder", exclusive=True,
+)  # fmt: skip
+#: Of the tables below, kept as the database's `user_version`: other tables get another number.
+_VERSION = 1
+#: `done` keeps UIDs as SHA-256 alone.
+_TABLES = f"""
+CREATE TABLE IF NOT EXISTS job (
+    number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, instance TEXT NOT NULL, study TEXT NOT NULL,
+    digest BLOB NOT NULL, source TEXT NOT NULL, received REAL NOT NULL, due REAL NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0, fingerprint TEXT NOT NULL DEFAULT '',
+    UNIQUE (instance, digest)
+) STRICT;
+CREATE INDEX IF NOT EXISTS job_due ON job (due);
+CREATE INDEX IF NOT EXISTS job_study ON job (study);
+CREATE TABLE IF NOT EXISTS result (
+    job INTEGER NOT NULL REFERENCES job ON DELETE CASCADE, position INTEGER NOT NULL, kind TEXT NOT NULL,
+    uid TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (job, position)
+) STRICT;
+CREATE TABLE IF NOT EXISTS done (
+    number INTEGER PRIMARY KEY, instance BLOB NOT NULL, study BLOB NOT NULL, digest BLOB NOT NULL,
+    fingerprint TEXT NOT NULL, report TEXT NOT NULL, UNIQUE (instance, digest, fingerprint)
+) STRICT;
+CREATE TABLE IF NOT EXISTS mark (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+PRAGMA user_version = {_VERSION};
+"""
 
 
 @dataclass(frozen=True)
@@ -44,8 +90,8 @@ class ResultObject:
 
 @dataclass(frozen=True)
 class State:
-    """How a queue does: how many files wait or are worked on, of these those whose results are made and not sent, how
-    many seconds the oldest has been there (0 where none is), and how many dead letters there are."""
+    """How many files wait or are worked on, how many of these have results that are not sent, for how many seconds the
+    oldest has been there (0 without one), and how many dead letters there are."""
 
     waiting: int
     unsent: int
@@ -53,8 +99,103 @@ class State:
     dead_letters: int
 
 
+class Spool:
+    """Two folders of files `NAME.dcm`, of jobs and of dead letters. The queue gives the names, which say nothing of a
+    patient."""
+
+    def __init__(self, folder: Path) -> None:
+        """Makes the folders, for their owner only. Raises QueueError where that fails."""
+        self._spool, self._dead = folder / SPOOL, folder / DEAD_LETTERS
+        try:
+            for part in (folder, self._spool, self._dead):
+                part.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise QueueError(f"{folder}: cannot make the queue's folder ({error.strerror})") from error
+
+    def write(self, name: str, data: bytes) -> None:
+        """On disk when this returns, name and all. Raises OSError, and ENOSPC while there is some space left."""
+        if shutil.disk_usage(self._spool).free < len(data) + FREE_SPACE:
+            raise OSError(errno.ENOSPC, "no more is left than what stays free")
+        with open(os.open(self._file(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:  # noqa: PTH123
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        sync(self._spool)
+
+    def read(self, name: str, digest: bytes) -> bytes:
+        """The file of this `content_digest`. Raises QueueError where it is gone or has another."""
+        try:
+            data = self._file(name).read_bytes()
+        except OSError as error:
+            raise QueueError(f"job {name}: its file cannot be read ({error.strerror})") from None
+        if content_digest(data) != digest:
+            raise QueueError(f"job {name}: its file has changed on disk since it was received")
+        return data
+
+    def remove(self, name: str) -> None:
+        self._file(name).unlink(missing_ok=True)
+
+    def keep_only(self, names: Collection[str]) -> None:
+        """Remove files of no job: they were never acknowledged, or are done."""
+        for file in self._spool.iterdir():
+            if file.suffix != ".dcm" or file.stem not in names:
+                file.unlink()
+        for name in set(self.buried()).intersection(names):  # a process ended while it buried these
+            self._reason(name).unlink()
+
+    def bury(self, name: str, about: dict[str, Any]) -> None:
+        """Make a file, where it is still there, a dead letter: first what is known about it, `NAME.json`."""
+        write_json(self._reason(name), about)
+        if self._file(name).exists():
+            self._file(name).replace(self._dead / f"{name}.dcm")
+        sync(self._dead)
+
+    def is_buried(self, name: str) -> bool:
+        return not self._file(name).exists() and (self._dead / f"{name}.dcm").exists()
+
+    def buried(self) -> list[str]:
+        """The names of the dead letters."""
+        return sorted(path.stem for path in self._dead.glob("*.json"))
+
+    def dead_letter(self, name: str) -> tuple[bytes, dict[str, Any]]:
+        """A dead letter's file, and what is known about it. Raises OSError and ValueError."""
+        return (self._dead / f"{name}.dcm").read_bytes(), json.loads(self._reason(name).read_text("utf-8"))
+
+    def remove_dead_letter(self, name: str) -> None:
+        (self._dead / f"{name}.dcm").unlink(missing_ok=True)
+        self._reason(name).unlink(missing_ok=True)
+
+    def _file(self, name: str) -> Path:
+        return self._spool / f"{name}.dcm"
+
+    def _reason(self, name: str) -> Path:
+        return self._dead / f"{name}.json"
+
+
+def open_database(folder: Path) -> Connections:
+    """The queue's database, made where it is missing. Raises QueueError where it cannot be opened, another process has
+    it, or another version of cbmir made it."""
+    with suppress(OSError):  # where it cannot be made, opening it says why
+        new_file(folder / DATABASE)
+    connections = Connections(folder / DATABASE, _KIND, wait=WAIT)
+    try:
+        with connections.use("make") as database:
+            ((version,),) = database.execute("PRAGMA user_version").fetchall()
+            if version != _VERSION and database.execute("SELECT 1 FROM sqlite_schema").fetchall():
+                raise QueueError(
+                    f"{folder / DATABASE}: expected a queue of version {_VERSION}, found version {version}: another "
+                    f"cbmir made it; let that one work it off, then move its folder away"
+                )
+            database.execute("PRAGMA journal_mode = WAL").fetchall()
+            database.executescript(f"BEGIN; {_TABLES} COMMIT;")
+    except BaseException:
+        connections.close()
+        raise
+    return connections
+
+
 def content_digest(data: bytes) -> bytes:
-    """SHA-256 of a DICOM file without its preamble and File Meta Information (PS3.10 7.1), which is the last sender's:
+    """SHA-256 of a DICOM file without its preamble and File Meta Information (PS3.10 7.1), which are the last sender's:
     an object is the same whichever way it came."""
     start = 0
     if data[128:132] == b"DICM":

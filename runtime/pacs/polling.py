@@ -1,8 +1,8 @@
 """Following a PACS that sends nothing by itself: by Orthanc's change feed, or by asking a DICOMweb server by QIDO-RS.
 
 Either way a study is looked at once it is quiet, and its radiographs that the queue does not know are read by WADO-RS.
-A report makes its own study change again: it is looked at again, and nothing new is found. How far a PACS was followed
-is kept in the queue's folder.
+A report changes its study: it is looked at again, and nothing new is found. How far a PACS was followed is kept in the
+queue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cbmir.runtime.pacs.log import fields, log, what_failed
 DAYS_BACK = 2
 #: How often a study that cannot be read is looked at, at least, before it is passed over.
 TRIES = 5
-_AGAIN, _SLOWER, _MOST_AGAIN = 10.0, 6, 3600.0  # seconds until it is looked at again, by what that grows, up to what
+_AGAIN, _SLOWER, _MOST_AGAIN = 10.0, 6, 3600.0  # seconds until it is looked at again: at first, times, at most
 _MOST_PENDING = 200  # studies that cannot be read, beyond which Orthanc's feed is not read on
 _LONGEST_DELAY = 300.0  # seconds until a PACS that fails is asked again
 
@@ -40,8 +40,14 @@ class Feed(Protocol):
     def name(self) -> str: ...
 
     def poll(self, stopping: Callable[[], bool]) -> bool:
-        """Look once, and begin with no study more once `stopping()`. Gives whether more is known to wait. Raises
-        CbmirError, and goes on from there the next time."""
+        """Look once, and begin with no other study once `stopping()`.
+
+        Returns:
+            Whether more is known to wait.
+
+        Raises:
+            CbmirError: Something failed; the next call goes on from there.
+        """
         ...
 
 
@@ -61,14 +67,14 @@ class OrthancChanges:
         self._last = int(left) if left else None  # change that was read
         self._pending: dict[str, int] = {}  # Orthanc's ids, and the last change before the page that had each
         if since is not None:
-            self._mark(since)
+            self._queue.mark(self._key, left)
 
     def poll(self, stopping: Callable[[], bool] = _never) -> bool:
         if self._last is None:
             self._last = self._rest.last_change()
-            self._mark(self._last)
+            self._queue.mark(self._key, str(self._last))
             return False
-        self._look_at_pending(self._last, stopping)
+        self._look_at_pending(stopping)
         if len(self._pending) >= _MOST_PENDING or stopping():
             return False
         page = self._rest.changes(self._last)
@@ -80,20 +86,16 @@ class OrthancChanges:
         for study in page.stable_studies:
             self._pending.setdefault(study, self._last)
         self._last = page.last
-        self._look_at_pending(self._last, stopping)
+        self._look_at_pending(stopping)
         return not page.done
 
-    def _look_at_pending(self, last: int, stopping: Callable[[], bool]) -> None:
+    def _look_at_pending(self, stopping: Callable[[], bool]) -> None:
         for study in list(self._pending):
             if stopping():
                 break
             if self._studies.look_at(study):
                 del self._pending[study]
-        self._mark(min(self._pending.values(), default=last))
-
-    def _mark(self, last: int) -> None:
-        if self._queue.marked(self._key) != str(last):
-            self._queue.mark(self._key, str(last))
+        self._queue.mark(self._key, str(min(self._pending.values(), default=self._last)))
 
 
 class QidoPolling:
@@ -139,8 +141,7 @@ class QidoPolling:
     def _move_on(self) -> None:
         unseen = [study.day for uid, study in self._found.items() if study.day and uid not in self._seen]
         self._first = max(self._first, min([self._today() - timedelta(days=DAYS_BACK), *unseen]))
-        if self._queue.marked(self._key) != self._first.isoformat():
-            self._queue.mark(self._key, self._first.isoformat())
+        self._queue.mark(self._key, self._first.isoformat())
 
 
 class Studies:
@@ -155,10 +156,19 @@ class Studies:
         self._known: InstanceFound | None = None  # an instance that could be read once
 
     def look_at(self, study: str) -> bool:
-        """Queue what is new. False where something of it cannot be read: it is to be looked at again, which does
-        nothing until some time has passed. A study is passed over at the last of `TRIES`, or later: only while the
-        server gives what it gave before, since one that fails for everything tells nothing of a study. Raises
-        QueueFullError and PacsAwayError; what was queued stays so."""
+        """Queue what is new.
+
+        A study is passed over at the last of `TRIES`, or later: only while the server gives what it gave before, since
+        one that fails for everything says nothing about a study. What was queued stays queued, whatever is raised.
+
+        Returns:
+            False where something of the study cannot be read: it is to be looked at again, which does nothing until
+            some time has passed.
+
+        Raises:
+            PacsAwayError: The server is away.
+            QueueFullError: The queue is full.
+        """
         tries, due = self._failed.get(study, (0, 0.0))
         if monotonic() < due:
             return False
@@ -216,12 +226,12 @@ class Studies:
         if data is None:  # deleted since
             return
         self._known = found
-        taken = self._intake.take(data, self._name, sop_instance_uid=found.sop_instance_uid)
-        if taken is not IntakeStatus.KNOWN:
-            log.info(taken.value, extra=fields(source=self._name, bytes=len(data)))
+        status = self._intake.take(data, self._name, sop_instance_uid=found.sop_instance_uid)
+        if status is not IntakeStatus.KNOWN:
+            log.info(status.value, extra=fields(source=self._name, bytes=len(data)))
 
 
-class Following:
+class Follower:
     """Polls a feed from a thread of its own until it is stopped."""
 
     def __init__(self, feed: Feed, *, interval: float = 10.0) -> None:

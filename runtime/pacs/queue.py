@@ -1,94 +1,39 @@
-"""A durable queue of DICOM files in a folder of its own: what `put` has returned from is there until it is answered,
-refused or given up, whatever happens.
+"""A durable queue of DICOM files in a folder: what `put` has taken is there until it is answered, refused or given up.
 
 ::
 
-    FOLDER/queue.sqlite    jobs, results that are made but not sent, and what is done (WAL, synchronous = FULL)
+    FOLDER/queue.sqlite    jobs, results that are made but not sent, and hashes of what was answered
     FOLDER/spool/          the file of each job
     FOLDER/dead-letters/   what was given up: the file, and beside it why
 
 A job is claimed, its results are kept, they are sent, it is done; each step is on disk before the next begins. A
-process that is killed loses none of them: its jobs are claimed anew, and results that were kept are sent as they were
-made, byte by byte. So results are sent at least once. An object is known by its SOP Instance UID, its content and the
-model that answered: what is known is not done again. The folder is patient data; names of files in it, and all that is
-ever logged, are not.
-
-What the queue remembers of objects that it has ended with: those that were answered on disk, the others for now.
+process that is killed loses none of them: its jobs are claimed again, and results that were kept are sent byte by byte
+as they were made. So results are sent at least once. An object is known by its SOP Instance UID, its content and the
+model that answered: what is known is not done again. The folder is patient data; the names of its files, and all that
+is ever logged, are not.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import secrets
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from cbmir.errors import QueueFullError
-from cbmir.runtime.pacs.database import Store, is_full, is_there
-from cbmir.runtime.pacs.jobs import Arrival, Job, ResultObject, State, content_digest
-from cbmir.runtime.pacs.spool import Spool
+from cbmir.errors import QueueError, QueueFullError
+from cbmir.process import Closing
+from cbmir.runtime.gallery.database import error_name
+from cbmir.runtime.pacs.jobs import Arrival, Job, ResultObject, Spool, State, content_digest, open_database
 
-#: So many objects that were answered are remembered, the oldest are forgotten; and so many that were passed over.
+#: How many answered objects are remembered, and how many that were passed over; the oldest are forgotten.
 REMEMBERED, PASSED_OVER = 1_000_000, 100_000
-
-
-class Known:
-    """Objects by their SOP Instance UID, content and the model that was asked; of UIDs only the SHA-256 is kept.
-
-    Whoever calls holds the queue's lock.
-    """
-
-    def __init__(self, database: sqlite3.Connection) -> None:
-        self._database = database
-        # By UID, content and model. Not on disk: the next process may take what this one refuses.
-        self._passed_over = dict[bytes, tuple[bytes, str | None]]()
-
-    def answered(self, job: Job, fingerprint: str, report: str) -> None:
-        """An object was answered by the model of this fingerprint, with the SR of this UID."""
-        row = (_hashed(job.sop_instance_uid), _hashed(job.study_instance_uid), job.digest, fingerprint, report)
-        number = self._database.execute(
-            "INSERT OR REPLACE INTO done (instance, study, digest, fingerprint, report) VALUES (?, ?, ?, ?, ?)", row
-        ).lastrowid
-        self._database.execute("DELETE FROM done WHERE number <= ?", ((number or 0) - REMEMBERED,))
-
-    def passed_over(self, job: Job, fingerprint: str | None = None) -> None:
-        """An object was refused, or (None) given up: of these `has` knows none, so who sends one again has it tried."""
-        self._passed_over[_hashed(job.sop_instance_uid)] = (job.digest, fingerprint)
-        if len(self._passed_over) > PASSED_OVER:
-            del self._passed_over[next(iter(self._passed_over))]
-
-    def has(self, sop_instance_uid: str, digest: bytes, fingerprint: str) -> bool:
-        """Whether this content was answered, or refused, by the model of this fingerprint."""
-        uid = _hashed(sop_instance_uid)
-        return self._passed_over.get(uid) == (digest, fingerprint) or is_there(
-            self._database, "SELECT 1 FROM done WHERE instance = ? AND digest = ? AND fingerprint = ?",
-            (uid, digest, fingerprint),
-        )  # fmt: skip
-
-    def has_any(self, sop_instance_uid: str) -> bool:
-        """Whether an object of this UID was, by whatever model and whatever its content."""
-        uid = _hashed(sop_instance_uid)
-        return uid in self._passed_over or is_there(self._database, "SELECT 1 FROM done WHERE instance = ?", (uid,))
-
-    def predecessor(self, job: Job, fingerprint: str) -> str:
-        """The UID of the SR that the last other model made of an object in this study; empty where there is none."""
-        row = self._database.execute(
-            "SELECT report FROM done WHERE instance = ? AND study = ? AND fingerprint <> ? AND report <> '' "
-            "ORDER BY number DESC LIMIT 1",
-            (_hashed(job.sop_instance_uid), _hashed(job.study_instance_uid), fingerprint),
-        ).fetchone()
-        return "" if row is None else str(row[0])
-
-
-def _hashed(uid: str) -> bytes:
-    return hashlib.sha256(uid.encode()).digest()
-
-
-DATABASE = "queue.sqlite"
 LONGEST_DELAY = 3600.0  # seconds between two attempts
 #: Seconds for which a job is tried again and again that fails for what is not its own: an archive that is away.
 SENDING = 7 * 86400.0
@@ -97,10 +42,14 @@ LONGEST_HOLD = 300.0  # seconds for which nothing is sent to an archive that did
 PATIENCE = 20
 
 _COLUMNS = "number, name, instance, study, digest, source, received, attempts, fingerprint"
+_UNCOUNTED = "attempts = max(attempts - 1, 0)"  # takes back what `claim` counted
 
 
-class DurableQueue(Store):
-    """The queue in a folder; one process at a time has it, any number of its threads use it."""
+class DurableQueue(Closing):
+    """The queue in a folder; one process at a time has it, any number of its threads use it.
+
+    Every method that reads or writes the database raises QueueError where that fails.
+    """
 
     def __init__(
         self,
@@ -112,64 +61,85 @@ class DurableQueue(Store):
         first_delay: float = 10.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Opens the queue, makes it where there is none, and takes up what another process left.
+        """Open the queue, or make it, and take up what another process left.
 
-        `capacity` is how many files may wait. A file is due once its study has been quiet for `quiet` seconds. A job
-        that fails is tried again after `first_delay` seconds, then twice that, up to an hour, and given up after so
-        many `attempts`; one that is put off, after `SENDING` seconds. `clock` gives seconds since 1970.
-        Raises PacsError where the folder is not usable or in use.
+        Args:
+            capacity: How many files may wait.
+            quiet: Seconds for which nothing of a study must have come before its files are due.
+            attempts: After so many a job that fails is given up; one that is put off, after `SENDING` seconds.
+            first_delay: Seconds after which a job that failed is tried again; then twice that, up to an hour.
+            clock: Gives seconds since 1970.
+
+        Raises:
+            QueueError: The folder is not usable, in use, or of another version of cbmir.
         """
         self.folder, self.capacity, self.quiet = folder, capacity, quiet
         self.attempts, self.first_delay = attempts, first_delay
         self._clock = clock
+        self._changed = threading.Condition()
         self._stopped = False
         self._arriving = set[str]()  # names of files being written, which have no row yet
         self._claimed = set[str]()  # names of the jobs that a thread has
         self._held_until, self._failures = 0.0, 0  # of sending: how often it failed since it last succeeded
         self._failing = dict[str, float]()  # by names of jobs that were put off: when this process did so first
+        # Content and model of what was refused (None: given up), by hashed UID. Not on disk: the next process may be
+        # told to take what this one refuses.
+        self._passed_over = dict[bytes, tuple[bytes, str | None]]()
         self.spool = Spool(folder)
-        super().__init__(folder / DATABASE)
-        self._known = Known(self._database)
-        self._recover()
+        self._connections = open_database(folder)
+        try:
+            self._recover()
+        except BaseException:
+            self.close()
+            raise
 
     def put(self, data: bytes, arrival: Arrival, fingerprint: str) -> bool:
-        """Take a file: on disk when this returns. False, and nothing taken, where it is waiting already, or was done or
-        (by this process) refused by the model of this fingerprint. Raises QueueFullError where the queue or the disk
-        is full."""
+        """Take a file: on disk when this returns.
+
+        Returns:
+            False, and nothing taken, where the file is waiting already, or was answered or (by this process) refused by
+            the model of this fingerprint.
+
+        Raises:
+            QueueFullError: The queue or the disk is full.
+        """
         digest, name = content_digest(data), secrets.token_hex(12)
         with self._changed:
             if self._is_known(arrival.sop_instance_uid, digest, fingerprint):
                 return False
-            if self._count() + len(self._arriving) >= self.capacity:
+            if len(self) + len(self._arriving) >= self.capacity:
                 raise QueueFullError(f"{self.folder}: the queue holds {self.capacity:,} files, as many as it may")
             self._arriving.add(name)
+        is_new = False
         try:
             self.spool.write(name, data)
-            self._add(name, digest, arrival)
-        except sqlite3.IntegrityError:  # the same file came by another association meanwhile
-            self.spool.remove(name)
-            return False
-        except BaseException as error:
-            self.spool.remove(name)
-            if is_full(error):
+            is_new = self._add(name, digest, arrival)
+        except (OSError, QueueError) as error:
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or error_name(error) == "SQLITE_FULL":
                 raise QueueFullError(f"{self.folder}: the disk is full") from error
             raise
         finally:
+            if not is_new:
+                self.spool.remove(name)
             with self._changed:
                 self._arriving.discard(name)
-        return True
+        return is_new
 
     def knows(self, sop_instance_uid: str) -> bool:
-        """Whether an object of this UID is waiting or was done, or by this process refused or given up; by whatever
-        model and whatever its content."""
+        """Whether an object of this UID is waiting or was answered, or by this process refused or given up; whatever
+        its content and the model."""
+        uid = _hashed(sop_instance_uid)
         with self._changed:
-            return self._known.has_any(sop_instance_uid) or is_there(
-                self._database, "SELECT 1 FROM job WHERE instance = ?", (sop_instance_uid,)
-            )
+            return uid in self._passed_over or self._is_there(
+                "SELECT 1 FROM done WHERE instance = ? UNION ALL SELECT 1 FROM job WHERE instance = ?",
+                uid, sop_instance_uid,
+            )  # fmt: skip
 
     def claim(self, wait: float = 0.0) -> Job | None:
-        """The next job that is due, for this thread alone until it is done, refused, failed, buried or released; None
-        where there is none within `wait` seconds, and once the queue was stopped."""
+        """The next job that is due, for this thread alone until it is done, refused, failed, buried or released.
+
+        None without one within `wait` seconds, and once the queue was stopped.
+        """
         until = time.monotonic() + wait
         with self._changed:
             while not self._stopped:
@@ -191,12 +161,12 @@ class DurableQueue(Store):
             self._changed.notify_all()
 
     def file(self, job: Job) -> bytes:
-        """The job's file. Raises PacsError where it is gone or not what was received."""
+        """The job's file. Raises QueueError where it is gone or not what was received."""
         return self.spool.read(job.name, job.digest)
 
     def keep(self, job: Job, results: Sequence[ResultObject], fingerprint: str) -> None:
-        """Keep what was made by the model of this fingerprint, until `done`. Attempts are counted anew from here."""
-        rows = [(job.number, position, made.kind, made.uid, made.data) for position, made in enumerate(results)]
+        """Keep the results of the model of this fingerprint until `done`. Attempts are counted from here again."""
+        rows = [(job.number, position, each.kind, each.uid, each.data) for position, each in enumerate(results)]
         with self._writing() as database:
             database.execute("UPDATE job SET fingerprint = ?, attempts = 0 WHERE number = ?", (fingerprint, job.number))
             database.executemany("INSERT OR REPLACE INTO result VALUES (?, ?, ?, ?, ?)", rows)
@@ -204,17 +174,20 @@ class DurableQueue(Store):
 
     def kept(self, job: Job) -> list[ResultObject]:
         """What `keep` was given, in its order."""
-        with self._changed:
-            rows = self._database.execute(
-                "SELECT kind, uid, data FROM result WHERE job = ? ORDER BY position", (job.number,)
-            ).fetchall()
+        rows = self._rows("SELECT kind, uid, data FROM result WHERE job = ? ORDER BY position", job.number)
         return [ResultObject(*row) for row in rows]
 
     def done(self, job: Job, fingerprint: str, report: str = "", *, sent: bool = True) -> None:
-        """End a job whose results, by the model of this fingerprint, with the SR of this UID, were taken. Where any
-        were `sent`, who takes them is there."""
-        with self._removing(job):
-            self._known.answered(job, fingerprint, report)
+        """End a job whose results, by the model of this fingerprint, with the SR of this UID, were taken.
+
+        Where any were `sent`, their receiver is there again.
+        """
+        row = (_hashed(job.sop_instance_uid), _hashed(job.study_instance_uid), job.digest, fingerprint, report)
+        with self._removing(job) as database:
+            number = database.execute(
+                "INSERT OR REPLACE INTO done (instance, study, digest, fingerprint, report) VALUES (?, ?, ?, ?, ?)", row
+            ).lastrowid
+            database.execute("DELETE FROM done WHERE number <= ?", ((number or 0) - REMEMBERED,))
             if sent:
                 self._held_until, self._failures = 0.0, 0
         self.spool.remove(job.name)
@@ -222,14 +195,17 @@ class DurableQueue(Store):
     def refused(self, job: Job, fingerprint: str) -> None:
         """End a job that is not to be answered. This is known for as long as the process lives: another may be told to
         take what this one refuses."""
-        with self._removing(job):
-            self._known.passed_over(job, fingerprint)
+        self._pass_over(job, fingerprint)
         self.spool.remove(job.name)
 
     def predecessor(self, job: Job, fingerprint: str) -> str:
         """The UID of the SR that the last other model made of the job's object in this study; empty without one."""
-        with self._changed:
-            return self._known.predecessor(job, fingerprint)
+        rows = self._rows(
+            "SELECT report FROM done WHERE instance = ? AND study = ? AND fingerprint <> ? AND report <> '' "
+            "ORDER BY number DESC LIMIT 1",
+            _hashed(job.sop_instance_uid), _hashed(job.study_instance_uid), fingerprint,
+        )  # fmt: skip
+        return rows[0][0] if rows else ""
 
     def failed(self, job: Job, reason: str) -> float | None:
         """Try a job again later: in how many seconds. None where it is given up: now a dead letter, with the reason."""
@@ -242,11 +218,14 @@ class DurableQueue(Store):
         return float(delay)
 
     def put_off(self, job: Job, reason: str, *, hold: bool = False) -> float | None:
-        """Try a job again later, without using an attempt up, since what failed is not of its own: in how many seconds.
-        None where it is given up, after `SENDING` seconds in which this process tried.
+        """Try a job again later without using up an attempt, since what failed is not its own.
 
-        With `hold` nothing is sent meanwhile (`is_holding`) to who may be away: for `first_delay` seconds, then twice
-        that, up to five minutes, until something is taken.
+        Args:
+            hold: Send nothing meanwhile (`is_holding`), since the receiver may be away: for `first_delay` seconds, then
+                twice that, up to five minutes, until something is taken.
+
+        Returns:
+            In how many seconds. None where it is given up, after `SENDING` seconds in which this process tried.
         """
         now = self._clock()
         failing = now - self._failing.setdefault(job.name, now)
@@ -255,17 +234,16 @@ class DurableQueue(Store):
             return None
         delay = min(max(failing, self.first_delay), LONGEST_DELAY)  # twice as long: ever later
         with self._ending(job) as database:
-            self._give_back(job)
-            database.execute("UPDATE job SET due = ? WHERE number = ?", (now + delay, job.number))
+            database.execute(f"UPDATE job SET due = ?, {_UNCOUNTED} WHERE number = ?", (now + delay, job.number))
             if hold:
                 self._held_until = now + min(self.first_delay * 2 ** min(self._failures, 16), LONGEST_HOLD)
                 self._failures += 1
         return float(delay)
 
     def hold_back(self, job: Job) -> None:
-        """Let a job whose results are kept wait until `is_holding` ends, without using an attempt up."""
-        with self._ending(job):
-            self._give_back(job)
+        """Let a job whose results are kept wait until `is_holding` ends, without using up an attempt."""
+        with self._ending(job) as database:
+            database.execute(f"UPDATE job SET {_UNCOUNTED} WHERE number = ?", (job.number,))
 
     @property
     def is_holding(self) -> bool:
@@ -279,26 +257,36 @@ class DurableQueue(Store):
         times = {"received": job.received, "given_up": self._clock()}
         about |= {key: datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds") for key, at in times.items()}
         self.spool.bury(job.name, about)
-        with self._removing(job):
-            self._known.passed_over(job)
-
-    def dead_letters(self) -> int:
-        """How many files were given up and still lie there."""
-        return len(self.spool.buried())
+        self._pass_over(job, None)
 
     def state(self) -> State:
         """How it does now."""
-        with self._changed:
-            waiting, unsent, oldest = self._database.execute(
-                "SELECT count(*), coalesce(sum(fingerprint <> ''), 0), min(received) FROM job"
-            ).fetchone()
+        ((waiting, unsent, oldest),) = self._rows(
+            "SELECT count(*), coalesce(sum(fingerprint <> ''), 0), min(received) FROM job"
+        )
         age = 0.0 if oldest is None else round(max(0.0, self._clock() - oldest), 1)
-        return State(waiting, unsent, age, self.dead_letters())
+        return State(waiting, unsent, age, len(self.spool.buried()))
 
     def __len__(self) -> int:
         """How many files are waiting or worked on."""
+        ((count,),) = self._rows("SELECT count(*) FROM job")
+        return int(count)
+
+    def mark(self, key: str, value: str) -> None:
+        """Remember something under a key: how far a source was followed. What is remembered already is not written."""
+        if self.marked(key) != value:
+            with self._writing() as database:
+                database.execute("INSERT OR REPLACE INTO mark VALUES (?, ?)", (key, value))
+
+    def marked(self, key: str) -> str:
+        """What `mark` was last given under a key; empty without."""
+        rows = self._rows("SELECT value FROM mark WHERE key = ?", key)
+        return rows[0][0] if rows else ""
+
+    def tidy(self) -> None:
+        """Empty SQLite's log (WAL), where what is done would stay until it is written over."""
         with self._changed:
-            return self._count()
+            self._connections.empty_log(wait=False)
 
     @property
     def stopped(self) -> bool:
@@ -313,36 +301,52 @@ class DurableQueue(Store):
     def close(self) -> None:
         """Stop, and let go of the folder. May be called again."""
         self.stop()
-        super().close()
+        with self._changed:
+            self._connections.close()
 
-    def _add(self, name: str, digest: bytes, arrival: Arrival) -> None:
+    def _recover(self) -> None:
+        """Take up what a process left that ended at any moment."""
+        for row in self._rows(f"SELECT {_COLUMNS} FROM job"):
+            job = Job(*row)
+            if self.spool.is_buried(job.name):  # it ended while it buried this one
+                with self._writing() as database:
+                    database.execute("DELETE FROM job WHERE number = ?", (job.number,))
+            elif job.attempts >= self.attempts:
+                self.bury(job, f"the process ended at work on it, at the last of {job.attempts} attempts")
+        self.spool.keep_only({name for (name,) in self._rows("SELECT name FROM job")})
+
+    def _add(self, name: str, digest: bytes, arrival: Arrival) -> bool:
+        """A row for a file; False where the same one came by another association meanwhile."""
         now = self._clock()
         due, instance, study = now + self.quiet, arrival.sop_instance_uid, arrival.study_instance_uid
         with self._writing() as database:
-            database.execute(
-                "INSERT INTO job (name, instance, study, digest, source, received, due) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            is_new = database.execute(
+                "INSERT INTO job (name, instance, study, digest, source, received, due) VALUES (?, ?, ?, ?, ?, ?, ?) "
+                "ON CONFLICT (instance, digest) DO NOTHING",
                 (name, instance, study, digest, arrival.source, now, due),
-            )
-            database.execute(
-                "UPDATE job SET due = min(?, received + ?) WHERE study = ? AND attempts = 0 AND fingerprint = ''",
-                (due, PATIENCE * self.quiet, study),
-            )
+            ).rowcount  # fmt: skip
+            if is_new:
+                database.execute(
+                    "UPDATE job SET due = min(?, received + ?) WHERE study = ? AND attempts = 0 AND fingerprint = ''",
+                    (due, PATIENCE * self.quiet, study),
+                )
             self._arriving.discard(name)
+        return bool(is_new)
 
     def _is_known(self, sop_instance_uid: str, digest: bytes, fingerprint: str) -> bool:
-        return self._known.has(sop_instance_uid, digest, fingerprint) or is_there(
-            self._database, "SELECT 1 FROM job WHERE instance = ? AND digest = ?", (sop_instance_uid, digest)
-        )
-
-    def _count(self) -> int:
-        return int(self._database.execute("SELECT count(*) FROM job").fetchone()[0])
+        uid = _hashed(sop_instance_uid)
+        return self._passed_over.get(uid) == (digest, fingerprint) or self._is_there(
+            "SELECT 1 FROM done WHERE instance = ? AND digest = ? AND fingerprint = ? "
+            "UNION ALL SELECT 1 FROM job WHERE instance = ? AND digest = ?",
+            uid, digest, fingerprint, sop_instance_uid, digest,
+        )  # fmt: skip
 
     def _next(self, *, may_send: bool) -> tuple[int, float] | None:
         """Number of the job that is due first, of those that no thread has, and when."""
-        rows = self._database.execute(
+        rows = self._rows(
             "SELECT number, due, name FROM job WHERE ? OR fingerprint = '' ORDER BY due, number LIMIT ?",
-            (may_send, len(self._claimed) + 1),
-        ).fetchall()
+            may_send, len(self._claimed) + 1,
+        )  # fmt: skip
         return next(((number, due) for number, due, name in rows if name not in self._claimed), None)
 
     def _claim(self, number: int) -> Job:
@@ -354,20 +358,27 @@ class DurableQueue(Store):
         self._claimed.add(job.name)
         return job
 
-    def _give_back(self, job: Job) -> None:
-        """Take back the attempt that `_claim` counted."""
-        self._database.execute("UPDATE job SET attempts = max(attempts - 1, 0) WHERE number = ?", (job.number,))
+    def _pass_over(self, job: Job, fingerprint: str | None) -> None:
+        """End a job that was refused, or (None) given up: then whoever sends it again has it tried again."""
+        with self._removing(job):
+            self._passed_over[_hashed(job.sop_instance_uid)] = (job.digest, fingerprint)
+            if len(self._passed_over) > PASSED_OVER:
+                del self._passed_over[next(iter(self._passed_over))]
 
-    def _recover(self) -> None:
-        """Take up what a process left that ended at any moment."""
-        for row in self._database.execute(f"SELECT {_COLUMNS} FROM job").fetchall():
-            job = Job(*row)
-            if self.spool.is_buried(job.name):  # ended while it was being buried
-                with self._writing() as database:
-                    database.execute("DELETE FROM job WHERE number = ?", (job.number,))
-            elif job.attempts >= self.attempts:
-                self.bury(job, f"the process ended at work on it, at the last of {job.attempts} attempts")
-        self.spool.keep_only({name for (name,) in self._database.execute("SELECT name FROM job").fetchall()})
+    def _is_there(self, query: str, *values: object) -> bool:
+        return bool(self._rows(f"{query} LIMIT 1", *values))
+
+    def _rows(self, query: str, *values: object) -> list[Any]:
+        with self._changed, self._connections.use("read") as database:
+            return database.execute(query, values).fetchall()
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, on disk when the block has ended."""
+        with self._changed:
+            with self._connections.transaction() as database:
+                yield database
+            self._changed.notify_all()
 
     @contextmanager
     def _ending(self, job: Job) -> Iterator[sqlite3.Connection]:
@@ -378,9 +389,13 @@ class DurableQueue(Store):
             self._claimed.discard(job.name)
 
     @contextmanager
-    def _removing(self, job: Job) -> Iterator[None]:
+    def _removing(self, job: Job) -> Iterator[sqlite3.Connection]:
         """A transaction that ends a job for good."""
         with self._ending(job) as database:
             database.execute("DELETE FROM job WHERE number = ?", (job.number,))
-            yield
+            yield database
             self._failing.pop(job.name, None)
+
+
+def _hashed(uid: str) -> bytes:
+    return hashlib.sha256(uid.encode()).digest()

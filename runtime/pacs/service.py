@@ -1,15 +1,13 @@
 """Sources, workers and a queue run together, until a signal ends them.
 
-SIGTERM and SIGINT: no new work; what is begun is ended, what waits stays on disk. A second one ends the process at
-once, and loses nothing either. SIGHUP: model and gallery are opened anew, and take the old ones' place when they are
-warm.
+SIGTERM and SIGINT: no new work; what is begun is finished, what waits stays on disk. A second one ends the process at
+once, and loses nothing either. SIGHUP: model and gallery are opened again, and replace the old ones when they are warm.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +16,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Protocol
 
-from cbmir.errors import WorkerError
+from cbmir.errors import QueueError, WorkerError
 from cbmir.files import write_json
 from cbmir.process import RELOAD, SIGNALS, STOP
 from cbmir.runtime.hot_reload import ReloadableFinder
@@ -27,7 +25,7 @@ from cbmir.runtime.pacs.log import fields, log, what_failed
 from cbmir.runtime.pacs.queue import DurableQueue
 from cbmir.runtime.pacs.worker import Workers
 
-#: Seconds after which a thread of Python makes way for another: a report is made by Python alone, and who sends waits
+#: Seconds after which a thread of Python makes way for another: a report is made by Python alone, and a sender waits
 #: for it a hundred times an image. Senders got their answers two to three times as soon as with Python's own 0.005.
 _SWITCH = 0.0005
 _REPORT = 60.0  # seconds between two reports on the queue
@@ -35,7 +33,7 @@ _REPORT = 60.0  # seconds between two reports on the queue
 STATUS = "status.json"
 
 
-class Source(Protocol):
+class ImageSource(Protocol):
     """What brings files: a node, or a feed that is followed."""
 
     def start(self) -> None: ...
@@ -46,16 +44,20 @@ class Source(Protocol):
 
 
 def run(
-    queue: DurableQueue, workers: Workers, sources: Sequence[Source], live: ReloadableFinder, ready: Callable[[], None]
+    queue: DurableQueue,
+    workers: Workers,
+    sources: Sequence[ImageSource],
+    live: ReloadableFinder,
+    ready: Callable[[], None],
 ) -> None:
     """Run until SIGTERM or SIGINT, within `signals_held`; `ready` is called once all sources have started.
 
-    Raises what the start of a source raises, and WorkerError where a worker died: to be started again by a supervisor.
+    Raises what the start of a source raises, and WorkerError where a worker died: a supervisor is to start it again.
     """
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH)
     workers.start()
-    started: list[Source] = []
+    started: list[ImageSource] = []
     try:
         for source in sources:
             source.start()
@@ -102,13 +104,13 @@ def _wait(queue: DurableQueue, workers: Workers, live: ReloadableFinder) -> None
 
 
 def _report(queue: DurableQueue, before: State | None) -> State | None:
-    """Log how the queue does, where something waits or has changed, and write it down for who watches the service."""
+    """Log the queue's state where something waits or has changed, and write it to a file for monitoring."""
     try:
         queue.tidy()
         state = queue.state()
         now = datetime.now(UTC).isoformat(timespec="seconds")
         write_json(queue.folder / STATUS, {"time": now} | asdict(state))
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, QueueError) as error:
         log.error("the queue failed", extra=fields(reason=what_failed(error)))
         return before
     if state.waiting or state != before:

@@ -84,7 +84,7 @@ class StorageScp:
         handlers: list[Any] = [(evt.EVT_C_STORE, self._store), (evt.EVT_REJECTED, self._rejected)]
         try:
             self._server = self._ae.make_server(
-                self._address, ssl_context=self._tls, evt_handlers=handlers, server_class=_Server,
+                self._address, ssl_context=self._tls, evt_handlers=handlers, server_class=_AssociationServer,
                 request_handler=_Handler, max_message=self._intake.limits.max_inflated,
             )  # fmt: skip
         except OSError as error:
@@ -112,7 +112,7 @@ class StorageScp:
         self._thread = None
 
     def _store(self, event: Any) -> int:
-        """Answer a C-STORE. Whatever happens there is a status, and no text of a library in the log."""
+        """Answer a C-STORE: always with a status, and with no text of a library in the log."""
         began = time.monotonic()
         source = event.assoc.requestor.ae_title.strip()
         status, what, size = self._take(event, source)
@@ -126,7 +126,7 @@ class StorageScp:
             announced = str(event.request.AffectedSOPClassUID)
             data = event.encoded_dataset()
             size = len(data)
-            taken = self._intake.take(
+            outcome = self._intake.take(
                 data, source, sop_class_uid=announced, sop_instance_uid=str(event.request.AffectedSOPInstanceUID)
             )
         except QueueFullError as error:
@@ -137,14 +137,14 @@ class StorageScp:
             return CANNOT_UNDERSTAND, f"refused: {error}", size
         except Exception as error:  # noqa: BLE001 - a sender gets an answer, and sends again later
             return OUT_OF_RESOURCES, what_failed(error), size
-        return (NOT_SUPPORTED if taken is IntakeStatus.NO_IMAGE else SUCCESS), taken.value, size
+        return (NOT_SUPPORTED if outcome is IntakeStatus.NO_IMAGE else SUCCESS), outcome.value, size
 
     def _rejected(self, event: Any) -> None:
         log.warning("association rejected", extra=fields(source=event.assoc.requestor.ae_title.strip()))
 
 
 def _decodable() -> list[str]:
-    """The transfer syntaxes that are decoded here: others a sender must transcode."""
+    """The transfer syntaxes that are decoded here: a sender must transcode from others."""
     from pydicom.pixels.decoders.base import get_decoder
     from pynetdicom import ALL_TRANSFER_SYNTAXES
 
@@ -158,11 +158,11 @@ def _decodable() -> list[str]:
     return syntaxes
 
 
-class _Server(ThreadedAssociationServer):
+class _AssociationServer(ThreadedAssociationServer):
     """pynetdicom's server, in which no connection can hold up another, or swell without bounds.
 
-    As it comes, a TLS handshake is waited for in the loop that accepts connections, a unit that stays unfinished holds
-    its thread for good, and lengths are believed.
+    pynetdicom itself waits for a TLS handshake in the loop that accepts connections, gives a thread for good to a unit
+    that stays unfinished, and believes lengths.
     """
 
     daemon_threads = False  # so that `server_close` waits for them

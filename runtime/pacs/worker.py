@@ -1,9 +1,9 @@
-"""The workers: each claims a job, analyses its file, keeps the results, hands them to the outlet, and is done with it.
+"""The workers: each claims a job, analyses its file, keeps the results, sends them to the destination, and is done.
 
-What is no chest radiograph is refused and forgotten; a damaged file becomes a dead letter at once. What fails though it
-might have worked is tried again with ever longer delays, and becomes a dead letter in the end: much later where the
-archive, the gallery or the engine is away. While the outlet takes nothing, files are analysed, and results wait. Logs
-name jobs, never patients.
+A file that is no chest radiograph is refused and forgotten; a damaged one becomes a dead letter at once. What fails
+though it might have worked is tried again with ever longer delays, and becomes a dead letter in the end: much later
+where the archive, the gallery or the engine is away. While the destination takes nothing, files are analysed, and
+results wait. Logs name jobs, never patients.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _LOOK_AGAIN = 5.0
 
 
 class Workers:
-    """Threads that work a queue off until they are stopped."""
+    """Threads that work off a queue until they are stopped."""
 
     def __init__(
         self,
         queue: DurableQueue,
         live: ReloadableFinder,
-        outlet: Destination,
+        destination: Destination,
         *,
         kinds: Collection[str] = ("sr",),
         count: int = 2,
     ) -> None:
         """`kinds` are DICOM objects of `make_results`: sr, sc, kos. Raises MissingDependencyError."""
         warm_up()
-        self._queue, self._live, self._outlet = queue, live, outlet
+        self._queue, self._live, self._destination = queue, live, destination
         self._kinds = tuple(kinds)
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._run, name=f"cbmir-worker-{n}") for n in range(count)]
@@ -80,8 +80,8 @@ class Workers:
                 self._stopping.wait(_LOOK_AGAIN)
 
     def work_on(self, job: Job) -> None:
-        """Bring a claimed job on its way; whatever happens to it is settled in the queue and logged. Raises what the
-        queue raises where it cannot write: then the job can be claimed again."""
+        """Bring a claimed job on its way; what happens to it is settled in the queue and logged. Raises what the queue
+        raises where it cannot write: then the job can be claimed again."""
         try:
             self._answer(job, time.monotonic())
         except BaseException:
@@ -90,41 +90,33 @@ class Workers:
 
     def _answer(self, job: Job, began: float) -> None:
         try:
-            fingerprint, made = job.fingerprint, self._queue.kept(job)
+            fingerprint, results = job.fingerprint, self._queue.kept(job)
             if not fingerprint:
-                fingerprint, made = self._analyse(job)
-                self._queue.keep(job, made, fingerprint)
-            if made and self._queue.is_holding:
+                fingerprint, results = self._analyse(job)
+                self._queue.keep(job, results, fingerprint)
+            if results and self._queue.is_holding:
                 self._queue.hold_back(job)
                 log.info("analysed: its results wait", extra=fields(**_about(job, began)))
                 return
-            self._outlet.send(made)
-            report = next((one.uid for one in made if one.kind == "sr"), "")
-            self._queue.done(job, fingerprint, report, sent=bool(made))
+            self._destination.send(results)
+            report = next((each.uid for each in results if each.kind == "sr"), "")
+            self._queue.done(job, fingerprint, report, sent=bool(results))
         except (DicomImageError, BlankImageError) as error:  # healthy files of something else
-            # Told first: whoever is killed in between tells it again, and nothing else remembers it.
+            # Logged first: a process killed in between logs it again, and nothing else remembers it.
             log.info("refused", extra=fields(**_about(job, began), reason=str(error)))
             with self._live.use() as finder:
                 self._queue.refused(job, answers_fingerprint(finder.card))
         except ImageError as error:
             self._queue.bury(job, str(error))
-            self._tell_of_failure(job, str(error), None, began)
-        except DeliveryAwayError as error:
-            self._tell_of_failure(job, str(error), self._queue.put_off(job, str(error), hold=True), began)
-        except (GalleryError, NotReadyError, EngineError) as error:
-            self._tell_of_failure(job, str(error), self._queue.put_off(job, str(error)), began)
+            _log_failure(job, str(error), None, began)
+        except (DeliveryAwayError, GalleryError, NotReadyError, EngineError) as error:
+            delay = self._queue.put_off(job, str(error), hold=isinstance(error, DeliveryAwayError))
+            _log_failure(job, str(error), delay, began)
         except Exception as error:  # noqa: BLE001 - no file may end a worker
             reason = what_failed(error)
-            self._tell_of_failure(job, reason, self._queue.failed(job, reason), began)
+            _log_failure(job, reason, self._queue.failed(job, reason), began)
         else:
-            log.info("done", extra=fields(**_about(job, began), results=[one.kind for one in made]))
-
-    def _tell_of_failure(self, job: Job, reason: str, delay: float | None, began: float) -> None:
-        about = _about(job, began) | {"reason": reason}
-        if delay is None:
-            log.error("given up: now a dead letter", extra=fields(**about))
-        else:
-            log.warning("failed", extra=fields(**about, again_in_s=delay))
+            log.info("done", extra=fields(**_about(job, began), results=[each.kind for each in results]))
 
     def _analyse(self, job: Job) -> tuple[str, list[ResultObject]]:
         data = self._queue.file(job)
@@ -135,17 +127,25 @@ class Workers:
                 data, finder.analyze(image), finder, kinds=self._kinds, image=image, copies=False,
                 predecessor=self._queue.predecessor(job, fingerprint),
             )  # fmt: skip
-        return fingerprint, as_made(results)
+        return fingerprint, result_objects(results)
 
 
-def as_made(results: Results) -> list[ResultObject]:
+def result_objects(results: Results) -> list[ResultObject]:
     """Results as the files that are kept and sent."""
-    made = []
+    objects = []
     for kind, dataset in results.named():
         stream = io.BytesIO()
         dataset.save_as(stream, enforce_file_format=True)
-        made.append(ResultObject(kind, str(dataset.SOPInstanceUID), stream.getvalue()))
-    return made
+        objects.append(ResultObject(kind, str(dataset.SOPInstanceUID), stream.getvalue()))
+    return objects
+
+
+def _log_failure(job: Job, reason: str, delay: float | None, began: float) -> None:
+    about = _about(job, began) | {"reason": reason}
+    if delay is None:
+        log.error("given up: now a dead letter", extra=fields(**about))
+    else:
+        log.warning("failed", extra=fields(**about, again_in_s=delay))
 
 
 def _about(job: Job, began: float) -> dict[str, object]:

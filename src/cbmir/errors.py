@@ -82,11 +82,15 @@ class GalleryReplacedError(GalleryError):
 
 
 class PacsError(UserError):
-    """An address, certificate or queue folder of the PACS that does not work."""
+    """An address or certificate of the PACS that does not work."""
 
 
 class PacsAwayError(PacsError):
     """The PACS cannot be reached, or lets nobody in, now: whatever it is asked for."""
+
+
+class QueueError(UserError):
+    """The queue's folder is in use, damaged, or cannot be written to."""
 
 
 class MissingDependencyError(UserError):

@@ -22,8 +22,8 @@ from broken_files import broken_data_sets, broken_files  # noqa: E402
 from cbmir.runtime import Finder  # noqa: E402
 from cbmir.runtime.hot_reload import ReloadableFinder  # noqa: E402
 from cbmir.runtime.pacs.intake import Intake  # noqa: E402
-from cbmir.runtime.pacs.queue import DurableQueue, ResultObject  # noqa: E402
-from cbmir.runtime.pacs.spool import DEAD_LETTERS  # noqa: E402
+from cbmir.runtime.pacs.jobs import DEAD_LETTERS, ResultObject  # noqa: E402
+from cbmir.runtime.pacs.queue import DurableQueue  # noqa: E402
 from cbmir.runtime.pacs.storage_scp import StorageScp  # noqa: E402
 from cbmir.runtime.pacs.worker import Workers  # noqa: E402
 from dicom_files import make_dicom  # noqa: E402
@@ -73,7 +73,7 @@ def test_the_http_service(tiny_model: Path, tiny_gallery: Path) -> None:
 
 
 class Archive:
-    """An outlet that counts."""
+    """A destination that counts."""
 
     def __init__(self) -> None:
         self.sent: list[ResultObject] = []

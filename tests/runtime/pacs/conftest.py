@@ -13,16 +13,22 @@ import struct
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from numpy.typing import NDArray
 
+from archive_in_memory import Archive
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.logs import JsonFormatter
+from cbmir.runtime.pacs import polling
+from cbmir.runtime.pacs.queue import DurableQueue
 from pacs_rig import PLANTED, Orthanc, Receiver, answers, make_radiograph, orthanc_plugin, receiving, wait_for
+from queue_rig import Clock, timed_queue
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +42,25 @@ def live(tiny_model: Path, tiny_gallery: Path) -> Iterator[ReloadableFinder]:
     """The tiny model and its gallery, open."""
     with ReloadableFinder(lambda: Finder.open(tiny_model, tiny_gallery, threads=1)) as opened:
         yield opened
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def queue(tmp_path: Path, clock: Clock) -> Iterator[DurableQueue]:
+    with timed_queue(tmp_path / "queue", clock) as opened:
+        yield opened
+
+
+@pytest.fixture
+def archive(monkeypatch: pytest.MonkeyPatch) -> Archive:
+    """A PACS in memory. Whenever its follower looks at the clock an hour has gone by: what cannot be read is looked at
+    again each time."""
+    monkeypatch.setattr(polling, "monotonic", partial(next, count(0, 3600)))
+    return Archive()
 
 
 @pytest.fixture(autouse=True)

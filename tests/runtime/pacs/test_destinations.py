@@ -104,9 +104,9 @@ def test_who_takes_no_such_class_is_named(results: list[ResultObject]) -> None:
     server = ae.start_server(("127.0.0.1", 0), block=False)
     assert server is not None
     try:
-        outlet = StoreScu(Address("ARCHIVE", "127.0.0.1", server.server_address[1]))
+        destination = StoreScu(Address("ARCHIVE", "127.0.0.1", server.server_address[1]))
         with pytest.raises(DeliveryError, match=r"does not take Computed Radiography Image Storage|cannot be reached"):
-            outlet.send(results)
+            destination.send(results)
     finally:
         server.shutdown()
 

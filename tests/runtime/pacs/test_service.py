@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import socket
-import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,10 +18,10 @@ import pytest
 from click.testing import CliRunner
 
 from cbmir.cli.commands import pacs
-from cbmir.errors import CbmirError, PacsError, UserError, WorkerError
+from cbmir.errors import CbmirError, PacsError, QueueError, UserError, WorkerError
 from cbmir.process import SIGNALS
 from cbmir.runtime.hot_reload import ReloadableFinder
-from cbmir.runtime.pacs import database, service
+from cbmir.runtime.pacs import jobs, service
 from cbmir.runtime.pacs.jobs import Arrival
 from cbmir.runtime.pacs.queue import DurableQueue
 from pacs_rig import PLANTED, NodeProcess, Receiver, node_process, send_all, wait_for
@@ -138,7 +137,7 @@ def test_what_waits_is_told_every_time(queue: DurableQueue, log: Callable[[], st
     assert json.loads((queue.folder / service.STATUS).read_text())["waiting"] == 1
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), sqlite3.OperationalError("disk I/O error")])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), QueueError("disk I/O error")])
 def test_a_report_that_fails_ends_nothing(
     queue: DurableQueue, log: Callable[[], str], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -194,13 +193,13 @@ def test_dead_letters_are_put_back(
         job = queue.claim()
         assert job is not None
         queue.bury(job, "no answer")
-        monkeypatch.setattr(database, "WAIT", 0.05)
+        monkeypatch.setattr(jobs, "WAIT", 0.05)
         in_use = CliRunner().invoke(pacs, ["retry", "--state", str(state)])
-        assert isinstance(in_use.exception, PacsError)
+        assert isinstance(in_use.exception, QueueError)
     result = CliRunner().invoke(pacs, ["retry", "--state", str(state)])
     assert result.output == "1 dead letters are back in the queue, 0 stay\n"
     with DurableQueue(state) as queue:
-        assert (len(queue), queue.dead_letters()) == (1, 0)
+        assert (len(queue), queue.state().dead_letters) == (1, 0)
         assert queue.knows(f"{PLANTED[2]}.1.1")
     result = CliRunner().invoke(pacs, ["retry", "--state", str(state), "--json"])
     assert json.loads(result.output) == {"back": 0, "left": 0}

@@ -171,9 +171,9 @@ def test_an_archive_of_another_name_is_not_trusted(
     authority: Authority, node_files: Tls, radiograph: Callable[..., bytes]
 ) -> None:
     with receiving(tls=authority.certify("other", host="127.0.0.9").server()) as archive:
-        outlet = StoreScu(Address("ARCHIVE", "127.0.0.1", archive.port), tls=node_files.client())
+        destination = StoreScu(Address("ARCHIVE", "127.0.0.1", archive.port), tls=node_files.client())
         with pytest.raises(DeliveryError, match="cannot be reached"):
-            outlet.send([ResultObject("sr", "", radiograph())])
+            destination.send([ResultObject("sr", "", radiograph())])
 
 
 def test_files_that_do_not_fit_are_said(node_files: Tls, sender_files: Tls, tmp_path: Path) -> None:

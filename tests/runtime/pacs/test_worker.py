@@ -30,9 +30,8 @@ from cbmir.runtime.finder import Finder
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.pacs import worker as worker_module
 from cbmir.runtime.pacs.intake import Intake, IntakeStatus, retry
-from cbmir.runtime.pacs.jobs import ResultObject
+from cbmir.runtime.pacs.jobs import DEAD_LETTERS, ResultObject
 from cbmir.runtime.pacs.queue import DurableQueue
-from cbmir.runtime.pacs.spool import DEAD_LETTERS
 from cbmir.runtime.pacs.worker import Workers
 from pacs_rig import PLANTED, wait_for
 
@@ -40,7 +39,7 @@ COMPREHENSIVE_3D_SR = "1.2.840.10008.5.1.4.1.1.88.34"
 
 
 class Archive:
-    """An outlet that keeps what it is given, and fails so many times before."""
+    """A destination that keeps what it is given, and fails so many times before."""
 
     def __init__(self, failures: int = 0, error: Exception | None = None) -> None:
         self.failures, self.tried = failures, list[list[ResultObject]]()
@@ -71,8 +70,8 @@ def intake(queue: DurableQueue, live: ReloadableFinder) -> Intake:
     return Intake(queue, live)
 
 
-def work_off(queue: DurableQueue, live: ReloadableFinder, outlet: Archive, **options: Any) -> None:
-    workers = Workers(queue, live, outlet, count=1, **options)
+def work_off(queue: DurableQueue, live: ReloadableFinder, destination: Archive, **options: Any) -> None:
+    workers = Workers(queue, live, destination, count=1, **options)
     while (job := queue.claim()) is not None:
         workers.work_on(job)
 
@@ -113,7 +112,7 @@ def test_what_is_no_chest_is_refused_and_forgotten(
     intake.take(hip, "SENDER")
     work_off(queue, live, archive)
     assert archive.tried == []
-    assert (len(queue), queue.dead_letters()) == (0, 0)
+    assert (len(queue), queue.state().dead_letters) == (0, 0)
     assert "refused" in log()
     assert "BodyPartExamined (0018,0015)" in log()
     assert intake.take(hip, "SENDER") is IntakeStatus.KNOWN
@@ -181,7 +180,7 @@ def test_a_retry_sends_the_same_bytes(
     work_off(queue, live, archive)
     assert len(archive.tried) == 3
     assert archive.tried[0] == archive.tried[1] == archive.tried[2]
-    assert (len(queue), queue.dead_letters()) == (0, 0)
+    assert (len(queue), queue.state().dead_letters) == (0, 0)
     assert "the archive is away" in log()
 
 
@@ -216,7 +215,7 @@ def test_what_is_refused_holds_up_nobody(
         for _ in range(4):
             now[0] += 3600
             work_off(queue, live, archive)
-        assert (len(queue), queue.dead_letters()) == (0, 1)
+        assert (len(queue), queue.state().dead_letters) == (0, 1)
 
 
 @pytest.mark.parametrize("error", [GalleryError("it is away"), NotReadyError("it is closed"), EngineError("no GPU")])
@@ -238,7 +237,7 @@ def test_what_is_away_uses_no_attempt_up(
             for _ in range(5):
                 work_off(queue, live, archive)
                 now[0] += 3600
-        assert (len(tried), len(queue), queue.dead_letters()) == (5, 1, 0)
+        assert (len(tried), len(queue), queue.state().dead_letters) == (5, 1, 0)
         work_off(queue, live, archive)
         assert len(archive.reports) == 1
 
@@ -297,7 +296,7 @@ def test_a_radiograph_that_cannot_be_read_is_kept(
     assert next((queue.folder / DEAD_LETTERS).glob("*.dcm")).read_bytes() == data
     assert "given up" in log()
     assert retry(queue) == (1, 0)
-    assert (len(queue), queue.dead_letters()) == (1, 0)
+    assert (len(queue), queue.state().dead_letters) == (1, 0)
     archive = Archive()
     work_off(queue, live, archive)
     assert len(archive.reports) == 1
@@ -317,7 +316,7 @@ def test_dead_letters_without_their_file_stay(
         elif study == 2:
             file.write_bytes(b"no DICOM")
     assert retry(queue) == (1, 2)
-    assert (len(queue), queue.dead_letters()) == (1, 2)
+    assert (len(queue), queue.state().dead_letters) == (1, 2)
     assert log().count("stays a dead letter") == 2
 
 
@@ -387,7 +386,7 @@ def test_a_queue_that_cannot_write_ends_no_worker(
             workers.stop()
         assert "the queue failed" in log()
         assert {report.StudyInstanceUID for report in archive.reports} == {f"{PLANTED[2]}.1"}
-        assert queue.dead_letters() == 0
+        assert queue.state().dead_letters == 0
 
 
 def test_results_that_are_kept_are_sent_whatever_model_came_since(

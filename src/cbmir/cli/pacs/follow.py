@@ -37,7 +37,7 @@ def follow(orthanc: str | None, dicomweb: str | None, since: str | None, interva
     require("dicomweb_client", "dicom")
     from cbmir.runtime.pacs.destinations import StowRs
     from cbmir.runtime.pacs.dicomweb import DicomWeb, OrthancRest
-    from cbmir.runtime.pacs.polling import Following, OrthancChanges, QidoPolling
+    from cbmir.runtime.pacs.polling import Follower, OrthancChanges, QidoPolling
 
     if (orthanc is None) == (dicomweb is None):
         raise click.UsageError("expected one of --orthanc and --dicomweb")
@@ -49,7 +49,7 @@ def follow(orthanc: str | None, dicomweb: str | None, since: str | None, interva
             feed = OrthancChanges(OrthancRest(orthanc), web, intake, since=number)
         else:
             feed = QidoPolling(web, intake, since=day)
-        start(Following(feed, interval=interval), lambda: f"following {orthanc or dicomweb}")
+        start(Follower(feed, interval=interval), lambda: f"following {orthanc or dicomweb}")
 
 
 def _number(since: str | None) -> int | None:

@@ -20,7 +20,8 @@ def retry(state: Path, as_json: bool) -> None:
     """
     require("pydicom", "dicom")
     from cbmir.runtime.pacs.intake import retry as put_back
-    from cbmir.runtime.pacs.queue import DATABASE, DurableQueue
+    from cbmir.runtime.pacs.jobs import DATABASE
+    from cbmir.runtime.pacs.queue import DurableQueue
 
     if not (state / DATABASE).exists():
         raise UserError(f"expected the folder of a queue, found none at {state}; name it with --state")

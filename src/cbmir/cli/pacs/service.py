@@ -25,7 +25,7 @@ from cbmir.process import signals_held
 if TYPE_CHECKING:
     from cbmir.runtime.pacs.destinations import Destination
     from cbmir.runtime.pacs.intake import Intake
-    from cbmir.runtime.pacs.service import Source
+    from cbmir.runtime.pacs.service import ImageSource
 
 state_option = option(
     "--state", type=click.Path(path_type=Path, resolve_path=True), default=Path("cbmir-pacs"), envvar="STATE_DIRECTORY",
@@ -70,7 +70,7 @@ class SignalsHeldCommand(click.Command):
 def pacs_service(
     open_destination: Callable[[], Destination], *, model: Path, gallery: str | None, state: Path, sr: bool, sc: bool,
     kos: bool, settle: float, workers: int, capacity: int, attempts: int, threads: int | None, **opening: Any,
-) -> Iterator[tuple[Intake, Callable[[Source, Callable[[], str]], None]]]:  # fmt: skip
+) -> Iterator[tuple[Intake, Callable[[ImageSource, Callable[[], str]], None]]]:  # fmt: skip
     """What takes files in, and a function that runs a source until a signal ends it, and says when it is ready."""
     from cbmir.runtime.finder import Finder
     from cbmir.runtime.hot_reload import ReloadableFinder
@@ -87,7 +87,7 @@ def pacs_service(
         open_finder = partial(Finder.open, model, gallery, threads=threads_each(threads, workers), **opening)
         finder = stack.enter_context(ReloadableFinder(open_finder))
 
-        def start(source: Source, where: Callable[[], str]) -> None:
+        def start(source: ImageSource, where: Callable[[], str]) -> None:
             crew = Workers(queue, finder, destination, kinds=kinds, count=workers)
             run(queue, crew, [source], finder, lambda: announce(where()))
 
