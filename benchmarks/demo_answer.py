@@ -94,7 +94,7 @@ def answered(client: httpx.Client, ask: int, image: Path) -> dict[str, Any]:
     upload = {"files": (f"{session}~{image.name}", image.read_bytes())}
     paths = client.post("/gradio_api/upload", files=upload).raise_for_status().json()
     event = {"n": 1, "about": 0, "action": "open", "paths": paths, "controls": {"k": K}}
-    joined = {"data": [], "event_data": event, "fn_index": ask, "session_hash": session}
+    joined = {"data": [], "event_data": {"question": event}, "fn_index": ask, "session_hash": session}
     client.post("/gradio_api/queue/join", json=joined).raise_for_status()
     with client.stream("GET", "/gradio_api/queue/data", params={"session_hash": session}) as events:
         for line in events.iter_lines():

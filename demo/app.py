@@ -1,29 +1,37 @@
-"""The page as Gradio blocks: a shell of our own, and a channel on which it asks and is answered.
+"""The page as Gradio blocks, in an application that also gives its scripts, the thumbnails and the map.
 
-Gradio brings the uploads, the sessions, and the queue, whose position it shows. What is on the page and what it does is
-`static/` (plain JavaScript and CSS, as they are); what it is told comes from `room`.
+Gradio brings the uploads, the sessions, and the queue, whose position it shows. The page itself is a shell of our own
+(`static/`, plain JavaScript and CSS) and a channel on which it asks `Backend` and is answered.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from fastapi import FastAPI, Response
+from starlette.staticfiles import StaticFiles
 
+from cbmir.demo.backend import Backend
 from cbmir.demo.examples import Example
-from cbmir.demo.page import page_html
-from cbmir.demo.room import Room
+from cbmir.demo.login import Login
+from cbmir.demo.page import STATIC, page_html
+from cbmir.errors import GalleryError
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.projection import GalleryProjection
+from cbmir.runtime.gallery.protocol import SearchableGallery
+from cbmir.runtime.serving.security import Guard, SecurityHeaders
 
+MAX_UPLOAD = 64 * 2**20
 #: Seconds: how often uploads that nobody asked about are looked for, and how old these may get.
 _CACHE = (300, 900)
 #: Gradio runs this once the shell is there. The word "ask" in it makes the event of that name.
 _START = """
-import(new URL("room/room.js", document.baseURI).href)
-  .then((room) => room.start(element, (question) => trigger("ask", question), upload));
+import(new URL("page/page.js", document.baseURI).href)
+  .then((page) => page.start(element, (question) => trigger("ask", {question}), upload));
 """
 #: The channel has no picture of its own; an answer is an event of the document.
 _LISTEN = """
@@ -31,20 +39,29 @@ watch("value", () => document.dispatchEvent(new CustomEvent("cbmir-answer", {det
 """
 #: What Gradio itself could not have answered: a full queue, an error of its own.
 _FAILED = '() => document.dispatchEvent(new Event("cbmir-failed"))'
+#: Gradio's own scripts need what is inline and `eval`; nothing may come from, or go to, another machine.
+_POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self' data: blob:; worker-src 'self' blob:; "
+    "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
+)
+#: The page has examples in it, and answers are of images: no browser keeps them once the page is closed.
+_OF_PATIENTS = ("text/html", "application/json", "text/event-stream", "image/jpeg")
+_SIGNS = {1: "1", 0: "0", -1: "u", None: "?"}
 
 
 def build_app(finder: Finder, examples: Sequence[Example] = (), chart: GalleryProjection | None = None) -> gr.Blocks:
-    """One finder serves all sessions; what a session holds ends when its page is closed."""
-    app = gr.Blocks(title="cbmir", analytics_enabled=False, delete_cache=_CACHE, fill_width=True)
-    room = Room(finder, examples, lambda: Path(app.GRADIO_CACHE), chart)
+    """The page. One finder serves all sessions; what a session holds ends when its page is closed."""
+    blocks = gr.Blocks(title="cbmir", analytics_enabled=False, delete_cache=_CACHE, fill_width=True)
+    backend = Backend(finder, examples, lambda: Path(blocks.GRADIO_CACHE), chart)
 
     def ask(event: gr.EventData, request: gr.Request) -> dict[str, Any]:
-        return room.answer(request.session_hash or "", event._data)
+        return backend.answer(request.session_hash or "", event.question)
 
     def leave(request: gr.Request) -> None:
-        room.sessions.end(request.session_hash or "")
+        backend.sessions.end(request.session_hash or "")
 
-    with app:
+    with blocks:
         shell = gr.HTML(page_html(finder, examples, chart), js_on_load=_START, apply_default_css=False, elem_id="shell")
         channel = gr.HTML({}, html_template="", js_on_load=_LISTEN, apply_default_css=False, elem_id="channel")
         # One queue, one after the other: answers come in the order of the questions.
@@ -53,6 +70,73 @@ def build_app(finder: Finder, examples: Sequence[Example] = (), chart: GalleryPr
             concurrency_limit=1, api_visibility="private",
         )  # fmt: skip
         asked.failure(None, js=_FAILED, api_visibility="private")
-        app.unload(leave)
-    app.queue(max_size=64, api_open=False)
+        blocks.unload(leave)
+    blocks.queue(max_size=64, api_open=False)
+    return blocks
+
+
+def create_app(
+    blocks: gr.Blocks, gallery: SearchableGallery | None, chart: GalleryProjection | None = None,
+    hosts: Sequence[str] = (), login: Login | None = None,
+) -> FastAPI:  # fmt: skip
+    """The page with all that it fetches. It answers requests for `hosts` (empty: any) that bear the login."""
+    app = FastAPI(openapi_url=None)
+    app.add_middleware(Guard, hosts=hosts, credential=login)
+    app.add_middleware(SecurityHeaders, policy=_POLICY, private=_OF_PATIENTS)
+    if gallery is not None:
+        add_files(app, gallery, chart)
+    gr.mount_gradio_app(
+        app, blocks, path="/", theme=_theme(), css_paths=STATIC / "style.css", max_file_size=MAX_UPLOAD,
+        allowed_paths=[], show_error=False, footer_links=[], run_history=False, root_path="", ssr_mode=False,
+        mcp_server=False, enable_monitoring=False, pwa=False,
+        app_kwargs={"openapi_url": None},  # no pages about the API
+    )  # fmt: skip
     return app
+
+
+def _theme() -> gr.themes.Base:
+    """For what Gradio itself shows, the place in the queue: bare, with fonts of the system. Else `static/style.css`."""
+    fonts = [gr.themes.Font(name) for name in ("system-ui", "Segoe UI", "Roboto", "Helvetica Neue", "Arial")]
+    mono = [gr.themes.Font(name) for name in ("ui-monospace", "Consolas", "Menlo", "monospace")]
+    return gr.themes.Base(
+        primary_hue="teal", neutral_hue="slate", text_size="sm",
+        font=(*fonts, gr.themes.Font("sans-serif")), font_mono=mono,
+    )  # fmt: skip
+
+
+def add_files(app: FastAPI, gallery: SearchableGallery, chart: GalleryProjection | None) -> None:
+    """Add the routes `page/…`, `thumbnail?id=…` and `map.json`. Nothing is fetched by a path."""
+    app.mount("/page", StaticFiles(directory=STATIC))
+
+    @app.get("/thumbnail")
+    def thumbnail(id: str) -> Response:  # noqa: A002 - what the address calls it
+        try:
+            jpeg = gallery.thumbnail(id)
+        except GalleryError:
+            jpeg = None
+        return Response(status_code=404) if jpeg is None else Response(jpeg, media_type="image/jpeg")
+
+    @app.get("/map.json")
+    def map_json() -> Response:
+        if chart is None:
+            return Response(status_code=404)
+        return Response(json.dumps(_map(gallery, chart)), media_type="application/json")
+
+
+def _map(gallery: SearchableGallery, chart: GalleryProjection) -> dict[str, Any]:
+    """Points with ids and labels, as the gallery has them now: a string for each of its labels, in which each point has
+    a sign: 1, 0, u (uncertain) or ? (not known)."""
+    labels = {}
+    for name in chart.ids:
+        try:
+            labels[name] = dict(gallery.entry(name).labels or {})
+        except GalleryError:  # it was removed since the map was made
+            continue
+    kept = [at for at, name in enumerate(chart.ids) if name in labels]
+    names = [chart.ids[at] for at in kept]
+    return {
+        "method": chart.method,
+        "ids": names,
+        "points": chart.points[kept].round(4).tolist(),
+        "labels": {label: "".join(_SIGNS[labels[name].get(label)] for name in names) for label in gallery.labels.names},
+    }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cbmir.card import NOT_A_DEVICE, ModelCard
-from cbmir.demo.markup import escape, readable
+from cbmir.demo.markup import escape, readable, table
 
 _LIMITS = (
     "It knows frontal chest X-rays of adults like those it was trained on. Of others, its numbers mean nothing; the "
@@ -40,27 +40,21 @@ def _model(card: ModelCard) -> dict[str, str]:
 
 
 def _metrics(metrics: Mapping[str, Any]) -> str:
-    rows = "".join(_metric_rows(metrics, ""))
+    rows = _metric_rows(metrics, "")
     if not rows:
         return "<p>The card has no metrics: how well this model does is not known.</p>"
-    return (
-        '<table class="sheet"><thead><tr><th scope="col">Metric</th><th scope="col">Value</th>'
-        f'<th scope="col">95% interval</th></tr></thead><tbody>{rows}</tbody></table>'
-    )
+    return table(("Metric", "Value", "95% interval"), rows)
 
 
-def _metric_rows(metrics: Mapping[str, Any], above: str) -> list[str]:
+def _metric_rows(metrics: Mapping[str, Any], above: str) -> list[tuple[str, str, str]]:
     """Metrics may stand in groups; what has no interval is a count, and no metric."""
-    rows: list[str] = []
+    rows: list[tuple[str, str, str]] = []
     for name, value in metrics.items():
         if not isinstance(value, Mapping):
             continue
         if "value" in value:
             interval = f"{value['low']:.3f} to {value['high']:.3f}" if "low" in value else "not available"
-            rows.append(
-                f'<tr><th scope="row">{escape(_metric_name(above, name))}</th><td>{value["value"]:.3f}</td>'
-                f"<td>{interval}</td></tr>"
-            )
+            rows.append((escape(_metric_name(above, name)), f"{value['value']:.3f}", interval))
         else:
             rows += _metric_rows(value, f"{above} {name}".strip())
     return rows
@@ -85,17 +79,13 @@ def _training(card: ModelCard) -> str:
         "Epochs": training.get("epochs"),
         "Images": ", ".join(f"{split} {count:,}" for split, count in _mapping(training.get("images")).items()),
     }  # fmt: skip
-    rows = "".join(
-        f'<tr><th scope="row">{escape(readable(label))}</th><td>{count.get("positive", 0):,}</td>'
-        f"<td>{count.get('negative', 0):,}</td></tr>"
+    rows = [
+        (escape(readable(label)), f"{count.get('positive', 0):,}", f"{count.get('negative', 0):,}")
         for label, count in _mapping(training.get("labels")).items()
-    )
-    table = (
-        '<table class="sheet"><thead><tr><th scope="col">Finding</th><th scope="col">With it</th>'
-        f'<th scope="col">Without</th></tr></thead><tbody>{rows}</tbody></table>'
-    )
+    ]
     known = _facts({name: str(value) for name, value in facts.items() if value not in (None, "")})
-    return (known or "<p>The card does not say.</p>") + (table if rows else "")
+    counts = table(("Finding", "With it", "Without"), rows) if rows else ""
+    return (known or "<p>The card does not say.</p>") + counts
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -37,8 +37,7 @@ def _of_gallery(gallery: SearchableGallery | None) -> list[Example]:
     """Evenly spaced over the gallery, those whose file is still there; it is read only when chosen."""
     if gallery is None:
         return []
-    ids = gallery.ids()
-    examples = []
+    ids, examples = gallery.ids(), []
     for name in ids[:: max(1, len(ids) // MOST)][:MOST]:
         path, thumbnail = Path(gallery.entry(name).image), gallery.thumbnail(name)
         if thumbnail is not None and path.is_file():

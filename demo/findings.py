@@ -8,7 +8,7 @@ from cbmir.card import ModelCard
 from cbmir.demo.markup import escape, readable
 from cbmir.runtime.results import Finding, most_probable_first
 
-_VERDICTS = {True: ("predicted", "● predicted"), False: ("absent", "not predicted"), None: ("open", "no threshold")}
+VERDICTS = {True: ("predicted", "● predicted"), False: ("absent", "not predicted"), None: ("open", "no threshold")}
 
 
 def threshold_probability(card: ModelCard, finding: Finding) -> float | None:
@@ -21,38 +21,29 @@ def threshold_probability(card: ModelCard, finding: Finding) -> float | None:
 
 def findings_html(card: ModelCard, findings: Sequence[Finding] = ()) -> str:
     """One row a finding, most probable first. Without findings, the model's labels hold their places."""
-    if findings:
-        rows = "".join(_row(finding, threshold_probability(card, finding)) for finding in most_probable_first(findings))
-    else:
-        rows = "".join(_waiting(label) for label in card.labels.names)
-    return f'<ol class="findings">{rows}</ol>'
+    rows = [_row(finding, threshold_probability(card, finding)) for finding in most_probable_first(findings)]
+    waiting = [_cells(label, "", "", "&ndash;", "", "waiting", "span") for label in card.labels.names]
+    return f'<ol class="findings">{"".join(rows or waiting)}</ol>'
 
 
 def _row(finding: Finding, threshold: float | None) -> str:
-    kind, verdict = _VERDICTS[finding.predicted]
-    label = escape(readable(finding.label))
+    kind, verdict = VERDICTS[finding.predicted]
     if finding.probability is None:
-        bar, number = "", f"score {finding.score:.2f}"
-        limit = "not calibrated"
+        bar, number, limit = "", f"score {finding.score:.2f}", "not calibrated"
     else:
-        percent = 100 * finding.probability
         tick = "" if threshold is None else f'<i style="left:{100 * threshold:.1f}%"></i>'
-        bar = f'<b style="width:{percent:.1f}%"></b>{tick}'
+        bar = f'<b style="width:{100 * finding.probability:.1f}%"></b>{tick}'
         number = _percent(finding.probability)
         limit = "no threshold" if threshold is None else f"from {_percent(threshold)}"
-    return (
-        f'<li><button type="button" class="finding {kind}" data-evidence="finding:{escape(finding.label)}" '
-        f'aria-pressed="false"><span class="name">{label}</span><span class="verdict">{verdict}</span>'
-        f'<span class="bar" aria-hidden="true">{bar}</span>'
-        f'<span class="percent">{number}</span><span class="limit">{limit}</span></button></li>'
-    )
+    button = f'button type="button" data-evidence="finding:{escape(finding.label)}" aria-pressed="false"'
+    return _cells(finding.label, verdict, bar, number, limit, kind, button)
 
 
-def _waiting(label: str) -> str:
+def _cells(label: str, verdict: str, bar: str, number: str, limit: str, kind: str, tag: str) -> str:
     return (
-        f'<li><span class="finding waiting"><span class="name">{escape(readable(label))}</span>'
-        '<span class="verdict"></span><span class="bar" aria-hidden="true"></span>'
-        '<span class="percent">&ndash;</span><span class="limit"></span></span></li>'
+        f'<li><{tag} class="finding {kind}"><span class="name">{escape(readable(label))}</span>'
+        f'<span class="verdict">{verdict}</span><span class="bar" aria-hidden="true">{bar}</span>'
+        f'<span class="percent">{number}</span><span class="limit">{limit}</span></{tag.split()[0]}></li>'
     )
 
 

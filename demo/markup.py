@@ -1,13 +1,13 @@
-"""What a reader must see before the findings: the flag that nothing looks like this image, warnings, and errors.
+"""Text as HTML: whatever comes from data passes through here on its way into the page.
 
-Text as HTML. Whatever comes from data passes through here on its way into the page.
+And what a reader must see before the findings: the flag that nothing looks like this image, warnings, and errors.
 """
 
 from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
 from cbmir.runtime.finder import NOTHING_ALIKE
@@ -42,6 +42,15 @@ def unseen(text: str) -> str:
     return f'<span class="unseen">{escape(text)}</span>'
 
 
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose cells are HTML already; the first cell of a row names it."""
+    columns = "".join(f'<th scope="col">{name}</th>' for name in head)
+    lines = "".join(
+        f'<tr><th scope="row">{name}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>' for name, *cells in rows
+    )
+    return f'<table class="sheet"><thead><tr>{columns}</tr></thead><tbody>{lines}</tbody></table>'
+
+
 RESTING = '<p class="note quiet">Flags and warnings about an image appear here, before its findings.</p>'
 
 
@@ -63,10 +72,10 @@ def alerts_html(warnings: Sequence[str]) -> str:
 def novelty_html(novelty: Novelty | None) -> str:
     """How far from the gallery the image is, in a line; None is what cannot be told."""
     if novelty is None:
-        return (
-            '<p class="fine-print">Cannot tell whether the gallery has anything like this image: it is too small.</p>'
+        text = "Cannot tell whether the gallery has anything like this image: it is too small."
+    else:
+        text = (
+            f"This image is farther from the gallery than {novelty.percentile:.1f}% of its own images; from "
+            f"{100 * QUANTILE:.0f}% on it is flagged."
         )
-    return (
-        f'<p class="fine-print">This image is farther from the gallery than {novelty.percentile:.1f}% of its own '
-        f"images; from {100 * QUANTILE:.0f}% on it is flagged.</p>"
-    )
+    return f'<p class="fine-print">{text}</p>'

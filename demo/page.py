@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from string import Template
 
@@ -12,16 +11,11 @@ from cbmir.demo.card_page import card_html
 from cbmir.demo.examples import Example
 from cbmir.demo.findings import findings_html
 from cbmir.demo.markup import RESTING, escape, image_uri, readable
-from cbmir.demo.similar_images import EMPTY, LEGEND
+from cbmir.demo.similar_images import EMPTY
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.projection import NEAREST, GalleryProjection
 
 STATIC = Path(__file__).resolve().parent / "static"
-
-
-@cache
-def _template() -> Template:
-    return Template((STATIC / "page.html").read_text(encoding="utf-8"))
 
 
 def page_html(finder: Finder, examples: Sequence[Example], chart: GalleryProjection | None) -> str:
@@ -29,7 +23,7 @@ def page_html(finder: Finder, examples: Sequence[Example], chart: GalleryProject
     gallery = finder.gallery
     labels = () if gallery is None else gallery.labels.names
     views = [] if gallery is None else [str(view) for view in gallery.info().get("views", {}) if view]
-    return _template().substitute(
+    return Template((STATIC / "page.html").read_text(encoding="utf-8")).substitute(
         device=escape(NOT_A_DEVICE),
         examples=examples_html(examples),
         having=_options(labels),
@@ -38,7 +32,6 @@ def page_html(finder: Finder, examples: Sequence[Example], chart: GalleryProject
         chips="".join(_chip(label) for label in finder.card.labels.names),
         alerts=RESTING,
         findings=findings_html(finder.card),
-        legend=LEGEND,
         wall=EMPTY,
         card=card_html(finder.card),
         map_note=map_note(chart),
@@ -76,8 +69,7 @@ def map_note(chart: GalleryProjection | None, placeless: str = "") -> str:
     """What stands below the map; `placeless` is why the image on the page has no place on it, where it has none."""
     if chart is None:
         return "This gallery has no map yet: make one with 'cbmir index map GALLERY' and start the demo anew."
-    return "Images that are alike lie near each other; distances between far ones mean little. " + (
-        f"Your image has no place on the map: {placeless}."
-        if placeless
-        else f"Your image is put amid the {NEAREST} of its nearest look-alikes that are on the map."
-    )
+    place = f"Your image is put amid the {NEAREST} of its nearest look-alikes that are on the map."
+    if placeless:
+        place = f"Your image has no place on the map: {placeless}."
+    return f"Images that are alike lie near each other; distances between far ones mean little. {place}"

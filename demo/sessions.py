@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock, Timer
 
 from cbmir.demo.markup import escape
-from cbmir.demo.study import Upload
+from cbmir.demo.uploads import Upload
 from cbmir.runtime.results import Analysis, Neighbour
 
 #: Sessions kept at once (about 15 MB each at most), and seconds after which one that asked nothing is forgotten.
@@ -103,24 +103,15 @@ class Sessions:
 
 
 def members_html(view: View) -> str:
-    """Empty for a single image of which nothing was left out."""
-    return _buttons(view) + _left_out(view.left_out)
-
-
-def _buttons(view: View) -> str:
-    if len(view.images) < 2:
-        return ""
+    """The images of a study, and what was left out of it. Empty for a single image of which nothing was left out."""
     buttons = "".join(
         f'<button type="button" data-act="member" data-at="{at}" aria-pressed="{str(at == view.at).lower()}">'
         f"{at + 1}. {escape(image.caption)}</button>"
         for at, image in enumerate(view.images)
     )
-    return f'<p class="fine-print">{len(view.images)} images in this study</p><div class="members">{buttons}</div>'
-
-
-def _left_out(reasons: Sequence[str]) -> str:
-    if not reasons:
-        return ""
-    told = [*reasons[:_TOLD], *([f"and {len(reasons) - _TOLD} more"] if len(reasons) > _TOLD else [])]
-    items = "".join(f"<li>{escape(reason)}</li>" for reason in told)
-    return f'<div class="note warn"><strong>Not all of it is shown.</strong><ul>{items}</ul></div>'
+    members = f'<p class="fine-print">{len(view.images)} images in this study</p><div class="members">{buttons}</div>'
+    beyond = len(view.left_out) - _TOLD
+    reasons = [*view.left_out[:_TOLD], *([f"and {beyond} more"] if beyond > 0 else [])]
+    items = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
+    left_out = f'<div class="note warn"><strong>Not all of it is shown.</strong><ul>{items}</ul></div>'
+    return members * (len(view.images) > 1) + left_out * bool(reasons)

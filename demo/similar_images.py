@@ -1,6 +1,6 @@
-"""Similarity in words: a cosine means little by itself, so it is told by how common it is among the gallery's own.
+"""The wall of look-alikes, what they agree on, and how alike they are in words.
 
-The wall of look-alikes, and what they agree on.
+A cosine means little by itself: the words say how common it is among pairs of the gallery.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cbmir.demo.markup import escape, readable, thumbnail_url, unseen
-from cbmir.demo.wording import emphasised
+from cbmir.demo.markup import escape, readable, table, thumbnail_url, unseen
+from cbmir.demo.mentions import emphasised
 from cbmir.labels import canonical
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.protocol import SearchableGallery
@@ -49,54 +49,33 @@ class Likeness:
         return next((word for least, word in _WORDS if share >= least), _LEAST)
 
 
-LEGEND = (
-    '<ul class="labels legend" aria-label="How labels are marked"><li class="shared">= on both</li>'
-    '<li class="theirs">+ only on the look-alike</li><li class="ours">&minus; not on the look-alike</li>'
-    '<li class="unknown">? not known of the look-alike</li></ul>'
-)
-#: What `=` stands for: where an image was asked about, and where findings were asked for.
-ON_BOTH, ASKED_FOR = "on both", "asked for and there"
 EMPTY = '<p class="empty">Look-alikes from the gallery appear here, with their labels and reports.</p>'
 
 
-@dataclass(frozen=True)
-class LabelMarks:
-    """Labels of two images, by where they are: `unknown` are the query's of which the other image says nothing, and
-    `uncertain` are those of the other image's that it may have."""
+def label_marks(query_labels: Sequence[str], entry: Entry, shared: Sequence[str], *, is_asked_for: bool = False) -> str:
+    """Each label of two images with a sign, and with the words that the sign stands for.
 
-    shared: tuple[str, ...]
-    theirs: tuple[str, ...]
-    ours: tuple[str, ...]
-    unknown: tuple[str, ...]
-    uncertain: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, query_labels: Sequence[str], entry: Entry, shared: tuple[str, ...]) -> LabelMarks:
-        """`shared` are those of the entry's labels that the query has, however it calls them."""
-        values = {canonical(name): value for name, value in (entry.labels or {}).items()}
-        theirs = {canonical(name) for name in entry.positive}
-        missing = [name for name in query_labels if canonical(name) not in theirs]
-        return cls(
-            shared,
-            tuple(name for name in entry.positive if name not in shared),
-            tuple(name for name in missing if values.get(canonical(name)) is not None),
-            tuple(name for name in missing if values.get(canonical(name)) is None),
-            uncertain_of(entry),
-        )
-
-    def html(self, shared: str = ON_BOTH) -> str:
-        """Each label with a sign, and with the words that the sign stands for."""
-        groups = (
-            (self.shared, "shared", "=", shared), (self.theirs, "theirs", "+", "only on the look-alike"),
-            (self.ours, "ours", "&minus;", "not on the look-alike"), (self.unknown, "unknown", "?", "not known of it"),
-        )  # fmt: skip
-        items = "".join(
-            f'<li class="{kind}" title="{words}">{sign} {escape(readable(label))}'
-            f"{' (uncertain)' * (label in self.uncertain)}{unseen(f' ({words})')}</li>"
-            for labels, kind, sign, words in groups
-            for label in labels
-        )
-        return f'<ul class="labels">{items}</ul>' if items else '<p class="fine-print">No finding on either</p>'
+    `shared` are those of the entry's labels that the query has, however it calls them. `is_asked_for`: there is no
+    image, and findings were asked for.
+    """
+    values = {canonical(name): value for name, value in (entry.labels or {}).items()}
+    theirs = {canonical(name) for name in entry.positive}
+    missing = [name for name in query_labels if canonical(name) not in theirs]
+    known = [name for name in missing if values.get(canonical(name)) is not None]
+    groups = (
+        (shared, "shared", "=", "asked for and there" if is_asked_for else "on both"),
+        ([name for name in entry.positive if name not in shared], "theirs", "+", "only on the look-alike"),
+        (known, "ours", "&minus;", "not on the look-alike"),
+        ([name for name in missing if name not in known], "unknown", "?", "not known of it"),
+    )
+    uncertain = uncertain_of(entry)
+    items = "".join(
+        f'<li class="{kind}" title="{words}">{sign} {escape(readable(label))}'
+        f"{' (uncertain)' * (label in uncertain)}{unseen(f' ({words})')}</li>"
+        for labels, kind, sign, words in groups
+        for label in labels
+    )
+    return f'<ul class="labels">{items}</ul>' if items else '<p class="fine-print">No finding on either</p>'
 
 
 def uncertain_of(entry: Entry) -> frozenset[str]:
@@ -119,20 +98,12 @@ def wall_html(
 
 
 def _card(
-    rank: int,
-    neighbour: Neighbour,
-    entry: Entry,
-    query_labels: Sequence[str],
-    likeness: Likeness | None,
-    reports: bool,
+    rank: int, neighbour: Neighbour, entry: Entry, query_labels: Sequence[str], likeness: Likeness | None, reports: bool
 ) -> str:
     """`reports` is whether any of the look-alikes has one: that this one has none is worth saying then."""
     name = escape(neighbour.id)
-    words = (
-        f"{len(neighbour.shared)} of {len(query_labels)} asked for"
-        if likeness is None
-        else likeness.words(neighbour.cosine)
-    )
+    asked_for = f"{len(neighbour.shared)} of {len(query_labels)} asked for"
+    words = asked_for if likeness is None else likeness.words(neighbour.cosine)
     report = neighbour.report.strip()
     text = (
         f'<div class="report" tabindex="0" role="region" aria-label="Report of look-alike {rank}">'
@@ -148,7 +119,7 @@ def _card(
         f'width="256" height="256" loading="lazy"><span class="rank">{rank}</span></button><div class="facts">'
         f'<p class="likeness"><strong>{words}</strong> '
         f'<span class="number" title="Cosine of the two embeddings">{neighbour.cosine:.3f}</span></p>'
-        f"{LabelMarks.of(query_labels, entry, neighbour.shared).html(ON_BOTH if likeness else ASKED_FOR)}"
+        f"{label_marks(query_labels, entry, neighbour.shared, is_asked_for=likeness is None)}"
         f'<p class="fine-print"><span class="id">{name}</span> · {facts}</p>{text}'
         f'<p class="acts"><button type="button" data-act="compare" data-id="{name}" '
         f'aria-label="Side by side: look-alike {rank}">Side by side</button>'
@@ -165,16 +136,14 @@ def agreement_html(agreement: Sequence[LabelAgreement]) -> str:
     if not seen:
         return '<p class="fine-print">None of the look-alikes has a finding marked.</p>'
     line = ", ".join(f"{escape(readable(of.label))} {100 * (of.share or 0):.0f}%" for of in seen[:4])
-    rows = "".join(
-        f'<tr><th scope="row">{escape(readable(of.label))}</th><td>{100 * (of.share or 0):.0f}%</td>'
-        f"<td>{of.positive}</td><td>{of.negative}</td><td>{of.uncertain}</td><td>{of.unknown}</td></tr>"
+    rows = [
+        (escape(readable(of.label)), f"{100 * (of.share or 0):.0f}%",
+         *map(str, (of.positive, of.negative, of.uncertain, of.unknown)))
         for of in seen
-    )
+    ]  # fmt: skip
     return (
         f"<details><summary>They agree on: {line}</summary>"
-        '<table class="sheet"><thead><tr><th scope="col">Label</th><th scope="col">Share</th><th scope="col">Yes</th>'
-        '<th scope="col">No</th><th scope="col">Uncertain</th><th scope="col">Unknown</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table>"
+        f"{table(('Label', 'Share', 'Yes', 'No', 'Uncertain', 'Unknown'), rows)}"
         '<p class="fine-print">Share: of the look-alikes for which the label is known, those that have it or may have '
         "it; a nearer one weighs more.</p></details>"
     )

@@ -1,8 +1,8 @@
-"""What a visitor drops: files, or a study in a zip file. Their content decides, never their names.
+"""One image in one browser session, and how a visitor brings it: as files, or as a study in a zip file.
 
-The browser names files by where the server put them, so a path is believed only inside the folder for uploads. Files
-are read one at a time, into memory, each deleted before it is looked at; a zip file is never unpacked onto the disk.
-What is not read is named with the reason.
+The content of a file decides, never its name. The browser names files by where the server put them, so a path is
+believed only inside the folder for uploads. Files are read one at a time, into memory, each deleted before it is looked
+at; a zip file is never unpacked onto the disk. What is not read is named with the reason.
 """
 
 from __future__ import annotations
@@ -11,14 +11,26 @@ import io
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from cbmir.demo.markup import image_uri
 from cbmir.errors import ImageError, ImageSizeError, NotAnImageError, UserError
+from cbmir.preprocessing import PreprocessSpec
+from cbmir.runtime.evidence import seen_box
+from cbmir.runtime.imaging.preprocess import centre_crop, preprocess, resize_square
+from cbmir.runtime.imaging.radiograph import Radiograph
 
 T = TypeVar("T")
 
+#: The longer side of the picture on the page, in pixels.
+PICTURE_SIDE = 1024
 #: Images of one study, files that are dropped at once, files in one zip file, and bytes of all of these together.
 MOST_IMAGES = 12
 MOST_FILES = 60
@@ -30,6 +42,51 @@ SEPARATOR = "~"
 _DAMAGE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, NotImplementedError, ValueError)
 #: Others are unpacked in one go, whatever their size.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+@dataclass(frozen=True, eq=False)
+class Upload:
+    """What is kept of an image that may have a hundred million pixels.
+
+    `radiograph` has a square of preprocessing's size as its pixels, uint8 [resize, resize], with the model's input in
+    its middle: resizing that again changes nothing, so its analysis is that of the whole image. `picture` is
+    uint8 [H, W], at most PICTURE_SIDE long. `caption` says what is shown, and `warnings` what a reader must know of it
+    beside what an analysis warns of.
+    """
+
+    radiograph: Radiograph
+    picture: NDArray[np.uint8]
+    caption: str
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, radiograph: Radiograph, spec: PreprocessSpec, caption: str = "") -> Self:
+        picture = picture_of(radiograph.pixels)
+        square = resize_square(picture, spec)  # of which the model sees but the middle
+        centre_crop(square, spec)[:] = preprocess(radiograph, spec)
+        return cls(radiograph.with_pixels(square), picture, caption or radiograph.name)
+
+    def showing(self, picture: NDArray[np.uint8], caption: str, *warnings: str) -> Self:
+        """The same image under another picture of it."""
+        return replace(self, picture=picture_of(picture), caption=caption, warnings=warnings)
+
+    def for_page(self, spec: PreprocessSpec) -> dict[str, Any]:
+        """The picture as a PNG, without loss, and where in it the model looks, as shares of its sides."""
+        height, width = self.picture.shape
+        top, bottom, left, right = seen_box(height, width, spec)
+        png = io.BytesIO()
+        Image.fromarray(self.picture).save(png, "PNG", compress_level=1)  # the time counts more than the bytes
+        return {
+            "src": image_uri(png.getvalue(), "png"), "width": width, "height": height, "caption": self.caption,
+            "box": [top / height, bottom / height, left / width, right / width],
+        }  # fmt: skip
+
+
+def picture_of(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The image uint8 [H, W], made smaller where its longer side exceeds PICTURE_SIDE."""
+    picture = Image.fromarray(pixels)
+    picture.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
+    return np.array(picture)
 
 
 def read_uploads(paths: Sequence[str], folder: Path, read: Callable[[bytes, str], T]) -> tuple[list[T], list[str]]:

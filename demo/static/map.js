@@ -156,11 +156,6 @@ function cross(context, x, y, style) {
   for (const [width, colour] of [[8, style.getPropertyValue("--panel")], [4, style.getPropertyValue("--warm")]]) {
     context.strokeStyle = colour;
     context.lineWidth = width;
-    context.beginPath();
-    context.moveTo(x - 11, y);
-    context.lineTo(x + 11, y);
-    context.moveTo(x, y - 11);
-    context.lineTo(x, y + 11);
-    context.stroke();
+    context.stroke(new Path2D(`M${x - 11} ${y}h22M${x} ${y - 11}v22`));
   }
 }

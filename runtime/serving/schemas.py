@@ -1,7 +1,4 @@
-"""What requests and answers look like: checked on the way in, documented by OpenAPI on the way out.
-
-Examples, and bodies that FastAPI does not read by itself, for OpenAPI.
-"""
+"""What requests and answers look like: checked on the way in, documented by OpenAPI on the way out."""
 
 from __future__ import annotations
 
@@ -166,50 +163,34 @@ UPLOAD: dict[str, Any] = {
 SEARCH: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "content": {
-            "application/json": {
-                "schema": Search.model_json_schema(),
-                "examples": {
-                    "case": {"value": {"case": "case-1f0c6b9a2d4e8f37", "k": 5, "where": "Effusion"}},
-                    "embedding": {"value": {"embedding": [0.6, 0.8], "k": 5}},
-                },
-            }
-        },
+        "content": {"application/json": {
+            "schema": Search.model_json_schema(),
+            "examples": {
+                "case": {"value": {"case": "case-1f0c6b9a2d4e8f37", "k": 5, "where": "Effusion"}},
+                "embedding": {"value": {"embedding": [0.6, 0.8], "k": 5}},
+            },
+        }},
     }
-}
-_MODEL = {
-    "model": {
-        "fingerprint": "b3c1f0", "weights": "b3c1f0", "encoder": "densenet121", "engine": "onnxruntime",
-        "device": "cpu", "precision": "float32", "version": "0.1.0",
-    },
-    "notice": "Research use only. Not a medical device, not for diagnosis.",
 }  # fmt: skip
+_EXAMPLE = AnalyzeAnswer(
+    model=Model(
+        fingerprint="b3c1f0", weights="b3c1f0", encoder="densenet121", engine="onnxruntime", device="cpu",
+        precision="float32", version="0.1.0",
+    ),
+    known=[],
+    findings=[Finding("Effusion", 0.83, 0.61, True, 0.55)],
+    neighbours=[
+        Case(id="case-1f0c6b9a2d4e8f37", distance=0.31, cosine=0.952, labels=["Effusion", "Atelectasis"],
+             shared=["Effusion"], uncertain=["Atelectasis"])
+    ],
+    agreement=[LabelAgreement("Effusion", positive=7, negative=3, uncertain=0, unknown=0, share=0.71)],
+    novelty=Novelty(distance=0.28, percentile=41.5, flagged=False),
+    warnings=[],
+    results=None,
+)  # fmt: skip
 ANALYZED: dict[int | str, dict[str, Any]] = {
-    200: {
-        "content": {
-            "application/json": {
-                "example": {
-                    **_MODEL,
-                    "known": [],
-                    "findings": [
-                        {"label": "Effusion", "score": 0.83, "probability": 0.61, "predicted": True, "threshold": 0.55}
-                    ],
-                    "neighbours": [
-                        {"id": "case-1f0c6b9a2d4e8f37", "distance": 0.31, "cosine": 0.952,
-                         "labels": ["Effusion", "Atelectasis"], "shared": ["Effusion"], "uncertain": ["Atelectasis"],
-                         "report": None}
-                    ],
-                    "agreement": [
-                        {"label": "Effusion", "positive": 7, "negative": 3, "uncertain": 0, "unknown": 0, "share": 0.71}
-                    ],
-                    "novelty": {"distance": 0.28, "percentile": 41.5, "flagged": False},
-                    "warnings": [],
-                    "results": None,
-                }
-            }
-        }
-    }
-}  # fmt: skip
+    200: {"content": {"application/json": {"example": _EXAMPLE.model_dump(mode="json")}}}
+}
 THUMBNAIL: dict[int | str, dict[str, Any]] = {200: {"content": {"image/jpeg": _FILE}}}
 METRICS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/plain": {"example": 'cbmir_http_requests_total{route="/v1/analyze",status="200"} 12.0\n'}}}
@@ -231,11 +212,8 @@ _WORDS = {
     501: "Results were asked for, and the extra that makes them is not installed.",
     503: "Not ready, the gallery was replaced, or no answer in time: try again after `Retry-After` seconds.",
 }
+_PROBLEM = {"application/problem+json": {"schema": ProblemDetails.model_json_schema()}}
 #: Of every guarded route.
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {
-        "description": words,
-        "content": {"application/problem+json": {"schema": ProblemDetails.model_json_schema()}},
-    }
-    for status, words in _WORDS.items()
+    status: {"description": words, "content": _PROBLEM} for status, words in _WORDS.items()
 }

@@ -139,9 +139,7 @@ def serve(
         try:
             server.run(sockets=[listener])
         finally:
-            if any(
-                limiter.working for limiter in (app.state.limiter, app.state.checks)
-            ):  # the interpreter would wait for its threads
+            if app.state.limiter.working or app.state.checks.working:  # the interpreter would wait for their threads
                 log.warning("ended while something was worked on, for nobody any more")
                 os._exit(128 + signal.SIGTERM)
     if server.failed is not None:

@@ -93,7 +93,7 @@ class Gated:
     url: str
     gate: threading.Event
     left: threading.Event
-    rooms: list[Any]
+    backends: list[Any]
 
 
 @pytest.fixture
@@ -102,23 +102,22 @@ def gated(tiny_model: Path, wall_gallery: Path, tmp_path: Path, monkeypatch: pyt
     import uvicorn
 
     from cbmir.demo import app as module
+    from cbmir.demo.backend import Backend
     from cbmir.demo.examples import find_examples
-    from cbmir.demo.room import Room
-    from cbmir.demo.serving import _mounted
     from cbmir.runtime.sockets import bound
 
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     gate, left = threading.Event(), threading.Event()
-    rooms: list[Room] = []
+    backends: list[Backend] = []
 
-    class Watched(Room):
+    class Watched(Backend):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
-            rooms.append(self)
+            backends.append(self)
             end = self.sessions.end
             monkeypatch.setattr(self.sessions, "end", lambda name: (end(name), left.set()))
 
-    monkeypatch.setattr(module, "Room", Watched)
+    monkeypatch.setattr(module, "Backend", Watched)
     with Finder.open(tiny_model, wall_gallery, threads=1) as finder, bound("127.0.0.1", 0) as listener:
         analyse = finder.analyze
 
@@ -127,12 +126,12 @@ def gated(tiny_model: Path, wall_gallery: Path, tmp_path: Path, monkeypatch: pyt
             return analyse(*images, **how)
 
         monkeypatch.setattr(finder, "analyze", wait)
-        app = _mounted(finder, module.build_app(finder, find_examples(finder)), None, "127.0.0.1", None)
+        app = module.create_app(module.build_app(finder, find_examples(finder)), finder.gallery)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            yield Gated(f"http://127.0.0.1:{listener.getsockname()[1]}", gate, left, rooms)
+            yield Gated(f"http://127.0.0.1:{listener.getsockname()[1]}", gate, left, backends)
         finally:
             gate.set()
             server.should_exit = True
@@ -166,6 +165,26 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
     assert requests
     assert [request for request in requests if not request.startswith(own)] == []
     assert errors == []
+
+
+@pytest.fixture
+def page(visit: Callable[..., Any], url: str) -> Any:
+    """The opened demo of eight images."""
+    return visit(url)
+
+
+@pytest.fixture
+def wall(visit: Callable[..., Any], wall_url: str) -> Any:
+    """The opened demo of forty images."""
+    return visit(wall_url)
+
+
+@pytest.fixture
+def xray(tmp_path: Path, make_xray: Callable[..., NDArray[np.uint8]]) -> Path:
+    """An X-ray that is not in the galleries."""
+    path = tmp_path / "xray.png"
+    Image.fromarray(make_xray(50, 256)).save(path)
+    return path
 
 
 @pytest.fixture

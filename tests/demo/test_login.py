@@ -9,8 +9,9 @@ import pytest
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
-from cbmir.demo.security import Login, LoginRequired
+from cbmir.demo.login import Login
 from cbmir.errors import UserError
+from cbmir.runtime.serving.security import Guard
 
 
 async def _page(scope: Scope, receive: Receive, send: Send) -> None:
@@ -20,7 +21,7 @@ async def _page(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def test_nothing_is_answered_without_it() -> None:
-    client = TestClient(LoginRequired(_page, Login(b"ada:correct horse")))
+    client = TestClient(Guard(_page, credential=Login(b"ada:correct horse")))
     assert client.get("/").status_code == 401
     assert client.get("/").headers["www-authenticate"].startswith("Basic")
     assert client.get("/", auth=("ada", "wrong horse")).status_code == 401

@@ -14,10 +14,10 @@ from cbmir.demo.card_page import card_html
 from cbmir.demo.examples import Example
 from cbmir.demo.findings import findings_html
 from cbmir.demo.markup import alerts_html, error_html, escape, novelty_html, thumbnail_url
+from cbmir.demo.mentions import emphasised, sentences, speaks_of
 from cbmir.demo.page import examples_html, page_html
 from cbmir.demo.sessions import View, members_html
-from cbmir.demo.similar_images import LabelMarks, Likeness, agreement_html, wall_html
-from cbmir.demo.wording import emphasised, sentences, speaks_of
+from cbmir.demo.similar_images import Likeness, agreement_html, label_marks, wall_html
 from cbmir.runtime import Entry, Finder, Finding, LabelAgreement, Neighbour
 from cbmir.runtime.finder import NOTHING_ALIKE
 from cbmir.runtime.novelty import Novelty
@@ -114,13 +114,12 @@ def test_findings_keep_their_places_before_there_are_any(tiny_card: ModelCard) -
 
 
 def test_labels_are_marked_by_sign_and_words() -> None:
-    marks = LabelMarks.of(("Effusion", "Nodule", "Hernia"), entry(), ("Effusion",))
-    assert marks == LabelMarks(("Effusion",), ("Mass",), ("Nodule",), ("Hernia",), frozenset({"Mass"}))
-    assert _Page(marks.html()).text == (
+    marks = label_marks(("Effusion", "Nodule", "Hernia"), entry(), ("Effusion",))
+    assert _Page(marks).text == (
         "= Effusion (on both)+ Mass (uncertain) (only on the look-alike)"
         "− Nodule (not on the look-alike)? Hernia (not known of it)"  # noqa: RUF001
     )
-    assert "No finding" in LabelMarks((), (), (), ()).html()
+    assert "No finding" in label_marks((), Entry("a1", "", ""), ())
 
 
 def test_card_of_the_wall() -> None:

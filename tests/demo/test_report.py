@@ -14,7 +14,7 @@ import pytest
 from cbmir import __version__
 from cbmir.card import NOT_A_DEVICE
 from cbmir.demo.report import report_html
-from cbmir.demo.study import Upload
+from cbmir.demo.uploads import Upload
 from cbmir.labels import NIH_14, LabelSet
 from cbmir.runtime import Analysis, Finder, Finding, read_image
 from cbmir.runtime.finder import NOTHING_ALIKE

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cbmir.demo import uploads as module
-from cbmir.demo.uploads import read_uploads
+from cbmir.demo.uploads import PICTURE_SIDE, Upload, read_uploads
 from cbmir.errors import ImageSizeError, NotAnImageError, UserError
-from cbmir.runtime import Radiograph, read_image
+from cbmir.runtime import Finder, Radiograph, read_image
 
 
 @pytest.fixture
@@ -195,3 +195,20 @@ def test_nothing_but_uploads_is_read_or_deleted(folder: Path, png: bytes) -> Non
         with pytest.raises(UserError, match="uploaded here"):
             read([path], folder)
     assert secret.read_bytes() == png
+
+
+@pytest.mark.parametrize("shape", [(1500, 1200), (40, 50)])
+def test_little_is_kept_and_the_analysis_is_that_of_the_whole_image(
+    shape: tuple[int, int], tiny_model: Path, tiny_gallery: Path, make_xray: Callable[..., NDArray[np.uint8]]
+) -> None:
+    whole = read_image(np.resize(make_xray(5, 256), shape))
+    with Finder.open(tiny_model, tiny_gallery, threads=1) as finder:
+        spec = finder.card.preprocess
+        upload = Upload.of(whole, spec)
+        expected, found = finder.analyze(whole, 5), finder.analyze(upload.radiograph, 5)
+    assert upload.radiograph.pixels.shape == (spec.resize, spec.resize)
+    assert max(upload.picture.shape) == min(PICTURE_SIDE, max(shape))
+    assert upload.radiograph.pixels.base is None
+    assert found.to_json() == expected.to_json()
+    np.testing.assert_array_equal(found.embedding, expected.embedding)
+    np.testing.assert_array_equal(found.feature_map, expected.feature_map)

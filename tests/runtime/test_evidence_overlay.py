@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cbmir.demo.study import PICTURE_SIDE, picture_of
+from cbmir.demo.uploads import PICTURE_SIDE, picture_of
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.evidence import LESS, MORE, overlay, seen_box
 

@@ -6,15 +6,18 @@ import asyncio
 import socket
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cbmir.runtime.serving import server
-from cbmir.runtime.serving.server import with_deadline
+from cbmir.runtime.serving.server import BoundedProtocol, with_deadline
 from cbmir.runtime.sockets import bound
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -137,6 +140,23 @@ def test_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
         with socket.create_connection(connection.getpeername(), timeout=30) as second:
             assert is_cut(second)
+
+
+def test_uvicorn_has_the_private_parts_that_are_replaced() -> None:
+    """They are why pyproject.toml gives uvicorn a ceiling. Where one is gone, `BoundedProtocol` limits nothing."""
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8"))["project"]
+    (asked,) = [one for one in project["optional-dependencies"]["serve"] if one.startswith("uvicorn")]
+    assert "<" in asked
+    replaced = {name for name, of in vars(BoundedProtocol).items() if callable(of)} - {"_await_request", "_forget"}
+    gone = sorted(name for name in replaced - {"_forget_unread"} if not hasattr(H11Protocol, name))
+    state = uvicorn.server.ServerState()
+    config = uvicorn.Config(answer_at_once, http="h11", log_config=None)
+    loop = asyncio.new_event_loop()
+    instance = H11Protocol(config=config, server_state=state, app_state={}, _loop=loop)
+    loop.close()
+    gone += sorted({"conn", "connections", "loop", "transport"} - set(vars(instance)))
+    gone += sorted({"startup", "shutdown"} - set(vars(uvicorn.Server)))
+    assert not gone, f"uvicorn {uvicorn.__version__} has no {', '.join(gone)} any more: see runtime/serving/server.py"
 
 
 def test_a_deadline_is_forgotten_with_its_connection() -> None:

@@ -70,13 +70,9 @@ def speaks_of(sentence: str, label: str) -> bool:
     """Whether a sentence says that a finding is there, as far as its words tell."""
     name = canonical(label)
     ways = re.compile(rf"\b(?:{_WAYS.get(name, re.escape(name.replace('_', ' ').lower()))})\b")
-    text = _HEADING.sub(lambda heading: heading.group() if _denies(heading.group()) else ";", sentence)
+    text = _HEADING.sub(lambda heading: heading[0] if _DENIAL.search(heading[0].lower()) else ";", sentence)
     statements = _BETWEEN.split(_NO_DENIAL.sub("", " ".join(text.lower().split())))
     return any(ways.search(_DENIAL.split(one)[0]) for one in statements if not _DENIAL_BEHIND.search(one))
-
-
-def _denies(heading: str) -> bool:
-    return _DENIAL.search(heading.lower()) is not None
 
 
 def emphasised(report: str, labels: Iterable[str]) -> str:

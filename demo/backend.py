@@ -1,9 +1,9 @@
-"""The reading room: what happens when the page asks for something, and what it is told.
+"""What the page asks the server, and what it is answered.
 
 A question is a JSON object with its number `n`, an `action`, what that needs, and `about`: the number of the question
-that put the image on the page which is there as it asks, 0 while there is none. An answer names the parts of the page
-that change, as HTML by their ids, what the viewer draws, and the `about` of the image that all of it belongs to; the
-picture of that image goes along unless the page has it. Everything that a page can do goes through `Room.answer`.
+that put the image on the page, 0 while there is none. An answer has the parts of the page that change, as HTML by their
+ids, what the viewer draws, and the `about` of the image that all of it belongs to; the picture of that image goes along
+unless the page has it. Everything that a page can do goes through `Backend.answer`.
 """
 
 from __future__ import annotations
@@ -18,33 +18,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cbmir.demo import similar_images
 from cbmir.demo.controls import Controls
 from cbmir.demo.examples import Example
 from cbmir.demo.findings import findings_html
 from cbmir.demo.markup import RESTING, alerts_html, error_html, escape, novelty_html, readable, thumbnail_url
+from cbmir.demo.mentions import emphasised
 from cbmir.demo.page import map_note
 from cbmir.demo.report import report_html
 from cbmir.demo.sessions import Session, Sessions, View, members_html
-from cbmir.demo.similar_images import (
-    ASKED_FOR,
-    EMPTY,
-    ON_BOTH,
-    LabelMarks,
-    Likeness,
-    agreement_html,
-    uncertain_of,
-    wall_html,
-)
-from cbmir.demo.study import Upload, cells, evidence_for_page
-from cbmir.demo.uploads import MOST_FILES, read_uploads
-from cbmir.demo.wording import emphasised
+from cbmir.demo.similar_images import Likeness, uncertain_of
+from cbmir.demo.uploads import MOST_FILES, Upload, read_uploads
 from cbmir.errors import CbmirError, GalleryError, ImageError, UserError
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.projection import NEAREST, GalleryProjection
 from cbmir.runtime.imaging.radiograph import Radiograph
 from cbmir.runtime.logs import told
-from cbmir.runtime.results import Neighbour
+from cbmir.runtime.results import Analysis, Neighbour
 
 log = logging.getLogger("cbmir")
 
@@ -72,16 +63,13 @@ _NO_SUCH = "The gallery has no answer: there is no such image in it any more, or
 _INTERNAL = "An internal error, which the server's log tells more of. Ask anew, or open another image."
 
 
-class Room:
+class Backend:
     """One finder and its gallery, for any number of sessions."""
 
     def __init__(
-        self,
-        finder: Finder,
-        examples: Sequence[Example],
-        uploads: Callable[[], Path],
+        self, finder: Finder, examples: Sequence[Example], uploads: Callable[[], Path],
         chart: GalleryProjection | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`uploads` names the folder for uploads, which is known once the server runs."""
         if finder.gallery is None:
             raise UserError("expected a finder with a gallery, found none")
@@ -203,38 +191,36 @@ class Room:
         labels = ", ".join(readable(name) + " (uncertain)" * (name in unsure) for name in analysis.query_labels)
         source = "known" if analysis.known else "predicted"
         searched = f"{controls.text(known=known)}; this image: {labels or 'no finding'} ({source})"
-        count = 0 if strange else self._around()
-        around = self.gallery.search(analysis.embedding, count).hits if count else ()
-        place = self._place([(hit.entry.id, hit.distance) for hit in around])
+        place = None if strange else self._place(
+            lambda count: [(hit.entry.id, hit.distance) for hit in self.gallery.search(analysis.embedding, count).hits]
+        )  # fmt: skip
         view = replace(view, analysis=analysis, neighbours=analysis.neighbours, searched=searched)
         return view, {
             "html": {
                 "alerts": alerts_html(analysis.warnings),
                 "findings": findings_html(self.finder.card, analysis.findings),
                 "novelty": novelty_html(analysis.novelty),
-                "agreement": agreement_html(analysis.agreement),
+                "agreement": similar_images.agreement_html(analysis.agreement),
                 "wall": self._wall(analysis.neighbours, analysis.query_labels, self._likeness),
                 "search": escape(searched),
                 "map-note": map_note(self._chart, "" if place else _STRANGE if strange else _NOT_NEAR),
             },
-            "evidence": evidence_for_page(analysis),
+            "evidence": _evidence(analysis),
             "place": place,
         }  # fmt: skip
 
     def _by_findings(self, view: View, controls: Controls) -> tuple[View, Answer]:
         neighbours = self.finder.search_by_findings(view.labels, controls.k, filter=controls.filter)
-        count = self._around()
-        around = self.finder.search_by_findings(view.labels, count) if count else ()
-        place = self._place([(one.id, one.distance) for one in around])
+        place = self._place(
+            lambda count: [(one.id, one.distance) for one in self.finder.search_by_findings(view.labels, count)]
+        )
         said = " + ".join(readable(label) for label in view.labels)
         searched = f"{said}; {controls.text(known=None)}"
         note = f'<p class="note fine">No image: the gallery is asked for what shows <b>{escape(said)}</b>.</p>'
         return replace(view, neighbours=neighbours, searched=searched), {
-            "html": self._blank_html()
-            | {
-                "alerts": note, "wall": self._wall(neighbours, view.labels, None), "search": escape(searched),
-                "map-note": map_note(self._chart, "" if place else _NOT_NEAR),
-            },
+            "html": self._blank_html(
+                alerts=note, wall=self._wall(neighbours, view.labels, None), search=escape(searched),
+            ) | {"map-note": map_note(self._chart, "" if place else _NOT_NEAR)},
             "evidence": {},
             "place": place,
         }  # fmt: skip
@@ -250,15 +236,15 @@ class Room:
         answer: Answer = {
             "id": name, "src": thumbnail_url(name), "title": f"Gallery image {name}", "here": None, "there": None,
             "exact": True,
-            "labels": LabelMarks.of(labels, entry, neighbour.shared).html(ON_BOTH if analysis else ASKED_FOR),
+            "labels": similar_images.label_marks(labels, entry, neighbour.shared, is_asked_for=not analysis),
             "report": emphasised(neighbour.report.strip(), neighbour.shared) or "No report",
         }  # fmt: skip
         if analysis is not None:
             image, _, whole = self._of_gallery(entry)
             there = self.finder.evidence_towards(image, analysis.embedding)
             answer |= {
-                "here": cells("this image", analysis.evidence_for_neighbour(name)),
-                "there": cells("the look-alike", there),
+                "here": _cells("this image", analysis.evidence_for_neighbour(name)),
+                "there": _cells("the look-alike", there),
                 "exact": whole and abs(float(there.sum()) - neighbour.cosine) < _EXACT,
                 "title": f"{self._likeness.words(neighbour.cosine)}: cosine {neighbour.cosine:.3f}, more alike than "
                 f"{100 * self._likeness.share(neighbour.cosine):.1f}% of pairs in the gallery",
@@ -277,16 +263,16 @@ class Room:
     # Parts of answers.
 
     def _wall(self, neighbours: Sequence[Neighbour], labels: Sequence[str], likeness: Likeness | None) -> str:
-        return wall_html(neighbours, [self.gallery.entry(one.id) for one in neighbours], labels, likeness)
+        return similar_images.wall_html(
+            neighbours, [self.gallery.entry(one.id) for one in neighbours], labels, likeness
+        )
 
-    def _around(self) -> int:
-        """How many nearest to look at, of the whole gallery, for about twice as many as are needed to be on the map."""
+    def _place(self, nearest: Callable[[int], Sequence[tuple[str, float]]]) -> tuple[float, float] | None:
+        """A place on the map. `nearest` finds so many of the whole gallery: twice as many as must be on the map."""
         if self._chart is None:
-            return 0
-        return min(_MOST_AROUND, math.ceil(2 * NEAREST * len(self.gallery) / len(self._chart.ids)))
-
-    def _place(self, nearest: Sequence[tuple[str, float]]) -> tuple[float, float] | None:
-        return None if self._chart is None else self._chart.place(nearest)
+            return None
+        count = math.ceil(2 * NEAREST * len(self.gallery) / len(self._chart.ids))
+        return self._chart.place(nearest(min(_MOST_AROUND, count)))
 
     def _of_gallery(self, entry: Entry) -> tuple[Radiograph, NDArray[np.uint8], bool]:
         """An image of the gallery: to analyse, to show, and whether the first is of its file, not of its thumbnail."""
@@ -305,14 +291,32 @@ class Room:
 
     def _blank(self, why: str) -> Answer:
         """The page without an image, and why that is."""
-        html = self._blank_html() | {"errors": error_html(why)}
-        return {"html": html, "picture": None, "evidence": {}, "place": None}
+        return {"html": self._blank_html(errors=error_html(why)), "picture": None, "evidence": {}, "place": None}
 
-    def _blank_html(self) -> dict[str, str]:
+    def _blank_html(self, **parts: str) -> dict[str, str]:
+        """Every part of the page as it is without an image, but for `parts`."""
         return {
             "alerts": RESTING, "findings": findings_html(self.finder.card), "novelty": "", "agreement": "",
-            "wall": EMPTY, "members": "", "search": "", "map-note": map_note(self._chart),
+            "wall": similar_images.EMPTY, "members": "", "search": "", "map-note": map_note(self._chart), **parts,
         }  # fmt: skip
+
+
+def _evidence(analysis: Analysis) -> dict[str, Any]:
+    """Every evidence map of an analysis by its key: small enough to go along, so that choosing one asks nobody."""
+    findings = {
+        f"finding:{f.label}": _cells(readable(f.label), analysis.evidence_for_finding(f.label))
+        for f in analysis.findings
+    }
+    neighbours = {
+        f"neighbour:{n.id}": _cells(f"look-alike {rank}", analysis.evidence_for_neighbour(n.id))
+        for rank, n in enumerate(analysis.neighbours, 1)
+    }
+    return findings | neighbours
+
+
+def _cells(name: str, evidence: NDArray[np.float32]) -> dict[str, Any]:
+    """An evidence map [h, w] as the page takes it."""
+    return {"name": name, "cells": np.round(evidence.astype(float), 6).tolist(), "cosine": float(evidence.sum())}
 
 
 def _pick(items: Sequence[Any], at: Any, what: str) -> Any:

@@ -6,9 +6,11 @@ import io
 import json
 import os
 import socket
+import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from inspect import getsource, signature
 from pathlib import Path
 
 import gradio as gr
@@ -21,13 +23,13 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from cbmir.cli import main
-from cbmir.demo.files import add_files
-from cbmir.demo.security import OwnPages
-from cbmir.demo.serving import MAX_UPLOAD, serve
-from cbmir.demo.serving import _theme as theme
+from cbmir.demo.app import _OF_PATIENTS, MAX_UPLOAD, add_files
+from cbmir.demo.app import _theme as theme
+from cbmir.demo.server import serve
 from cbmir.errors import GalleryError, UserError
 from cbmir.runtime import Entry, Finder, Gallery
 from cbmir.runtime.gallery.projection import GalleryProjection, principal_plane
+from cbmir.runtime.serving.security import SecurityHeaders
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def test_page(client: httpx.Client) -> None:
 
 
 def test_another_host_name_is_refused(client: httpx.Client) -> None:
-    assert client.get("/", headers={"host": "evil.example"}).status_code == 400
+    assert client.get("/", headers={"host": "evil.example"}).status_code == 421
 
 
 @pytest.mark.parametrize(("path", "host"), [("/", "localhost"), ("/config", "localhost"), ("/", "evil.example")])
@@ -73,7 +75,7 @@ def test_another_site_s_page_can_upload_nothing(client: httpx.Client, headers: d
 
 
 @pytest.mark.parametrize(("path", "kept"), [("/", False), ("/config", False), ("/thumbnail?id=image_3", False),
-                                            ("/room/room.js", True)])  # fmt: skip
+                                            ("/page/page.js", True)])  # fmt: skip
 def test_a_browser_keeps_nothing_of_a_patient(client: httpx.Client, path: str, kept: bool) -> None:
     answer = client.get(path)
     assert answer.status_code == 200
@@ -123,10 +125,10 @@ def test_thumbnails_by_id_and_nothing_else(client: httpx.Client, demo_gallery: P
 
 
 @pytest.mark.parametrize(
-    "path", ["/room/../app.py", "/room/%2e%2e/app.py", "/room/..%2fapp.py", "/room//etc/passwd", "/room/"]
+    "path", ["/page/../app.py", "/page/%2e%2e/app.py", "/page/..%2fapp.py", "/page//etc/passwd", "/page/"]
 )
 def test_scripts_come_from_their_folder_alone(client: httpx.Client, path: str) -> None:
-    assert client.get("/room/room.js").status_code == 200
+    assert client.get("/page/page.js").status_code == 200
     answer = client.get(path)
     assert answer.status_code == 404 or "<title>" in answer.text  # the client itself may tidy the path into the page
     assert "import gradio" not in answer.text
@@ -147,7 +149,7 @@ def test_twenty_sessions_at_once(
         session = f"session{number}"
         joined = client.post(
             "/gradio_api/queue/join",
-            json={"data": [], "event_data": question, "fn_index": ask["id"], "session_hash": session},
+            json={"data": [], "event_data": {"question": question}, "fn_index": ask["id"], "session_hash": session},
         )
         assert joined.status_code == 200, joined.text
         with client.stream("GET", "/gradio_api/queue/data", params={"session_hash": session}) as events:
@@ -164,13 +166,13 @@ def test_twenty_sessions_at_once(
 
 def test_the_map_has_what_the_gallery_has_now(tiny_model: Path, tmp_path: Path) -> None:
     """An entry that is removed, a patient's who withdraws, say, is not told any more."""
-    app = FastAPI()
-    app.add_middleware(OwnPages)
     with Finder.open(tiny_model) as plain, Gallery.create(tmp_path / "gallery", plain.card) as gallery:
         entries = [Entry(name, "", "", labels={"Mass": of}) for name, of in zip("abcd", (1, 0, -1, None), strict=True)]
         gallery.add(entries, np.eye(4, 8, dtype=np.float32))
-        add_files(app, gallery, GalleryProjection.make(gallery, principal_plane, "principal components"))
-        client = TestClient(app)
+        chart = GalleryProjection.make(gallery, principal_plane, "principal components")
+        app = FastAPI()
+        add_files(app, gallery, chart)
+        client = TestClient(SecurityHeaders(app, "", _OF_PATIENTS))
         answer = client.get("/map.json")
         assert answer.json()["labels"]["Mass"] == "10u?"
         assert answer.headers["cache-control"] == "no-store"  # a browser keeps no map either
@@ -202,6 +204,22 @@ def test_no_api_pages_and_no_analytics(client: httpx.Client) -> None:
 def test_upload_limit(client: httpx.Client) -> None:
     answer = client.post("/gradio_api/upload", files={"files": ("big.png", bytes(MAX_UPLOAD + 1))})
     assert answer.status_code == 413
+
+
+def test_gradio_has_the_parts_that_the_page_is_written_to() -> None:
+    """They are why pyproject.toml gives Gradio a floor and a ceiling. The browser's tests show what they do."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    (asked,) = [one for one in project["optional-dependencies"]["demo"] if one.startswith("gradio")]
+    assert "<" in asked and ">=" in asked
+    needed = {
+        gr.mount_gradio_app: {"css_paths", "theme", "max_file_size", "allowed_paths", "run_history", "ssr_mode", "pwa"},
+        gr.HTML: {"js_on_load", "html_template", "apply_default_css", "elem_id"},
+        gr.Blocks: {"analytics_enabled", "delete_cache", "fill_width"},
+    }
+    gone = [name for part, names in needed.items() for name in sorted(names - set(signature(part).parameters))]
+    gone += [] if "self.GRADIO_CACHE = " in getsource(gr.blocks.Block) else ["Blocks.GRADIO_CACHE"]  # for uploads
+    assert gr.EventData(None, {"question": 1}).question == 1
+    assert not gone, f"Gradio {gr.__version__} has no {', '.join(gone)} any more: see demo/app.py"
 
 
 def test_fonts_are_the_system_s() -> None:

@@ -14,9 +14,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from cbmir.demo import room as module
+from cbmir.demo import backend as module
+from cbmir.demo.backend import Backend
 from cbmir.demo.examples import find_examples
-from cbmir.demo.room import Room
 from cbmir.errors import UserError
 from cbmir.runtime import Entry, Finder, Gallery
 from cbmir.runtime.finder import NOTHING_ALIKE
@@ -32,21 +32,21 @@ def finder(tiny_model: Path, demo_gallery: Path) -> Iterator[Finder]:
 
 
 @pytest.fixture
-def room(finder: Finder, tmp_path: Path) -> Room:
+def backend(finder: Finder, tmp_path: Path) -> Backend:
     assert finder.gallery is not None
     chart = GalleryProjection.make(finder.gallery, principal_plane, "principal components")
-    return Room(finder, find_examples(finder), lambda: tmp_path, chart)
+    return Backend(finder, find_examples(finder), lambda: tmp_path, chart)
 
 
 @pytest.fixture
-def ask(room: Room) -> Ask:
+def ask(backend: Backend) -> Ask:
     """Ask as a page does: with numbers that grow, and with what it shows; the answer can travel."""
     numbers = iter(range(1, 1000))
     shown: dict[str, int] = {}
 
     def ask(action: str, **more: Any) -> dict[str, Any]:
         session = more.pop("session", "me")
-        answer = room.answer(session, {"n": next(numbers), "action": action, "about": shown.get(session, 0), **more})
+        answer = backend.answer(session, {"n": next(numbers), "action": action, "about": shown.get(session, 0), **more})
         json.dumps(answer, allow_nan=False)
         if "picture" in answer:
             shown[session] = answer["about"]
@@ -125,16 +125,16 @@ def test_more_like_one_of_the_gallery_shows_its_thumbnail(ask: Ask, finder: Find
 
 @pytest.mark.parametrize("how", ["gone", "changed"])
 def test_more_like_one_whose_file_is_another_is_said_to_be_approximate(
-    how: str, ask: Ask, room: Room, monkeypatch: pytest.MonkeyPatch, demo_gallery: Path
+    how: str, ask: Ask, backend: Backend, monkeypatch: pytest.MonkeyPatch, demo_gallery: Path
 ) -> None:
-    entry = room.gallery.entry
+    entry = backend.gallery.entry
     image = "/gone.png" if how == "gone" else str(demo_gallery.parent / "image_7.png")
-    monkeypatch.setattr(room.gallery, "entry", lambda name: replace(entry(name), image=image))
-    thumbnail = room.gallery.thumbnail("image_4")
+    monkeypatch.setattr(backend.gallery, "entry", lambda name: replace(entry(name), image=image))
+    thumbnail = backend.gallery.thumbnail("image_4")
     assert thumbnail is not None
-    expected = room.finder.analyze(thumbnail, 20).embedding
+    expected = backend.finder.analyze(thumbnail, 20).embedding
     assert "analysed from its thumbnail" in ask("like", id="image_4")["html"]["alerts"]
-    view = room.sessions.get("me").view
+    view = backend.sessions.get("me").view
     assert view is not None
     assert view.analysis is not None
     np.testing.assert_allclose(view.analysis.embedding, expected, atol=0.02)  # what is shown is what was analysed
@@ -170,11 +170,11 @@ def test_side_by_side_has_exact_maps_on_both(ask: Ask, image: str) -> None:
 
 
 def test_side_by_side_says_where_it_is_approximate(
-    ask: Ask, room: Room, image: str, monkeypatch: pytest.MonkeyPatch
+    ask: Ask, backend: Backend, image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = ids(ask("open", paths=[image]))[0]
-    entry = room.gallery.entry
-    monkeypatch.setattr(room.gallery, "entry", lambda name: replace(entry(name), image="/gone.png"))
+    entry = backend.gallery.entry
+    monkeypatch.setattr(backend.gallery, "entry", lambda name: replace(entry(name), image="/gone.png"))
     compared = ask("compare", id=name)["compare"]
     assert compared["exact"] is False
     assert compared["there"]["cells"]
@@ -209,13 +209,13 @@ REPLACING: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("action", REPLACING)
 @pytest.mark.parametrize("why", ["the question", "the engine"])
 def test_what_fails_changes_nothing_on_the_page(
-    action: str, why: str, ask: Ask, room: Room, study: list[str], monkeypatch: pytest.MonkeyPatch
+    action: str, why: str, ask: Ask, backend: Backend, study: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for an image that was to be opened: the old one must not be taken for it."""
     before = ask("open", paths=study)
     if why == "the engine":
-        monkeypatch.setattr(room.finder, "analyze", None)
-        monkeypatch.setattr(room.finder, "search_by_findings", None)
+        monkeypatch.setattr(backend.finder, "analyze", None)
+        monkeypatch.setattr(backend.finder, "search_by_findings", None)
         answer = ask(action, **REPLACING[action])
     else:
         answer = ask(action, **REPLACING[action], controls={"patient": "x" * 201})
@@ -234,55 +234,55 @@ def test_what_fails_changes_nothing_on_the_page(
 
 
 @pytest.mark.parametrize("action", [*REPLACING, "compare", "report"])
-def test_a_late_question_changes_nothing(action: str, room: Room, study: list[str]) -> None:
+def test_a_late_question_changes_nothing(action: str, backend: Backend, study: list[str]) -> None:
     more = REPLACING.get(action, {"id": "image_0"})
-    assert room.answer("me", {"n": 2, "action": "open", "paths": study})["about"] == 2
-    newer = room.answer("me", {"n": 5, "action": "like", "id": "image_2", "about": 2})
-    late = room.answer("me", {"n": 4, "action": action, "about": 2, **more})
+    assert backend.answer("me", {"n": 2, "action": "open", "paths": study})["about"] == 2
+    newer = backend.answer("me", {"n": 5, "action": "like", "id": "image_2", "about": 2})
+    late = backend.answer("me", {"n": 4, "action": action, "about": 2, **more})
     assert late == {"n": 4, "action": "late", "about": 5}
-    again = room.answer("me", {"n": 6, "action": "search", "about": 5})
+    again = backend.answer("me", {"n": 6, "action": "search", "about": 5})
     assert (again["about"], ids(again)) == (5, ids(newer))
 
 
 @pytest.mark.parametrize("action", [action for action in REPLACING if action != "search"])
-def test_of_two_images_asked_for_the_newer_counts(action: str, room: Room, study: list[str]) -> None:
-    room.answer("me", {"n": 1, "action": "open", "paths": study})
-    room.answer("me", {"n": 5, "action": action, "about": 1, **REPLACING[action]})
-    assert room.answer("me", {"n": 4, "action": "like", "id": "image_2", "about": 1})["action"] == "late"
+def test_of_two_images_asked_for_the_newer_counts(action: str, backend: Backend, study: list[str]) -> None:
+    backend.answer("me", {"n": 1, "action": "open", "paths": study})
+    backend.answer("me", {"n": 5, "action": action, "about": 1, **REPLACING[action]})
+    assert backend.answer("me", {"n": 4, "action": "like", "id": "image_2", "about": 1})["action"] == "late"
 
 
 @pytest.mark.parametrize("overtaking", ["search", "compare", "report"])
 @pytest.mark.parametrize("action", ["open", *(action for action in REPLACING if action != "search")])
 def test_an_image_asked_for_is_shown_though_a_question_about_the_old_one_overtook_it(
-    action: str, overtaking: str, room: Room, study: list[str], image: str
+    action: str, overtaking: str, backend: Backend, study: list[str], image: str
 ) -> None:
-    first = room.answer("me", {"n": 1, "action": "open", "paths": study})
-    overtook = room.answer("me", {"n": 5, "action": overtaking, "about": 1, "id": ids(first)[0]})
+    first = backend.answer("me", {"n": 1, "action": "open", "paths": study})
+    overtook = backend.answer("me", {"n": 5, "action": overtaking, "about": 1, "id": ids(first)[0]})
     assert (overtook["action"], overtook["about"]) == (overtaking, 1)
-    answer = room.answer("me", {"n": 4, "action": action, "about": 1, **REPLACING.get(action, {"paths": [image]})})
+    answer = backend.answer("me", {"n": 4, "action": action, "about": 1, **REPLACING.get(action, {"paths": [image]})})
     assert (answer["action"], answer["about"]) == (action, 4)
     assert "picture" in answer
-    assert room.answer("me", {"n": 3, "action": "search", "about": 1})["action"] == "late"
+    assert backend.answer("me", {"n": 3, "action": "search", "about": 1})["action"] == "late"
 
 
-def test_the_picture_goes_along_unless_the_page_has_it(room: Room) -> None:
+def test_the_picture_goes_along_unless_the_page_has_it(backend: Backend) -> None:
     """So a page that lost an answer shows the picture that the next one is about."""
-    room.answer("me", {"n": 1, "action": "example", "at": 0})
-    room.answer("me", {"n": 2, "action": "example", "at": 5, "about": 1})
-    answer = room.answer("me", {"n": 3, "action": "search", "about": 1})
+    backend.answer("me", {"n": 1, "action": "example", "at": 0})
+    backend.answer("me", {"n": 2, "action": "example", "at": 5, "about": 1})
+    answer = backend.answer("me", {"n": 3, "action": "search", "about": 1})
     assert answer["about"] == 2
     assert answer["picture"]["caption"] == "Example image_5"
-    assert "picture" not in room.answer("me", {"n": 4, "action": "search", "about": 2})
+    assert "picture" not in backend.answer("me", {"n": 4, "action": "search", "about": 2})
     for action in ("compare", "report"):
         asked = {"n": 5, "action": action, "id": ids(answer)[0]}
-        assert room.answer("me", asked | {"about": 1})["action"] == "error"
-        assert room.answer("me", asked | {"about": 2})["action"] == action
+        assert backend.answer("me", asked | {"about": 1})["action"] == "error"
+        assert backend.answer("me", asked | {"about": 2})["action"] == action
 
 
 @pytest.mark.parametrize("action", ["search", "member", "compare", "report"])
-def test_a_page_that_was_forgotten_is_told_so(action: str, ask: Ask, room: Room, image: str) -> None:
+def test_a_page_that_was_forgotten_is_told_so(action: str, ask: Ask, backend: Backend, image: str) -> None:
     ask("open", paths=[image])
-    room.sessions.end("me")
+    backend.sessions.end("me")
     answer = ask(action, at=0, id="image_0")
     assert answer["action"] == "gone"
     assert "is forgotten" in answer["html"]["errors"]
@@ -299,14 +299,19 @@ def test_sessions_know_nothing_of_each_other(ask: Ask, image: str) -> None:
 
 @pytest.mark.parametrize("action", ["search", "example"])
 def test_an_internal_error_is_answered_and_quotes_nothing(
-    action: str, ask: Ask, room: Room, image: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    action: str,
+    ask: Ask,
+    backend: Backend,
+    image: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     ask("open", paths=[image])
 
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("DOE^JOHN")
 
-    monkeypatch.setattr(room.finder, "analyze", fail)
+    monkeypatch.setattr(backend.finder, "analyze", fail)
     answer = ask(action, at=0)
     assert answer["action"] == "error"
     assert "internal error" in answer["html"]["errors"]
@@ -315,8 +320,8 @@ def test_an_internal_error_is_answered_and_quotes_nothing(
     assert "DOE" not in caplog.text + str(answer)
 
 
-def test_an_example_that_has_gone_names_no_folder(ask: Ask, room: Room, demo_gallery: Path) -> None:
-    room._examples = [replace(one, path=demo_gallery / "gone.png") for one in room._examples]
+def test_an_example_that_has_gone_names_no_folder(ask: Ask, backend: Backend, demo_gallery: Path) -> None:
+    backend._examples = [replace(one, path=demo_gallery / "gone.png") for one in backend._examples]
     answer = ask("example", at=0)
     assert "found it gone or changed" in answer["html"]["errors"]
     assert str(demo_gallery) not in answer["html"]["errors"]
@@ -366,9 +371,9 @@ def test_the_flag_is_above_the_findings_and_there_is_no_place_on_the_map(
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         gallery.add([Entry(str(number), "/gone.png", f"p{number}") for number in range(120)], vectors)
         chart = GalleryProjection.make(gallery, principal_plane, "principal components")
-        room = Room(Finder(plain.engine, gallery), [], lambda: tmp_path, chart)
+        backend = Backend(Finder(plain.engine, gallery), [], lambda: tmp_path, chart)
         Image.fromarray(make_xray(50)).save(tmp_path / "1~far.png")
-        answer = room.answer("me", {"n": 1, "action": "open", "paths": [str(tmp_path / "1~far.png")]})
+        answer = backend.answer("me", {"n": 1, "action": "open", "paths": [str(tmp_path / "1~far.png")]})
     assert NOTHING_ALIKE in answer["html"]["alerts"]
     assert "farther from the gallery than 100.0%" in answer["html"]["novelty"]
     assert answer["place"] is None
@@ -387,22 +392,24 @@ def test_a_map_of_a_few_of_a_large_gallery_has_a_place_for_an_image(
         nearest = gallery.search(finder.analyze(image).embedding, 600).hits
         on_map = tuple(hit.entry.id for hit in nearest[300:305])
         chart = GalleryProjection(on_map, np.full((5, 2), 0.5, np.float32), "by hand", finder.card.fingerprint)
-        room = Room(Finder(finder.engine, gallery), [], lambda: tmp_path, chart)
+        backend = Backend(Finder(finder.engine, gallery), [], lambda: tmp_path, chart)
         asked = {"n": 1, "action": "like", "id": nearest[0].entry.id}
-        monkeypatch.setattr(room, "_of_gallery", lambda entry: (finder.read(image), np.zeros((8, 8), np.uint8), True))
-        answer = room.answer("me", asked)
+        monkeypatch.setattr(
+            backend, "_of_gallery", lambda entry: (finder.read(image), np.zeros((8, 8), np.uint8), True)
+        )
+        answer = backend.answer("me", asked)
         assert answer["place"] == pytest.approx((0.5, 0.5))
         assert "is put amid the 5" in answer["html"]["map-note"]
         monkeypatch.setattr(module, "_MOST_AROUND", 100)
         for other in (asked | {"n": 2}, {"n": 3, "action": "findings", "labels": ["Mass"]}):
-            answer = room.answer("me", other)
+            answer = backend.answer("me", other)
             assert answer["place"] is None
             assert "no place on the map: none of its nearest look-alikes is on it" in answer["html"]["map-note"]
 
 
-def test_what_the_gallery_is_not_sure_of_is_said(ask: Ask, room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = room.gallery.entry
-    monkeypatch.setattr(room.gallery, "entry", lambda name: replace(entry(name), labels={"Effusion": -1}))
+def test_what_the_gallery_is_not_sure_of_is_said(ask: Ask, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = backend.gallery.entry
+    monkeypatch.setattr(backend.gallery, "entry", lambda name: replace(entry(name), labels={"Effusion": -1}))
     answer = ask("example", at=0)
     assert "this image: Effusion (uncertain) (known)" in answer["html"]["search"]
     assert "= Effusion (uncertain)" in answer["html"]["wall"]
@@ -412,8 +419,8 @@ def test_what_the_gallery_is_not_sure_of_is_said(ask: Ask, room: Room, monkeypat
     "question",
     [None, [], {}, {"n": 1}, {"n": "1", "action": "search"}, {"n": 1, "action": "_search"}, {"n": 1, "action": []}],
 )
-def test_what_the_page_cannot_ask(room: Room, question: Any) -> None:
-    assert room.answer("me", question)["action"] == "error"
+def test_what_the_page_cannot_ask(backend: Backend, question: Any) -> None:
+    assert backend.answer("me", question)["action"] == "error"
 
 
 def test_paths_that_are_no_uploads(ask: Ask, demo_gallery: Path) -> None:
@@ -424,4 +431,4 @@ def test_paths_that_are_no_uploads(ask: Ask, demo_gallery: Path) -> None:
 
 def test_a_finder_without_gallery_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     with Finder.open(tiny_model) as finder, pytest.raises(UserError, match="gallery"):
-        Room(finder, [], lambda: tmp_path)
+        Backend(finder, [], lambda: tmp_path)

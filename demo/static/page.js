@@ -173,7 +173,7 @@ export function start(element, trigger, upload) {
     if (!asked.size || looking) return;
     looking = true;
     const how = {method: "HEAD", cache: "no-store", signal: AbortSignal.timeout(PATIENCE)};
-    const there = await fetch("room/room.js", how).then(({ok}) => ok, () => false);
+    const there = await fetch("page/page.js", how).then(({ok}) => ok, () => false);
     looking = false;
     if (!asked.size) return; // answered meanwhile
     if (!there) {

@@ -1,0 +1,88 @@
+"""Serve the demo: one machine, one port, no request to anywhere else.
+
+The app is mounted in a server of our own rather than by Gradio's `launch`, which obeys environment variables that open
+tunnels and folders, and which asks itself whether it is up through whatever proxy is set.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from cbmir.demo.app import build_app, create_app
+from cbmir.demo.examples import find_examples
+from cbmir.demo.login import Login
+from cbmir.errors import GalleryError
+from cbmir.runtime.finder import Finder
+from cbmir.runtime.gallery import Gallery
+from cbmir.runtime.gallery.projection import GalleryProjection
+from cbmir.runtime.hot_reload import warm_up
+from cbmir.runtime.serving.server import Server
+from cbmir.runtime.sockets import allowed_hosts, bound, is_loopback, url_of
+
+log = logging.getLogger("cbmir")
+
+_FOLDER = "GRADIO_TEMP_DIR"
+
+
+def serve(
+    finder: Finder,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    examples: Path | None = None,
+    login: Login | None = None,
+    ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve until Ctrl-C; port 0 takes any free one.
+
+    The model has run once before `ready` is called with the URL. Uploads lie in a private folder that ends with the
+    server.
+
+    Raises:
+        UserError: The port or host cannot be had, or the folder has no examples.
+        GalleryError: The gallery's map was made with another model.
+    """
+    with bound(host, port) as listener, _uploads():
+        if login is None and not is_loopback(host):
+            log.warning(
+                "%s can be reached from other machines, and no --login is asked for: the gallery is patient data.", host
+            )
+        chart = _chart(finder)
+        blocks = build_app(finder, find_examples(finder, examples), chart)
+        app = create_app(blocks, finder.gallery, chart, allowed_hosts(host), login)
+        warm_up(finder)
+        config = uvicorn.Config(app, ws="none", log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+        try:
+            Server(config, lambda: ready(url_of(listener, host))).run(sockets=[listener])
+        except KeyboardInterrupt:
+            log.info("Stopped.")
+
+
+def _chart(finder: Finder) -> GalleryProjection | None:
+    """The gallery's map, where it has one. Raises GalleryError for one made with another model's embeddings."""
+    chart = GalleryProjection.load(finder.gallery.path) if isinstance(finder.gallery, Gallery) else None
+    if chart is not None and chart.fingerprint != finder.card.fingerprint:
+        raise GalleryError("expected a map made with this model, found one of another; make it anew: 'cbmir index map'")
+    return chart
+
+
+@contextmanager
+def _uploads() -> Iterator[None]:
+    """A private folder for what is uploaded, which Gradio finds by its environment variable."""
+    before = os.environ.get(_FOLDER)
+    with tempfile.TemporaryDirectory(prefix="cbmir-demo-") as folder:
+        os.environ[_FOLDER] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_FOLDER]
+            else:
+                os.environ[_FOLDER] = before
