@@ -1,17 +1,10 @@
-"""A query without an image: the direction in embedding space that stands for one or several findings.
-
-Training draws images towards the proxies of the findings that they show (METHOD, "Loss"), so an image that shows
-several lies between their proxies. The direction of a combination is that of the mean of its findings' own directions;
-each of these is the mean of the finding's proxies, or the weight row of a linear head.
-
-Evidence maps: which cells of an image make a finding likely, or a neighbour similar. Exact, without a gradient.
+"""Evidence maps: which cells of an image make a finding likely, or a neighbour similar. Exact, without a gradient.
 
 The embedding is the mean f of the feature map over its n cells, divided by its norm. Its cosine to a vector v is hence
 a sum over the cells:  cos(e, v) = sum_cells  F[:, cell] . v / (n |f| |v|).
 
-Evidence maps drawn over the image for the report; the page draws its own by the same rule (`static/evidence.js`).
-
-Orange gives more than an even share of the cosine, blue less; + and - say the same without colour.
+Drawn over the image, orange gives more than an even share of the cosine, blue less; + and - say the same without
+colour. The demo's page draws by the same rule (`static/evidence.js`).
 """
 
 from __future__ import annotations
@@ -26,12 +19,25 @@ from cbmir.card import ModelCard
 from cbmir.errors import UserError
 from cbmir.preprocessing import PreprocessSpec
 
+#: RGB of cells above and below an even share: told apart with every kind of colour vision.
+MORE = (255, 140, 0)
+LESS = (45, 125, 255)
+#: Differences below this part of an even share stay pale: a map that is flat should look flat.
+FLAT = 0.2
+#: Cells from this part of the greatest difference on bear a sign.
+TOLD = 0.5
+
 
 def evidence_map(feature_map: NDArray[np.float32], vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Share of each cell in the cosine between the image's embedding and a vector.
+    """The share of each cell in the cosine between the image's embedding and a vector.
 
-    feature_map: float32 [D, h, w]; vector: float32 [D] of any norm. Returns float32 [h, w], which sums to the cosine;
-    negative cells speak against. All zeros where the feature map's mean or the vector is zero.
+    Args:
+        feature_map: float32 [D, h, w].
+        vector: float32 [D] of any norm.
+
+    Returns:
+        float32 [h, w], which sums to the cosine; negative cells speak against it. All zeros where the feature map's
+        mean or the vector is zero.
     """
     cells = feature_map.astype(np.float64)
     direction = vector.astype(np.float64)
@@ -48,31 +54,18 @@ def finding_vectors(
 ) -> dict[str, NDArray[np.float32]]:
     """The vector [D] whose evidence map explains each finding of an image with this embedding [D].
 
-    For a proxy head it is the class's best proxy, the one that gave the score (METHOD "Scores": the maximum). For a
-    linear head it is the class's weight row: the map then sums to the cosine between embedding and weights, which the
-    logit follows but for the row's norm and the bias.
+    For a proxy head it is the class's best proxy, which gave the score (METHOD "Scores": the maximum). For a linear
+    head it is the class's weight row: the map then sums to the cosine between embedding and weights, which the logit
+    follows but for the row's norm and the bias.
     """
     names = card.labels.names
     if card.head == "linear":
         return dict(zip(names, head, strict=True))
     ends = np.cumsum(card.proxies_per_class)
     proxies = np.split(head, ends[:-1])[: len(names)]  # the negative class is last, and has no finding
-    return {name: own[int(np.argmax(_cosines(own, embedding)))] for name, own in zip(names, proxies, strict=True)}
-
-
-def _cosines(rows: NDArray[np.float32], vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    cosines: NDArray[np.float32] = rows @ vector / np.maximum(np.linalg.norm(rows, axis=1), np.finfo(np.float32).tiny)
-    return cosines
-
-
-#: RGB of cells above and below an even share: told apart with every kind of colour vision.
-MORE = (255, 140, 0)
-LESS = (45, 125, 255)
-
-#: Differences below this part of an even share stay pale: a map that is flat should look flat.
-FLAT = 0.2
-#: Cells from this part of the greatest difference on bear a sign.
-TOLD = 0.5
+    return {
+        name: max(own, key=lambda proxy: _unit(proxy) @ embedding) for name, own in zip(names, proxies, strict=True)
+    }
 
 
 def seen_box(height: int, width: int, spec: PreprocessSpec) -> tuple[int, int, int, int]:
@@ -90,9 +83,9 @@ def overlay(
 ) -> NDArray[np.uint8]:
     """Blend an evidence map float32 [h, w] over the grey image uint8 [H, W]: uint8 [H, W, 3].
 
-    The map is spread bilinearly over the part that the model sees, whose edge is marked by a thin line. Most cells of
-    a map speak for it, so each is shown by its difference from the mean cell: the greatest, of either sign, gets
-    `opacity` in [0, 1], smaller ones less in proportion. Cells of `TOLD` or more bear a sign in their middle.
+    The map is spread bilinearly over the part that the model sees, whose edge is marked by a thin line. Each cell is
+    shown by its difference from the mean cell: the greatest, of either sign, gets `opacity` in [0, 1], smaller ones
+    less in proportion. Cells of `TOLD` or more bear a sign in their middle.
     """
     height, width = pixels.shape
     top, bottom, left, right = seen_box(height, width, spec)
@@ -114,7 +107,7 @@ def overlay(
 
 
 def _signed(picture: NDArray[np.uint8], shares: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """The picture uint8 [H, W, 3] with a white + or - on black in the cells of `shares` [h, w] that are told."""
+    """The picture uint8 [H, W, 3] with a white + or - on black in the cells of `shares` [h, w] that bear a sign."""
     drawn = Image.fromarray(picture)
     draw = ImageDraw.Draw(drawn)
     down, across = picture.shape[0] / shares.shape[0], picture.shape[1] / shares.shape[1]
@@ -131,10 +124,12 @@ def _signed(picture: NDArray[np.uint8], shares: NDArray[np.float32]) -> NDArray[
 
 
 def combination_vector(card: ModelCard, head: NDArray[np.float32], labels: Sequence[str]) -> NDArray[np.float32]:
-    """float32 [D] of unit norm for one or several of the model's labels, all of equal weight.
+    """The direction that stands for one or several of the model's labels together: float32 [D], unit norm.
 
-    Raises UserError for no label, for one that is given twice, and for labels whose directions cancel out;
-    ManifestError for one that the model does not have.
+    Training draws images towards the proxies of the findings that they show (METHOD, "Loss"), so an image that shows
+    several lies between them. The direction is that of the mean of the labels' own directions; each of these is the
+    mean of the label's proxies, or the weight row of a linear head. Raises UserError for no label, one that is given
+    twice, and labels whose directions cancel out; ManifestError for one that the model does not have.
     """
     rows = sorted(card.labels.index(label) for label in labels)
     if not rows or len(set(rows)) < len(rows):

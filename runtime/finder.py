@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,7 @@ from cbmir.errors import EngineError, ImageError, UserError
 from cbmir.labels import canonical
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.process import Closing
-from cbmir.runtime.engines.base import Engine, EngineHealth
+from cbmir.runtime.engines.base import Engine, EngineHealth, Outputs
 from cbmir.runtime.engines.registry import open_engine
 from cbmir.runtime.evidence import combination_vector, evidence_map, finding_vectors
 from cbmir.runtime.gallery.entry import Entry, Hit, SearchResult
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 Image = str | Path | bytes | NDArray[np.uint8] | NDArray[np.uint16]
 
-#: What an analysis warns of where `Novelty.flagged` is true.
+#: The warning where `Novelty.flagged` is true.
 NOTHING_ALIKE = (
     "Nothing in the gallery looks like this image: it may be no chest X-ray, inverted or turned. Its findings and "
     "neighbours are not to be relied on."
 )
-#: What an analysis warns of where `known` has ids.
+#: The warning where `Analysis.known` has ids.
 IN_GALLERY = "This image is in the gallery itself."
-#: What is warned of where the same patient's images are to be left out: it is not known whose, or none is there.
+#: The warnings where the same patient's images are to be left out, and the patient is not known or has none.
 PATIENT_UNKNOWN = (
     "The patient of this image is not known, so neighbours may be images of the same patient; give the patient's id to "
     "leave them out."
@@ -63,11 +63,15 @@ class Finder(Closing):
         reduced_jpeg2000: bool = False,
         allow_lateral: bool = False,
     ) -> None:
-        """Takes both over: `close` closes them. Raises GalleryError for a gallery of another model.
+        """Takes engine and gallery over: `close` closes both.
 
-        `reduced_jpeg2000` lets large JPEG 2000 images be decoded at a lower resolution: faster, and within one grey
-        level of the model's input but for a few pixels (see `read_image`, `reduced_for`). `allow_lateral` takes DICOM
-        files of lateral views too, with a warning.
+        Args:
+            reduced_jpeg2000: decode large JPEG 2000 images at a lower resolution: faster, and within one grey level of
+                the model's input but for a few pixels (`read_image`, `reduced_for`).
+            allow_lateral: accept DICOM files of lateral views, with a warning.
+
+        Raises:
+            GalleryError: the gallery is of another model.
         """
         if gallery is not None:
             gallery.check_model(engine.card)
@@ -97,8 +101,8 @@ class Finder(Closing):
     ) -> Self:
         """Open a model by `open_engine`, and a gallery by its folder or `milvus:` place (`open_gallery`).
 
-        `reduced_jpeg2000` and `allow_lateral` are as `Finder` has them, `pseudonyms` as `Gallery.open`. Raises what
-        `open_engine` raises, and GalleryError.
+        The other arguments are those of `open_engine`, `Finder` and `Gallery.open`. Raises what `open_engine` raises,
+        and GalleryError.
         """
         loaded = open_engine(
             model, engine=engine, threads=threads, mode=mode, cache=cache, allow_fallback=allow_fallback
@@ -118,8 +122,7 @@ class Finder(Closing):
         return self.engine.card
 
     def read(self, image: Image, *, limits: ImageLimits | None = None) -> Radiograph:
-        """Read an image as this finder's model takes it (`read_image`): by its card's intensity policy. Raises
-        ImageError."""
+        """Read an image by the intensity policy of this finder's model (`read_image`). Raises ImageError."""
         return self._read(image, limits=limits, threads=self.engine.threads)
 
     def analyze(
@@ -132,53 +135,55 @@ class Finder(Closing):
         filter: Filter = Filter(),  # noqa: A002, B008 - the field's own name; frozen
         exact: bool | None = None,
     ) -> Analysis:
-        """Findings and the k nearest neighbours of one image: a path, a file's bytes, a grey array [H, W], or
-        what `read` made of one. `filter` and `exact` are as `Gallery.search` has them.
+        """Findings and the k nearest neighbours of one image.
 
         The same patient's images are left out of the neighbours: those of `patient_id`, of the patients of the
         gallery's entries made from the same file, and of the DICOM file's patient. A warning says where none of these
-        is known, or none is in the gallery, and where nothing in the gallery looks like the image. Raises ImageError
-        for an image that cannot be analysed.
-        """
-        threads = self.engine.threads
-        radiograph = image
-        if not isinstance(radiograph, Radiograph):
-            radiograph = self.read(radiograph)
-        batch = preprocess(radiograph, self.card.preprocess, threads=threads)[None, None]
-        outputs = self.engine.run(batch, feature_map=True)
-        embedding, feature_map = outputs.embedding[0], outputs.feature_map
-        if feature_map is None:
-            raise EngineError("expected a feature map from the engine, found none")
-        findings = self._findings(outputs.scores[0])
-        look = _Look.at(self.gallery, radiograph, (patient_id or "").strip(), exclude_same_patient)
-        warnings = [*radiograph.warnings, *look.warnings]
+        is known, or none is in the gallery, and where nothing in the gallery looks like the image.
 
-        found, novelty = None, None
+        Args:
+            image: a path, a file's bytes, a grey array [H, W], or what `read` returned.
+            filter: which entries count (`Gallery.search`, as `exact`).
+
+        Raises:
+            ImageError: the image cannot be analysed.
+        """
+        radiograph = image if isinstance(image, Radiograph) else self.read(image)
+        outputs, feature_map = self._run(radiograph)
+        embedding, findings = outputs.embedding[0], self._findings(outputs.scores[0])
+        warnings = [*radiograph.warnings]
+        known: tuple[Entry, ...] = ()
+        hits: tuple[Hit, ...] = ()
+        vectors: dict[str, NDArray[np.float32]] = {}
+        novelty = None
         if self.gallery is not None:
-            found, novelty = _search(self.gallery, embedding, k, filter, look, exact)
+            known, patients, notes = _known_of(self.gallery, radiograph, patient_id or "", exclude_same_patient)
+            warnings += notes
+            if exclude_same_patient:
+                filter = replace(filter, exclude_patients=filter.exclude_patients | patients)  # noqa: A001
+            found, novelty = _search(self.gallery, embedding, k, filter, exact, known, patients)
+            hits = found.hits
+            vectors = {hit.entry.id: vector for hit, vector in zip(hits, found.vectors, strict=False)}
             if novelty is not None and novelty.flagged:
                 warnings.insert(0, NOTHING_ALIKE)
-        hits = () if found is None else found.hits
-        query_labels = {name for entry in look.known for name in entry.positive}
-        if not look.known:
+        query_labels = {name for entry in known for name in entry.positive}
+        if not known:
             query_labels = {f.label for f in findings if f.predicted}
-        wanted = {canonical(name) for name in query_labels}
+        names = {canonical(name) for name in query_labels}
 
         return Analysis(
             image=radiograph.name,
             findings=findings,
-            neighbours=tuple(neighbour_of(hit, wanted) for hit in hits),
+            neighbours=tuple(neighbour_of(hit, names) for hit in hits),
             warnings=tuple(warnings),
             embedding=embedding,
-            feature_map=feature_map[0],
+            feature_map=feature_map,
             finding_vectors=finding_vectors(self.card, self.engine.head, embedding),
-            neighbour_vectors={}
-            if found is None
-            else {hit.entry.id: vector for hit, vector in zip(hits, found.vectors, strict=False)},
+            neighbour_vectors=vectors,
             agreement=() if self.gallery is None else agreement(hits, self.gallery.labels.names, self.card.sigma),
             novelty=novelty,
             query_labels=tuple(sorted(query_labels)),
-            known=tuple(entry.id for entry in look.known),
+            known=tuple(entry.id for entry in known),
         )
 
     def search_by_findings(
@@ -188,10 +193,12 @@ class Finder(Closing):
         *,
         filter: Filter = Filter(),  # noqa: A002, B008
     ) -> tuple[Neighbour, ...]:
-        """The k entries of the gallery nearest to what the model holds for these findings together: a query without an
-        image (`cbmir.runtime.evidence`). `shared` are those of `labels` that a neighbour has.
+        """The k entries of the gallery nearest to a combination of findings: a query without an image
+        (`cbmir.runtime.evidence.combination_vector`). Of each, `shared` holds those of `labels` that it has.
 
-        Raises UserError without a gallery, and what `combination_vector` raises.
+        Raises:
+            UserError: without a gallery, and as `combination_vector`.
+            ManifestError: the model does not have a label.
         """
         if self.gallery is None:
             raise UserError("expected a gallery to search, found none: open the finder with one")
@@ -200,14 +207,9 @@ class Finder(Closing):
         return tuple(neighbour_of(hit, wanted) for hit in self.gallery.search(vector, k, filter=filter).hits)
 
     def evidence_towards(self, image: Image | Radiograph, vector: NDArray[np.float32]) -> NDArray[np.float32]:
-        """float32 [h, w]: each cell's share in the cosine between an image and a vector [D], as of another image: what
-        makes *this* image like that one. Raises ImageError for an image that cannot be analysed."""
-        radiograph = image if isinstance(image, Radiograph) else self.read(image)
-        batch = preprocess(radiograph, self.card.preprocess)[None, None]
-        feature_map = self.engine.run(batch, feature_map=True).feature_map
-        if feature_map is None:
-            raise EngineError("expected a feature map from the engine, found none")
-        return evidence_map(feature_map[0], vector)
+        """Each cell's share in the cosine between an image and a vector [D], as of another image, float32 [h, w]: what
+        makes *this* image similar to that one. Raises ImageError for an image that cannot be analysed."""
+        return evidence_map(self._run(image if isinstance(image, Radiograph) else self.read(image))[1], vector)
 
     def embed(self, batch: Sequence[Image] | NDArray[np.uint8]) -> NDArray[np.float32]:
         """Embeddings float32 [N, D], unit norm, of a list of images or of preprocessed uint8 [N, 1, S, S].
@@ -227,9 +229,12 @@ class Finder(Closing):
     ) -> Iterator[NDArray[np.float32] | ImageError]:
         """For each image, in order: its embedding float32 [D], unit norm, or the ImageError that reading it raised.
 
-        For any number of images: they are taken from the iterable a bounded number ahead, and read by `workers`
-        processes (see `imaging.workers.work_through`) while the engine runs. Raises UserError for a single
-        image and for a negative number of workers, WorkerError where a worker dies.
+        There may be any number of images: a bounded number is taken ahead, and read by `workers` processes
+        (`imaging.workers.work_through`) while the engine runs.
+
+        Raises:
+            UserError: for a single image, and for a negative number of workers.
+            WorkerError: a worker died.
         """
         from cbmir.runtime.imaging.workers import work_through  # multiprocessing, which one answer has no use for
 
@@ -255,6 +260,14 @@ class Finder(Closing):
         if self.gallery is not None:
             self.gallery.close()
 
+    def _run(self, radiograph: Radiograph) -> tuple[Outputs, NDArray[np.float32]]:
+        """The engine's outputs for one image, and its feature map [D, h, w]."""
+        batch = preprocess(radiograph, self.card.preprocess, threads=self.engine.threads)[None, None]
+        outputs = self.engine.run(batch, feature_map=True)
+        if outputs.feature_map is None:
+            raise EngineError("expected a feature map from the engine, found none")
+        return outputs, outputs.feature_map[0]
+
     def _findings(self, scores: NDArray[np.float32]) -> tuple[Finding, ...]:
         card = self.card
         findings = []
@@ -271,60 +284,49 @@ def _preprocessed(spec: PreprocessSpec, read: Callable[[Image], Radiograph], ima
     return preprocess(read(image), spec)
 
 
-@dataclass(frozen=True)
-class _Look:
-    """What a gallery knows of an image before its neighbours are searched: entries made from the same file, the
-    patients it is of, those of them to leave out, and what a reader must know of these, which names nobody."""
-
-    known: tuple[Entry, ...] = ()
-    patients: frozenset[str] = frozenset()
-    excluded: frozenset[str] = frozenset()
-    warnings: tuple[str, ...] = ()
-
-    @classmethod
-    def at(cls, gallery: SearchableGallery | None, image: Radiograph, patient_id: str, exclude: bool) -> Self:
-        if gallery is None:
-            return cls()
-        warnings = []
-        known = tuple(gallery.find(image.sha256))
-        if known:
-            warnings.append(IN_GALLERY)
-        patients = {patient_id, *(entry.patient_id for entry in known)} - {""}
-        of_file = image.patient_id.strip()
-        if of_file and gallery.finds_patients:
-            patients.add(of_file)
-        if not exclude:
-            return cls(known, frozenset(patients), frozenset(), tuple(warnings))
-        if not patients and of_file:
-            warnings.append("The gallery keeps pseudonyms of its patients and was opened without their key, so "
-                            "neighbours may be images of this file's patient.")  # fmt: skip
-        elif not patients:
-            warnings.append(PATIENT_UNKNOWN)
-        elif not any(gallery.has_patient(patient) for patient in patients):
-            warnings.append(PATIENT_NOT_FOUND)
-        return cls(known, frozenset(patients), frozenset(patients), tuple(warnings))
+def _known_of(
+    gallery: SearchableGallery, image: Radiograph, patient_id: str, exclude: bool
+) -> tuple[tuple[Entry, ...], frozenset[str], list[str]]:
+    """What a gallery knows of an image before it is searched: entries made from the same file, the patients it is of,
+    and what a reader must know of these, which names nobody."""
+    known = tuple(gallery.find(image.sha256))
+    warnings = [IN_GALLERY] if known else []
+    of_file = image.patient_id.strip()
+    patients = {
+        patient_id.strip(),
+        *(entry.patient_id for entry in known),
+        of_file if gallery.finds_patients else "",
+    } - {""}
+    if exclude and not patients and of_file:
+        warnings.append("The gallery keeps pseudonyms of its patients and was opened without their key, so neighbours "
+                        "may be images of this file's patient.")  # fmt: skip
+    elif exclude and not patients:
+        warnings.append(PATIENT_UNKNOWN)
+    elif exclude and not any(gallery.has_patient(patient) for patient in patients):
+        warnings.append(PATIENT_NOT_FOUND)
+    return known, frozenset(patients), warnings
 
 
 def _search(
     gallery: SearchableGallery,
     embedding: NDArray[np.float32],
     k: int,
-    filter: Filter,  # noqa: A002 - the field's own name
-    look: _Look,
+    wanted: Filter,
     exact: bool | None,
+    known: tuple[Entry, ...],
+    patients: frozenset[str],
 ) -> tuple[SearchResult, Novelty | None]:
-    """The k neighbours that were asked for, and what the image is to the gallery: to all of it but itself and its own
-    patient's images, whatever was asked for."""
-    wanted = replace(filter, exclude_patients=filter.exclude_patients | look.excluded)
-    usual = Filter(exclude_patients=look.patients)
-    own = gallery.reference_distances
-    if not len(own):
+    """The k neighbours that were asked for, and how unusual the image is: compared with all of the gallery but itself
+    and its own patient's images, whatever was asked for."""
+    reference = gallery.reference_distances
+    if not len(reference):
         return gallery.search(embedding, k, filter=wanted, exact=exact), None
-    filters = [wanted] if wanted == usual else [wanted, usual]
-    itself = sum(not entry.patient_id for entry in look.known)  # no filter leaves these out; they are the nearest
+    others = Filter(exclude_patients=patients)
+    filters = [wanted] if wanted == others else [wanted, others]
+    itself = sum(not entry.patient_id for entry in known)  # no filter leaves these out; they are the nearest
     queries = np.stack([embedding] * len(filters))
     many = gallery.search_many(queries, k, filters=filters, exact=exact, vectors=NEAREST + itself)  # of one moment
-    return many[0], score_novelty(embedding, many[-1].vectors[itself:], own)
+    return many[0], score_novelty(embedding, many[-1].vectors[itself:], reference)
 
 
 def neighbour_of(hit: Hit, wanted: set[str]) -> Neighbour:

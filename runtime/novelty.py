@@ -3,14 +3,15 @@
 The measure is the distance from an image's embedding to the nearest mixture of the `NEAREST` images of other patients
 that are nearest to it. Neighbours of a chest X-ray surround it: it is nearly a mixture of them. Something else has
 neighbours as well, and may be no farther from each, but they all lie to one side of it (measured in docs/novelty.md:
-the mean distance to the neighbours tells inverted and rotated chests far less well).
+the mean distance to the neighbours recognises inverted and rotated chests far less often).
 
-What is usual is told by the gallery's own images, each measured against the others in the same way: an image farther
-out than all but 1 in 100 of these is flagged.
+The gallery's own images, each measured against the others in the same way, give the reference distances: an image
+farther out than all but 1 in 100 of them is flagged.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 NEAREST = 50
 #: The share of the gallery's own images that are not flagged.
 QUANTILE = 0.99
-#: With fewer images measured, what is usual is not known.
+#: With fewer reference distances, novelty is not known.
 FEWEST = 100
 #: The mixture's ridge, as a share of the neighbours' variance: without it, what they have by chance would be mixed too.
 _RIDGE = 0.1
@@ -38,17 +39,14 @@ class Novelty:
 
 
 def score_novelty(
-    embedding: NDArray[np.float32], nearest: NDArray[np.float32], own: NDArray[np.float32]
+    embedding: NDArray[np.float32], nearest: NDArray[np.float32], reference: NDArray[np.float32]
 ) -> Novelty | None:
-    """Judge an image by its embedding [D] and those of its nearest images of other patients [n, D], nearest first,
-    all float32 of unit norm, against `reference_distances`.
-
-    None where fewer than `NEAREST` are given, or the gallery is too small to tell (`own` is empty).
-    """
-    if len(nearest) < NEAREST or not len(own):
+    """Compare an image with the gallery's `reference_distances`, by its embedding [D] and those of its nearest images
+    of other patients [n, D], nearest first, all of unit norm. None for n < `NEAREST`, and for a small gallery."""
+    if len(nearest) < NEAREST or not len(reference):
         return None
     distance = mixture_distance(embedding, nearest[:NEAREST])
-    below = float(np.searchsorted(own, np.float32(distance), side="left")) / len(own)
+    below = float(np.searchsorted(reference, np.float32(distance), side="left")) / len(reference)
     return Novelty(distance, 100 * below, below >= QUANTILE)
 
 
@@ -67,26 +65,23 @@ def mixture_distance(embedding: NDArray[np.float32], nearest: NDArray[np.float32
 def reference_distances(
     vectors: NDArray[np.float32], patients: NDArray[np.int64], *, sample: int = 1000, seed: int = 0
 ) -> NDArray[np.float32]:
-    """How far the gallery's own images are from it, each with its patient left out: float32 [m], sorted.
+    """How far the gallery's own images are from the rest of it, each with its patient left out.
 
-    vectors: float32 [N, D], unit norm, which may be mapped from a file; patients: int64 [N], 0 where not known (then
-    only the image itself is left out). A random `sample` of images is measured, m <= sample; those with fewer than
-    `NEAREST` images of others are not. Empty where fewer than `FEWEST` can be.
+    `vectors` are float32 [N, D], unit norm, perhaps mapped from a file; `patients` int64 [N], 0 where not known (then
+    only the image itself is left out). A random `sample` of images is measured; those with fewer than `NEAREST` images
+    of others are not. Returns `as_reference` of them.
     """
     if len(vectors) < FEWEST:
         return np.empty(0, np.float32)
     chosen = np.sort(np.random.default_rng(seed).choice(len(vectors), min(sample, len(vectors)), replace=False))
     at, complete = _nearest_of_others(vectors, patients, chosen)
-    return usual(
-        np.array(
-            [mixture_distance(vectors[row], vectors[near]) for row, near in zip(chosen[complete], at, strict=True)]
-        )
-    )
+    pairs = zip(chosen[complete], at, strict=True)
+    return as_reference([mixture_distance(vectors[row], vectors[near]) for row, near in pairs])
 
 
-def usual(distances: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Measured distances [m] as galleries keep them: float32, sorted; empty where there are fewer than `FEWEST`."""
-    return np.sort(distances).astype(np.float32) if len(distances) >= FEWEST else np.empty(0, np.float32)
+def as_reference(distances: Sequence[float]) -> NDArray[np.float32]:
+    """Measured distances as galleries keep them: float32 [m], sorted; empty where there are fewer than `FEWEST`."""
+    return np.sort(np.array(distances if len(distances) >= FEWEST else (), np.float32))
 
 
 def _nearest_of_others(

@@ -68,15 +68,11 @@ class LookAlike:
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What a result says.
+    """What a result says: findings most probable first, and the patient's own priors where they were asked for.
 
-    Attributes:
-        findings: most probable first.
-        priors: the patient's own, where they were asked for.
-        collection: the number of images in the gallery, None without one.
-        fingerprint: that of the model's answers (`answers_fingerprint`).
-        version: identifies the model to a reader, together with `parameters`.
-        predecessor: the SOP Instance UID of an earlier model's SR, or empty.
+    `collection` is the number of images in the gallery, None without one; `fingerprint` is `answers_fingerprint`;
+    `version` and `parameters` identify the model to a reader; `predecessor` is the SOP Instance UID of an earlier
+    model's SR, or empty.
     """
 
     source: SourceImage
@@ -93,15 +89,9 @@ class Content:
 
     @classmethod
     def of(
-        cls,
-        source: SourceImage,
-        analysis: Analysis,
-        finder: Finder,
-        *,
-        with_priors: bool = False,
-        predecessor: str = "",
+        cls, source: SourceImage, analysis: Analysis, finder: Finder, *, with_priors: bool, predecessor: str
     ) -> Self:
-        """Collect the content of an analysis. Raises GalleryError where the gallery cannot be searched."""
+        """The content of an analysis. Raises GalleryError where the gallery cannot be searched."""
         card, gallery, health = finder.card, finder.gallery, finder.health()
         fingerprint = answers_fingerprint(card)
         priors, notes = _own_priors(source, analysis, gallery) if with_priors else ((), ())
@@ -170,11 +160,7 @@ def _look_up(hit: Hit, source: SourceImage) -> SourceImage | None:
 
 
 def _is_same_patient(one: SourceImage, other: SourceImage) -> bool:
-    """By id, and by name or birth date besides: many have the id UNKNOWN, and two hospitals may give the same one.
-
-    Issuer, birth date and sex must be the same where both state them. A name may have changed: but then the birth date
-    and a stated issuer must be the same, since among the many with one id some have the same birth date.
-    """
+    """By id, and by name or birth date besides: many have the id UNKNOWN, and two hospitals may give the same one."""
     if one.patient_id != other.patient_id:
         return False
     issuer, birth, sex, name = (
@@ -182,6 +168,8 @@ def _is_same_patient(one: SourceImage, other: SourceImage) -> bool:
     )
     if False in (issuer, birth, sex):
         return False
+    # A name may have changed: but then the birth date and a stated issuer must be the same, since among the many with
+    # one id some have the same birth date.
     return bool(name or (birth and (name is None or issuer)))
 
 

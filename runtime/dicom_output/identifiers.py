@@ -25,13 +25,10 @@ _NAMESPACE = uuid.UUID("4eff4554-5046-4150-90c7-506715ec3988")
 
 
 def result_uid(source: SourceImage, fingerprint: str, kind: str) -> str:
-    """The SOP Instance UID of one kind of result ("sr", "sc", "kos", "fhir") of one image.
+    """The SOP Instance UID of one kind of result of one image by one model (`answers_fingerprint`).
 
-    The UID depends on the image's patient and study too: an archive that corrects them and keeps the image's UID must
-    not keep the result that names the wrong ones.
-
-    Args:
-        fingerprint: of the model, by `answers_fingerprint`.
+    It depends on the image's patient and study too: an archive that corrects them and keeps the image's UID must not
+    keep the result that names the wrong ones.
     """
     return _uid("instance", source.patient_id, source.study_uid, source.uid, fingerprint, kind)
 

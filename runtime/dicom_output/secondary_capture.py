@@ -14,7 +14,7 @@ import numpy as np
 from highdicom import UID
 from highdicom.sc import SCImage
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from pydicom import Dataset
 from pydicom.uid import ExplicitVRLittleEndian
 
@@ -42,14 +42,14 @@ _INK, _PALE, _LINE, _BAR, _AMBER = (236, 236, 236), (160, 160, 160), (72, 72, 72
 Colour = tuple[int, int, int]
 
 
-def draw_page(content: Content, analysis: Analysis, image: Radiograph, spec: PreprocessSpec) -> NDArray[np.uint8]:
+def _draw_page(content: Content, analysis: Analysis, image: Radiograph, spec: PreprocessSpec) -> NDArray[np.uint8]:
     """uint8 [HEIGHT, WIDTH, 3], RGB."""
     sheet = _Sheet()
     sheet.text(_MARGIN, 26, "cbmir", 36)
     sheet.text(_MARGIN + 124, 38, "chest X-ray: findings and look-alikes", 22, _PALE)
     sheet.notice(34)
     top = next((one for one in content.findings if one.predicted), content.findings[0])
-    small = _fitted(image.pixels)
+    small = np.array(ImageOps.contain(Image.fromarray(image.pixels), (_PICTURE, _PICTURE), Image.Resampling.LANCZOS))
     sheet.picture(_MARGIN, "The image", small)
     explained = overlay(small, analysis.evidence_for_finding(top.label), spec, _OPACITY)
     sheet.picture(_MARGIN + _PICTURE + _GAP, f"Evidence for {readable(top.label)}", explained)
@@ -62,14 +62,6 @@ def draw_page(content: Content, analysis: Analysis, image: Radiograph, spec: Pre
     _draw_warnings(sheet, content.warnings, end + 16)
     _draw_footer(sheet, content)
     return sheet.pixels()
-
-
-def _fitted(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """As large as fits into the picture's square."""
-    height, width = pixels.shape
-    scale = _PICTURE / max(height, width)
-    size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    return np.array(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS))
 
 
 def _draw_findings(sheet: _Sheet, findings: Sequence[Finding]) -> None:
@@ -90,8 +82,9 @@ def _draw_findings(sheet: _Sheet, findings: Sequence[Finding]) -> None:
         middle = y + step // 2
         size = 20 if step >= 32 else 17
         colour = _INK if one.predicted else _PALE
-        small = sheet.largest(readable(one.label), size, bar - left - 8)
-        sheet.text(left, middle, sheet.cut(readable(one.label), small, bar - left - 8), small, colour, anchor="lm")
+        label, width = readable(one.label), bar - left - 8
+        small = sheet.largest(label, size, width)
+        sheet.text(left, middle, sheet.cut(label, small, width), small, colour, anchor="lm")
         if one.probability is not None:
             sheet.bar(bar, middle, one.probability, one.predicted)
             sheet.text(percent, middle, _percent(one.probability), size, colour, anchor="rm")
@@ -239,7 +232,7 @@ def page(content: Content, analysis: Analysis, image: Radiograph, spec: Preproce
     image's own do."""
     source = content.source
     made = SCImage(
-        pixel_array=draw_page(content, analysis, image, spec),
+        pixel_array=_draw_page(content, analysis, image, spec),
         photometric_interpretation="RGB",
         bits_allocated=8,
         coordinate_system="PATIENT",

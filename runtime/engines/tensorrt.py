@@ -10,7 +10,7 @@ import ctypes
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,19 @@ from numpy.typing import NDArray
 from cbmir.errors import EngineError
 from cbmir.runtime.engines.base import OUTPUTS, Engine, Runner
 from cbmir.runtime.engines.nvidia import Cuda, current_gpu, find_tensorrt, tensorrt_logger
-from cbmir.runtime.engines.tensorrt_plan import PlanInfo, read_plan, read_plan_info
+from cbmir.runtime.engines.tensorrt_plan import read_plan, read_plan_info
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    """Room for a tensor of the largest batch: pinned memory of the host, seen as an array, and the GPU's address."""
+
+    host: NDArray[Any]
+    device: int
 
 
 class TensorRtEngine(Engine):
-    """A plan of `cbmir export --tensorrt`, with its sidecar beside it, on the first GPU.
+    """A plan of `cbmir export --tensorrt`, with its sidecar beside it, on the first GPU: one thread at a time.
 
     Raises CardError for a sidecar that is missing or damaged, ModelError for a plan that is not the sidecar's,
     EngineError where its GPU or its TensorRT is not here, MissingDependencyError without cuda-python.
@@ -43,40 +51,12 @@ class TensorRtEngine(Engine):
         super().__init__(info.card, info.head, threads=1, mode="latency")
         self.max_batch = info.max_batch
         self._info, self._gpu = info, current_gpu()
-        self._plan = _Plan(data, info, self.warn)
-
-    def close(self) -> None:
-        super().close()
-        if os.getpid() == self._process:  # after a fork, CUDA's memory is not the child's to free
-            self._plan.close()
-
-    def _open(self, threads: int) -> Runner:
-        return self._plan.run
-
-    def _describe(self) -> tuple[str, str, str]:
-        return "tensorrt", f"cuda:0 {self._gpu.name}", f"{self._info.flavour} {self._info.version}"
-
-
-@dataclass(frozen=True)
-class _Buffer:
-    """Room for a tensor of the largest batch: pinned memory of the host, seen as an array, and the GPU's address."""
-
-    host: NDArray[Any]
-    device: int
-
-
-class _Plan:
-    """A plan on the GPU with its buffers and one stream, used by one thread at a time."""
-
-    def __init__(self, data: bytes, info: PlanInfo, warn: Callable[[str], None]) -> None:
-        self._info, self._warn = info, warn
-        self._cuda, self._lock = Cuda(info.flavour), threading.Lock()
+        self._cuda, self._gpu_lock = Cuda(info.flavour), threading.Lock()
         self._trt, _ = find_tensorrt(info.flavour)
         self._logger = tensorrt_logger(self._trt)
         self._contexts: dict[int, Any] = {}
         self._graphs: dict[int, Any] = {}
         self._fixed = {1, info.max_batch}
-        self._closed = False
         self._resources = ExitStack()  # what is freed at the end, the latest first
         try:
             self._load(data)
@@ -84,11 +64,22 @@ class _Plan:
             self._resources.close()
             raise
 
-    def run(self, batch: NDArray[np.uint8], names: Sequence[str]) -> Sequence[NDArray[np.float32]]:
+    def close(self) -> None:
+        super().close()
+        if os.getpid() == self._process:  # after a fork, CUDA's memory is not the child's to free
+            with self._gpu_lock:
+                self._resources.close()
+
+    def _open(self, threads: int) -> Runner:
+        return self._run_plan
+
+    def _describe(self) -> tuple[str, str, str]:
+        return "tensorrt", f"cuda:0 {self._gpu.name}", f"{self._info.flavour} {self._info.version}"
+
+    def _run_plan(self, batch: NDArray[np.uint8], names: Sequence[str]) -> Sequence[NDArray[np.float32]]:
         count = len(batch)
-        with self._lock:
-            if self._closed:
-                raise EngineError("the engine is closed; open the model again")
+        with self._gpu_lock:
+            self._check_usable()
             self._buffers["image"].host[:count] = batch
             if graph := self._graph(count):
                 self._cuda("cudaGraphLaunch", graph, self._stream)
@@ -98,11 +89,6 @@ class _Plan:
                 self._fetch("feature_map", count)
             self._cuda("cudaStreamSynchronize", self._stream)
             return [self._buffers[name].host[:count].copy() for name in names]
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._resources.close()
 
     def _load(self, data: bytes) -> None:
         self._stream = self._cuda("cudaStreamCreate")
@@ -177,7 +163,7 @@ class _Plan:
                 self._graphs[count] = self._capture(count)
             except EngineError as error:
                 self._graphs[count] = None
-                self._warn(f"batches of {count} run kernel by kernel, which is slower, since they could not be "
+                self.warn(f"batches of {count} run kernel by kernel, which is slower, since they could not be "
                            f"captured as a CUDA graph: {error}")  # fmt: skip
         return self._graphs.get(count)
 

@@ -1,4 +1,4 @@
-"""How a DICOM object's stored values become grey.
+"""How a DICOM object's stored values become grey: the chain of its look-up tables.
 
 Stored value -> modality LUT or rescale -> VOI LUT or window -> inverted if MONOCHROME1 (DICOM PS3.3 C.7.6.3.1.2,
 C.11.1, C.11.2). The whole chain is worked out once for each possible stored value, then looked up pixel by pixel.
@@ -49,20 +49,19 @@ class Chain:
 
     def greys(self, stored: NDArray[Any], tags: Tags) -> NDArray[np.uint8]:
         """uint8, bone bright, for patterns as in `stored` [H,W]."""
-        grey = self._by_values(stored, tags) if self.voi is None else self.voi
+        grey = self.voi
+        if grey is None:
+            counts = counted(stored, len(self.modality))
+            counts[self.padding] = 0
+            if not counts.any():
+                raise tags.refusal("PixelPaddingValue", "expected pixels beside the padding")
+            if not np.isfinite(np.ptp(self.modality[counts > 0])):
+                raise tags.refusal("RescaleSlope", "expected a number that keeps values finite")
+            grey = spread(self.modality, counts, self.intensity)
         if self.inverted:
             grey = 1 - grey
         grey = np.where(self.padding, 0, grey)  # outside of the image: as dark as air
         return np.rint(grey * 255).astype(np.uint8)
-
-    def _by_values(self, stored: NDArray[Any], tags: Tags) -> NDArray[np.float64]:
-        counts = counted(stored, len(self.modality))
-        counts[self.padding] = 0
-        if not counts.any():
-            raise tags.refusal("PixelPaddingValue", "expected pixels beside the padding")
-        if not np.isfinite(np.ptp(self.modality[counts > 0])):
-            raise tags.refusal("RescaleSlope", "expected a number that keeps values finite")
-        return spread(self.modality, counts, self.intensity)
 
 
 def _padding(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -71,15 +70,12 @@ def _padding(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.bool_]:
     if value is None:
         return np.zeros(len(values), dtype=bool)
     limit = tags.number("PixelPaddingRangeLimit")
-    low, high = sorted(_of_sign(number, values) for number in (value, value if limit is None else limit))
-    return (values >= low) & (values <= high)
-
-
-def _of_sign(number: float, values: NDArray[np.float64]) -> float:
-    """A tag's 16-bit number as the pixels' own type has it, whether it was written as signed or unsigned."""
-    if number > values.max() and values.min() < 0:
-        return number - 2**16
-    return number + 2**16 if number < values.min() else number
+    ends = np.array([value, value if limit is None else limit])
+    # As the pixels' own type has them, though they may have been written as signed or unsigned.
+    raised = np.where(ends < values.min(), ends + 2**16, ends)
+    ends = np.where((values.min() < 0) & (ends > values.max()), ends - 2**16, raised)
+    inside: NDArray[np.bool_] = (values >= ends.min()) & (values <= ends.max())
+    return inside
 
 
 def _modality(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.float64]:

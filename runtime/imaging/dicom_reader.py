@@ -49,12 +49,10 @@ def read_dicom(
     threads: int = 1,
     reduced_for: PreprocessSpec | None = None,
 ) -> Radiograph:
-    """Read a DICOM file's bytes. `name` is for messages; the other arguments are those of `read_image`.
+    """Read a DICOM file's bytes. `name` is for messages; the rest is as in `read_image`.
 
-    Raises:
-        DicomImageError: it is not one chest radiograph of an allowed view, or contradicts itself.
-        DamagedImageError: its content is broken.
-        ImageSizeError, BlankImageError, MissingDependencyError: as `read_image`.
+    Raises DicomImageError for what is not one chest radiograph of an allowed view or contradicts itself,
+    DamagedImageError for broken content, ImageSizeError, BlankImageError, MissingDependencyError.
     """
     require("pydicom", "dicom")
     with beside(threads, lambda: hashlib.sha256(data).hexdigest()) as digest:
@@ -95,20 +93,11 @@ def _study_date(tags: Tags) -> str:
 def parse_dicom(
     data: bytes, name: str, limits: ImageLimits, *, large: int = LARGE, most_reads: int = _MOST_READS
 ) -> tuple[Dataset, bytes]:
-    """Parse a file, with pydicom's warnings collected and its loggers silenced (`collected_warnings`,
-    `pydicom_unlogged`).
+    """The data set of a file's bytes, and the bytes in which elements of more than `large` bytes are left.
 
-    Args:
-        large: elements of more bytes than this are left where they lie.
-        most_reads: a file that takes more reads counts as damaged; an element takes two or three.
-
-    Returns:
-        The data set, and the bytes in which its large elements lie.
-
-    Raises:
-        DamagedImageError: the file cannot be parsed.
-        NotAnImageError: it has no element.
-        ImageSizeError: it inflates too far.
+    A file that takes more than `most_reads` reads counts as damaged; an element takes two or three. To be called where
+    pydicom's warnings are collected and its loggers silenced (`collected_warnings`, `pydicom_unlogged`). Raises
+    DamagedImageError, NotAnImageError for a file without elements, ImageSizeError for one that inflates too far.
     """
     from pydicom import dcmread
 

@@ -55,15 +55,12 @@ _DECODE_ERRORS = (
     struct.error, zlib.error,
 )  # fmt: skip
 _ORIENTATION_TAG = 0x0112
+#: What undoes each EXIF orientation but 1.
 _TRANSPOSES = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
-}
+}  # fmt: skip
 _READS = "PNG, JPEG, TIFF or DICOM"
 _COLOUR_WARNING = "colour image: looks like a photo or screenshot, not an X-ray"
 
@@ -164,10 +161,12 @@ def _radiograph(
     stored: NDArray[Any], bits: int, name: str, sha256: str, intensity: str, warnings: tuple[str, ...]
 ) -> Radiograph:
     """Of stored values uint8, or uint16 of so many bits, [H,W]. Raises BlankImageError."""
-    if intensity == "header":  # which these formats have not: their full range
-        greys = None if stored.dtype == np.uint8 else _to_8_bit(bits)
-    else:
+    greys: NDArray[np.uint8] | None = None
+    if intensity != "header":
         greys = greys_of(stored, intensity)
+    elif stored.dtype != np.uint8:  # these formats have no such header: their full range
+        full = 2**bits - 1
+        greys = np.rint(np.minimum(np.arange(2**16), full) * (255 / full)).astype(np.uint8)
     warnings = (*warnings, *check_contrast(stored, greys, name))
     return Radiograph(stored, name, sha256, warnings=warnings, greys=greys, intensity=intensity)
 
@@ -181,7 +180,8 @@ def _read_picture(data: bytes, name: str, limits: ImageLimits, intensity: str) -
             image = plugin(io.BytesIO(data))
             limits.check_size(*image.size, name)
             frames = getattr(image, "n_frames", 1)
-            orientation = _orientation(image)
+            turned = plugin is not TiffImageFile and "exif" in image.info  # a TIFF is turned by Pillow itself
+            orientation = int(image.getexif().get(_ORIENTATION_TAG, 1)) if turned else 1
             if frames == 1 and (plugin is TiffImageFile or b"acTL" in data):  # the two that warn while decoding
                 image.load()
         if frames > 1:
@@ -213,13 +213,6 @@ def _kind(data: bytes) -> str:
     return "text" if "".join(text.split()).isprintable() else "no image format known here"
 
 
-def _orientation(image: ImageFile.ImageFile) -> int:
-    """EXIF orientation 1..8 (TIFF: 1, Pillow turns it itself)."""
-    if isinstance(image, TiffImageFile) or "exif" not in image.info:
-        return 1
-    return int(image.getexif().get(_ORIENTATION_TAG, 1))
-
-
 def _decoded(image: ImageFile.ImageFile, name: str) -> tuple[NDArray[Any], int, tuple[str, ...]]:
     """Values uint8 or uint16 [H,W] of a loaded image, how many bits they have, and warnings."""
     if image.mode.startswith("I;16") or (image.mode == "I" and isinstance(image, PngImageFile)):  # "I": older Pillow
@@ -236,13 +229,6 @@ def _decoded(image: ImageFile.ImageFile, name: str) -> tuple[NDArray[Any], int, 
         )
     grey, warnings = _to_grey(image, name)
     return grey, 8, warnings
-
-
-def _to_8_bit(bits: int) -> NDArray[np.uint8]:
-    """What values 0..2^bits-1 look like, rounded: uint8 [65536]."""
-    full = 2**bits - 1
-    greys: NDArray[np.uint8] = np.rint(np.minimum(np.arange(2**16), full) * (255 / full)).astype(np.uint8)
-    return greys
 
 
 def _to_grey(image: Image.Image, name: str) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
@@ -271,7 +257,7 @@ def _is_colourful(image: Image.Image) -> bool:
 
 
 def thumbnail_jpeg(pixels: NDArray[np.uint8], side: int = 256) -> bytes:
-    """The JPEG file of grey uint8 [H, W], made smaller to fit into `side` x `side` pixels; never enlarged."""
+    """Grey uint8 [H, W] as a JPEG file, made smaller to fit into `side` x `side` pixels; never enlarged."""
     picture = Image.fromarray(pixels)
     picture.thumbnail((side, side))
     jpeg = io.BytesIO()

@@ -41,16 +41,10 @@ def work_through(
 ) -> Generator[_T | ImageError, None, None]:
     """Yield `function` of each item, in order; an ImageError that it raises is yielded in its place.
 
-    What workers log, and their warnings, are logged here. The processes end with the iterator, even one closed early.
-
-    Args:
-        function: picklable, as items and results must be.
-        workers: the number of processes. 0 does all the work here; None means 0 for a few items, else as many as there
-            are processors.
-
-    Raises:
-        UserError: the number of workers is negative.
-        WorkerError: a process died.
+    With `workers` processes: 0 does all the work here, and None decides: 0 for a few items, else as many as there are
+    processors. `function`, items and results must be picklable. What workers log, and their warnings, are logged here.
+    The processes end with the iterator, even one closed early. Raises UserError for a negative number, WorkerError
+    where a process dies.
     """
     if workers is not None and workers < 0:
         raise UserError(f"expected 0 or more worker processes, found {workers}")

@@ -64,7 +64,7 @@ def reference_distances(collection: Collection, *, sample: int, seed: int) -> ND
             if len(others) >= novelty.NEAREST:
                 nearest = np.array([hit["vector"] for hit in others[: novelty.NEAREST]], np.float32)
                 distances.append(novelty.mixture_distance(query, nearest))
-    return novelty.usual(np.array(distances))
+    return novelty.as_reference(distances)
 
 
 SCHEMA = 2
