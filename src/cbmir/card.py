@@ -1,7 +1,7 @@
-"""The model card: what a model file says of itself, and travels inside it.
+"""The model card: what a model file says of itself. It travels inside the file.
 
-In an ONNX file it is the `metadata_props` entry `cbmir.card`; beside it stands `cbmir.head`, the proxies (or the
-classifier's weights) that the evidence maps need. A file without a card, or with one of a newer schema, is refused.
+In an ONNX file it is the `metadata_props` entry `cbmir.card`. The entry `cbmir.head` beside it has the proxies (or the
+classifier's weights) that evidence maps need. A file without a card, or with one of a newer schema, is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOT_A_DEVICE = "Research use only. Not a medical device, not for diagnosis."
 
 @dataclass(frozen=True)
 class Calibration:
-    """Platt scaling of a score s: probability = 1 / (1 + exp(-(slope * s + intercept))), slope >= 0."""
+    """Platt scaling of a score s: probability = 1 / (1 + exp(-(slope * s + intercept))), with slope >= 0."""
 
     slope: float
     intercept: float
@@ -42,13 +42,15 @@ class Calibration:
 class ModelCard:
     """Everything that a user of the model file must know.
 
-    `head` is `proxy` (score = max over the class's proxies of the Gaussian similarity, METHOD "Scores") or `linear`
-    (score = sigmoid of the classifier's logit); `hash`, binary codes, is the benchmark's alone. A threshold or
-    calibration is None where the validation split could not give one (a class without both values): such a finding is
-    never called predicted or not.
-    `proxies_per_class` is in label order, the negative class last where there is one; empty for a linear head.
-    `metrics` maps a name to {"value", "low", "high"} (95% bootstrap interval over patients).
-    `fingerprint` names the embedding space: only vectors of one fingerprint may be compared.
+    Attributes:
+        head: `proxy` (score = maximum over the class's proxies of the Gaussian similarity, METHOD "Scores"), `linear`
+            (score = sigmoid of the classifier's logit), or in benchmarks `hash` (binary codes).
+        proxies_per_class: In label order, the negative class last if there is one; empty for a linear head.
+        thresholds: For each label, or None if the validation split lacks one of its values: such a finding is never
+            called predicted or not.
+        calibration: For each label, or None likewise.
+        fingerprint: Names the embedding space: only vectors of one fingerprint may be compared.
+        metrics: Name -> {"value", "low", "high"} (95% bootstrap interval over patients).
     """
 
     labels: LabelSet
@@ -86,8 +88,7 @@ class ModelCard:
 
     @property
     def weights(self) -> str:
-        """What names the model's weights, in whatever file they are: a distilled model has the fingerprint of its
-        teacher's embedding space, an int8 file that of a space of its own."""
+        """Names the weights in any file: `fingerprint` is the teacher's in a distilled model, another in int8 files."""
         return str(self.training.get("weights_fingerprint") or self.fingerprint.split("-int8-")[0])
 
     def with_(self, **changes: Any) -> ModelCard:

@@ -1,7 +1,4 @@
-"""Reading a secret from where only its owner can read it.
-
-Writing files so that none is ever half there.
-"""
+"""Files that are written whole or not at all, and secrets that only their owner can read."""
 
 from __future__ import annotations
 
@@ -16,10 +13,12 @@ from typing import Any
 
 from cbmir.errors import UserError
 
+_MOST_BYTES = 4096  # of a secret
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path in the same folder, which takes the place of `path` when the block ends without an error."""
+    """Give a temporary path in the same folder, which replaces `path` when the block ends without an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
         yield temporary
@@ -29,7 +28,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Let a file's bytes, or a folder's names, be on the disk."""
+    """Wait until a file's bytes, or a folder's names, are on the disk."""
     if path.is_dir() and sys.platform == "win32":
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -40,7 +39,7 @@ def sync(path: Path) -> None:
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether a folder is missing or holds nothing but what a process that was killed left half written."""
+    """Whether a folder is missing, or holds nothing but what a killed process left half written."""
     return not folder.exists() or all(path.name.endswith(".part") for path in folder.iterdir())
 
 
@@ -50,24 +49,22 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, "utf-8")
 
 
-def json_text(data: Any) -> str:
-    """JSON, indented, with a line end."""
-    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
-
-
 def write_json(path: Path, data: Any) -> None:
     """Write JSON, indented, in UTF-8."""
-    write_text(path, json_text(data))
-
-
-_MOST_BYTES = 4096
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_secret(place: str, what: str, advice: str, error: type[UserError] = UserError) -> bytes:
-    """The bytes of a file, or of an environment variable as `env:NAME`, without the white space around them.
+    """Read a secret, without the white space around it. No message quotes it.
 
-    `what` names the secret in messages and `advice` says how to get one; a message quotes nothing of it. Raises `error`
-    where there is none, where the file is open to others than its owner (POSIX), and for more than 4,096 bytes.
+    Args:
+        place: A file, or an environment variable as `env:NAME`.
+        what: The name of the secret in messages.
+        advice: How to get one, in messages.
+        error: The error to raise.
+
+    Raises:
+        UserError: As `error`, if it is missing, longer than 4,096 bytes, or a file that others may read (POSIX).
     """
     if place.startswith("env:"):
         name = place.removeprefix("env:")

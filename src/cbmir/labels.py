@@ -1,4 +1,4 @@
-"""Which findings a model or a manifest speaks of, in which order, and what other places call them."""
+"""The findings of a model or a manifest in their order, and what data sets and standards call them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from cbmir.errors import ManifestError
 
-#: The label that the negative class bears ("negative proxies" in the paper); never a column of a manifest.
+#: The label of the negative class ("negative proxies" in the paper); never a column of a manifest.
 NO_FINDING = "No Finding"
 
 
@@ -23,9 +23,8 @@ class Code:
     meaning: str
 
 
-# SNOMED CT, and DICOM's own where that has the radiograph's term (PS3.16 CID 6104). Only concepts that mean the label
-# itself are listed; a label without one has no code, never a near one: a widened mediastinum is no enlarged
-# cardiomediastinum.
+# SNOMED CT, or DICOM's own code if it has the radiograph's term (PS3.16 CID 6104). Only concepts that mean the label
+# itself are listed, never a near one: a widened mediastinum is no enlarged cardiomediastinum.
 _CODES = {
     "Atelectasis": Code("SCT", "46621007", "Atelectasis"),
     "Cardiomegaly": Code("SCT", "8186001", "Cardiomegaly"),
@@ -69,7 +68,7 @@ _CANONICAL = {name.replace("_", " ").lower(): name for name in (*NIH_14, *CHEXPE
 
 @lru_cache(maxsize=1024)  # it is asked for each label of each similar image
 def canonical(name: str) -> str:
-    """The one name that cbmir uses for a finding which data sets spell differently; an unknown name stays as it is."""
+    """The one name that cbmir uses for a finding that data sets spell differently; an unknown name as it is."""
     return _CANONICAL.get(" ".join(name.replace("_", " ").split()).lower(), name)
 
 
@@ -107,7 +106,7 @@ class LabelSet:
         return len(self.names)
 
     def index(self, name: str) -> int:
-        """Position of a label, found by its name or by what other data sets call it. Raises ManifestError."""
+        """Position of a label, by its name or by what other data sets call it. Raises ManifestError."""
         wanted = canonical(name)
         for position, own in enumerate(self.names):
             if own == name or canonical(own) == wanted:

@@ -1,4 +1,4 @@
-"""Public names of a package that are imported when they are first asked for: what needs an extra, or loads slowly."""
+"""Public names of a package that are imported when they are first used: they need an extra, or load slowly."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The manifest: the one table that every reader writes and that everything after it reads.
+"""The manifest: the one table that every reader of a data set writes and that everything after it reads.
 
-A row an image, with the columns of `FIXED_COLUMNS` and then one a label:
+It has one row per image, with these columns and then one per label:
 
 ==========  ==========================================================================
 image       path; a relative one is relative to the manifest's own folder
@@ -10,7 +10,7 @@ view        PA, AP, LATERAL or empty (unknown)
 split       train, val, test or empty (not assigned)
 report      free text, may be empty
 source      optional: hospital or data set, by which the benchmark breaks its figures down
-date        optional: of the study, YYYY-MM-DD or empty
+date        optional: date of the study, YYYY-MM-DD or empty
 <label>     1, 0, -1 (uncertain) or empty (unknown)
 ==========  ==========================================================================
 
@@ -40,7 +40,7 @@ csv.field_size_limit(2**31 - 1)
 
 FIXED_COLUMNS = ("image", "patient_id", "study_id", "view", "split", "report")
 SOURCE_COLUMN, DATE_COLUMN = "source", "date"
-#: Columns that a manifest has only where a row says something there.
+#: Columns that a manifest has only if a row has a value there.
 OPTIONAL_COLUMNS = (SOURCE_COLUMN, DATE_COLUMN)
 SPLITS = ("train", "val", "test", "")
 VIEWS = ("PA", "AP", "LATERAL", "")
@@ -67,8 +67,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Rows and their labels. `about` is the sidecar: which reader made it, from what, by which policies; `absent` are
-    those of `FIXED_COLUMNS` that the file did not have, of which its empty values say nothing."""
+    """Rows and their labels.
+
+    Attributes:
+        about: The sidecar: which reader made the manifest, from what, by which policies.
+        absent: Columns of `FIXED_COLUMNS` that the file lacks; their empty values mean nothing.
+    """
 
     labels: LabelSet
     rows: tuple[Row, ...]
@@ -82,19 +86,18 @@ class Manifest:
         return iter(self.rows)
 
     def split(self, *names: str) -> Manifest:
-        """The rows of the named splits, in their order."""
+        """Only the rows of the named splits, in the same order."""
         return replace(self, rows=tuple(row for row in self.rows if row.split in names))
 
     def with_splits(self, splits: Sequence[str]) -> Manifest:
-        """The same rows with other splits, one a row."""
+        """The same rows with other splits, one per row."""
         rows = tuple(replace(row, split=split) for row, split in zip(self.rows, splits, strict=True))
         return replace(self, rows=rows)
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over the table as training sees it: the label names, then of each row the image's file name, patient,
-        study, view, split and labels. Folders, reports, sources and dates are left out: a data set may move, and more
-        of it may become known."""
+        """SHA-256 of the table as training sees it: the label names, then each row's file name, patient, study, view,
+        split and labels. A data set may move or get more reports: folders, reports, sources and dates do not count."""
         digest = hashlib.sha256("\x1f".join(self.labels.names).encode())
         for row in self.rows:
             values = ",".join("" if v is None else str(v) for v in row.labels)
@@ -104,7 +107,14 @@ class Manifest:
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """Read a manifest. Raises ManifestError that names the file, the row and the column."""
+    """Read a manifest.
+
+    Args:
+        path: CSV (`.csv`, `.csv.gz`) in UTF-8, or Parquet.
+
+    Raises:
+        ManifestError: The file is missing or damaged, or a value is not as expected. Names the row and the column.
+    """
     path = Path(path)
     if path.is_dir():
         raise ManifestError(f"{path}: expected a manifest file (.csv or .parquet), found a folder")
@@ -139,9 +149,10 @@ def read_manifest(path: str | Path) -> Manifest:
 
 
 def write_manifest(manifest: Manifest, path: str | Path) -> None:
-    """Write a manifest and its sidecar, each under a temporary name first, so that none is ever half there.
+    """Write a manifest and its sidecar, each whole or not at all.
 
-    Raises ManifestError for a name that does not end in .csv, .csv.gz or .parquet.
+    Raises:
+        ManifestError: The name does not end in .csv, .csv.gz or .parquet.
     """
     path = Path(path)
     name = path.name.lower()
@@ -169,7 +180,7 @@ def sidecar_path(path: Path) -> Path:
 
 
 def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """The columns and records of a CSV (.csv, .csv.gz) or Parquet table, every value as text. Raises ManifestError."""
+    """Columns and records of a CSV (.csv, .csv.gz) or Parquet table, with every value as text. Raises ManifestError."""
     if path.suffix.lower() == ".parquet":
         return _read_parquet(path)
     try:

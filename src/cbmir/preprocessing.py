@@ -1,7 +1,4 @@
-"""How an image becomes the model's input: the contract, which `cbmir.runtime.imaging.preprocess` implements.
-
-The values travel in the model card, so that a model file always says how to feed it.
-"""
+"""How an image becomes the model's input: part of every model card. `cbmir.runtime.imaging.preprocess` does it."""
 
 from __future__ import annotations
 
@@ -15,24 +12,23 @@ RESIZE_RATIO = 270 / 224
 MIN_IMAGE_SIZE = 32
 #: How stored values become grey (`PreprocessSpec.intensity`).
 INTENSITIES = ("header", "minmax", "percentile")
-#: Of the pixels that are no padding, so many percent are black or white at most, by `percentile`.
+#: By `percentile`, the percentiles of the pixels without padding that become black and white.
 PERCENTILES = (1.0, 99.0)
 
 
 @dataclass(frozen=True)
 class PreprocessSpec:
-    """Grey image -> square of `resize` pixels -> crop of `crop` pixels (random in training, else centred).
+    """How a grey image becomes the model's input, in training and afterwards alike.
 
-    `resampling` is a Pillow filter with antialiasing. `intensity` says how an image's stored values become grey, in
-    training and afterwards alike:
-
-    - `header`: of DICOM the file's own VOI LUT or window, and the range of the values present where it has neither;
-      every other format maps the full range of its type to 0..255. What radiologists see, where headers can be trusted.
-    - `minmax`: from the lowest to the highest value present, whatever the header or the type says.
-    - `percentile`: from the value that 1% of the pixels do not exceed to that which 99% do not exceed, so that a marker
-      or a collimator's border does not decide.
-
-    Of DICOM it is always values after the modality LUT or rescale, padding left out, MONOCHROME1 inverted in the end.
+    Attributes:
+        resize: The image is resized to a square of this many pixels.
+        crop: The square is cropped to this many pixels: at random in training, else at the centre.
+        resampling: A Pillow filter, with antialiasing.
+        intensity: How stored values become grey. `header`: by the VOI LUT or window of a DICOM file, or by the range of
+            its values if it has neither; in other formats the full range of the type becomes 0..255. This is what
+            radiologists see, if headers can be trusted. `minmax`: from the lowest to the highest value.
+            `percentile`: from the 1st to the 99th percentile, so that markers and a collimator's border do not count.
+            DICOM values are those after the modality LUT or rescale, without padding, MONOCHROME1 inverted at the end.
     """
 
     resize: int = 270
@@ -54,7 +50,7 @@ class PreprocessSpec:
 
     @classmethod
     def for_image_size(cls, size: int, intensity: str = "header") -> PreprocessSpec:
-        """The spec for `--image-size size`: crop to `size`, after a resize in the paper's ratio (224 -> 270)."""
+        """The spec of `--image-size size`: crop to `size`, after a resize in the paper's ratio (224 -> 270)."""
         return cls(resize=round(size * RESIZE_RATIO), crop=size, intensity=intensity)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""What is opened, used and closed: the with statement for it.
-
-Signals that wait until a service asks for them.
-"""
+"""What belongs to a process: resources that are closed, signals that wait, and the threads it may use."""
 
 from __future__ import annotations
 
@@ -10,23 +7,20 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Self
 
 
 class Closing(ABC):
-    """A class with a `close` of its own, which may be called again, becomes a context manager by this one."""
+    """Makes a context manager of a class that has `close`, which may be called more than once."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what is held."""
+        """Release what is held."""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -37,9 +31,9 @@ SIGNALS = frozenset(STOP if RELOAD is None else (*STOP, RELOAD))
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Let `SIGNALS` wait for `signal.sigtimedwait`: to be entered before any thread is started, so that none gets one.
+    """Let `SIGNALS` wait for `signal.sigtimedwait`. Enter this before any thread starts.
 
-    numpy starts threads when it is imported: one of those would get a signal, and end the process by it.
+    numpy starts threads when it is imported: a signal that reached one of them would end the process.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:

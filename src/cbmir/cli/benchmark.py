@@ -26,38 +26,27 @@ if TYPE_CHECKING:
 @click.argument("protocol", type=click.Choice(["nih", "chexpert", "table"]))
 @click.argument("manifest", type=PATH)
 @option("-o", "--output", "report", type=PATH, help="REPORT folder to make.")
-@option(
-    "--methods", default="all", metavar="A,B,…",
-    help="all, or some of ssh, itq, sdh, dsh, osdh, texture, community, bce, ml-proxy-nca, proxy, proxy-negative, "
-    "proxy-auto, proxy-anchor, soft-ndcg. With a sweep, all are bce, proxy and proxy-negative.",
-)  # fmt: skip
+@option("--methods", default="all", metavar="A,B,…",
+        help="all, or some of ssh, itq, sdh, dsh, osdh, texture, community, bce, ml-proxy-nca, proxy, proxy-negative, "
+        "proxy-auto, proxy-anchor, soft-ndcg. With a sweep, all are bce, proxy and proxy-negative.")  # fmt: skip
 @option("--seeds", default=3, help="So many selections (nih, chexpert) and training runs.")
-@option(
-    "--folds", default=0, show_default=False,
-    help="Cut a table into so many folds by patient.  [default: the table's splits]",
-)  # fmt: skip
-@option(
-    "--sweep", "sweeps", multiple=True,
-    type=click.Choice(["proxies-per-class", "train-size", "negative-proxies", "none"]), help="Compare numbers of "
-    "proxies (1 to 32), sizes of the training set, negative proxies on and off. Repeat to cross them.",
-)  # fmt: skip
+@option("--folds", default=0, show_default=False,
+        help="Cut a table into so many folds by patient.  [default: the table's splits]")  # fmt: skip
+@option("--sweep", "sweeps", multiple=True,
+        type=click.Choice(["proxies-per-class", "train-size", "negative-proxies", "none"]), help="Compare numbers of "
+        "proxies (1 to 32), sizes of the training set, negative proxies on and off. Repeat to cross them.")  # fmt: skip
 @option("--code-bits", default=64, help="Code length of the hashing methods.")
 @option("--pairs", multiple=True, metavar="A/B", help="Labels that a t-SNE map tells apart; repeat for more.")
-@option(
-    "--jobs", type=click.IntRange(min=1), default=None,
-    help="So many cells at a time; they take turns over the GPUs.  [default: as many as there are GPUs, or 1]",
-)  # fmt: skip
-@option(
-    "--ray", default="", metavar="auto|ADDRESS",
-    help="Run the cells as Ray tasks on this cluster; auto: that of RAY_ADDRESS, or here.",
-)  # fmt: skip
+@option("--jobs", type=click.IntRange(min=1), default=None, help="So many cells at a time; they take turns over the "
+        "GPUs.  [default: as many as there are GPUs, or 1]")  # fmt: skip
+@option("--ray", default="", metavar="auto|ADDRESS",
+        help="Run the cells as Ray tasks on this cluster; auto: that of RAY_ADDRESS, or here.")  # fmt: skip
 @option("--resume", is_flag=True, help="Go on with the benchmark in -o; more methods, seeds, sweeps may be asked.")
 @option("--report-only", is_flag=True, help="Write the report of what is finished in -o, and run nothing.")
 @option("--dry-run", is_flag=True, help="Print selections and cells, and train nothing.")
 @training_options
-@click.pass_context
 def benchmark(
-    context: click.Context, /, protocol: str, manifest: Path, report: Path | None, methods: str, seeds: int, folds: int,
+    protocol: str, manifest: Path, report: Path | None, methods: str, seeds: int, folds: int,
     sweeps: tuple[str, ...], code_bits: int, pairs: tuple[str, ...], jobs: int | None, ray: str, resume: bool,
     report_only: bool, dry_run: bool,
     **options: Any,
@@ -108,7 +97,7 @@ def benchmark(
     _finish(report, plan)
     if failed:
         click.echo(f"{failed} cells failed; the report says why. --resume tries them again.", err=True)
-        context.exit(1)
+        sys.exit(1)
 
 
 @click.command(hidden=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +17,12 @@ if TYPE_CHECKING:
 
 # The options that every reader shares.
 _writes_manifest = together(
-    option(
-        "--missing", type=click.Choice(["error", "skip"]), default="error",
-        help="A row whose image file is absent: stop, or leave the row out (counted in the sidecar).",
-    ),
-    option(
-        "--seed", type=click.IntRange(min=0), default=0,
-        help="Draws the patients of train, val and test where no splits are given.",
-    ),
-    option(
-        "-o", "--output", type=PATH, required=True, metavar="MANIFEST",
-        help="Manifest to write (.csv, .csv.gz or .parquet); its sidecar .about.json says how it was made.",
-    ),
+    option("--missing", type=click.Choice(["error", "skip"]), default="error",
+           help="A row whose image file is absent: stop, or leave the row out (counted in the sidecar)."),
+    option("--seed", type=click.IntRange(min=0), default=0,
+           help="Draws the patients of train, val and test where no splits are given."),
+    option("-o", "--output", type=PATH, required=True, metavar="MANIFEST",
+           help="Manifest to write (.csv, .csv.gz or .parquet); its sidecar .about.json says how it was made."),
     json_option,
 )  # fmt: skip
 
@@ -36,65 +31,43 @@ _writes_manifest = together(
     "cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv -o manifest.csv",
     "cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv --findings 13 --splits splits.csv -o m.csv",
 )
-@option(
-    "--images", type=PATH, required=True, metavar="DIR",
-    help="Folder of the X-rays, subfolders such as images_001/images included; .png, or .jpg of the same name.",
-)  # fmt: skip
-@option(
-    "--entries", type=PATH, required=True, metavar="CSV", help="NIH's Data_Entry_2017*.csv as it comes, or .csv.gz."
-)
-@option(
-    "--splits", type=PATH, metavar="CSV",
-    help="Columns image,split (train, val, test). Default: patients are split 70:10:20.",
-)  # fmt: skip
-@option(
-    "--findings", type=click.Choice(["13", "14"]), default="14",
-    help="13 leaves Hernia out, as the paper does; an image that shows only a hernia then has no finding.",
-)  # fmt: skip
+@option("--images", type=PATH, required=True, metavar="DIR", help="Folder of the X-rays, subfolders such as "
+        "images_001/images included; .png, or .jpg of the same name.")  # fmt: skip
+@option("--entries", type=PATH, required=True, metavar="CSV",
+        help="NIH's Data_Entry_2017*.csv as it comes, or .csv.gz.")  # fmt: skip
+@option("--splits", type=PATH, metavar="CSV",
+        help="Columns image,split (train, val, test). Default: patients are split 70:10:20.")  # fmt: skip
+@option("--findings", type=click.Choice([13, 14]), default=14, help="13 leaves Hernia out, as the paper does; an image "
+        "that shows only a hernia then has no finding.")  # fmt: skip
 @_writes_manifest
-def nih(
-    images: Path, entries: Path, splits: Path | None, findings: str, missing: Any, seed: int, output: Path,
-    as_json: bool,
-) -> None:  # fmt: skip
+def nih(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of NIH ChestX-ray14.
 
     That is 112,120 frontal X-rays of 30,805 patients, or any part of them. Labels were mined from the reports.
     """
     from cbmir.training.readers.nih import read_nih
 
-    manifest = read_nih(images, entries, findings=int(findings), splits=splits, missing=missing, seed=seed)
-    _write(manifest, output, as_json)
+    _write(read_nih(**options), output, as_json)
 
 
 @command("cbmir data chexpert --root . --csv CheXpert-v1.0-small/train.csv -o manifest.csv")
-@option(
-    "--root", type=PATH, required=True, metavar="DIR", help="Folder that holds CheXpert-v1.0-small, or that folder."
-)
+@option("--root", type=PATH, required=True, metavar="DIR",
+        help="Folder that holds CheXpert-v1.0-small, or that folder.")  # fmt: skip
 @option("--csv", "table", type=PATH, required=True, metavar="CSV", help="CheXpert's train.csv or valid.csv.")
 @option("--frontal-only/--all-views", default=True, help="Leave lateral images out, or not.")
-@option(
-    "--findings", type=click.Choice(["9", "13"]), default="9",
-    help='The paper\'s nine, or all columns but "No Finding" (Support Devices included).',
-)  # fmt: skip
-@option(
-    "--blank", type=click.Choice(["zero", "unknown"]), default="zero",
-    help="What an empty cell means, a finding that the report does not mention: absent, or unknown. -1 is uncertain.",
-)  # fmt: skip
+@option("--findings", type=click.Choice([9, 13]), default=9,
+        help='The paper\'s nine, or all columns but "No Finding" (Support Devices included).')  # fmt: skip
+@option("--blank", type=click.Choice(["zero", "unknown"]), default="zero", help="What an empty cell means, a finding "
+        "that the report does not mention: absent, or unknown. -1 is uncertain.")  # fmt: skip
 @_writes_manifest
-def chexpert(
-    root: Path, table: Path, frontal_only: bool, findings: str, blank: Any, missing: Any, seed: int, output: Path,
-    as_json: bool,
-) -> None:  # fmt: skip
+def chexpert(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of CheXpert.
 
     Its train.csv or valid.csv, of the small or the full-size edition. Uncertain labels (-1) stay uncertain.
     """
     from cbmir.training.readers.chexpert import read_chexpert
 
-    manifest = read_chexpert(
-        root, table, findings=int(findings), frontal_only=frontal_only, blank=blank, missing=missing, seed=seed
-    )
-    _write(manifest, output, as_json)
+    _write(read_chexpert(**options), output, as_json)
 
 
 @command(
@@ -103,24 +76,18 @@ def chexpert(
 )
 @click.argument("file", type=PATH)
 @option("--image-column", "image", default="image", help="Path of the image.")
-@option(
-    "--patient-column", "patient", default="patient_id", help="The image's patient: never in two splits, and left out "
-    "of their own look-alikes. Name the image column to state that each image is another patient.",
-)  # fmt: skip
+@option("--patient-column", "patient", default="patient_id", help="The image's patient: never in two splits, and left "
+        "out of their own look-alikes. Name the image column to state that each image is another patient.")  # fmt: skip
 @option("--study-column", "study", help="Study of the image.")
 @option("--view-column", "view", help="PA, AP, LATERAL or empty.")
 @option("--split-column", "split", help="train, val, test or empty. Default: patients are split 70:10:20.")
 @option("--report-column", "report", help="Text of the report, shown beside the image.")
 @option("--source-column", "source", help="Hospital or data set, by which 'cbmir benchmark' breaks its figures down.")
 @option("--date-column", "date", help="Date of the study, YYYY-MM-DD or empty.")
-@option(
-    "--labels", metavar="A,B,C", default="", help="Findings with a column each, holding 1, 0, -1 (uncertain) or "
-    "nothing (unknown). With --labels-column: the findings to expect there, in this order.",
-)  # fmt: skip
-@option(
-    "--labels-column",
-    help='One column that joins the findings ("Mass|Nodule"). "No Finding" means none; an empty cell means unknown.',
-)  # fmt: skip
+@option("--labels", metavar="A,B,C", default="", help="Findings with a column each, holding 1, 0, -1 (uncertain) or "
+        "nothing (unknown). With --labels-column: the findings to expect there, in this order.")  # fmt: skip
+@option("--labels-column", help='One column that joins the findings ("Mass|Nodule"). "No Finding" means none; an empty '
+        "cell means unknown.")  # fmt: skip
 @option("--separator", default="|", help="What joins them.")
 @option("--images", type=PATH, metavar="DIR", help="Where relative image paths start. Default: FILE's folder.")
 @_writes_manifest
@@ -148,25 +115,19 @@ def table(
     "cbmir index build model.onnx manifest.csv -o gallery --split all",
 )
 @click.argument("place", type=PATH, metavar="DIR")
-@option(
-    "--labels", metavar="A,B,C", default="",
-    help="Label columns of the manifest, all unknown.  [default: the 14 findings of NIH]",
-)  # fmt: skip
+@option("--labels", metavar="A,B,C", default="",
+        help="Label columns of the manifest, all unknown.  [default: the 14 findings of NIH]")  # fmt: skip
 @option("--allow-lateral", is_flag=True, help="Take lateral views too, as view LATERAL.")
-@option(
-    "--intensity", type=click.Choice(INTENSITIES), default="header",
-    help="How stored values become grey, as 'cbmir train' has it: a file that cannot be read so is left out.",
-)  # fmt: skip
+@option("--intensity", type=click.Choice(INTENSITIES), default="header", help="How stored values become grey, as "
+        "'cbmir train' has it: a file that cannot be read so is left out.")  # fmt: skip
 @option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one a processor]")
 @option("--seed", type=click.IntRange(min=0), default=0, help="Draws the patients of train, val and test.")
-@option(
-    "-o", "--output", type=PATH, required=True, metavar="MANIFEST", help="Manifest to write (.csv, .csv.gz or "
-    ".parquet); beside it .about.json, and .left-out.csv with every file that is not in it and the reason.",
-)  # fmt: skip
+@option("-o", "--output", type=PATH, required=True, metavar="MANIFEST",
+        help="Manifest to write (.csv, .csv.gz or .parquet); beside it .about.json, and .left-out.csv with every file "
+        "that is not in it and the reason.")  # fmt: skip
 @json_option
-@click.pass_context
 def dicom(
-    ctx: click.Context, place: Path, labels: str, allow_lateral: bool, intensity: str, workers: int | None, seed: int,
+    place: Path, labels: str, allow_lateral: bool, intensity: str, workers: int | None, seed: int,
     output: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Manifest of the DICOM studies in a folder, or on a medium with a DICOMDIR.
@@ -189,15 +150,14 @@ def dicom(
     if left_out:
         click.echo(f"{listed}: {len(left_out):,} files left out, {damaged:,} of them damaged", err=True)
     if damaged:
-        ctx.exit(2)
+        sys.exit(2)
 
 
 @command("cbmir data phantom -n 800 --seed 0 -o phantoms")
 @option("-n", "--count", type=click.IntRange(min=1), default=800, help="Number of images.")
 @option("--seed", type=click.IntRange(min=0), default=0, help="The same seed draws the same images.")
-@option(
-    "--format", "image_format", type=click.Choice(["png", "dicom"]), default="png", help="File format of the images."
-)
+@option("--format", "image_format", type=click.Choice(["png", "dicom"]), default="png",
+        help="File format of the images.")  # fmt: skip
 @option("--size", type=click.IntRange(min=64), default=512, help="Side of an image, pixels.")
 @option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Folder for images and manifest.csv.")
 @json_option
@@ -217,13 +177,10 @@ def phantom(count: int, seed: int, image_format: str, size: int, output: Path, a
 @command("cbmir data check manifest.csv", "cbmir data check manifest.csv --json > check.json")
 @click.argument("manifest", type=PATH)
 @option("--quick", is_flag=True, help="Look at the table and for the files, but open no image.")
-@option(
-    "--workers", type=click.IntRange(min=1), default=os.cpu_count() or 1, show_default="processors",
-    help="Threads that read images.",
-)  # fmt: skip
+@option("--workers", type=click.IntRange(min=1), default=os.cpu_count() or 1, show_default="processors",
+        help="Threads that read images.")  # fmt: skip
 @json_option
-@click.pass_context
-def check(ctx: click.Context, manifest: Path, quick: bool, workers: int, as_json: bool) -> None:
+def check(manifest: Path, quick: bool, workers: int, as_json: bool) -> None:
     """Look for what would spoil a training.
 
     Counts what MANIFEST holds, then checks it. Problems are missing files, unreadable images, patients in two splits
@@ -235,7 +192,7 @@ def check(ctx: click.Context, manifest: Path, quick: bool, workers: int, as_json
     report = check_manifest(read_manifest(manifest), quick=quick, workers=workers)
     print_answer(as_json, report.to_json(), report.text())
     if not report.ok:
-        ctx.exit(2)
+        sys.exit(2)
 
 
 def _write(manifest: Manifest, path: Path, as_json: bool) -> None:

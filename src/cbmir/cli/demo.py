@@ -25,11 +25,9 @@ from cbmir.cli.options import (
 @host_option
 @port_option(7860)
 @option("--examples", type=PATH, help="A folder of X-rays to choose from.  [default: some of the gallery]")
-@option(
-    "--login", metavar="FILE|env:NAME",
-    help="Let in only who knows NAME:PASSWORD, which stands in a file that only you can read, or an environment "
-    "variable. It crosses the network in clear: put HTTPS in front where others listen.",
-)  # fmt: skip
+@option("--login", metavar="FILE|env:NAME",
+        help="Let in only who knows NAME:PASSWORD, which stands in a file that only you can read, or an environment "
+        "variable. It crosses the network in clear: put HTTPS in front where others listen.")  # fmt: skip
 @pseudonyms_option
 @engine_option
 def demo(

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import re
+import sys
 from pathlib import Path
 
 import click
 
-from cbmir.cli.options import PATH, command, engine_option, json_option, option, print_json, reading_options, resumable
-
-log = logging.getLogger("cbmir")
+from cbmir.cli.options import (
+    PATH,
+    command,
+    engine_option,
+    json_option,
+    log,
+    option,
+    print_json,
+    reading_options,
+    resumable,
+)
 
 
 def _parse_shard(ctx: click.Context, option: click.Parameter, value: str) -> tuple[int, int]:
@@ -30,20 +38,15 @@ def _parse_shard(ctx: click.Context, option: click.Parameter, value: str) -> tup
 @click.argument("model", type=PATH)
 @click.argument("manifest", type=PATH)
 @option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Folder of blocks.")
-@option(
-    "--shard", callback=_parse_shard, default="1/1", metavar="i/n",
-    help="Do the i-th part of n, as one job of a batch scheduler (i from 1); all write into the same folder.",
-)  # fmt: skip
-@option(
-    "--ray", metavar="ADDRESS", help="Do it by Ray: 'auto' for the cluster that RAY_ADDRESS names, else this machine. "
-    "Every node must see MODEL, the images and DIR under the same paths.",
-)  # fmt: skip
+@option("--shard", callback=_parse_shard, default="1/1", metavar="i/n", help="Do the i-th part of n, as one job of a "
+        "batch scheduler (i from 1); all write into the same folder.")  # fmt: skip
+@option("--ray", metavar="ADDRESS", help="Do it by Ray: 'auto' for the cluster that RAY_ADDRESS names, else this "
+        "machine. Every node must see MODEL, the images and DIR under the same paths.")  # fmt: skip
 @reading_options
 @engine_option
 @json_option
-@click.pass_context
 def embed(
-    ctx: click.Context, model: Path, manifest: Path, output: Path, shard: tuple[int, int], ray: str | None,
+    model: Path, manifest: Path, output: Path, shard: tuple[int, int], ray: str | None,
     workers: int | None, reduced_jpeg2000: bool, engine: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Embed the images of MANIFEST with MODEL into files of 1,024 images each, for 'cbmir index build --embeddings'.
@@ -83,4 +86,4 @@ def embed(
             "%d images could not be read: see the lists unreadable*.csv in %s; a block is made again once its file "
             "part-….npz is deleted", len(report.unreadable), output,
         )  # fmt: skip
-        ctx.exit(2)
+        sys.exit(2)

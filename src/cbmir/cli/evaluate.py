@@ -17,14 +17,10 @@ from cbmir.cli.options import PATH, command, json_option, option, print_answer
 @click.argument("model", type=PATH)
 @click.argument("manifest", type=PATH)
 @option("-k", default=10, help="Neighbours per query.")
-@option(
-    "--queries", type=click.Choice(["test", "val"]), default="test",
-    help="Split that asks; the train split is the gallery.",
-)  # fmt: skip
-@option(
-    "--gallery-model", type=PATH, metavar="MODEL",
-    help="What embeds the gallery instead: the teacher of a distilled MODEL, a RUN or an exported file.",
-)  # fmt: skip
+@option("--queries", type=click.Choice(["test", "val"]), default="test",
+        help="Split that asks; the train split is the gallery.")  # fmt: skip
+@option("--gallery-model", type=PATH, metavar="MODEL", help="What embeds the gallery instead: the teacher of a "
+        "distilled MODEL, a RUN or an exported file.")  # fmt: skip
 @option("-o", "--output", type=PATH, help="Folder for metrics.json, report.md and per_query.csv.")
 @json_option
 def evaluate(

@@ -28,35 +28,23 @@ _NEEDS = {
     "cbmir export run -o model.onnx --images nih.csv         the run's own images are elsewhere now",
 )
 @click.argument("run", type=PATH)
-@option(
-    "-o", "--output", required=True, type=click.Path(),
-    help="File to write (.onnx), or a folder for model.onnx; other files stand beside it.",
-)  # fmt: skip
+@option("-o", "--output", required=True, type=click.Path(),
+        help="File to write (.onnx), or a folder for model.onnx; other files stand beside it.")  # fmt: skip
 @option("--fp16", is_flag=True, help="Also NAME.fp16.onnx, its encoder in half precision: for GPUs.")
 @option("--int8", is_flag=True, help="Also NAME.int8.onnx, for ONNX Runtime on a CPU.")
-@option(
-    "--openvino", multiple=True, type=click.Choice(["bf16", "int8"]),
-    help="Also NAME.openvino-bf16.xml or -int8.xml, for OpenVINO on a CPU. May be repeated.",
-)  # fmt: skip
+@option("--openvino", multiple=True, type=click.Choice(["bf16", "int8"]),
+        help="Also NAME.openvino-bf16.xml or -int8.xml, for OpenVINO on a CPU. May be repeated.")  # fmt: skip
 @option("--tensorrt", is_flag=True, help="Also a TensorRT plan for each --target, of the fp16 file with --fp16.")
-@option(
-    "--target", default="current", metavar="SM,…",
-    help="GPUs of the plans by compute capability (sm86, sm89 …); current is the one that is here.",
-)  # fmt: skip
+@option("--target", default="current", metavar="SM,…",
+        help="GPUs of the plans by compute capability (sm86, sm89 …); current is the one that is here.")  # fmt: skip
 @option("--max-batch", default=32, type=click.IntRange(1), help="Largest batch of the plans.")
-@option(
-    "--calibrate", type=PATH, metavar="MANIFEST",
-    help="Images that set the ranges of int8.  [default: the run's training images]",
-)  # fmt: skip
+@option("--calibrate", type=PATH, metavar="MANIFEST",
+        help="Images that set the ranges of int8.  [default: the run's training images]")  # fmt: skip
 @option("--calibration-images", default=96, type=click.IntRange(1), help="At most so many of them.")
-@option(
-    "--calibration-percentile", "percentile", type=click.FloatRange(50, 100, min_open=True),
-    help="Let the ranges hold so many percent of the values.  [default: all]",
-)  # fmt: skip
-@option(
-    "--images", type=PATH, metavar="MANIFEST",
-    help="Compare with PyTorch on these images, where those of the run are gone.",
-)  # fmt: skip
+@option("--calibration-percentile", "percentile", type=click.FloatRange(50, 100, min_open=True),
+        help="Let the ranges hold so many percent of the values.  [default: all]")  # fmt: skip
+@option("--images", type=PATH, metavar="MANIFEST",
+        help="Compare with PyTorch on these images, where those of the run are gone.")  # fmt: skip
 @tolerance_option
 @option("--accept-parity-loss", is_flag=True, help="Write files beyond their limits too, and say so beside them.")
 @json_option

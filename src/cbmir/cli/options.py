@@ -70,22 +70,17 @@ def announce(url: str) -> None:
     click.echo(f"{url}  (Ctrl-C ends it)\n{NOT_A_DEVICE}")
 
 
-engine_option = option(
-    "--engine", type=click.Choice(ENGINES), default="auto", help="What runs the model: auto takes CUDA or the CPU for "
-    "a file, and of a folder the fastest file that runs here; one that is named and is not here is an error.",
-)  # fmt: skip
+engine_option = option("--engine", type=click.Choice(ENGINES), default="auto",
+                       help="What runs the model: auto takes CUDA or the CPU for a file, and of a folder the fastest "
+                       "file that runs here; one that is named and is not here is an error.")  # fmt: skip
 
 
-allow_lateral_option = option(
-    "--allow-lateral", is_flag=True, help="Take lateral views too, with a warning: they are refused otherwise, since "
-    "findings are those of frontal radiographs.",
-)  # fmt: skip
+allow_lateral_option = option("--allow-lateral", is_flag=True, help="Take lateral views too, with a warning: they are "
+                              "refused otherwise, since findings are those of frontal radiographs.")  # fmt: skip
 
 
-threads_option = option(
-    "--threads", type=click.IntRange(1),
-    help="Threads that one answer may use.  [default: the processors shared out among the answers at once]",
-)  # fmt: skip
+threads_option = option("--threads", type=click.IntRange(1), help="Threads that one answer may use.  [default: the "
+                        "processors shared out among the answers at once]")  # fmt: skip
 
 
 def threads_each(threads: int | None, at_once: int) -> int:
@@ -107,11 +102,10 @@ STAYS_CLEAR = (
 )
 
 #: Gives the command a `Pseudonyms`, or None.
-pseudonyms_option = option(
-    "--pseudonyms", callback=_load_key, metavar="FILE|env:NAME", help="The key of a gallery that keeps patients' and "
-    "studies' ids as pseudonyms (HMAC-SHA256): a file that only you can read, or an environment variable. Images' ids "
-    "and paths, reports, SOP instance UIDs and dates stay in clear.",
-)  # fmt: skip
+pseudonyms_option = option("--pseudonyms", callback=_load_key, metavar="FILE|env:NAME",
+                           help="The key of a gallery that keeps patients' and studies' ids as pseudonyms "
+                           "(HMAC-SHA256): a file that only you can read, or an environment variable. Images' ids and "
+                           "paths, reports, SOP instance UIDs and dates stay in clear.")  # fmt: skip
 
 
 #: What `Finder.open` takes, besides model and gallery.
@@ -128,17 +122,14 @@ def port_option(default: int) -> Callable[[Any], Any]:
 #: How images are read: what `build`, `add` and `embed` share.
 reading_options = together(
     option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one a processor]"),
-    option(
-        "--reduced-jpeg2000", is_flag=True,
-        help="Decode large JPEG 2000 images at a lower resolution: faster, within one grey level but for a few pixels.",
-    ),
+    option("--reduced-jpeg2000", is_flag=True, help="Decode large JPEG 2000 images at a lower resolution: faster, "
+           "within one grey level but for a few pixels."),
 )  # fmt: skip
 
 
-tolerance_option = option(
-    "--tolerance", "tolerances", multiple=True, metavar="NAME=NUMBER", help="Another limit: overlap, cross (share of "
-    "top-10 neighbours kept, at least), ndcg, auc, score (differences, at most), cosine (at least). May be repeated.",
-)  # fmt: skip
+tolerance_option = option("--tolerance", "tolerances", multiple=True, metavar="NAME=NUMBER",
+                          help="Another limit: overlap, cross (share of top-10 neighbours kept, at least), ndcg, auc, "
+                          "score (differences, at most), cosine (at least). May be repeated.")  # fmt: skip
 
 
 @contextmanager
@@ -153,38 +144,26 @@ def resumable(kept: str = "What is done is kept") -> Iterator[None]:
 
 #: The options of `cbmir train` that `cbmir benchmark` shares: encoder, schedule, proxies, precision, devices.
 training_options = together(
-    option(
-        "--encoder", default="densenet121",
-        help="A torchvision classification model (densenet121, resnet18 …), or timm:NAME.",
-    ),
-    option(
-        "--weights", default="none", help="Where the encoder starts: none (random), imagenet (downloaded by "
-        "torchvision or timm), or a state dict file.",
-    ),
+    option("--encoder", default="densenet121",
+           help="A torchvision classification model (densenet121, resnet18 …), or timm:NAME."),
+    option("--weights", default="none", help="Where the encoder starts: none (random), imagenet (downloaded by "
+           "torchvision or timm), or a state dict file."),
     option("--epochs", default=50, help="At most so many; the best epoch by nDCG is kept."),
     option("--patience", default=10, help="Stop after so many epochs without a better nDCG."),
     option("--batch-size", default=48, help="Images a step, of all devices together."),
     option("--lr", default=1e-4, help="Learning rate of Adam."),
     option("--weight-decay", default=0.0),
     option("--sigma", default=0.7, help="Width of the Gaussian similarity."),
-    option(
-        "--proxies-per-class", default="2", help="A number, or auto: more for common findings, fewer for rare ones.",
-    ),
-    option(
-        "--class-weights/--no-class-weights", default=None,
-        help="Whether rare findings count as much as common ones.  [default: with loss proxy, as in the paper]",
-    ),
+    option("--proxies-per-class", default="2",
+           help="A number, or auto: more for common findings, fewer for rare ones."),
+    option("--class-weights/--no-class-weights", default=None,
+           help="Whether rare findings count as much as common ones.  [default: with loss proxy, as in the paper]"),
     option("--image-size", default=224, help="Crop in pixels; resized to 270/224 of it before."),
-    option(
-        "--intensity", type=click.Choice(INTENSITIES), default="header",
-        help="How stored values become grey: by the DICOM header's window or table, from the lowest to the highest "
-        "value, or from the 1st to the 99th percentile. It stands in the card: every later step does the same.",
-    ),
-    option(
-        "--precision", type=click.Choice(["auto", "32", "bf16-mixed", "16-mixed"]), default="auto",
-        help="auto: bf16 or fp16 on CUDA, 32 on a CPU.",
-    ),
-    option(
-        "--devices", default="auto", help="How many GPUs, or CPU processes; in a benchmark auto is 1 for each cell.",
-    ),
+    option("--intensity", type=click.Choice(INTENSITIES), default="header",
+           help="How stored values become grey: by the DICOM header's window or table, from the lowest to the highest "
+           "value, or from the 1st to the 99th percentile. It stands in the card: every later step does the same."),
+    option("--precision", type=click.Choice(["auto", "32", "bf16-mixed", "16-mixed"]), default="auto",
+           help="auto: bf16 or fp16 on CUDA, 32 on a CPU."),
+    option("--devices", default="auto",
+           help="How many GPUs, or CPU processes; in a benchmark auto is 1 for each cell."),
 )  # fmt: skip

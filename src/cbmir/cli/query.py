@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 import sys
 from pathlib import Path
@@ -11,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import PATH, command, finder_options, json_option, option, print_json
+from cbmir.cli.options import PATH, command, finder_options, json_option, log, option, print_json
 from cbmir.errors import ImageError
 
 if TYPE_CHECKING:
     from cbmir.runtime.results import Analysis
-
-log = logging.getLogger("cbmir")
 
 
 @command(
@@ -31,25 +28,19 @@ log = logging.getLogger("cbmir")
 @option("-k", type=click.IntRange(0), default=10, help="How many neighbours.")
 @json_option
 @option("--patient-id", help="The patient of these images, as the gallery names patients.")
-@option(
-    "--exclude-same-patient/--include-same-patient", default=True,
-    help="Leave the same patient's images out of the neighbours.",
-)  # fmt: skip
-@option(
-    "--where", default="", metavar="LABELS",
-    help="Only neighbours with these findings: names, and, or, not, parentheses; a name with blanks in quotes. A "
-    "finding that is uncertain counts as there; 'not' takes only those known to be without it.",
-)  # fmt: skip
-@option(
-    "--view", type=click.Choice(["PA", "AP", "LATERAL"], case_sensitive=False), help="Only neighbours of this view."
-)
+@option("--exclude-same-patient/--include-same-patient", default=True,
+        help="Leave the same patient's images out of the neighbours.")  # fmt: skip
+@option("--where", default="", metavar="LABELS",
+        help="Only neighbours with these findings: names, and, or, not, parentheses; a name with blanks in quotes. A "
+        "finding that is uncertain counts as there; 'not' takes only those known to be without it.")  # fmt: skip
+@option("--view", type=click.Choice(["PA", "AP", "LATERAL"], case_sensitive=False),
+        help="Only neighbours of this view.")  # fmt: skip
 @option("--since", default="", metavar="YYYY-MM-DD", help="Only neighbours of this day or later.")
 @option("--until", default="", metavar="YYYY-MM-DD", help="Only neighbours of this day or earlier.")
 @option("--exact", is_flag=True, help="Compare every image of the gallery, rather than ask its index.")
 @finder_options
-@click.pass_context
 def query(
-    ctx: click.Context, /, model: Path, gallery: str, images: tuple[str, ...], k: int, as_json: bool,
+    model: Path, gallery: str, images: tuple[str, ...], k: int, as_json: bool,
     patient_id: str | None, exclude_same_patient: bool, where: str, view: str | None, since: str, until: str,
     exact: bool, **opening: Any,
 ) -> None:  # fmt: skip
@@ -90,7 +81,7 @@ def query(
     else:
         click.echo(NOT_A_DEVICE)
     if failed:
-        ctx.exit(2)
+        sys.exit(2)
 
 
 def _text(analysis: Analysis) -> str:

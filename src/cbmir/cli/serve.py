@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ from cbmir.cli.options import (
 )
 from cbmir.errors import UserError, require
 
-log = logging.getLogger("cbmir")
-
 
 @command(
     "cbmir serve --model model.onnx --gallery gallery",
@@ -35,14 +32,11 @@ log = logging.getLogger("cbmir")
 @option("--gallery", help="A gallery's folder or milvus: place.  [default: findings and embeddings only]")
 @host_option
 @port_option(8000)
-@option(
-    "--token-file", type=PATH, help="A file that only its owner may read, with the token that every request must bear."
-)
+@option("--token-file", type=PATH,
+        help="A file that only its owner may read, with the token that every request must bear.")  # fmt: skip
 @option("--no-token", is_flag=True, help="Let everyone in who reaches --host, though it is not this machine's.")
-@option(
-    "--share", multiple=True, type=click.Choice(["reports", "thumbnails"]),
-    help="Show these of other patients' images too, beside labels and distances; they may name patients.",
-)  # fmt: skip
+@option("--share", multiple=True, type=click.Choice(["reports", "thumbnails"]), help="Show these of other patients' "
+        "images too, beside labels and distances; they may name patients.")  # fmt: skip
 @option("--audit", type=PATH, help="A file that gets a line of JSON for each request.")
 @option("--concurrency", type=click.IntRange(1), default=2, help="Requests that are worked on at once.")
 @option("--queue", default=32, help="Requests that may wait; more get 429.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,32 +38,22 @@ def _list_of(kind: Any) -> Callable[[click.Context, click.Parameter, str | None]
     "cbmir speed models/ --mode latency,throughput --json > speed.json",
 )
 @click.argument("models", nargs=-1, required=True, metavar="MODEL…", type=PATH)
-@option(
-    "--engine", "engines", callback=_list_of(click.Choice(ENGINES)), default="auto", metavar="A,B,…",
-    help=f"Run every file in each of these: {', '.join(ENGINES)}.",
-)  # fmt: skip
-@option(
-    "--batch", "batches", callback=_list_of(click.IntRange(min=1)), default="1,8", metavar="N,…", help="Batch sizes."
-)
+@option("--engine", "engines", callback=_list_of(click.Choice(ENGINES)), default="auto", metavar="A,B,…",
+        help=f"Run every file in each of these: {', '.join(ENGINES)}.")  # fmt: skip
+@option("--batch", "batches", callback=_list_of(click.IntRange(min=1)), default="1,8", metavar="N,…",
+        help="Batch sizes.")  # fmt: skip
 @option("--threads", type=click.IntRange(min=1), help="Of each contender.  [default: every processor]")
-@option(
-    "--mode", "modes", callback=_list_of(click.Choice(MODES)), default="auto", metavar="A,B,…",
-    help="auto, latency (a batch with all threads at once), throughput (its images on streams of one thread).",
-)  # fmt: skip
-@option(
-    "--against", "peers", callback=_list_of(click.Choice(["torch", "onnxruntime", "openvino"])), metavar="A,B,…",
-    help="Also time what one would write by hand on the CPU: torch (eager, random weights), onnxruntime, openvino "
-    "(default options). The first of these is the baseline.",
-)  # fmt: skip
+@option("--mode", "modes", callback=_list_of(click.Choice(MODES)), default="auto", metavar="A,B,…", help="auto, "
+        "latency (a batch with all threads at once), throughput (its images on streams of one thread).")  # fmt: skip
+@option("--against", "peers", callback=_list_of(click.Choice(["torch", "onnxruntime", "openvino"])), metavar="A,B,…",
+        help="Also time what one would write by hand on the CPU: torch (eager, random weights), onnxruntime, openvino "
+        "(default options). The first of these is the baseline.")  # fmt: skip
 @option("--peak", is_flag=True, help="Also time as much arithmetic as bare matrix products: the floor.")
-@option(
-    "--seconds", type=click.FloatRange(min=0, min_open=True), default=5.0,
-    help="Measure each contender for so long at each batch size.",
-)  # fmt: skip
+@option("--seconds", type=click.FloatRange(min=0, min_open=True), default=5.0,
+        help="Measure each contender for so long at each batch size.")  # fmt: skip
 @json_option
-@click.pass_context
 def speed(
-    context: click.Context, /, models: tuple[Path, ...], engines: tuple[str, ...], batches: tuple[int, ...],
+    models: tuple[Path, ...], engines: tuple[str, ...], batches: tuple[int, ...],
     threads: int | None, modes: tuple[Any, ...], peers: tuple[str, ...], peak: bool, seconds: float, as_json: bool,
 ) -> None:  # fmt: skip
     """Time exported MODEL files, or those of a folder, against each other and against what one would write by hand.
@@ -81,7 +72,7 @@ def speed(
     report = measure([*own, *others], card.preprocess.crop, batches=batches, baseline=baseline, seconds=seconds)
     print_answer(as_json, report.to_json(), text(report))
     if not report.finished:
-        context.exit(130)
+        sys.exit(130)
 
 
 def _card(contenders: Sequence[ModelContender]) -> ModelCard:

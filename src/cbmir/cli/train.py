@@ -28,21 +28,15 @@ _TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_we
 )
 @click.argument("manifest", type=PATH)
 @option("-o", "--output", "run", required=True, type=PATH, help="RUN folder to make.")
-@option(
-    "--loss", type=click.Choice(["proxy", "bce", "ml-proxy-nca", "proxy-anchor", "soft-ndcg"]), default="proxy",
-    help="proxy is the paper's method, bce and ml-proxy-nca its baselines; the others go past it.",
-)  # fmt: skip
-@option(
-    "--negative-proxies/--no-negative-proxies", default=True,
-    help="Whether images without a finding are a class of their own.",
-)  # fmt: skip
+@option("--loss", type=click.Choice(["proxy", "bce", "ml-proxy-nca", "proxy-anchor", "soft-ndcg"]), default="proxy",
+        help="proxy is the paper's method, bce and ml-proxy-nca its baselines; the others go past it.")  # fmt: skip
+@option("--negative-proxies/--no-negative-proxies", default=True,
+        help="Whether images without a finding are a class of their own.")  # fmt: skip
 @training_options
 @option("--seed", default=0)
 @option("--fold", default="", metavar="I/N", help="Use fold I of N by patient instead of the manifest's splits.")
-@option(
-    "--distill", "teacher", type=PATH, metavar="RUN", help="Train a light encoder to answer as the finished RUN does, "
-    "in its embedding space: what RUN's model has indexed, the light one queries.",
-)  # fmt: skip
+@option("--distill", "teacher", type=PATH, metavar="RUN", help="Train a light encoder to answer as the finished RUN "
+        "does, in its embedding space: what RUN's model has indexed, the light one queries.")  # fmt: skip
 @option("--resume", is_flag=True, help="Go on with the run in -o from its last whole epoch.")
 @json_option
 @click.pass_context

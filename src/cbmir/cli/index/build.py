@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from cbmir.cli.options import (
     command,
     engine_option,
     json_option,
+    log,
     option,
     print_answer,
     pseudonyms_option,
@@ -26,18 +27,13 @@ from cbmir.cli.options import (
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.build import IndexReport
 
-log = logging.getLogger("cbmir")
 
 # Which images go in, and how they are read.
 _source_options = together(
-    option(
-        "--split", "splits", type=click.Choice(["train", "val", "test", "all"]), multiple=True, default=["train"],
-        help="Which of the manifest's images go in; may be repeated.",
-    ),
-    option(
-        "--embeddings", type=PATH, metavar="DIR",
-        help="Take what 'cbmir embed' made of this manifest with this model, and read no image.",
-    ),
+    option("--split", "splits", type=click.Choice(["train", "val", "test", "all"]), multiple=True, default=["train"],
+           help="Which of the manifest's images go in; may be repeated."),
+    option("--embeddings", type=PATH, metavar="DIR",
+           help="Take what 'cbmir embed' made of this manifest with this model, and read no image."),
     reading_options,
     pseudonyms_option,
     engine_option,
@@ -51,24 +47,15 @@ _source_options = together(
 )
 @click.argument("model", type=PATH)
 @click.argument("manifest", type=PATH)
-@option(
-    "-o", "--output", metavar="GALLERY", required=True,
-    help="The gallery's folder; or milvus://HOST:PORT/NAME, or milvus:./FILE.db for one embedded here.",
-)  # fmt: skip
-@option(
-    "--index", type=click.Choice(INDEX_SETTINGS), default="auto",
-    help="How it is searched: auto compares all images of a small gallery, and has an index for a large one.",
-)  # fmt: skip
-@option(
-    "--replace", "replace_others", is_flag=True,
-    help="Replace a gallery also where that loses images that are not among those of MANIFEST, or its pseudonyms.",
-)  # fmt: skip
+@option("-o", "--output", metavar="GALLERY", required=True, help="The gallery's folder; or milvus://HOST:PORT/NAME, or "
+        "milvus:./FILE.db for one embedded here.")  # fmt: skip
+@option("--index", type=click.Choice(INDEX_SETTINGS), default="auto", help="How it is searched: auto compares all "
+        "images of a small gallery, and has an index for a large one.")  # fmt: skip
+@option("--replace", "replace_others", is_flag=True, help="Replace a gallery also where that loses images that are not "
+        "among those of MANIFEST, or its pseudonyms.")  # fmt: skip
 @_source_options
 @json_option
-@click.pass_context
-def build(
-    ctx: click.Context, /, model: Path, manifest: Path, output: str, engine: str, as_json: bool, **how: Any
-) -> None:
+def build(model: Path, manifest: Path, output: str, engine: str, as_json: bool, **how: Any) -> None:
     """Embed the images of MANIFEST with MODEL into a gallery; one of the same images is replaced at the end.
 
     A build that was stopped goes on when the same command is given again. Images that cannot be read are left out and
@@ -84,7 +71,7 @@ def build(
         report = build_gallery(opened, table, output, **how)
     if how["pseudonyms"] is not None:
         log.warning(STAYS_CLEAR)
-    _finish(ctx, output, report, f"{output}: {report.images} images", as_json)
+    _finish(output, report, f"{output}: {report.images} images", as_json)
 
 
 @command("cbmir index add gallery model.onnx new.csv", "cbmir index add gallery model.onnx manifest.csv --split all")
@@ -93,10 +80,7 @@ def build(
 @click.argument("manifest", type=PATH)
 @_source_options
 @json_option
-@click.pass_context
-def add(
-    ctx: click.Context, /, gallery: str, model: Path, manifest: Path, engine: str, as_json: bool, **how: Any
-) -> None:
+def add(gallery: str, model: Path, manifest: Path, engine: str, as_json: bool, **how: Any) -> None:
     """Embed those images of MANIFEST that GALLERY does not have, and add them all at once.
 
     What is there already stays as it is ('cbmir index update' brings labels and reports up to date). The gallery serves
@@ -111,10 +95,10 @@ def add(
     table = read_manifest(manifest)
     with resumable(), open_engine(model, engine=engine) as opened:
         report = add_to_gallery(opened, table, gallery, **how)
-    _finish(ctx, gallery, report, f"{gallery}: {report.images} images added, {report.there} were there", as_json)
+    _finish(gallery, report, f"{gallery}: {report.images} images added, {report.there} were there", as_json)
 
 
-def _finish(ctx: click.Context, gallery: str, report: IndexReport, text: str, as_json: bool) -> None:
+def _finish(gallery: str, report: IndexReport, text: str, as_json: bool) -> None:
     """Print the report, and which images were left out; for some of these the exit code is 2."""
     from cbmir.runtime.gallery.protocol import is_milvus
 
@@ -139,4 +123,4 @@ def _finish(ctx: click.Context, gallery: str, report: IndexReport, text: str, as
     if report.unreadable:
         log.error("%d images could not be read: see %sunreadable.csv", len(report.unreadable), folder)
     if report.changed or report.unreadable:
-        ctx.exit(2)
+        sys.exit(2)

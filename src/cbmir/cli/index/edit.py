@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from cbmir.cli.options import PATH, command, json_option, option, print_answer, pseudonyms_option
+from cbmir.cli.options import PATH, command, json_option, log, option, print_answer, pseudonyms_option
 from cbmir.errors import GalleryError
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.protocol import EditableGallery
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 
-log = logging.getLogger("cbmir")
-
 
 @command("cbmir index update gallery corrected.csv")
 @click.argument("gallery", type=click.Path())
 @click.argument("manifest", type=PATH)
-@option(
-    "--split", "splits", type=click.Choice(["train", "val", "test", "all"]), multiple=True, default=["all"],
-    help="Which of the manifest's rows to take; may be repeated.",
-)  # fmt: skip
+@option("--split", "splits", type=click.Choice(["train", "val", "test", "all"]), multiple=True, default=["all"],
+        help="Which of the manifest's rows to take; may be repeated.")  # fmt: skip
 @pseudonyms_option
 @json_option
-@click.pass_context
 def update(
-    ctx: click.Context, gallery: str, manifest: Path, splits: tuple[str, ...], pseudonyms: Pseudonyms | None,
+    gallery: str, manifest: Path, splits: tuple[str, ...], pseudonyms: Pseudonyms | None,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Take over labels, reports, patients, studies, views, dates and splits of MANIFEST for the images of GALLERY.
@@ -53,7 +48,7 @@ def update(
     print_answer(as_json, value, "\n".join(lines))
     if report.absent:
         log.error("%d rows are of images that the gallery does not have", len(report.absent))
-        ctx.exit(2)
+        sys.exit(2)
 
 
 @command("cbmir index remove gallery --patient-id 0001234", "cbmir index remove gallery --id image_07 --id image_08")
@@ -63,9 +58,8 @@ def update(
 @option("--study-id", "studies", multiple=True, help="Images of a study; with --patient-id, of that patient.")
 @pseudonyms_option
 @json_option
-@click.pass_context
 def remove(
-    ctx: click.Context, gallery: str, ids: tuple[str, ...], patients: tuple[str, ...], studies: tuple[str, ...],
+    gallery: str, ids: tuple[str, ...], patients: tuple[str, ...], studies: tuple[str, ...],
     pseudonyms: Pseudonyms | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Remove images from GALLERY, with report, thumbnail and embedding; there is no way back.
@@ -93,7 +87,7 @@ def remove(
     for line in unknown:
         log.error("%s", line)
     if unknown or not removed:
-        ctx.exit(2)
+        sys.exit(2)
 
 
 def _unknown(

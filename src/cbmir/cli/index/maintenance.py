@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from cbmir.cli.options import (
     STAYS_CLEAR,
     command,
     json_option,
+    log,
     option,
     print_answer,
     print_json,
@@ -23,7 +24,6 @@ from cbmir.cli.options import (
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 
-log = logging.getLogger("cbmir")
 
 _PATIENT_DATA = (
     "A gallery is patient data: its images, reports and embeddings identify patients. Keep it as safe as the images."
@@ -61,8 +61,7 @@ def info(gallery: str, as_json: bool) -> None:
 @command("cbmir index verify gallery")
 @click.argument("gallery", type=PATH)
 @json_option
-@click.pass_context
-def verify(ctx: click.Context, gallery: Path, as_json: bool) -> None:
+def verify(gallery: Path, as_json: bool) -> None:
     """Read all of GALLERY and say what is damaged, which images that affects, and what to do.
 
     The exit code is 2 where anything is damaged.
@@ -79,7 +78,7 @@ def verify(ctx: click.Context, gallery: Path, as_json: bool) -> None:
     count = f"{len(problems)} problem{'s' * (len(problems) > 1)}" if problems else "nothing is damaged"
     print_answer(as_json, [asdict(problem) for problem in problems], "\n".join([*lines, f"{gallery}: {count}"]))
     if problems:
-        ctx.exit(2)
+        sys.exit(2)
 
 
 @command("cbmir index rebuild gallery --index int8")
@@ -117,10 +116,8 @@ def compact(gallery: Path, as_json: bool) -> None:
 @command("cbmir index export gallery -o backup", "cbmir index export gallery -o shared --deidentified")
 @click.argument("gallery", type=PATH)
 @option("-o", "--output", type=PATH, required=True, help="A new or empty folder.")
-@option(
-    "--deidentified", is_flag=True,
-    help="Only embeddings, labels, views and splits, under new ids and in another order.",
-)  # fmt: skip
+@option("--deidentified", is_flag=True,
+        help="Only embeddings, labels, views and splits, under new ids and in another order.")  # fmt: skip
 @json_option
 def export(gallery: Path, output: Path, deidentified: bool, as_json: bool) -> None:
     """Copy GALLERY as it is at this moment, while others use it.

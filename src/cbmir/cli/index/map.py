@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
 @command("cbmir index map gallery", "cbmir index map gallery --method pca", name="map")
 @click.argument("gallery", type=click.Path())
-@option(
-    "--method", type=click.Choice(["auto", "tsne", "pca"]), default="auto",
-    help="auto: t-SNE where scikit-learn is installed and there are images enough, else the two principal components.",
-)  # fmt: skip
+@option("--method", type=click.Choice(["auto", "tsne", "pca"]), default="auto", help="auto: t-SNE where scikit-learn "
+        "is installed and there are images enough, else the two principal components.")  # fmt: skip
 @option("--most", type=click.IntRange(3), default=5000, help="Images, at random if more.")
 @option("--seed", default=0)
 @json_option

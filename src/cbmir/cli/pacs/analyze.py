@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import PATH, command, finder_options, json_option, model_option, option, print_answer
+from cbmir.cli.options import PATH, command, finder_options, json_option, log, model_option, option, print_answer
 from cbmir.errors import ImageError
 from cbmir.files import replacing, write_json
 
 if TYPE_CHECKING:
     from cbmir.runtime.dicom_output import Results
     from cbmir.runtime.finder import Finder
-
-log = logging.getLogger("cbmir")
 
 
 @command(
@@ -30,20 +28,15 @@ log = logging.getLogger("cbmir")
 @model_option
 @option("--gallery", help="Where look-alikes and priors are found: a folder, or a milvus: place.")
 @option("--sr", is_flag=True, help="Structured report (TID 1500), NAME.sr.dcm. The default, where none is named.")
-@option(
-    "--sc", is_flag=True,
-    help="Page to look at (Secondary Capture), NAME.sc.dcm; the days of the patient's own similar priors are on it.",
-)  # fmt: skip
-@option(
-    "--kos", is_flag=True,
-    help="Selection of the patient's own similar priors, NAME.kos.dcm; its copies for their studies, NAME.kos-2.dcm …",
-)  # fmt: skip
+@option("--sc", is_flag=True, help="Page to look at (Secondary Capture), NAME.sc.dcm; the days of the patient's own "
+        "similar priors are on it.")  # fmt: skip
+@option("--kos", is_flag=True, help="Selection of the patient's own similar priors, NAME.kos.dcm; its copies for their "
+        "studies, NAME.kos-2.dcm …")  # fmt: skip
 @option("--fhir", is_flag=True, help="FHIR R4 Bundle, NAME.fhir.json.")
 @finder_options
 @json_option
-@click.pass_context
 def analyze(
-    ctx: click.Context, /, files: tuple[Path, ...], output: Path, model: Path, gallery: str | None, sr: bool, sc: bool,
+    files: tuple[Path, ...], output: Path, model: Path, gallery: str | None, sr: bool, sc: bool,
     kos: bool, fhir: bool, as_json: bool, **opening: Any,
 ) -> None:  # fmt: skip
     """Analyse DICOM files, and write the results of each into a folder.
@@ -86,7 +79,7 @@ def analyze(
     text = f"{output}: results of {len(done)} of {len(images)} images\n{NOT_A_DEVICE}"
     print_answer(as_json, {"analysed": done, "failed": failed, "notice": NOT_A_DEVICE}, text)
     if failed or not images:
-        ctx.exit(2)
+        sys.exit(2)
 
 
 def make_results_of(path: Path, finder: Finder, kinds: Sequence[str]) -> Results:

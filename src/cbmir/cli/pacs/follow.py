@@ -19,11 +19,9 @@ from cbmir.errors import require
 )
 @option("--orthanc", metavar="URL", help="Follow the change feed of Orthanc, which has its DICOMweb plugin.")
 @option("--dicomweb", metavar="URL", help="Ask a DICOMweb server for new studies by QIDO-RS.")
-@option(
-    "--since", metavar="DAY|NUMBER",
-    help="With --dicomweb the day of the oldest studies, YYYY-MM-DD; with --orthanc the number of the change to begin "
-    "after, 0 for all. At every start: it is for the first one.  [default: where it was left, at first from now on]",
-)  # fmt: skip
+@option("--since", metavar="DAY|NUMBER", help="With --dicomweb the day of the oldest studies, YYYY-MM-DD; with "
+        "--orthanc the number of the change to begin after, 0 for all. At every start: it is for the first one.  "
+        "[default: where it was left, at first from now on]")  # fmt: skip
 @option("--interval", type=click.FloatRange(0.1), default=10.0, metavar="SECONDS", help="Ask again after so long.")
 @service_options
 def follow(orthanc: str | None, dicomweb: str | None, since: str | None, interval: float, **common: Any) -> None:

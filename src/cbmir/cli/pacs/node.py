@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 @port_option(11112)
 @option("--allow-calling", multiple=True, metavar="AET", help="An AE title that may send; give each one.")
 @option("--allow-any-calling", is_flag=True, help="Let everyone send who reaches --host.")
-@option(
-    "--tls", nargs=3, type=PATH, metavar="CERT KEY CA", help="TLS both ways, with these PEM files: the node's "
-    "certificate, its key, and the authorities that are trusted; who has no certificate of theirs is turned away.",
-)  # fmt: skip
+@option("--tls", nargs=3, type=PATH, metavar="CERT KEY CA",
+        help="TLS both ways, with these PEM files: the node's certificate, its key, and the authorities that are "
+        "trusted; who has no certificate of theirs is turned away.")  # fmt: skip
 @option("--store-to", metavar="AET@HOST:PORT", help="Send results there.  [default: files in DIR/results]")
 @option("--max-associations", type=click.IntRange(1), default=16, help="Senders at once.")
 @service_options

@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from cbmir.runtime.pacs.intake import Intake
     from cbmir.runtime.pacs.service import ImageSource
 
-state_option = option(
-    "--state", type=click.Path(path_type=Path, resolve_path=True), default=Path("cbmir-pacs"), envvar="STATE_DIRECTORY",
-    show_envvar=True, metavar="DIR", help="The queue's folder: what waits, and dead letters. It is patient data.",
-)  # fmt: skip
+state_option = option("--state", type=click.Path(path_type=Path, resolve_path=True), default=Path("cbmir-pacs"),
+                      envvar="STATE_DIRECTORY", show_envvar=True, metavar="DIR",
+                      help="The queue's folder: what waits, and dead letters. It is patient data.")  # fmt: skip
 #: What `node` and `follow` share: everything that `pacs_service` takes.
 service_options = together(
     model_option,
@@ -39,17 +38,13 @@ service_options = together(
     option("--sr", is_flag=True, help="Answer with a structured report (TID 1500). The default."),
     option("--sc", is_flag=True, help="Answer with a page to look at (Secondary Capture)."),
     option("--kos", is_flag=True, help="Answer with a selection of the patient's own similar priors."),
-    option(
-        "--settle", type=click.FloatRange(0), default=5.0, metavar="SECONDS",
-        help="Begin with a study when nothing of it has come for so long.",
-    ),
+    option("--settle", type=click.FloatRange(0), default=5.0, metavar="SECONDS",
+           help="Begin with a study when nothing of it has come for so long."),
     option("--workers", type=click.IntRange(1), default=2, help="Images analysed at once."),
     option("--capacity", type=click.IntRange(1), default=10_000, help="Images that may wait; see docs."),
-    option(
-        "--attempts", type=click.IntRange(1), default=12,
-        help="Give an image that fails up, as a dead letter, after so many: by default in some three hours. While the "
-        "archive, the gallery or the engine is away, it is tried again for seven days.",
-    ),
+    option("--attempts", type=click.IntRange(1), default=12,
+           help="Give an image that fails up, as a dead letter, after so many: by default in some three hours. While "
+           "the archive, the gallery or the engine is away, it is tried again for seven days."),
     threads_option,
     finder_options,
 )  # fmt: skip
