@@ -109,7 +109,7 @@ def add_files(app: FastAPI, gallery: SearchableGallery, chart: GalleryProjection
     app.mount("/page", StaticFiles(directory=STATIC))
 
     @app.get("/thumbnail")
-    def thumbnail(id: str) -> Response:  # noqa: A002 - what the address calls it
+    def thumbnail(id: str) -> Response:
         try:
             jpeg = gallery.thumbnail(id)
         except GalleryError:

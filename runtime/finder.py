@@ -132,7 +132,7 @@ class Finder(Closing):
         *,
         patient_id: str | None = None,
         exclude_same_patient: bool = True,
-        filter: Filter = Filter(),  # noqa: A002, B008 - the field's own name; frozen
+        filter: Filter = Filter(),  # noqa: B008 - it never changes
         exact: bool | None = None,
     ) -> Analysis:
         """Findings and the k nearest neighbours of one image.
@@ -191,7 +191,7 @@ class Finder(Closing):
         labels: Sequence[str],
         k: int = 10,
         *,
-        filter: Filter = Filter(),  # noqa: A002, B008
+        filter: Filter = Filter(),  # noqa: B008
     ) -> tuple[Neighbour, ...]:
         """The k entries of the gallery nearest to a combination of findings: a query without an image
         (`cbmir.runtime.evidence.combination_vector`). Of each, `shared` holds those of `labels` that it has.

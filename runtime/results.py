@@ -133,7 +133,7 @@ class Analysis:
         """
         return self._evidence(self.finding_vectors, label, "finding")
 
-    def evidence_for_neighbour(self, id: str) -> NDArray[np.float32]:  # noqa: A002 - the field's own name
+    def evidence_for_neighbour(self, id: str) -> NDArray[np.float32]:
         """float32 [h, w]: each cell's share in the cosine to this neighbour.
 
         Raises:

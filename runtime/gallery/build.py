@@ -351,7 +351,7 @@ def _check_key(gallery: Gallery, pseudonyms: Pseudonyms | None) -> None:
 def _merged(report: IndexReport, gallery: Gallery, under_way: Gallery) -> IndexReport:
     """The report, once what is under way has gone into the gallery: others may have added the same meanwhile."""
     merged = merge(gallery, under_way)
-    there = [(under_way.entry(id).image, same) for id, same in merged.duplicates if id != same]  # noqa: A001
+    there = [(under_way.entry(id).image, same) for id, same in merged.duplicates if id != same]
     return replace(
         report,
         images=len(merged.ids),

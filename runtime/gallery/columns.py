@@ -105,7 +105,7 @@ class Columns:
 class Selection:
     """A filter as one gallery understands it: over columns of numbers, at any rows of them."""
 
-    def __init__(self, filter: Filter, meta: Meta) -> None:  # noqa: A002 - the field's own name
+    def __init__(self, filter: Filter, meta: Meta) -> None:
         """Raises GalleryError for labels that `parse` refuses. Ids that the gallery does not know exclude nothing."""
         self._patients = np.array(sorted(meta.patient_numbers(filter.exclude_patients)), np.int64)
         self._studies = np.array(sorted(meta.study_numbers(filter.exclude_studies)), np.int64)

@@ -40,7 +40,7 @@ def entry_ids(rows: Sequence[Row], taken: Collection[str] = frozenset()) -> list
     return _free(ids, paths, taken) if taken else ids
 
 
-def longer_ids(id: str, path: str) -> Iterator[str]:  # noqa: A002 - the field's own name
+def longer_ids(id: str, path: str) -> Iterator[str]:
     """Ends of an image's path with more folders than its id has, the shortest first; with its suffix if the id has."""
     suffix = PurePosixPath(path).suffix
     parts = (path if id.endswith(suffix) else path.removesuffix(suffix)).split("/")

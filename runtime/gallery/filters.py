@@ -98,6 +98,10 @@ class Filter:
         return _day(self.until) if self.until else 99991231
 
 
+#: Lets all entries pass.
+EVERY = Filter()
+
+
 def _day(text: str) -> int:
     try:
         if not re.fullmatch(r"\d{4}-\d\d-\d\d", text):

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from cbmir.card import ModelCard
 from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
-from cbmir.process import Closing
 from cbmir.runtime.gallery import index_files, schema
 from cbmir.runtime.gallery.columns import Selection
 from cbmir.runtime.gallery.database import DATABASE, GALLERY, LOG_FILE, SHARED_FILE, WAIT, Connections, new_file
 from cbmir.runtime.gallery.entry import Added, Entry, SearchResult
 from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.gallery.index_cache import IndexCache, codes_for
+from cbmir.runtime.gallery.protocol import EditableGallery
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms, case_id
 from cbmir.runtime.gallery.reader import Reader
 from cbmir.runtime.gallery.schema import SCHEMA, WITNESS
@@ -47,7 +47,7 @@ def is_gallery_file(name: str) -> bool:
     return name in _FILES or index_files.is_derived(name)
 
 
-class Gallery(Closing):
+class Gallery(EditableGallery):
     """Made by `create` or `open`. All of it is safe from many threads and processes at once: readers go on during a
     write, each with the generation that it began with, and writers wait for each other.
 
@@ -131,8 +131,11 @@ class Gallery(Closing):
         return cls(Connections(path / DATABASE, GALLERY, read_only=read_only, wait=wait), pseudonyms)
 
     @property
+    def place(self) -> str:
+        return str(self.path)
+
+    @property
     def finds_patients(self) -> bool:
-        """Whether patients can be looked up by id: not where it keeps pseudonyms and was opened without their key."""
         return self._meta.keys.fits
 
     @property
@@ -142,7 +145,7 @@ class Gallery(Closing):
 
     @property
     def reference_distances(self) -> NDArray[np.float32]:
-        """float32 [m], sorted: `novelty.reference_distances` of the entries; empty where they are too few."""
+        """As of when the index files were last written; measured now where there are none, or they held too few."""
         return self._index.reference_distances()
 
     # -- transactions
@@ -165,30 +168,12 @@ class Gallery(Closing):
     def add(
         self, entries: Sequence[Entry], embeddings: NDArray[np.float32], thumbnails: Sequence[bytes] | None = None
     ) -> Added:
-        """Add N entries in one transaction; one whose content (`sha256`) is there already is left out and reported.
-
-        Args:
-            embeddings: float32 [N, D] of unit norm.
-            thumbnails: N JPEG files.
-
-        Raises:
-            GalleryError: An id is there with other content, embeddings are unfit, or labels are not the gallery's.
-                Nothing is added then.
-        """
         with self.writing() as writer:
             added = writer.add(entries, embeddings, thumbnails)
         self.settle()
         return added
 
     def update(self, entries: Sequence[Entry]) -> int:
-        """Replace what is said of entries (all but content, embedding and thumbnail) by their ids.
-
-        Returns:
-            How many changed.
-
-        Raises:
-            GalleryError: An id is not there, or is there with other content. Nothing is changed then.
-        """
         with self.writing() as writer:
             changed = writer.update(entries)
         self.settle()
@@ -197,19 +182,8 @@ class Gallery(Closing):
     def remove(
         self, *, ids: Collection[str] = (), patient_ids: Collection[str] = (), study_ids: Collection[str] = ()
     ) -> tuple[str, ...]:
-        """Remove entries with all that belongs to them; what is not there is passed over.
-
-        With `patient_ids` and `study_ids`, only these studies of these patients. Their bytes are overwritten where they
-        stood, and in the log as soon as no one reads; see `compact`. What was derived goes at once if it holds the
-        same, and is made again.
-
-        Returns:
-            The ids that went, sorted.
-
-        Raises:
-            GalleryError: Several patients have a study id that is given alone: a study of one must not take another's
-                along. Nothing is removed then.
-        """
+        """As `EditableGallery.remove`. The bytes are overwritten where they stood, and in the log as soon as no one
+        reads (see `compact`). What was derived goes at once if it holds the same, and is made again."""
         with self.writing() as writer:
             removed = writer.remove(ids=ids, patient_ids=patient_ids, study_ids=study_ids)
         if removed:
@@ -266,42 +240,11 @@ class Gallery(Closing):
 
     # -- searching
 
-    def search(
-        self,
-        embedding: NDArray[np.float32],
-        k: int,
-        *,
-        filter: Filter = Filter(),  # noqa: A002, B008 - the field's own name; it never changes
-        exact: bool | None = None,
-        vectors: int = 0,
-    ) -> SearchResult:
-        """The k nearest of the entries that pass the filter, nearest first; all where fewer pass.
-
-        Distances are exact and float64, equal ones in the order of their ids.
-
-        Args:
-            embedding: A unit vector, float32 [D].
-            exact: Compare every entry. Else those that the index proposes, where there is one (`info`): of equal
-                images, it may then propose others than the first by id.
-            vectors: Where > k, the embeddings of so many nearest are answered, at a fraction of what so many hits
-                would take.
-
-        Raises:
-            GalleryError: The query has another size or norm, or NaN; k < 0; the filter does not fit the gallery's
-                labels; or what was found is damaged.
-        """
-        return self.search_many(embedding[None], k, filters=[filter], exact=exact, vectors=vectors)[0]
-
     def search_many(
-        self,
-        embeddings: NDArray[np.float32],
-        k: int,
-        *,
-        filters: Sequence[Filter] | None = None,
-        exact: bool | None = None,
-        vectors: int = 0,
-    ) -> list[SearchResult]:
-        """`search` for each of float32 [M, D], with a filter each: all of one generation, and multiplied together."""
+        self, embeddings: NDArray[np.float32], k: int, *, filters: Sequence[Filter] | None = None,
+        exact: bool | None = None, vectors: int = 0,
+    ) -> list[SearchResult]:  # fmt: skip
+        """As `SearchableGallery.search_many`; all answers are of one generation, and computed together."""
         if k < 0:
             raise GalleryError(f"expected k >= 0 neighbours, found {k}")
         count = len(embeddings)
@@ -325,57 +268,41 @@ class Gallery(Closing):
 
     # -- looking up
 
-    def entry(self, id: str) -> Entry:  # noqa: A002 - the field's own name
-        """Raises GalleryError for an id that is not there."""
+    def entry(self, id: str) -> Entry:
         with self.reading() as reader:
             return reader.entries([reader.number(id)])[0]
 
     def ids(self) -> list[str]:
-        """Every id, in the order of adding."""
         with self.reading() as reader:
             return reader.ids()
 
     def every_entry(self) -> Iterator[Entry]:
-        """All entries as of one moment, in the order of adding, read as they are asked for."""
-        with self.reading() as reader:
+        with self.reading() as reader:  # one moment
             yield from reader.every_entry()
 
     def find(self, sha256: str) -> list[Entry]:
-        """Every entry made from a file with this digest, in the order of adding."""
         with self.reading() as reader:
             return reader.entries(reader.find(sha256))
 
-    def case_id(self, id: str) -> str:  # noqa: A002
-        """`case-` and 16 hexadecimal digits that stand for an entry in results: HMAC-SHA256 under a key of the gallery.
-
-        Without the gallery, or a copy of it, nobody can tell which entry it is.
-        """
+    def case_id(self, id: str) -> str:
         return case_id(self._meta.case_key, id)
 
     def find_case(self, case: str) -> Entry | None:
-        """The entry that a case id stands for; None where there is none."""
         with self.reading() as reader:
             return reader.find_case(case)
 
     def has_patient(self, patient_id: str) -> bool:
-        """Whether an entry is of this patient."""
         with self.reading() as reader:
             return reader.has_patient(patient_id)
 
-    def vector(self, id: str) -> NDArray[np.float32]:  # noqa: A002
-        """float32 [D], unit norm. Raises GalleryError for an id that is not there."""
+    def vector(self, id: str) -> NDArray[np.float32]:
         with self.reading() as reader:
             vector: NDArray[np.float32] = reader.vectors([reader.number(id)])[0]
             return vector
 
-    def thumbnail(self, id: str) -> bytes | None:  # noqa: A002
-        """JPEG of about 256 pixels, or None where none was stored. Raises GalleryError for an id that is not there."""
+    def thumbnail(self, id: str) -> bytes | None:
         with self.reading() as reader:
             return reader.thumbnails([reader.number(id)])[0]
-
-    def check_model(self, card: ModelCard) -> None:
-        """Raise GalleryError unless the embeddings are of this model's space."""
-        schema.check_model(self.path, self.card, card)
 
     def info(self) -> dict[str, Any]:
         """What the gallery is and holds, in plain values for JSON.
@@ -412,7 +339,6 @@ class Gallery(Closing):
             return reader.count
 
     def close(self) -> None:
-        """May be called again."""
         self._connections.close()
         self._index.close()
 

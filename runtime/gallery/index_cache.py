@@ -61,8 +61,7 @@ class IndexCache:
                     yield reader, snapshot
 
     def reference_distances(self) -> NDArray[np.float32]:
-        """float32 [m], sorted: `novelty.reference_distances` of the entries as of when the files were last written;
-        empty where they are too few. Where they were too few then, or there are no files, it is measured here."""
+        """As `Gallery.reference_distances`."""
         with self.moment() as (_, snapshot):
             pass
         base_tells = len(snapshot.base) >= max(FEWEST, len(snapshot.tail))

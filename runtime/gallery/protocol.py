@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -20,7 +19,7 @@ from cbmir.card import ModelCard
 from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
 from cbmir.runtime.gallery.entry import Added, Entry, SearchResult
-from cbmir.runtime.gallery.filters import Filter
+from cbmir.runtime.gallery.filters import EVERY, Filter
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 
 #: Other schemes of Milvus are taken for a place too, and refused there: a folder of that name would be made else.
@@ -31,117 +30,106 @@ class SearchableGallery(Protocol):
     """Labelled images with their embeddings, of one embedding space. All of it is safe from many threads.
 
     Every method may raise GalleryError: for a gallery that is closed, damaged, or cannot be reached.
+
+    Attributes:
+        card: Of the model whose embeddings these are.
+        labels: Those of the entries.
     """
 
-    @property
-    def card(self) -> ModelCard:
-        """Of the model whose embeddings these are."""
-        ...
+    card: ModelCard
+    labels: LabelSet
 
     @property
-    def labels(self) -> LabelSet:
-        """Those of the entries."""
-        ...
-
-    @property
-    def reference_distances(self) -> NDArray[np.float32]:
-        """float32 [m], sorted: `novelty.reference_distances` of the entries; empty where they are too few."""
-        ...
+    def place(self) -> str:
+        """Where the gallery is, for messages."""
 
     @property
     def finds_patients(self) -> bool:
         """Whether patients can be looked up by id: not where it keeps pseudonyms and was opened without their key."""
-        ...
+
+    @property
+    def reference_distances(self) -> NDArray[np.float32]:
+        """float32 [m], sorted: `novelty.reference_distances` of the entries; empty where they are too few."""
 
     def check_model(self, card: ModelCard) -> None:
         """Raise GalleryError unless the embeddings are of this model's space."""
-        ...
+        if card.fingerprint != self.card.fingerprint:
+            raise GalleryError(
+                f"{self.place}: expected a gallery of this model (fingerprint {card.fingerprint}), found one of "
+                f"another (fingerprint {self.card.fingerprint}); their distances mean nothing. Build it again with "
+                f"'cbmir index build'"
+            )
 
     def search(
-        self,
-        embedding: NDArray[np.float32],
-        k: int,
-        *,
-        filter: Filter = ...,  # noqa: A002 - the field's own name
-        exact: bool | None = None,
+        self, embedding: NDArray[np.float32], k: int, *, filter: Filter = EVERY, exact: bool | None = None,
         vectors: int = 0,
-    ) -> SearchResult:
+    ) -> SearchResult:  # fmt: skip
         """The k nearest of the entries that pass the filter, nearest first; all where fewer pass.
+
+        Distances are exact and float64, equal ones in the order of their ids.
 
         Args:
             embedding: A unit vector, float32 [D].
-            exact: Compare every entry; None lets the gallery choose an approximate index. Distances are exact either
-                way, and equal ones in the order of their ids.
-            vectors: Where > k, the embeddings of so many nearest are answered.
+            exact: Compare every entry. Else those that an approximate index proposes, where there is one: of equal
+                images, it may then propose others than the first by id.
+            vectors: Where > k, the embeddings of so many nearest are answered, at a fraction of what so many hits
+                would take.
 
         Raises:
-            GalleryError: k < 0, or the query has another size or norm, or NaN.
+            GalleryError: The query has another size or norm, or NaN; k < 0; the filter does not fit the gallery's
+                labels; or what was found is damaged.
         """
-        ...
+        return self.search_many(embedding[None], k, filters=[filter], exact=exact, vectors=vectors)[0]
 
     def search_many(
-        self,
-        embeddings: NDArray[np.float32],
-        k: int,
-        *,
-        filters: Sequence[Filter] | None = None,
-        exact: bool | None = None,
-        vectors: int = 0,
-    ) -> list[SearchResult]:
+        self, embeddings: NDArray[np.float32], k: int, *, filters: Sequence[Filter] | None = None,
+        exact: bool | None = None, vectors: int = 0,
+    ) -> list[SearchResult]:  # fmt: skip
         """`search` for each of float32 [M, D], with a filter each."""
-        ...
 
-    def entry(self, id: str) -> Entry:  # noqa: A002
+    def entry(self, id: str) -> Entry:
         """Raises GalleryError for an id that is not there."""
-        ...
 
     def every_entry(self) -> Iterator[Entry]:
         """All entries, in the order of `ids`, read as they are asked for."""
-        ...
 
     def ids(self) -> list[str]:
         """Every id: in the order of adding where the gallery knows it, else sorted."""
-        ...
 
     def find(self, sha256: str) -> list[Entry]:
-        """Every entry made from a file with this digest."""
-        ...
+        """Every entry made from a file with this digest, in the order of `ids`."""
 
-    def case_id(self, id: str) -> str:  # noqa: A002
-        """`case-` and 16 hexadecimal digits that stand for an entry in results; they tell nothing by themselves."""
-        ...
+    def case_id(self, id: str) -> str:
+        """`case-` and 16 hexadecimal digits that stand for an entry in results: HMAC-SHA256 under a key of the gallery.
+
+        Without the gallery, or a copy of it, nobody can tell which entry it is.
+        """
 
     def find_case(self, case: str) -> Entry | None:
         """The entry that a case id stands for; None where there is none."""
-        ...
 
     def has_patient(self, patient_id: str) -> bool:
         """Whether an entry is of this patient."""
-        ...
 
-    def vector(self, id: str) -> NDArray[np.float32]:  # noqa: A002
+    def vector(self, id: str) -> NDArray[np.float32]:
         """float32 [D], unit norm. Raises GalleryError for an id that is not there."""
-        ...
 
-    def thumbnail(self, id: str) -> bytes | None:  # noqa: A002
+    def thumbnail(self, id: str) -> bytes | None:
         """JPEG of about 256 pixels, or None where none was stored. Raises GalleryError for an id that is not there."""
-        ...
 
     def info(self) -> dict[str, Any]:
         """What the gallery is and holds, in plain values for JSON."""
-        ...
 
     def __len__(self) -> int: ...
 
     def close(self) -> None:
         """May be called again."""
-        ...
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
 
 class EditableGallery(SearchableGallery, Protocol):
@@ -150,29 +138,41 @@ class EditableGallery(SearchableGallery, Protocol):
     def add(
         self, entries: Sequence[Entry], embeddings: NDArray[np.float32], thumbnails: Sequence[bytes] | None = None
     ) -> Added:
-        """Add N entries with embeddings float32 [N, D] of unit norm, and JPEG thumbnails.
+        """Add N entries; one whose content (`sha256`) is there already is left out and reported.
 
-        An entry whose content (`sha256`) is there already is skipped and reported. Raises GalleryError, and adds
-        nothing, for an id that is there with other content, and for unfit embeddings.
+        Args:
+            embeddings: float32 [N, D] of unit norm.
+            thumbnails: N JPEG files.
+
+        Raises:
+            GalleryError: An id is there with other content, embeddings are unfit, or labels are not the gallery's.
+                Nothing is added then.
         """
-        ...
 
     def update(self, entries: Sequence[Entry]) -> int:
-        """Replace what is said of entries (all but content, embedding and thumbnail) by their ids: how many.
+        """Replace what is said of entries (all but content, embedding and thumbnail) by their ids.
 
-        Raises GalleryError, and changes nothing, for an id that is not there.
+        Returns:
+            How many changed.
+
+        Raises:
+            GalleryError: An id is not there, or is there with other content. Nothing is changed then.
         """
-        ...
 
     def remove(
         self, *, ids: Collection[str] = (), patient_ids: Collection[str] = (), study_ids: Collection[str] = ()
     ) -> tuple[str, ...]:
-        """Remove entries with all that belongs to them: the ids that went, sorted. What is not there is passed over.
+        """Remove entries with all that belongs to them; what is not there is passed over.
 
-        With `patient_ids` and `study_ids`, only these studies of these patients. Raises GalleryError, and removes
-        nothing, for a study id alone that several patients have.
+        With `patient_ids` and `study_ids`, only these studies of these patients.
+
+        Returns:
+            The ids that went, sorted.
+
+        Raises:
+            GalleryError: Several patients have a study id that is given alone: a study of one must not take another's
+                along. Nothing is removed then.
         """
-        ...
 
 
 def is_milvus(place: str | Path) -> bool:

@@ -60,11 +60,11 @@ class Pseudonyms:
         """Tells one key from another without giving it away."""
         return self._hashed("check", "cbmir")
 
-    def patient(self, id: str) -> str:  # noqa: A002 - the field's own name
+    def patient(self, id: str) -> str:
         """`patient-` and 32 hexadecimal digits; empty (unknown) stays empty."""
         return id if not id or is_pseudonym(id) else self._hashed("patient", id)
 
-    def study(self, id: str) -> str:  # noqa: A002
+    def study(self, id: str) -> str:
         """`study-` and 32 hexadecimal digits; empty (unknown) stays empty."""
         return id if not id or is_pseudonym(id) else self._hashed("study", id)
 
@@ -78,7 +78,7 @@ def case_id(key: str, entry_id: str) -> str:
     return f"case-{hmac.new(key.encode(), entry_id.encode(), hashlib.sha256).hexdigest()[:16]}"
 
 
-def is_pseudonym(id: str) -> bool:  # noqa: A002
+def is_pseudonym(id: str) -> bool:
     """Whether a text has the form of a pseudonym."""
     return _PSEUDONYM.fullmatch(id) is not None
 
@@ -96,17 +96,17 @@ class Keys:
         """Whether ids can be looked up: the key is there, or none is needed."""
         return (self._given.check if self._given else "") == self.check
 
-    def patient(self, id: str) -> str:  # noqa: A002
+    def patient(self, id: str) -> str:
         """What the gallery keeps for a patient's id. Raises GalleryError where the key that this needs is not there."""
         needed = self._needed(id)
         return needed.patient(id) if needed else id
 
-    def study(self, id: str) -> str:  # noqa: A002
+    def study(self, id: str) -> str:
         """What the gallery keeps for a study's id. Raises GalleryError where the key that this needs is not there."""
         needed = self._needed(id)
         return needed.study(id) if needed else id
 
-    def _needed(self, id: str) -> Pseudonyms | None:  # noqa: A002
+    def _needed(self, id: str) -> Pseudonyms | None:
         if not id or (self.check and is_pseudonym(id)):
             return None
         found = self._given.check if self._given else ""

@@ -232,7 +232,7 @@ class Reader(VerifiedRows):
         """JPEG in the order of the numbers; None where none was stored. Raises GalleryError for a number not there."""
         return [self.checked_thumbnail(row) for row in self.rows(numbers)]
 
-    def number(self, id: str) -> int:  # noqa: A002 - the field's own name
+    def number(self, id: str) -> int:
         """An entry's number. Raises GalleryError for an id that is not there."""
         rows = self.query("SELECT number FROM entry WHERE id = ?", id)
         if not rows:

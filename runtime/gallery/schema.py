@@ -413,12 +413,3 @@ def _renamed(connections: Connections, pseudonyms: Pseudonyms | None) -> Meta:
         # end, the last commit is of no gallery, and the next opener does the same.
         LastCommit(meta.uuid, generation).write(path)
     return meta
-
-
-def check_model(place: object, own: ModelCard, card: ModelCard) -> None:
-    """Raise GalleryError unless a gallery's embeddings, of the model `own`, are of the space of `card`."""
-    if card.fingerprint != own.fingerprint:
-        raise GalleryError(
-            f"{place}: expected a gallery of this model (fingerprint {card.fingerprint}), found one of another "
-            f"(fingerprint {own.fingerprint}); their distances mean nothing. Build it again with 'cbmir index build'"
-        )

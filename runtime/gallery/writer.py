@@ -210,7 +210,7 @@ class Writer(Reader):
         raise GalleryError(f"{self.meta.path}: expected new ids, each once, found {entry.id!r}, which is there "
                            f"with other content; nothing was added")  # fmt: skip
 
-    def _digests(self, id: str) -> list[str]:  # noqa: A002 - the field's own name
+    def _digests(self, id: str) -> list[str]:
         """The file digest of the entry with this id; empty where there is none."""
         return [sha256 for (sha256,) in self.query("SELECT sha256 FROM entry WHERE id = ?", id)]
 

@@ -31,14 +31,14 @@ from numpy.typing import NDArray
 from cbmir.card import ModelCard
 from cbmir.errors import CardError, GalleryError
 from cbmir.labels import LabelSet
-from cbmir.process import Closing
 from cbmir.runtime import novelty
 from cbmir.runtime.gallery.entry import Added, Entry, Hit, SearchResult
 from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.gallery.milvus import records as rows
 from cbmir.runtime.gallery.milvus.client import HEAVY, MOST, Collection, Connection, Place, Texts, parts
+from cbmir.runtime.gallery.protocol import EditableGallery
 from cbmir.runtime.gallery.pseudonyms import Keys, Pseudonyms, case_id
-from cbmir.runtime.gallery.schema import LabelCodec, check_entry, check_index, check_model
+from cbmir.runtime.gallery.schema import LabelCodec, check_entry, check_index
 from cbmir.runtime.gallery.writer import check_one_patient_each, check_vectors
 
 
@@ -71,7 +71,7 @@ SCHEMA = 2
 _SPLITS = ("", "train", "val", "test")
 
 
-class MilvusGallery(Closing):
+class MilvusGallery(EditableGallery):
     """Made by `create` or `open`. Safe from many threads."""
 
     def __init__(self, connection: Connection, about: dict[str, str], pseudonyms: Pseudonyms | None) -> None:
@@ -149,13 +149,12 @@ class MilvusGallery(Closing):
             raise
 
     @property
-    def finds_patients(self) -> bool:
-        """As `SearchableGallery.finds_patients`."""
-        return self._keys.fits
+    def place(self) -> str:
+        return self._place.text
 
-    def check_model(self, card: ModelCard) -> None:
-        """Raise GalleryError unless the embeddings are of this model's space."""
-        check_model(self._place.text, self.card, card)
+    @property
+    def finds_patients(self) -> bool:
+        return self._keys.fits
 
     # -- writing
 
@@ -193,7 +192,6 @@ class MilvusGallery(Closing):
         return Added(tuple(row["id"] for row in made), tuple(duplicates))
 
     def update(self, entries: Sequence[Entry]) -> int:
-        """As `EditableGallery.update`."""
         with self._connection.writing:
             found = {row["id"]: row for row in self._rows.by("id", [e.id for e in entries], "id", "entry", "vector")}
             made = []
@@ -245,29 +243,13 @@ class MilvusGallery(Closing):
 
     # -- searching
 
-    def search(
-        self,
-        embedding: NDArray[np.float32],
-        k: int,
-        *,
-        filter: Filter = Filter(),  # noqa: A002, B008 - the field's own name; frozen
-        exact: bool | None = None,
-        vectors: int = 0,
-    ) -> SearchResult:
-        """As `SearchableGallery.search`. Raises GalleryError besides for k > `MOST`, and where `exact` is asked for and
-        the gallery was not made with the index "exact": Milvus has no other way to compare all."""
-        return self.search_many(embedding[None], k, filters=[filter], exact=exact, vectors=vectors)[0]
-
     def search_many(
-        self,
-        embeddings: NDArray[np.float32],
-        k: int,
-        *,
-        filters: Sequence[Filter] | None = None,
-        exact: bool | None = None,
-        vectors: int = 0,
-    ) -> list[SearchResult]:
-        """`search` for each of float32 [M, D], with a filter each; queries of the same filter go together."""
+        self, embeddings: NDArray[np.float32], k: int, *, filters: Sequence[Filter] | None = None,
+        exact: bool | None = None, vectors: int = 0,
+    ) -> list[SearchResult]:  # fmt: skip
+        """As `SearchableGallery.search_many`; queries of the same filter go together. Raises GalleryError besides for
+        k > `MOST`, and where `exact` is asked for and the gallery was not made with the index "exact": Milvus has no
+        other way to compare all."""
         check_vectors(embeddings, len(embeddings), self.card.embedding_dim)
         filters = [Filter()] * len(embeddings) if filters is None else filters
         if len(filters) != len(embeddings):
@@ -298,25 +280,20 @@ class MilvusGallery(Closing):
         """As `calibrate` had left them when the gallery was opened, or has since then; empty before."""
         return self._own
 
-    def entry(self, id: str) -> Entry:  # noqa: A002 - the field's own name
-        """As `SearchableGallery.entry`."""
+    def entry(self, id: str) -> Entry:
         return rows.entry_of(self._row(id, "entry"))
 
     def every_entry(self) -> Iterator[Entry]:
-        """As `SearchableGallery.every_entry`."""
         return (rows.entry_of(row) for row in self._rows.scan("", "id", "entry"))
 
     def find(self, sha256: str) -> list[Entry]:
-        """Every entry made from a file with this digest, in the order of ids."""
         found = self._rows.by("sha256", [sha256], "entry") if sha256 else []
         return sorted((rows.entry_of(row) for row in found), key=lambda entry: entry.id)
 
-    def vector(self, id: str) -> NDArray[np.float32]:  # noqa: A002
-        """As `SearchableGallery.vector`."""
+    def vector(self, id: str) -> NDArray[np.float32]:
         return np.array(self._row(id, "vector")["vector"], np.float32)
 
-    def thumbnail(self, id: str) -> bytes | None:  # noqa: A002
-        """As `SearchableGallery.thumbnail`."""
+    def thumbnail(self, id: str) -> bytes | None:
         found = self._pictures.read(id)
         if not found:
             self._row(id, "id")  # raises for an id that is not there
@@ -324,19 +301,15 @@ class MilvusGallery(Closing):
         return base64.b64decode(found[id], validate=True)
 
     def ids(self) -> list[str]:
-        """Every id, sorted."""
         return sorted(row["id"] for row in self._rows.scan("", "id"))
 
-    def case_id(self, id: str) -> str:  # noqa: A002
-        """As `SearchableGallery.case_id`."""
+    def case_id(self, id: str) -> str:
         return case_id(self._case_key, id)
 
     def find_case(self, case: str) -> Entry | None:
-        """As `SearchableGallery.find_case`."""
         return next((rows.entry_of(row) for row in self._rows.by("case_id", [case], "entry")), None)
 
     def has_patient(self, patient_id: str) -> bool:
-        """As `SearchableGallery.has_patient`."""
         key = self._keys.patient(patient_id)
         return bool(key) and bool(self._rows.query(f"patient == {rows.text(key)}", ["id"], limit=1))
 
@@ -370,7 +343,6 @@ class MilvusGallery(Closing):
         return self._rows.count("")
 
     def close(self) -> None:
-        """May be called again."""
         self._connection.close()
 
     # -- rows
@@ -395,7 +367,7 @@ class MilvusGallery(Closing):
         content = {row["id"]: row["sha256"] for row in self._rows.by("id", [e.id for e in entries], "id", "sha256")}
         return by_content, content
 
-    def _row(self, id: str, field: str) -> dict[str, Any]:  # noqa: A002
+    def _row(self, id: str, field: str) -> dict[str, Any]:
         found = list(self._rows.by("id", [id], field))
         if not found:
             raise self._unknown(id)

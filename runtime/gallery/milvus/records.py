@@ -108,7 +108,7 @@ def entry_of(row: dict[str, Any]) -> Entry:
     return Entry(**json.loads(row["entry"]))
 
 
-def expression(filter: Filter, labels: LabelSet, keys: Keys) -> str:  # noqa: A002 - the field's own name
+def expression(filter: Filter, labels: LabelSet, keys: Keys) -> str:
     """A filter in Milvus's language; empty where it lets all pass. Raises GalleryError as `filters.parse`."""
     patients = {keys.patient(patient) for patient in filter.exclude_patients if patient}
     studies = {keys.study(study) for study in filter.exclude_studies if study}

@@ -214,7 +214,7 @@ def look(folder: Path) -> dict[str, Any]:
     return answers
 
 
-def found(gallery: Gallery, query: NDArray[np.float32], exact: bool | None, filter: Filter) -> Any:  # noqa: A002
+def found(gallery: Gallery, query: NDArray[np.float32], exact: bool | None, filter: Filter) -> Any:
     answer = gallery.search(query, 5, filter=filter, exact=exact)
     return [answer.generation, [[asdict(hit.entry), hit.distance] for hit in answer.hits]]
 
