@@ -160,7 +160,7 @@ class Finder(Closing):
             known, patients, notes = _known_of(self.gallery, radiograph, patient_id or "", exclude_same_patient)
             warnings += notes
             if exclude_same_patient:
-                filter = replace(filter, exclude_patients=filter.exclude_patients | patients)  # noqa: A001
+                filter = replace(filter, exclude_patients=filter.exclude_patients | patients)
             found, novelty = _search(self.gallery, embedding, k, filter, exact, known, patients)
             hits = found.hits
             vectors = {hit.entry.id: vector for hit, vector in zip(hits, found.vectors, strict=False)}

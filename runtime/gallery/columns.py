@@ -58,16 +58,10 @@ class Columns:
         """All rows of one or more parts, in the order of their numbers."""
         names = tuple(sorted({name for part in parts for name in part.names}))
         views = [np.array([names.index(name) for name in part.names], np.int32)[part.views] for part in parts]
-        rows = cls(
-            np.concatenate([part.numbers for part in parts]),
-            np.concatenate([part.patients for part in parts]),
-            np.concatenate([part.studies for part in parts]),
-            np.concatenate(views),
-            np.concatenate([part.dates for part in parts]),
-            np.concatenate([part.labels for part in parts], axis=1),
-            np.concatenate([part.vectors for part in parts]),
-            names,
-        )
+        parts = [replace(part, views=codes) for part, codes in zip(parts, views, strict=True)]
+        arrays = {name: np.concatenate([getattr(part, name) for part in parts], axis=int(name == "labels"))
+                  for name in ARRAYS}  # fmt: skip
+        rows = cls(**arrays, names=names)
         sorted_already = bool((rows.numbers[1:] > rows.numbers[:-1]).all())
         return rows if sorted_already else rows.take(np.argsort(rows.numbers))
 
@@ -96,10 +90,14 @@ class Columns:
 
     def take(self, at: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Columns:
         """Some of the rows."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        taken = {name: value[..., at] if name == "labels" else value[at] for name, value in values.items()
-                 if name != "names"}  # fmt: skip
-        return Columns(**taken, names=self.names)
+        arrays = {
+            name: getattr(self, name)[..., at] if name == "labels" else getattr(self, name)[at] for name in ARRAYS
+        }
+        return Columns(**arrays, names=self.names)
+
+
+#: The columns, in their order.
+ARRAYS = tuple(one.name for one in fields(Columns) if one.name != "names")
 
 
 class Selection:

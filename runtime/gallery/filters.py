@@ -90,25 +90,27 @@ class Filter:
     @property
     def first_day(self) -> int:
         """`since` as YYYYMMDD, or 0."""
-        return _day(self.since) if self.since else 0
+        return parse_day(self.since) if self.since else 0
 
     @property
     def last_day(self) -> int:
         """`until` as YYYYMMDD, or 99991231."""
-        return _day(self.until) if self.until else 99991231
+        return parse_day(self.until) if self.until else 99991231
 
 
 #: Lets all entries pass.
 EVERY = Filter()
 
 
-def _day(text: str) -> int:
+def parse_day(text: str, where: str = "") -> int:
+    """YYYYMMDD of a day YYYY-MM-DD. Raises GalleryError for another text; `where` it stands follows in the message."""
     try:
-        if not re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+        if not re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII):
             raise ValueError
-        return int(date.fromisoformat(text).strftime("%Y%m%d"))
+        date.fromisoformat(text)
+        return int(text.replace("-", ""))
     except ValueError:
-        raise GalleryError(f"expected a day as YYYY-MM-DD, found {text!r}") from None
+        raise GalleryError(f"expected a day as YYYY-MM-DD, found {text!r}{where}") from None
 
 
 def parse(text: str, labels: LabelSet) -> Condition:

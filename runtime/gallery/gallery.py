@@ -25,7 +25,7 @@ from cbmir.runtime.gallery.columns import Selection
 from cbmir.runtime.gallery.database import DATABASE, GALLERY, LOG_FILE, SHARED_FILE, WAIT, Connections, new_file
 from cbmir.runtime.gallery.entry import Added, Entry, SearchResult
 from cbmir.runtime.gallery.filters import Filter
-from cbmir.runtime.gallery.index_cache import IndexCache, codes_for
+from cbmir.runtime.gallery.index_cache import IndexCache
 from cbmir.runtime.gallery.protocol import EditableGallery
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms, case_id
 from cbmir.runtime.gallery.reader import Reader
@@ -99,7 +99,7 @@ class Gallery(EditableGallery):
         except OSError as error:
             raise GalleryError(f"{path}: cannot make the gallery's folder ({error.strerror})") from error
         with Connections(path / DATABASE, GALLERY) as connections:
-            schema.create_tables(connections, schema.first_values(card, labels or card.labels, pseudonyms, index))
+            schema.create(connections, card, labels or card.labels, pseudonyms, index)
         return cls(Connections(path / DATABASE, GALLERY), pseudonyms)
 
     @classmethod
@@ -292,8 +292,11 @@ class Gallery(EditableGallery):
             return reader.find_case(case)
 
     def has_patient(self, patient_id: str) -> bool:
-        with self.reading() as reader:
-            return reader.has_patient(patient_id)
+        if not patient_id:
+            return False
+        selection = Selection(Filter(only_patients=frozenset({patient_id})), self._meta)
+        with self._index.moment() as (_, snapshot):  # its rows are verified: a damaged index could hide a patient
+            return bool(np.any(snapshot.passing(selection)))
 
     def vector(self, id: str) -> NDArray[np.float32]:
         with self.reading() as reader:
@@ -314,8 +317,7 @@ class Gallery(EditableGallery):
             counts = reader.counts()
             stamp = index_files.find(self.path, self.uuid)
             changed = None if stamp is None else reader.changes_since(stamp.generation)
-        wanted = codes_for(reader.index_setting, reader.count)
-        codes = None if stamp is None or changed is None or wanted is None else stamp.codes
+        codes = None if stamp is None or changed is None or reader.codes is None else stamp.codes
         return {
             "path": str(self.path.resolve()),
             "schema": SCHEMA,

@@ -20,16 +20,13 @@ from cbmir.errors import GalleryError
 from cbmir.runtime.gallery import index_files
 from cbmir.runtime.gallery.columns import Columns, Snapshot
 from cbmir.runtime.gallery.database import Connections
-from cbmir.runtime.gallery.hnsw import Codes
 from cbmir.runtime.gallery.index_files import Stamp
-from cbmir.runtime.gallery.reader import Reader
+from cbmir.runtime.gallery.reader import EXACT_LIMIT, Reader
 from cbmir.runtime.gallery.schema import Meta
 from cbmir.runtime.novelty import FEWEST, reference_distances
 
 log = logging.getLogger("cbmir")
 
-#: Up to this many entries a gallery whose setting is "auto" is searched exactly.
-EXACT_LIMIT = 20_000
 #: With no more entries than this a search writes nothing by itself: they are read from SQLite as fast.
 SMALL = 1000
 #: The files have been outgrown when a tenth of their entries have changed since: but not before so many have, and in
@@ -95,9 +92,9 @@ class IndexCache:
             with self.moment() as (reader, snapshot):
                 if self._is_current(reader):
                     return
-                codes = codes_for(reader.index_setting, reader.count)
+                stamp = self._stamp(reader)
             # From the snapshot, outside of the transaction: so this holds up neither searches nor the log.
-            self._replace(snapshot.generation, len(snapshot), snapshot.blocks(), codes, snapshot)
+            self._replace(stamp, snapshot.blocks(), snapshot)
 
     def rebuild(self) -> None:
         """Write the files from SQLite alone. Raises GalleryError where they cannot be written."""
@@ -160,7 +157,7 @@ class IndexCache:
                 fresh = fresh if newer is None else newer
             if former is None or fresh is None or _outgrown(len(fresh.tail), len(fresh.base)):
                 fresh = self._made(reader, fresh)
-            if fresh.index is not None and codes_for(reader.index_setting, reader.count) is None:
+            if fresh.index is not None and reader.codes is None:
                 fresh = replace(fresh, index=None)
             self._snapshot = fresh
             return fresh
@@ -170,7 +167,7 @@ class IndexCache:
         base, or of another setting, or in memory for want of files, or holding on to what was removed."""
         codes = None if snapshot.index is None else snapshot.index.codes
         fits = (
-            codes == codes_for(reader.index_setting, reader.count)
+            codes == reader.codes
             and (snapshot.is_mapped or len(snapshot.base) <= SMALL)
             and not _outgrown(len(snapshot.tail), len(snapshot.base))
             and not snapshot.holds_removed
@@ -201,12 +198,13 @@ class IndexCache:
         if self._writable and _must_be_written(self._path, reader, snapshot):
             with index_files.lock(self._path, wait=False) as is_ours:
                 if is_ours:
-                    codes = codes_for(reader.index_setting, reader.count)
-                    waiting = "" if codes is None else " with an index: this search, and the end of SQLite's log, wait"
+                    waiting = (
+                        "" if reader.codes is None else " with an index: this search, and the end of SQLite's log, wait"
+                    )
                     log.info("%s: writing what searches need of %d entries%s", self._path, reader.count, waiting)
                     blocks = reader.columns() if snapshot is None else snapshot.blocks()
                     try:
-                        return self._write(reader.generation, reader.count, blocks, codes, snapshot)
+                        return self._write(self._stamp(reader), blocks, snapshot)
                     except OSError as error:
                         log.warning("%s: cannot write what searches need (%s); going on without", self._path, error)
         if snapshot is not None:
@@ -224,23 +222,21 @@ class IndexCache:
     def _reading(self) -> AbstractContextManager[Reader]:
         return Reader.begin(self._meta, self._connections)
 
-    def _write(
-        self, generation: int, count: int, blocks: Iterator[Columns], codes: Codes | None, former: Snapshot | None
-    ) -> Snapshot:
+    def _stamp(self, reader: Reader) -> Stamp:
+        return Stamp(self._meta.uuid, reader.generation, reader.count, reader.codes)
+
+    def _write(self, stamp: Stamp, blocks: Iterator[Columns], former: Snapshot | None) -> Snapshot:
         """Under the lock. An index whose rows are all there still is added to."""
         index = None if former is None or former.holds_removed else former.index
         dim, classes = self._meta.card.embedding_dim, len(self._meta.labels)
-        stamp = Stamp(self._meta.uuid, generation, count, codes)
         written = index_files.write(self._path, stamp, blocks, dim=dim, classes=classes, former=index)
         self._seen = index_files.newest(self._path)
         return written
 
-    def _replace(
-        self, generation: int, count: int, blocks: Iterator[Columns], codes: Codes | None, former: Snapshot | None
-    ) -> None:
+    def _replace(self, stamp: Stamp, blocks: Iterator[Columns], former: Snapshot | None) -> None:
         """`_write`, and go on with it. Raises GalleryError where it cannot be written."""
         try:
-            written = self._write(generation, count, blocks, codes, former)
+            written = self._write(stamp, blocks, former)
         except OSError as error:
             raise GalleryError(f"{self._path}: cannot write what searches need ({error}); nothing is lost: make room, "
                                f"then 'cbmir index rebuild'") from error  # fmt: skip
@@ -256,8 +252,7 @@ class IndexCache:
                 yield from reader.columns()
                 stack.close()
 
-            codes = codes_for(reader.index_setting, reader.count)
-            self._replace(reader.generation, reader.count, blocks(), codes, None)
+            self._replace(self._stamp(reader), blocks(), None)
 
     def _follow(self) -> None:
         """`write` after a write to the gallery, which has been acknowledged and must not seem to have failed."""
@@ -268,17 +263,10 @@ class IndexCache:
 
     def _is_current(self, reader: Reader) -> bool:
         stamp = index_files.find(self._path, self._meta.uuid)
-        if stamp is None or stamp.codes != codes_for(reader.index_setting, reader.count):
+        if stamp is None or stamp.codes != reader.codes:
             return False
         changed = reader.changes_since(stamp.generation)
         return changed is not None and not len(changed)
-
-
-def codes_for(setting: str, count: int) -> Codes | None:
-    """What an index of so many entries keeps of each vector, by the gallery's setting; None where there is no index."""
-    if setting == "bf16":
-        return "bf16"
-    return "int8" if setting == "int8" or (setting == "auto" and count > EXACT_LIMIT) else None
 
 
 def refreshed(snapshot: Snapshot, reader: Reader) -> Snapshot | None:

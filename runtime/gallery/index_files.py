@@ -1,9 +1,9 @@
 """What is derived from SQLite so that searching is fast: a folder of arrays and the index, made again when need be.
 
 `derived-<generation>/` is written whole under a hidden name, synced, then renamed into place, and the one before it is
-removed. No file of it is ever written again, for others may have mapped it. `about.json` holds the digest of each file,
-which is compared before anything of it is used: a flipped bit would give wrong answers, and in the index it would crash
-the process. Whatever does not fit is passed over, for all of it can be had from SQLite.
+removed. Its files never change, since others may have mapped them. `about.json` holds the digest of each file, which is
+compared before the file is used: a flipped bit would give wrong answers, and in the index it would crash the process.
+A folder that does not fit is passed over, for all of it can be had from SQLite.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import logging
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ import numpy as np
 from cbmir.errors import GalleryError
 from cbmir.files import sync
 from cbmir.process import available_threads
-from cbmir.runtime.gallery.columns import Columns, Snapshot
+from cbmir.runtime.gallery.columns import ARRAYS, Columns, Snapshot
 from cbmir.runtime.gallery.hnsw import Codes, HnswIndex, PcaInt8Codec
 from cbmir.runtime.novelty import reference_distances
 
@@ -38,7 +37,6 @@ _FOLDER = re.compile(r"derived-(\d{12,})")
 _PART = re.compile(r"\.derived-\d{12,}\.part")
 _ABOUT, _INDEX, _CODING, _OWN = "about.json", "index.usearch", "coding.npz", "reference_distances.npy"
 _FORMAT = 2
-_COLUMNS = tuple(one.name for one in fields(Columns) if one.name != "names")
 _CHUNK = 4 << 20  # bytes that are hashed at once, by as many threads as there are processors
 
 
@@ -66,9 +64,9 @@ def exists(folder: Path) -> bool:
 def find(folder: Path, gallery: str) -> Stamp | None:
     """What the newest derived folder of this gallery says of itself. Its files are not verified."""
     for place in _folders(folder):
-        about = _read_about(place, gallery)
-        if not isinstance(about, str):
-            return Stamp(about["gallery"], about["generation"], about["count"], about["codes"])
+        with suppress(ValueError):
+            about = _read_about(place, gallery)
+            return Stamp(*(about[one.name] for one in fields(Stamp)))
     return None
 
 
@@ -93,20 +91,22 @@ def load(folder: Path, gallery: str) -> Snapshot | None:
     while untried := [place for place in _folders(folder) if place not in tried]:  # others may write one meanwhile
         place = untried[0]
         tried.append(place)
-        about = _trusted(place, gallery)
         try:
-            if not isinstance(about, str):
-                return _mapped(place, about)
-        except (OSError, ValueError, GalleryError) as error:  # it has gone, or another usearch wrote it
-            about = str(error)
-        log.info("%s: %s; it is made again when it is needed", place, about)
+            return _mapped(place, _verified(place, gallery))
+        except (OSError, ValueError, GalleryError) as error:  # also where it has gone, or another usearch wrote it
+            log.info("%s: %s; it is made again when it is needed", place, error)
     return None
 
 
 def problems(folder: Path, gallery: str) -> list[str]:
     """What is wrong with what is derived, a text for each folder that is not to be trusted."""
-    found = [(place, _trusted(place, gallery)) for place in _folders(folder)]
-    return [f"{place.name}: {reason}" for place, reason in found if isinstance(reason, str)]
+    found = []
+    for place in _folders(folder):
+        try:
+            _verified(place, gallery)
+        except (OSError, ValueError) as error:
+            found.append(f"{place.name}: {error}")
+    return found
 
 
 def write(
@@ -157,21 +157,18 @@ def drop(folder: Path) -> bool:
 @contextmanager
 def lock(folder: Path, *, wait: bool) -> Iterator[bool]:
     """Hold the right to write; the block is told whether it does. The lock ends with the process."""
-    if sys.platform == "win32":  # two that write at once are the user's to avoid there
-        yield True
-        return
-    import fcntl
+    from filelock import FileLock, Timeout  # takes 0.1 s, and most processes search alone
 
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    held = FileLock(folder / LOCK, timeout=-1 if wait else 0, mode=0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        held.acquire()
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
     finally:
-        os.close(descriptor)
+        held.release()
 
 
 # -- writing
@@ -188,7 +185,7 @@ def _write(
     if len(columns) != stamp.count:
         raise GalleryError(f"{part.parent}: expected {stamp.count} entries, found {len(columns)}; "
                            f"'cbmir index verify' says what is damaged")  # fmt: skip
-    for name in _COLUMNS:
+    for name in ARRAYS:
         if name != "vectors":
             np.save(part / f"{name}.npy", getattr(columns, name))
     vectors = _map(part / "vectors.npy")
@@ -203,19 +200,14 @@ def _write(
     names = sorted(file.name for file in part.iterdir())
     for name in names:
         sync(part / name)
-    about = {
-        "format": _FORMAT, **asdict(stamp), "views": list(columns.names),
-        "files": {name: _digest(part / name) for name in names},
-    }  # fmt: skip
-    (part / _ABOUT).write_text(json.dumps(_sealed(about)), "utf-8")
+    digests = {name: _digest(part / name) for name in names}
+    about = {"format": _FORMAT, **asdict(stamp), "views": list(columns.names), "files": digests}
+    text = json.dumps(about, ensure_ascii=False)
+    sealed = {"about": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    (part / _ABOUT).write_text(json.dumps(sealed), "utf-8")
     sync(part / _ABOUT)
     sync(part)
     return about
-
-
-def _sealed(about: dict[str, Any]) -> dict[str, str]:
-    text = json.dumps(about, ensure_ascii=False)
-    return {"about": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def _digest(path: Path) -> str:
@@ -235,23 +227,23 @@ def _digest(path: Path) -> str:
 
 def _folders(folder: Path) -> list[Path]:
     """The newest first."""
-    return sorted((one for one in _contents(folder) if _FOLDER.fullmatch(one.name)), key=_generation, reverse=True)
-
-
-def _generation(place: Path) -> int:
-    return int(place.name.rpartition("-")[2])
+    return sorted(_named(folder, _FOLDER), key=_generation, reverse=True)
 
 
 def _leftovers(folder: Path) -> list[Path]:
     """What a process that was killed left half written."""
-    return [one for one in _contents(folder) if _PART.fullmatch(one.name)]
+    return _named(folder, _PART)
 
 
-def _contents(folder: Path) -> list[Path]:
+def _named(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
     try:
-        return list(folder.iterdir())
+        return [one for one in folder.iterdir() if pattern.fullmatch(one.name)]
     except FileNotFoundError:  # the gallery was moved or deleted while it is open
         return []
+
+
+def _generation(place: Path) -> int:
+    return int(place.name.rpartition("-")[2])
 
 
 def _remove(places: Iterable[Path]) -> None:
@@ -265,38 +257,35 @@ def _remove(places: Iterable[Path]) -> None:
             place.unlink(missing_ok=True)
 
 
-def _read_about(place: Path, gallery: str) -> dict[str, Any] | str:
-    """What `about.json` says; or why it is not to be trusted."""
+def _read_about(place: Path, gallery: str) -> dict[str, Any]:
+    """What `about.json` says. Raises ValueError, which says why it is not to be trusted."""
     try:
         sealed = json.loads((place / _ABOUT).read_text("utf-8"))
         text = sealed["about"]
-        if hashlib.sha256(text.encode()).hexdigest() != sealed["sha256"]:
-            return f"{_ABOUT} is damaged"
+        is_whole = hashlib.sha256(text.encode()).hexdigest() == sealed["sha256"]
         about: dict[str, Any] = json.loads(text)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        return f"{_ABOUT} cannot be read ({type(error).__name__}: {error})"
+        raise ValueError(f"{_ABOUT} cannot be read ({type(error).__name__}: {error})") from error
+    if not is_whole:
+        raise ValueError(f"{_ABOUT} is damaged")
     if about["format"] != _FORMAT:
-        return f"its format is {about['format']}, and this cbmir reads {_FORMAT}"
+        raise ValueError(f"its format is {about['format']}, and this cbmir reads {_FORMAT}")
     if about["gallery"] != gallery or _generation(place) != about["generation"]:
-        return "it is of another gallery or moment"
+        raise ValueError("it is of another gallery or moment")
     return about
 
 
-def _trusted(place: Path, gallery: str) -> dict[str, Any] | str:
-    """What `about.json` says, once every file is as it says; or why it is not to be trusted."""
+def _verified(place: Path, gallery: str) -> dict[str, Any]:
+    """What `about.json` says, once every file is as it says. Raises ValueError as `_read_about`, OSError."""
     about = _read_about(place, gallery)
-    if isinstance(about, str):
-        return about
-    try:
-        damaged = [name for name, expected in about["files"].items() if _digest(place / name) != expected]
-    except OSError as error:
-        return f"a file of it cannot be read ({error})"
-    return f"{', '.join(damaged)} damaged" if damaged else about
+    if damaged := [name for name, expected in about["files"].items() if _digest(place / name) != expected]:
+        raise ValueError(f"{', '.join(damaged)} damaged")
+    return about
 
 
 def _mapped(place: Path, about: dict[str, Any]) -> Snapshot:
     """Verified files as a snapshot."""
-    columns = {name: _map(place / f"{name}.npy") for name in _COLUMNS}
+    columns = {name: _map(place / f"{name}.npy") for name in ARRAYS}
     codes = about["codes"]
     coding = PcaInt8Codec.load(place / _CODING) if codes == "int8" else None
     index = None if codes is None else HnswIndex.view(place / _INDEX, coding)

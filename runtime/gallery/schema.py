@@ -4,9 +4,9 @@ SQLite notices a page that is no page, and not a flipped bit within a value. So 
 its values, which is verified whenever the row is read for an answer: a damaged row is an error, never an answer. The
 digest is kept as a signed 64-bit integer; it guards against accidents, not against an attacker.
 
-Numbers of patients and studies are hashes of their keys. So a row of `patient` or `study` needs no other digest, and
-whether an entry is of a given patient never depends on an index in which a damaged page could hide the patient. Studies
-of two patients may have the same key, and so the same number, as in CheXpert: a study is told by both its numbers.
+Searches tell patients and studies by numbers, which are hashes of their ids. So whether an entry is of a given patient
+never depends on an index in which a damaged page could hide the patient. Studies of two patients may have the same id,
+and so the same number, as in CheXpert: a study is told by both its numbers.
 
 The generation last acknowledged stands in a file beside the database too (`LastCommit`): SQLite drops what a damaged or
 missing write-ahead log held without a word, and the gallery would open as it was some writes ago. The file is written
@@ -21,13 +21,12 @@ import hashlib
 import json
 import logging
 import os
-import re
 import secrets
 import sqlite3
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
@@ -40,6 +39,7 @@ from cbmir.errors import CardError, GalleryError
 from cbmir.labels import LabelSet
 from cbmir.runtime.gallery.database import Connections
 from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.filters import parse_day
 from cbmir.runtime.gallery.pseudonyms import Keys, Pseudonyms
 
 #: Of the tables below; a gallery of another is refused.
@@ -52,15 +52,13 @@ UNKNOWN = -2
 #: Table or index -> how it is made. A gallery whose own differ is refused: so a damaged definition is never obeyed.
 DEFINITIONS = {
     "meta": "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, digest INTEGER NOT NULL) STRICT",
-    "patient": "CREATE TABLE patient (number INTEGER PRIMARY KEY, key TEXT NOT NULL) STRICT",
-    "study": "CREATE TABLE study (number INTEGER PRIMARY KEY, key TEXT NOT NULL) STRICT",
     "entry": """CREATE TABLE entry (
     number INTEGER PRIMARY KEY AUTOINCREMENT, -- never given twice
     id TEXT NOT NULL,
     case_id TEXT NOT NULL, -- made of the id and meta's case_key
     image TEXT NOT NULL,
-    patient INTEGER REFERENCES patient (number),
-    study INTEGER REFERENCES study (number),
+    patient_id TEXT NOT NULL, -- or its pseudonym, or empty
+    study_id TEXT NOT NULL, -- the same
     sop_instance_uid TEXT NOT NULL,
     view TEXT NOT NULL,
     date TEXT NOT NULL, -- YYYY-MM-DD or empty
@@ -91,13 +89,11 @@ DEFINITIONS = {
     # Twice, in two trees of pages: that a file is not there must not rest on one page that may be damaged.
     "entry_sha256": "CREATE INDEX entry_sha256 ON entry (sha256) WHERE sha256 != ''",
     "entry_content": "CREATE INDEX entry_content ON entry (substr(sha256, 1, 16)) WHERE sha256 != ''",
-    "entry_patient": "CREATE INDEX entry_patient ON entry (patient)",
-    "entry_study": "CREATE INDEX entry_study ON entry (study)",
 }
 #: Columns of `entry` that its digest covers, in this order.
 COLUMNS = (
-    "number", "id", "case_id", "image", "patient", "study", "sop_instance_uid", "view", "date", "split", "report",
-    "labels", "sha256", "thumbnail",
+    "number", "id", "case_id", "image", "patient_id", "study_id", "sop_instance_uid", "view", "date", "split",
+    "report", "labels", "sha256", "thumbnail",
 )  # fmt: skip
 
 _CHARACTERS = {1: "1", 0: "0", -1: "-", None: "?"}
@@ -105,11 +101,25 @@ _VALUES = {character: value for value, character in _CHARACTERS.items()}
 _CODES = np.full(256, 127, np.int8)
 for _character, _value in _VALUES.items():
     _CODES[ord(_character)] = UNKNOWN if _value is None else _value
-_DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 
 
-def create_tables(connections: Connections, values: Mapping[str, object]) -> None:
-    """Fill an empty database with the tables of a gallery without entries; `values` are those of `first_values`."""
+def create(
+    connections: Connections, card: ModelCard, labels: LabelSet, pseudonyms: Pseudonyms | None, index: str
+) -> None:
+    """Fill an empty database with the tables of a gallery without entries."""
+    values = {
+        "schema": SCHEMA,
+        "gallery": uuid.uuid4().hex,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "card": card.dumps(),
+        "labels": json.dumps(labels.to_json(), ensure_ascii=False),
+        "pseudonyms": pseudonyms.check if pseudonyms else "",
+        "index": index,
+        "generation": 0,
+        "count": 0,
+        "pruned": 0,
+        "case_key": secrets.token_hex(16),
+    }
     with connections.use("make") as database:
         database.execute("PRAGMA journal_mode = WAL").close()
     with connections.transaction("make") as database:
@@ -119,7 +129,7 @@ def create_tables(connections: Connections, values: Mapping[str, object]) -> Non
     LastCommit(str(values["gallery"]), 0).write(connections.folder)
 
 
-def check_tables(database: sqlite3.Connection, path: Path) -> None:
+def _check_tables(database: sqlite3.Connection, path: Path) -> None:
     """Raise GalleryError unless the database has just the tables and indexes of `DEFINITIONS`."""
     found = dict(database.execute("SELECT name, sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite%'"))
     if found != DEFINITIONS:
@@ -133,25 +143,13 @@ def digest(values: Iterable[object]) -> int:
     return digest_bytes("\x1f".join(map(str, values)).encode("utf-8", "surrogatepass"))
 
 
-def digest_bytes(data: object) -> int:
-    """Of bytes, as a signed 64-bit integer. Anything else, which a flipped bit may make of them, has another digest."""
+def digest_bytes(data: object, *row: object) -> int:
+    """Of bytes and the rest of their row, as `digest`: a vector must not pass for another entry's. Anything else than
+    bytes, which a flipped bit may make of them, has another digest."""
     if not isinstance(data, bytes):
         return digest((type(data).__name__, data))
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
-
-
-def vector_digest(number: int, dtype: str, vector: object) -> int:
-    """Of a row of `embedding`. The number is in it: a vector must not pass for another entry's."""
-    return _digest_of(f"{number} {dtype} ", vector)
-
-
-def change_digest(generation: int, numbers: object) -> int:
-    """Of a row of `change`."""
-    return _digest_of(f"{generation} ", numbers)
-
-
-def _digest_of(head: str, data: object) -> int:
-    return digest_bytes(head.encode() + data if isinstance(data, bytes) else data)
+    head = "".join(f"{value} " for value in row).encode("utf-8", "replace")
+    return int.from_bytes(hashlib.blake2b(head + data, digest_size=8).digest(), "little", signed=True)
 
 
 def patient_number(key: str) -> int:
@@ -177,27 +175,25 @@ class LabelCodec:
     """Between an entry's labels and the text in which they are kept, a character a label."""
 
     def __init__(self, labels: LabelSet) -> None:
-        self._labels = labels
-        self._all = frozenset(labels.names)
+        self._names = labels.names
 
     def encode(self, values: dict[str, int | None] | None) -> str:
         """Labels that are not named are unknown. Raises GalleryError for other labels and for other values."""
         values = values or {}
-        if not values.keys() <= self._all:
-            other = ", ".join(sorted(values.keys() - self._all))
-            raise GalleryError(f"expected labels of {', '.join(self._labels.names)}; found {other}")
+        if other := values.keys() - self._names:
+            raise GalleryError(f"expected labels of {', '.join(self._names)}; found {', '.join(sorted(other))}")
         try:
-            return "".join([_CHARACTERS[values.get(name)] for name in self._labels.names])
+            return "".join([_CHARACTERS[values.get(name)] for name in self._names])
         except KeyError as error:
             raise GalleryError(f"expected 1, 0, -1 or None for a label, found {error}") from error
 
     def decode(self, text: str) -> dict[str, int | None]:
-        return {name: _VALUES[character] for name, character in zip(self._labels.names, text, strict=True)}
+        return {name: _VALUES[character] for name, character in zip(self._names, text, strict=True)}
 
     def decode_many(self, texts: Sequence[str]) -> NDArray[np.int8]:
         """int8 [N, C]: 1, 0, -1 (uncertain) or UNKNOWN."""
         codes = np.frombuffer("".join(texts).encode("latin-1", "replace"), np.uint8)
-        return _CODES[codes.reshape(len(texts), len(self._labels))]
+        return _CODES[codes.reshape(len(texts), len(self._names))]
 
 
 def day_number(day: str) -> int:
@@ -210,12 +206,7 @@ def check_entry(entry: Entry) -> None:
     if not entry.id:
         raise GalleryError("expected an id for every entry, found an empty one")
     if entry.date:
-        try:
-            valid = _DAY.fullmatch(entry.date) is not None and bool(date.fromisoformat(entry.date))
-        except ValueError:
-            valid = False
-        if not valid:
-            raise GalleryError(f"expected a date YYYY-MM-DD or none, found {entry.date!r} (entry {entry.id!r})")
+        parse_day(entry.date, f" (entry {entry.id!r})")
 
 
 def are_unit(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
@@ -224,9 +215,6 @@ def are_unit(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
         squares = np.einsum("nd,nd->n", vectors, vectors)  # without a second array [N, D]
     unit: NDArray[np.bool_] = np.abs(np.sqrt(squares) - 1) < 1e-3  # not so for NaN
     return unit
-
-
-#: How a gallery may be searched: as its size asks for, exactly, or by an index in either type.
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,38 +258,17 @@ class Meta:
             ) from error
 
 
-def first_values(card: ModelCard, labels: LabelSet, pseudonyms: Pseudonyms | None, index: str) -> dict[str, object]:
-    """Of an empty gallery."""
-    return {
-        "schema": SCHEMA,
-        "gallery": uuid.uuid4().hex,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "card": card.dumps(),
-        "labels": json.dumps(labels.to_json(), ensure_ascii=False),
-        "pseudonyms": pseudonyms.check if pseudonyms else "",
-        "index": index,
-        "generation": 0,
-        "count": 0,
-        "pruned": 0,
-        "case_key": secrets.token_hex(16),
-    }
-
-
-def find_schema(database: sqlite3.Connection, path: Path) -> int:
-    """The number of a gallery's schema, of whatever version. Raises GalleryError where there is none."""
-    rows = database.execute("SELECT value FROM meta WHERE key = 'schema'").fetchall()
-    if len(rows) != 1 or not str(rows[0][0]).isdecimal():
-        raise GalleryError(f"{path}: expected a gallery that states its schema, found none; build it again with "
-                           f"'cbmir index build'")  # fmt: skip
-    return int(rows[0][0])
-
-
 class SchemaError(GalleryError):
     """A gallery, whole or not, of another schema."""
 
 
-def check_schema(schema: int, path: Path) -> None:
-    """Raise SchemaError for another schema than the present one."""
+def _check_schema(database: sqlite3.Connection, path: Path) -> None:
+    """Raise GalleryError for a gallery that does not state its schema, SchemaError for another than the present one."""
+    rows = database.execute("SELECT value FROM meta WHERE key = 'schema'").fetchall()
+    if len(rows) != 1 or not str(rows[0][0]).isdecimal():
+        raise GalleryError(f"{path}: expected a gallery that states its schema, found none; build it again with "
+                           f"'cbmir index build'")  # fmt: skip
+    schema = int(rows[0][0])
     if schema != SCHEMA:
         remedy = "upgrade cbmir, or build" if schema > SCHEMA else "build"
         raise SchemaError(f"{path}: this cbmir reads galleries of schema {SCHEMA}, found schema {schema}; "
@@ -388,8 +355,8 @@ def open_meta(connections: Connections, pseudonyms: Pseudonyms | None) -> Meta:
     path = connections.folder
     seen = LastCommit.read(path)  # first: a writer may go on meanwhile
     with connections.use("read") as database:
-        check_schema(find_schema(database, path), path)
-        check_tables(database, path)
+        _check_schema(database, path)
+        _check_tables(database, path)
         meta = Meta.load(database, path, pseudonyms)
         generation = int(read_meta(database, path, "generation")["generation"])
     if seen is not None and seen.uuid == meta.uuid:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Self
@@ -19,7 +19,7 @@ from cbmir.runtime.gallery.database import Connections
 from cbmir.runtime.gallery.entry import Added, Entry
 from cbmir.runtime.gallery.entry_ids import longer_ids
 from cbmir.runtime.gallery.pseudonyms import case_id
-from cbmir.runtime.gallery.reader import Reader
+from cbmir.runtime.gallery.reader import COLUMN, Reader
 from cbmir.runtime.gallery.schema import LastCommit, Meta, check_index, write_meta
 
 _ROUNDING = 2.5e-7  # of a norm, where float32 was normalised in float32
@@ -63,7 +63,7 @@ class Writer(Reader):
         renaming: bool = False,
     ) -> Added:
         """As `Gallery.add`. With `renaming`, an entry whose id another image has gets a longer one, from its path."""
-        self._check_vectors(embeddings, len(entries))
+        check_vectors(embeddings, len(entries), self.meta.card.embedding_dim)
         if thumbnails is not None and len(thumbnails) != len(entries):
             raise GalleryError(f"expected {len(entries)} thumbnails, found {len(thumbnails)}")
         added, duplicates, renamed = [], [], []
@@ -90,12 +90,10 @@ class Writer(Reader):
             if entry.sha256 not in ("", old.sha256):
                 raise GalleryError(f"{self.meta.path}: expected the entry {entry.id!r} with the content that is "
                                    f"there, found other content; remove it, then add the new")  # fmt: skip
-            self._write(_UPDATE, number, replace(entry, sha256=old.sha256), row[len(schema.COLUMNS) - 1], number)
+            self._write(_UPDATE, number, replace(entry, sha256=old.sha256), row[COLUMN["thumbnail"]], number)
             if self.entry_of(self.rows([number])[0]) != old:
                 changed += 1
                 self._changed.append(number)
-                self._forget("patient", {row[schema.COLUMNS.index("patient")]})
-                self._forget("study", {row[schema.COLUMNS.index("study")]})
         return changed
 
     def remove(
@@ -107,27 +105,26 @@ class Writer(Reader):
                 raise GalleryError(f"expected several {name} to remove, found a single text; put it into a list")
         numbers = self._numbers("id", ids)
         # With a plus SQLite looks through all entries: in the index, a damaged page could hide some of a patient's.
-        of_patients = self._numbers("+patient", self.meta.patient_numbers(patient_ids))
-        of_studies = self._numbers("+study", self.meta.study_numbers(study_ids))
+        of_patients = self._numbers("+patient_id", map(self.meta.keys.patient, patient_ids))
+        of_studies = self._numbers("+study_id", map(self.meta.keys.study, study_ids))
         if study_ids and not patient_ids:
-            sql = "SELECT study, patient FROM entry WHERE number = ?"
+            sql = "SELECT study_id, patient_id FROM entry WHERE number = ?"
             rows = [tuple(row) for number in of_studies for row in self.query(sql, number)]
             check_one_patient_each(rows, self.meta.path)
         numbers |= of_patients & of_studies if study_ids and patient_ids else of_patients | of_studies
-        sql = "SELECT number, id, patient, study FROM entry WHERE number = ?"  # damaged ones can be removed as well
-        rows = [row for number in sorted(numbers) for row in self.query(sql, number)]
+        sql = "SELECT id FROM entry WHERE number = ?"  # damaged ones can be removed as well
+        gone = [str(name) for number in numbers for (name,) in self.query(sql, number)]
         self.database.executemany("DELETE FROM entry WHERE number = ?", [(number,) for number in numbers])
-        self._forget("patient", {row[2] for row in rows})
-        self._forget("study", {row[3] for row in rows})
         self._changed += sorted(numbers)
         self.count -= len(numbers)
-        return tuple(sorted(str(row[1]) for row in rows))
+        return tuple(sorted(gone))
 
-    def _numbers(self, column: str, keys: Collection[str] | Collection[int]) -> set[int]:
-        if not keys:
+    def _numbers(self, column: str, keys: Iterable[str]) -> set[int]:
+        """Of entries with one of these texts in a column; an empty one stands for none."""
+        if not (given := [key for key in keys if key]):
             return set()
         sql = f"SELECT number FROM entry WHERE {column} IN (SELECT value FROM json_each(?))"
-        return {int(number) for (number,) in self.query(sql, json.dumps(list(keys)))}
+        return {int(number) for (number,) in self.query(sql, json.dumps(given))}
 
     def set_index(self, setting: str) -> None:
         """As `Gallery.set_index`."""
@@ -137,11 +134,9 @@ class Writer(Reader):
             self._dirty = True
 
     def tidy(self) -> None:
-        """Make the database's indexes anew, forget patients and studies of whom there is no entry, and which entries
-        changed when: readers of an earlier generation read all entries again."""
+        """Make the database's indexes again, and forget which entries changed when: readers of an earlier generation
+        read all entries again."""
         self.query("REINDEX")
-        for table in ("patient", "study"):
-            self.query(f"DELETE FROM {table} WHERE number NOT IN (SELECT {table} FROM entry WHERE {table} IS NOT NULL)")
         self.query("DELETE FROM change WHERE generation <= ?", self.generation)
         write_meta(self.database, {"pruned": self.generation})
 
@@ -151,7 +146,7 @@ class Writer(Reader):
             return self.generation
         generation = self.generation + 1
         numbers = np.unique(np.array(self._changed, np.int64)).astype("<i8").tobytes()
-        digest = schema.change_digest(generation, numbers)
+        digest = schema.digest_bytes(numbers, generation)
         self.query("INSERT INTO change VALUES (?, ?, ?)", generation, numbers, digest)
         write_meta(self.database, {"generation": generation, "count": self.count})
         return generation
@@ -161,7 +156,7 @@ class Writer(Reader):
         number = self._last = self._last + 1
         self._write(_INSERT, number, entry, None if jpeg is None else schema.digest_bytes(jpeg))
         vector = _even(embedding).astype("<f4").tobytes()
-        digest = schema.vector_digest(number, schema.DTYPE, vector)
+        digest = schema.digest_bytes(vector, number, schema.DTYPE)
         self.query("INSERT INTO embedding VALUES (?, ?, ?, ?)", number, schema.DTYPE, vector, digest)
         if jpeg is not None:
             self.query("INSERT INTO thumbnail VALUES (?, ?)", number, jpeg)
@@ -169,29 +164,11 @@ class Writer(Reader):
         self.count += 1
 
     def _write(self, sql: str, number: int, entry: Entry, thumbnail: int | None, *more: object) -> None:
-        patient = self._intern("patient", schema.patient_number, self.meta.keys.patient(entry.patient_id))
-        study = self._intern("study", schema.study_number, self.meta.keys.study(entry.study_id))
-        row = (number, entry.id, case_id(self.meta.case_key, entry.id), entry.image, patient, study,
-               entry.sop_instance_uid, entry.view, entry.date, entry.split, entry.report,
-               self.meta.codec.encode(entry.labels), entry.sha256, thumbnail)  # fmt: skip
+        row = (number, entry.id, case_id(self.meta.case_key, entry.id), entry.image,
+               self.meta.keys.patient(entry.patient_id), self.meta.keys.study(entry.study_id), entry.sop_instance_uid,
+               entry.view, entry.date, entry.split, entry.report, self.meta.codec.encode(entry.labels), entry.sha256,
+               thumbnail)  # fmt: skip
         self.query(sql, *row, schema.digest(row), *more)
-
-    def _intern(self, table: str, numbered: Callable[[str], int], key: str) -> int | None:
-        if not key:
-            return None
-        number = numbered(key)
-        rows = self.query(f"SELECT key FROM {table} WHERE number = ?", number)
-        if not rows:
-            self.query(f"INSERT INTO {table} VALUES (?, ?)", number, key)
-        elif rows[0][0] != key:  # 63 bits: once among 10^7 galleries of a million patients
-            raise GalleryError(f"{self.meta.path}: a {table}'s id has the same number as another's, or the gallery is "
-                               f"damaged ('cbmir index verify' tells); give it another id")  # fmt: skip
-        return number
-
-    def _forget(self, table: str, numbers: Set[int | None]) -> None:
-        """Delete those of these patients or studies of which no entry is left."""
-        sql = f"DELETE FROM {table} WHERE number = ?1 AND NOT EXISTS (SELECT 1 FROM entry WHERE {table} = ?1)"
-        self.database.executemany(sql, [(number,) for number in numbers if number is not None])
 
     def _same_content(self, entry: Entry) -> str | None:
         """The id of the entry with the same content: of several, the one with the same id."""
@@ -213,9 +190,6 @@ class Writer(Reader):
     def _digests(self, id: str) -> list[str]:
         """The file digest of the entry with this id; empty where there is none."""
         return [sha256 for (sha256,) in self.query("SELECT sha256 FROM entry WHERE id = ?", id)]
-
-    def _check_vectors(self, vectors: NDArray[np.float32], count: int) -> None:
-        check_vectors(vectors, count, self.meta.card.embedding_dim)
 
 
 def _even(vector: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -41,7 +41,6 @@ def texts(number: int) -> dict[str, bytes]:
         "id": b"id%04d" % number, "path": b"/images/%04d.png" % number, "report": b"Bericht %04d" % number,
         "patient": patient.encode(), "study": study.encode(), "uid": b"1.2.%d" % number, "digest": b"%064x" % number,
         "thumbnail": b"jpeg%04d" % number, "patient's number": patient_number(patient).to_bytes(8, "little"),
-        "patient's number in SQLite": patient_number(patient).to_bytes(8, "big"),
         "study's number": study_number(study).to_bytes(8, "little"),
     }  # fmt: skip
 
@@ -72,9 +71,7 @@ def test_what_is_removed_is_gone(path: Path, make_vectors: MakeVectors, setting:
             traces = [*texts(20).items(), *codes(vectors[20], vectors).items(), *codes(vectors[20], rest).items()]
             left = [name for name, trace in traces if trace in after]
             assert left == {
-                "ids": ["patient", "study", "patient's number", "patient's number in SQLite", "study's number"],
                 "patient_ids": [],
-                "study_ids": ["patient", "patient's number", "patient's number in SQLite"],
             }[by]  # fmt: skip
             assert codes(vectors[30], rest)[own] in after
             if not again:
@@ -126,7 +123,7 @@ def test_no_name_is_in_an_error_or_a_log(path: Path, caplog: pytest.LogCaptureFi
             gallery.write_index()
             gallery.remove(patient_ids=["patient0003"])
             with gallery.writing() as writer:
-                writer.database.execute("UPDATE patient SET key = 'x' WHERE key = 'patient0001'")
+                writer.database.execute("UPDATE entry SET patient_id = 'x' WHERE number = 8")
             with pytest.raises(GalleryError) as caught:
                 gallery.entry("id0007")
         assert "patient0" not in caplog.text + str(caught.value)

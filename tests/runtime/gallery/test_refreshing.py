@@ -22,8 +22,7 @@ from cbmir.runtime.gallery import index_cache, index_files
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.hnsw import HnswIndex
-from cbmir.runtime.gallery.index_cache import codes_for
-from cbmir.runtime.gallery.reader import Reader
+from cbmir.runtime.gallery.reader import EXACT_LIMIT, Reader, codes_for
 
 Make = Callable[..., Any]
 COUNT = 60
@@ -42,7 +41,8 @@ def gallery(store: Gallery) -> Iterator[Gallery]:
 def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a gallery of 60 be a large one."""
     monkeypatch.setattr(index_cache, "SMALL", 10)
-    monkeypatch.setattr(index_cache, "EXACT_LIMIT", 40)
+    for module in ("index_cache", "reader"):
+        monkeypatch.setattr(f"cbmir.runtime.gallery.{module}.EXACT_LIMIT", 40)
     monkeypatch.setattr(index_cache, "TAIL_LIMIT", 20)
 
 
@@ -209,7 +209,7 @@ def test_the_setting_decides_on_the_index(gallery: Gallery, make_vectors: Make) 
 
 
 def test_what_an_index_keeps() -> None:
-    limit = index_cache.EXACT_LIMIT
+    limit = EXACT_LIMIT
     assert [codes_for(one, limit) for one in ("auto", "exact", "bf16", "int8")] == [None, None, "bf16", "int8"]
     assert [codes_for(one, limit + 1) for one in ("auto", "exact", "bf16", "int8")] == ["int8", None, "bf16", "int8"]
 
@@ -354,7 +354,7 @@ def test_no_transaction_is_held_while_an_index_is_built(
     index_files.drop(gallery.path)
     gallery._index.close()
     held = []
-    real_reading, real_build = gallery.reading, HnswIndex.build
+    real_reading, real_build = gallery._index._reading, HnswIndex.build
 
     @contextmanager
     def reading() -> Iterator[Any]:
@@ -369,7 +369,7 @@ def test_no_transaction_is_held_while_an_index_is_built(
         assert not held
         return real_build(*values, **more)
 
-    monkeypatch.setattr(gallery, "reading", reading)
+    monkeypatch.setattr(gallery._index, "_reading", reading)
     monkeypatch.setattr(HnswIndex, "build", build)
     getattr(gallery, method)()
     assert gallery.info()["changed"] == 0

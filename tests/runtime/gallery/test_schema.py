@@ -60,9 +60,9 @@ def test_damage_in_meta_is_refused(store: Gallery, key: str) -> None:
 
 def test_other_tables_are_refused(store: Gallery) -> None:
     store.close()
-    execute(store.path, "DROP INDEX entry_patient")
+    execute(store.path, "DROP INDEX entry_case")
     execute(store.path, "CREATE TABLE more (x)")
-    with pytest.raises(GalleryError, match=r"entry_patient, more differ"):
+    with pytest.raises(GalleryError, match=r"entry_case, more differ"):
         Gallery.open(store.path)
 
 
@@ -95,9 +95,9 @@ def test_a_value_of_another_type_has_another_digest() -> None:
         data: Any = text.encode()
         assert schema.digest([text]) != schema.digest([data])
         assert schema.digest_bytes(text) != schema.digest_bytes(data)
-        assert schema.vector_digest(1, "float32", text) != schema.vector_digest(1, "float32", data)
-        assert schema.vector_digest(1, data, data) != schema.vector_digest(1, text, data)
-        assert schema.change_digest(1, text) != schema.change_digest(1, data)
+        assert schema.digest_bytes(text, 1, "float32") != schema.digest_bytes(data, 1, "float32")
+        assert schema.digest_bytes(data, 1, data) != schema.digest_bytes(data, 1, text)
+        assert schema.digest_bytes(text, 1) != schema.digest_bytes(data, 1)
         assert not text or schema.patient_number(text) != schema.patient_number(data)
     assert schema.digest_bytes(None) != schema.digest_bytes(b"")
 
@@ -116,7 +116,7 @@ def test_no_lookup_goes_through_all_entries(store: Gallery) -> None:
         assert reader.find(f"{9:064x}") == [10]
         assert reader.find("0" * 63 + "x") == []
         assert reader.number("id0001") == 2
-        assert reader.has_patient("patient0001")
+        assert reader.find_case(store.case_id("id0001")) == reader.entries([2])[0]
         reader.entries([1])
         reader.thumbnails([1])
         reader.vectors([1])
@@ -129,14 +129,14 @@ def test_no_lookup_goes_through_all_entries(store: Gallery) -> None:
             assert [step for step in plan if step.startswith(("SCAN e", "SCAN p", "SCAN s", "SCAN v"))] == [], sql
 
 
-@pytest.mark.parametrize("damaged", [b"CREATE INDEX \xf5ntry_patient", b"CREATE INDEX entry_patienu", b"CREATD"])
+@pytest.mark.parametrize("damaged", [b"CREATE INDEX \xf5ntry_sha256", b"CREATE INDEX entry_sha257", b"CREATD"])
 def test_a_damaged_definition_is_refused(store: Gallery, damaged: bytes) -> None:
     """Also where the bytes are no text, which SQLite puts into its message."""
     store.compact()
     store.close()
     path = store.path / "gallery.sqlite"
     data = path.read_bytes()
-    whole = b"CREATE INDEX entry_patient"[: len(damaged)]
+    whole = b"CREATE INDEX entry_sha256"[: len(damaged)]
     assert whole in data
     path.write_bytes(data.replace(whole, damaged))
     with pytest.raises(GalleryError, match="damaged"):

@@ -31,7 +31,7 @@ DAMAGES = {
     "a thumbnail": ("UPDATE thumbnail SET jpeg = x'00' WHERE number = 8", "the thumbnail", ("id0007",), "remove"),
     "a thumbnail gone": ("DELETE FROM thumbnail WHERE number = 8", "the thumbnail", ("id0007",), "remove"),
     "an entry gone": ("DELETE FROM entry WHERE number = 8", "expected 60 entries, found 59", (), "bring back a copy"),
-    "a patient": ("UPDATE patient SET key = 'x' WHERE key = 'patient0001'", "the entry",
+    "a patient": ("UPDATE entry SET patient_id = 'x' WHERE patient_id = 'patient0001'", "the entry",
                   tuple(f"id{n:04}" for n in range(6, 12)), "remove these entries"),
     "a change": ("UPDATE change SET numbers = x'00'", "the record of changes", (), "'cbmir index compact'"),
     "a reference": ("PRAGMA foreign_keys = OFF; DELETE FROM entry WHERE number = 8", "embedding 8 refers", (), "rem"),
@@ -146,7 +146,7 @@ def test_damage_in_what_is_derived_is_told(store: Gallery) -> None:
 
 def test_a_damaged_entry_can_be_removed(store: Gallery) -> None:
     with store.writing() as writer:
-        writer.database.execute("UPDATE entry SET report = 'x', study = NULL WHERE number = 8")
+        writer.database.execute("UPDATE entry SET report = 'x', study_id = '' WHERE number = 8")
         writer.database.execute("UPDATE embedding SET vector = x'' WHERE number = 8")
     assert verify(store.path)
     assert store.remove(ids=["id0007"]) == ("id0007",)
