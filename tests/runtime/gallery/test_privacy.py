@@ -71,7 +71,9 @@ def test_what_is_removed_is_gone(path: Path, make_vectors: MakeVectors, setting:
             traces = [*texts(20).items(), *codes(vectors[20], vectors).items(), *codes(vectors[20], rest).items()]
             left = [name for name, trace in traces if trace in after]
             assert left == {
+                "ids": ["patient", "study", "patient's number", "study's number"],
                 "patient_ids": [],
+                "study_ids": ["patient", "patient's number"],
             }[by]  # fmt: skip
             assert codes(vectors[30], rest)[own] in after
             if not again:
