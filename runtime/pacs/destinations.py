@@ -1,4 +1,4 @@
-"""Where results go: to a DICOM node by C-STORE, to a DICOMweb server by STOW-RS, or into a folder.
+"""Where results go: to a DICOM node by C-STORE, or into a folder; `dicomweb.DicomWeb` is a destination too.
 
 Each sends again what it is given again. UIDs are stable: a receiver that has an object already keeps it, replaces it or
 says that it is a duplicate, and it counts as taken in each case.
@@ -18,7 +18,7 @@ from cbmir.errors import DeliveryAwayError, DeliveryError, PacsError, require
 from cbmir.files import replacing, sync
 from cbmir.runtime.imaging.dicom_header import pydicom_unlogged
 from cbmir.runtime.imaging.radiograph import collected_warnings
-from cbmir.runtime.pacs.dicomweb import OUT_OF_RESOURCES, DicomWeb
+from cbmir.runtime.pacs.dicomweb import OUT_OF_RESOURCES
 from cbmir.runtime.pacs.jobs import ResultObject
 
 #: Seconds: to connect, to negotiate, and for an answer to each object.
@@ -31,11 +31,8 @@ class Destination(Protocol):
     """Takes the results of one image. Safe from many threads."""
 
     def send(self, results: Sequence[ResultObject]) -> None:
-        """Returns when all of them were taken. May be called again.
-
-        Raises DeliveryAwayError where nothing is taken now, and DeliveryError for what is refused, once the others were
-        sent.
-        """
+        """Returns when all of them were taken. Raises DeliveryAwayError where nothing is taken now, and DeliveryError
+        for what is refused, once the others were sent. May be called again."""
         ...
 
 
@@ -150,13 +147,3 @@ class StoreScu:
         if status in OUT_OF_RESOURCES:
             raise DeliveryAwayError(f"{self.to}: {refusal}")
         return refusal
-
-
-class StowRs:
-    """A DICOMweb server that takes STOW-RS (PS3.18 section 10.5)."""
-
-    def __init__(self, web: DicomWeb) -> None:
-        self._web = web
-
-    def send(self, results: Sequence[ResultObject]) -> None:
-        self._web.store([each.data for each in results])

@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from cbmir.errors import DeliveryAwayError, DeliveryError, ImageSizeError, PacsAwayError, PacsError, require
 from cbmir.process import Closing
+from cbmir.runtime.pacs.jobs import ResultObject
 from cbmir.runtime.pacs.log import what_failed
 
 #: Seconds: to connect, and between two bytes of an answer.
@@ -82,7 +83,7 @@ class HttpServer(Closing):
 
 
 class DicomWeb(HttpServer):
-    """A DICOMweb server, such as `http://localhost:8042/dicom-web`."""
+    """A DICOMweb server, such as `http://localhost:8042/dicom-web`: read from, and a destination of results."""
 
     def __init__(self, url: str) -> None:
         api = require("dicomweb_client.api", "dicom")
@@ -120,10 +121,8 @@ class DicomWeb(HttpServer):
         return found
 
     def retrieve(self, found: InstanceFound, max_bytes: int) -> bytes | None:
-        """The file of an instance by WADO-RS, as it is stored; None where it is gone.
-
-        Raises PacsError, and ImageSizeError for more than `max_bytes`.
-        """
+        """The file of an instance by WADO-RS, as it is stored; None where it is gone. Raises PacsError, and
+        ImageSizeError for more than `max_bytes`."""
         url = f"{self.url}/studies/{found.study_uid}/series/{found.series_uid}/instances/{found.sop_instance_uid}"
         accepted = {"Accept": 'multipart/related; type="application/dicom"; transfer-syntax=*'}
         with (
@@ -140,25 +139,21 @@ class DicomWeb(HttpServer):
                     raise ImageSizeError(f"expected at most {max_bytes:,} bytes, found more")
             return _only_part(bytes(body), answer.headers.get("Content-Type", ""))
 
-    def store(self, files: Sequence[bytes]) -> None:
-        """Store DICOM files by STOW-RS, byte by byte; one that the server has already counts as stored.
-
-        Raises DeliveryError, and DeliveryAwayError where the server takes nothing now.
-        """
-        if not files:
+    def send(self, results: Sequence[ResultObject]) -> None:
+        """Store results by STOW-RS (PS3.18 section 10.5), byte by byte; one that is there already counts as stored.
+        Raises DeliveryError, and DeliveryAwayError where the server takes nothing now."""
+        if not results:
             return
         edge = f"cbmir-{uuid4().hex}".encode()  # in no file
-        parts = (b"--" + edge + b"\r\nContent-Type: application/dicom\r\n\r\n" + data + b"\r\n" for data in files)
+        part = b"--" + edge + b"\r\nContent-Type: application/dicom\r\n\r\n"
+        body = b"".join([part + each.data + b"\r\n" for each in results] + [b"--", edge, b"--\r\n"])
         headers = {
             "Content-Type": f'multipart/related; type="application/dicom"; boundary={edge.decode()}',
             "Accept": "application/dicom+json",
         }
         try:
             with _asking(self.url, "store instances"):
-                answer = self._session.post(
-                    f"{self.url}/studies", data=b"".join((*parts, b"--", edge, b"--\r\n")), headers=headers,
-                    timeout=TIMEOUT,
-                )  # fmt: skip
+                answer = self._session.post(f"{self.url}/studies", data=body, headers=headers, timeout=TIMEOUT)
                 reasons = _failure_reasons(answer)
         except PacsAwayError as error:
             raise DeliveryAwayError(str(error)) from error
@@ -168,7 +163,7 @@ class DicomWeb(HttpServer):
         if refused:
             code = "" if refused[0] is None else f" (reason 0x{refused[0]:04X})"
             kind = DeliveryAwayError if refused[0] in OUT_OF_RESOURCES else DeliveryError
-            raise kind(f"{self.url}: refused {len(refused)} of {len(files)} results{code}")
+            raise kind(f"{self.url}: refused {len(refused)} of {len(results)} results{code}")
 
 
 @dataclass(frozen=True)

@@ -36,17 +36,10 @@ class Intake:
         self._live = live
 
     def take(self, data: bytes, source: str, *, sop_class_uid: str = "", sop_instance_uid: str = "") -> IntakeStatus:
-        """Queue a file: on disk when this returns.
+        """Queue a file of a source (an AE title or another short name): on disk when this returns.
 
-        Args:
-            source: An AE title or another short name.
-            sop_class_uid: As the source announced it; empty where it did not.
-            sop_instance_uid: As the source announced it.
-
-        Raises:
-            DicomImageError: The file has other UIDs than were announced.
-            ImageError: It is no readable DICOM file.
-            QueueFullError: The queue or the disk is full.
+        The UIDs are those that the source announced; DicomImageError where the file has others. Raises ImageError for
+        an unreadable DICOM file, and QueueFullError.
         """
         if len(data) > self.limits.max_bytes:
             raise ImageSizeError(f"expected at most {self.limits.max_bytes:,} bytes, found {len(data):,}")
@@ -65,15 +58,11 @@ class Intake:
 
 
 def retry(queue: DurableQueue, limits: ImageLimits | None = None) -> tuple[int, int]:
-    """Put every dead letter back into the queue, as if its sender had sent it again.
+    """Put every dead letter back into the queue, as if its sender had sent it again: how many were, and how many stay
+    since one of their files is gone or cannot be read, which is logged.
 
-    A dead letter goes once its file is in the queue, so a process that ends meanwhile loses none.
-
-    Returns:
-        How many were put back, and how many stay since one of their files is gone or cannot be read, which is logged.
-
-    Raises:
-        QueueFullError: The disk is full; the rest stays.
+    A dead letter goes once its file is in the queue, so a process that ends meanwhile loses none. Raises QueueFullError
+    where the disk is full; the rest stays.
     """
     names, back = queue.spool.buried(), 0
     for name in names:

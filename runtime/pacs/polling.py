@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable
 from datetime import date, timedelta
 from time import monotonic
-from typing import Protocol
 
 from cbmir.errors import ImageError, PacsAwayError, PacsError, QueueFullError
 from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES, MODALITIES
@@ -27,28 +26,6 @@ TRIES = 5
 _AGAIN, _SLOWER, _MOST_AGAIN = 10.0, 6, 3600.0  # seconds until it is looked at again: at first, times, at most
 _MOST_PENDING = 200  # studies that cannot be read, beyond which Orthanc's feed is not read on
 _LONGEST_DELAY = 300.0  # seconds until a PACS that fails is asked again
-
-
-def _never() -> bool:
-    return False
-
-
-class Feed(Protocol):
-    """A PACS that is asked from time to time."""
-
-    @property
-    def name(self) -> str: ...
-
-    def poll(self, stopping: Callable[[], bool]) -> bool:
-        """Look once, and begin with no other study once `stopping()`.
-
-        Returns:
-            Whether more is known to wait.
-
-        Raises:
-            CbmirError: Something failed; the next call goes on from there.
-        """
-        ...
 
 
 class OrthancChanges:
@@ -69,7 +46,9 @@ class OrthancChanges:
         if since is not None:
             self._queue.mark(self._key, left)
 
-    def poll(self, stopping: Callable[[], bool] = _never) -> bool:
+    def poll(self, stopping: Callable[[], bool] = lambda: False) -> bool:
+        """Look once, and begin with no other study once `stopping()`. Gives whether more is known to wait. Raises
+        CbmirError; the next call goes on from there."""
         if self._last is None:
             self._last = self._rest.last_change()
             self._queue.mark(self._key, str(self._last))
@@ -118,7 +97,8 @@ class QidoPolling:
         self._seen: dict[str, int | None] = {}  # the number of instances, when all of them had been looked at
         self._pending: list[str] = []  # quiet, and not looked at yet
 
-    def poll(self, stopping: Callable[[], bool] = _never) -> bool:
+    def poll(self, stopping: Callable[[], bool] = lambda: False) -> bool:
+        """As `OrthancChanges.poll`."""
         if not self._pending:
             self._ask()
         while self._pending and not stopping():
@@ -156,18 +136,11 @@ class Studies:
         self._known: InstanceFound | None = None  # an instance that could be read once
 
     def look_at(self, study: str) -> bool:
-        """Queue what is new.
+        """Queue what is new. False where something cannot be read: the study is to be looked at again, which does
+        nothing until some time has passed.
 
         A study is passed over at the last of `TRIES`, or later: only while the server gives what it gave before, since
-        one that fails for everything says nothing about a study. What was queued stays queued, whatever is raised.
-
-        Returns:
-            False where something of the study cannot be read: it is to be looked at again, which does nothing until
-            some time has passed.
-
-        Raises:
-            PacsAwayError: The server is away.
-            QueueFullError: The queue is full.
+        one that fails for everything says nothing about a study. Raises QueueFullError and PacsAwayError.
         """
         tries, due = self._failed.get(study, (0, 0.0))
         if monotonic() < due:
@@ -234,7 +207,7 @@ class Studies:
 class Follower:
     """Polls a feed from a thread of its own until it is stopped."""
 
-    def __init__(self, feed: Feed, *, interval: float = 10.0) -> None:
+    def __init__(self, feed: OrthancChanges | QidoPolling, *, interval: float = 10.0) -> None:
         """`interval` is in seconds; it doubles, up to some minutes, for as long as the PACS fails."""
         self._feed, self._interval = feed, interval
         self._stopping = threading.Event()

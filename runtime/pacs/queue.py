@@ -6,11 +6,10 @@
     FOLDER/spool/          the file of each job
     FOLDER/dead-letters/   what was given up: the file, and beside it why
 
-A job is claimed, its results are kept, they are sent, it is done; each step is on disk before the next begins. A
-process that is killed loses none of them: its jobs are claimed again, and results that were kept are sent byte by byte
-as they were made. So results are sent at least once. An object is known by its SOP Instance UID, its content and the
-model that answered: what is known is not done again. The folder is patient data; the names of its files, and all that
-is ever logged, are not.
+A job is claimed, its results are kept, they are sent, it is done; each step is on disk before the next begins. The
+jobs of a process that is killed are claimed again, and results that were kept are sent byte by byte as they were made:
+at least once. An object is known by its SOP Instance UID, its content and the model that answered: what is known is not
+done again. The folder is patient data; the names of its files, and all that is ever logged, are not.
 """
 
 from __future__ import annotations
@@ -52,15 +51,9 @@ class DurableQueue(Closing):
     """
 
     def __init__(
-        self,
-        folder: Path,
-        capacity: int = 10_000,
-        *,
-        quiet: float = 5.0,
-        attempts: int = 12,
-        first_delay: float = 10.0,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+        self, folder: Path, capacity: int = 10_000, *, quiet: float = 5.0, attempts: int = 12,
+        first_delay: float = 10.0, clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
         """Open the queue, or make it, and take up what another process left.
 
         Args:
@@ -69,9 +62,6 @@ class DurableQueue(Closing):
             attempts: After so many a job that fails is given up; one that is put off, after `SENDING` seconds.
             first_delay: Seconds after which a job that failed is tried again; then twice that, up to an hour.
             clock: Gives seconds since 1970.
-
-        Raises:
-            QueueError: The folder is not usable, in use, or of another version of cbmir.
         """
         self.folder, self.capacity, self.quiet = folder, capacity, quiet
         self.attempts, self.first_delay = attempts, first_delay
@@ -94,15 +84,8 @@ class DurableQueue(Closing):
             raise
 
     def put(self, data: bytes, arrival: Arrival, fingerprint: str) -> bool:
-        """Take a file: on disk when this returns.
-
-        Returns:
-            False, and nothing taken, where the file is waiting already, or was answered or (by this process) refused by
-            the model of this fingerprint.
-
-        Raises:
-            QueueFullError: The queue or the disk is full.
-        """
+        """Take a file: on disk when this returns. False, and nothing taken, where it waits already, or was answered or
+        (by this process) refused by the model of this fingerprint. Raises QueueFullError, also for a full disk."""
         digest, name = content_digest(data), secrets.token_hex(12)
         with self._changed:
             if self._is_known(arrival.sop_instance_uid, digest, fingerprint):
@@ -136,10 +119,8 @@ class DurableQueue(Closing):
             )  # fmt: skip
 
     def claim(self, wait: float = 0.0) -> Job | None:
-        """The next job that is due, for this thread alone until it is done, refused, failed, buried or released.
-
-        None without one within `wait` seconds, and once the queue was stopped.
-        """
+        """The next job that is due, for this thread alone until it is done, refused, failed, buried or released; None
+        without one within `wait` seconds, and once the queue was stopped."""
         until = time.monotonic() + wait
         with self._changed:
             while not self._stopped:
@@ -178,12 +159,10 @@ class DurableQueue(Closing):
         return [ResultObject(*row) for row in rows]
 
     def done(self, job: Job, fingerprint: str, report: str = "", *, sent: bool = True) -> None:
-        """End a job whose results, by the model of this fingerprint, with the SR of this UID, were taken.
-
-        Where any were `sent`, their receiver is there again.
-        """
+        """End a job whose results, by the model of this fingerprint, with the SR of this UID, were taken. Where any was
+        `sent`, its receiver is there again."""
         row = (_hashed(job.sop_instance_uid), _hashed(job.study_instance_uid), job.digest, fingerprint, report)
-        with self._removing(job) as database:
+        with self._ending(job, for_good=True) as database:
             number = database.execute(
                 "INSERT OR REPLACE INTO done (instance, study, digest, fingerprint, report) VALUES (?, ?, ?, ?, ?)", row
             ).lastrowid
@@ -218,14 +197,11 @@ class DurableQueue(Closing):
         return float(delay)
 
     def put_off(self, job: Job, reason: str, *, hold: bool = False) -> float | None:
-        """Try a job again later without using up an attempt, since what failed is not its own.
+        """Try a job again later without using up an attempt, since what failed is not its own: in how many seconds.
+        None where it is given up, after `SENDING` seconds in which this process tried.
 
-        Args:
-            hold: Send nothing meanwhile (`is_holding`), since the receiver may be away: for `first_delay` seconds, then
-                twice that, up to five minutes, until something is taken.
-
-        Returns:
-            In how many seconds. None where it is given up, after `SENDING` seconds in which this process tried.
+        With `hold` nothing is sent meanwhile (`is_holding`), since the receiver may be away: for `first_delay` seconds,
+        then twice that, up to five minutes, until something is taken.
         """
         now = self._clock()
         failing = now - self._failing.setdefault(job.name, now)
@@ -261,9 +237,8 @@ class DurableQueue(Closing):
 
     def state(self) -> State:
         """How it does now."""
-        ((waiting, unsent, oldest),) = self._rows(
-            "SELECT count(*), coalesce(sum(fingerprint <> ''), 0), min(received) FROM job"
-        )
+        query = "SELECT count(*), coalesce(sum(fingerprint <> ''), 0), min(received) FROM job"
+        ((waiting, unsent, oldest),) = self._rows(query)
         age = 0.0 if oldest is None else round(max(0.0, self._clock() - oldest), 1)
         return State(waiting, unsent, age, len(self.spool.buried()))
 
@@ -360,7 +335,7 @@ class DurableQueue(Closing):
 
     def _pass_over(self, job: Job, fingerprint: str | None) -> None:
         """End a job that was refused, or (None) given up: then whoever sends it again has it tried again."""
-        with self._removing(job):
+        with self._ending(job, for_good=True):
             self._passed_over[_hashed(job.sop_instance_uid)] = (job.digest, fingerprint)
             if len(self._passed_over) > PASSED_OVER:
                 del self._passed_over[next(iter(self._passed_over))]
@@ -381,20 +356,16 @@ class DurableQueue(Closing):
             self._changed.notify_all()
 
     @contextmanager
-    def _ending(self, job: Job) -> Iterator[sqlite3.Connection]:
+    def _ending(self, job: Job, *, for_good: bool = False) -> Iterator[sqlite3.Connection]:
         """A transaction that ends what a thread does with a job."""
         with self._changed:
             with self._writing() as database:
+                if for_good:
+                    database.execute("DELETE FROM job WHERE number = ?", (job.number,))
                 yield database
             self._claimed.discard(job.name)
-
-    @contextmanager
-    def _removing(self, job: Job) -> Iterator[sqlite3.Connection]:
-        """A transaction that ends a job for good."""
-        with self._ending(job) as database:
-            database.execute("DELETE FROM job WHERE number = ?", (job.number,))
-            yield database
-            self._failing.pop(job.name, None)
+            if for_good:
+                self._failing.pop(job.name, None)
 
 
 def _hashed(uid: str) -> bytes:

@@ -34,22 +34,17 @@ STATUS = "status.json"
 
 
 class ImageSource(Protocol):
-    """What brings files: a node, or a feed that is followed."""
+    """Brings files: a node, or a feed that is followed. After `stop` nothing more comes."""
 
     def start(self) -> None: ...
 
-    def stop(self) -> None:
-        """Returns when nothing more will come."""
-        ...
+    def stop(self) -> None: ...
 
 
 def run(
-    queue: DurableQueue,
-    workers: Workers,
-    sources: Sequence[ImageSource],
-    live: ReloadableFinder,
+    queue: DurableQueue, workers: Workers, sources: Sequence[ImageSource], live: ReloadableFinder,
     ready: Callable[[], None],
-) -> None:
+) -> None:  # fmt: skip
     """Run until SIGTERM or SIGINT, within `signals_held`; `ready` is called once all sources have started.
 
     Raises what the start of a source raises, and WorkerError where a worker died: a supervisor is to start it again.

@@ -1,15 +1,4 @@
-"""The DICOM node: C-ECHO, and C-STORE of radiographs into the queue (PS3.4 annexes A and B).
-
-========  ==========================================================================================
-status    answered to a C-STORE
-========  ==========================================================================================
-0x0000    the file is in the queue, on disk; or it was before; or it is cbmir's own result, and left alone
-0xA700    out of resources: the queue or the disk is full, to be sent again later
-0xA900    the data set is of another SOP class or instance than was announced, or lacks one of its four UIDs
-0xC000    the data set cannot be understood, or is larger than any radiograph
-0x0122    the SOP class is no radiograph
-========  ==========================================================================================
-"""
+"""The DICOM node: C-ECHO, and C-STORE of radiographs into the queue (PS3.4 annexes A and B)."""
 
 from __future__ import annotations
 
@@ -23,17 +12,22 @@ from contextlib import suppress
 from socketserver import BaseServer
 from typing import Any
 
+from pydicom.pixels.decoders.base import get_decoder
 from pydicom.uid import Comprehensive3DSRStorage, KeyObjectSelectionDocumentStorage
-from pynetdicom import AE, _config, evt
+from pynetdicom import AE, ALL_TRANSFER_SYNTAXES, _config, evt
 from pynetdicom.transport import RequestHandler, ThreadedAssociationServer
 
-from cbmir.errors import DicomImageError, ImageError, PacsError, QueueFullError
+from cbmir.errors import DicomImageError, ImageError, PacsError
 from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES
 from cbmir.runtime.pacs.destinations import checked_ae_title
 from cbmir.runtime.pacs.intake import Intake, IntakeStatus
 from cbmir.runtime.pacs.log import fields, log, what_failed
 
-SUCCESS, OUT_OF_RESOURCES, MISMATCH, CANNOT_UNDERSTAND, NOT_SUPPORTED = 0x0000, 0xA700, 0xA900, 0xC000, 0x0122
+SUCCESS = 0x0000  # in the queue, on disk, now or before; or cbmir's own result, which is left alone
+OUT_OF_RESOURCES = 0xA700  # the queue or the disk is full, or failed: to be sent again later
+MISMATCH = 0xA900  # of another SOP class or instance than was announced, or without one of its four UIDs
+CANNOT_UNDERSTAND = 0xC000  # no readable data set, or larger than any radiograph
+NOT_SUPPORTED = 0x0122  # the SOP class is no radiograph
 MAX_PDU = 2**18  # bytes; few large units are quicker than many small ones
 ACSE_TIMEOUT, DIMSE_TIMEOUT, IDLE_TIMEOUT = 10.0, 60.0, 120.0  # seconds
 #: Seconds that a TLS handshake may take, and the header of a unit, and the rest of it, each to its last byte.
@@ -46,16 +40,9 @@ class StorageScp:
     """A storage SCP on a port of its own; each association has its thread."""
 
     def __init__(
-        self,
-        intake: Intake,
-        *,
-        ae_title: str = "CBMIR",
-        host: str = "127.0.0.1",
-        port: int = 11112,
-        allow_calling: Collection[str] = (),
-        tls: ssl.SSLContext | None = None,
-        max_associations: int = 16,
-    ) -> None:
+        self, intake: Intake, *, ae_title: str = "CBMIR", host: str = "127.0.0.1", port: int = 11112,
+        allow_calling: Collection[str] = (), tls: ssl.SSLContext | None = None, max_associations: int = 16,
+    ) -> None:  # fmt: skip
         """`allow_calling` are the AE titles that may send, all where it is empty. Raises PacsError."""
         self._intake = intake
         self._address, self._tls = (host, port), tls
@@ -79,7 +66,7 @@ class StorageScp:
         return int(self._server.server_address[1])
 
     def start(self) -> None:
-        """Listen. Raises PacsError where the port is not to be had."""
+        """Listen. Raises PacsError where the port is in use."""
         _config.LOG_HANDLER_LEVEL = "none"  # its own logs tell UIDs
         handlers: list[Any] = [(evt.EVT_C_STORE, self._store), (evt.EVT_REJECTED, self._rejected)]
         try:
@@ -94,7 +81,7 @@ class StorageScp:
         self._thread.start()
 
     def stop(self, grace: float = 10.0) -> None:
-        """Take no new association; those there are may end within `grace` seconds, then they are aborted."""
+        """Take no new association; those that are there are aborted after `grace` seconds."""
         if self._thread is None:
             return
         self._server.stop_listening()
@@ -113,31 +100,21 @@ class StorageScp:
 
     def _store(self, event: Any) -> int:
         """Answer a C-STORE: always with a status, and with no text of a library in the log."""
-        began = time.monotonic()
-        source = event.assoc.requestor.ae_title.strip()
-        status, what, size = self._take(event, source)
-        about = fields(source=source, bytes=size, status=f"0x{status:04X}", seconds=round(time.monotonic() - began, 3))
+        began, source, data = time.monotonic(), event.assoc.requestor.ae_title.strip(), b""
+        try:
+            announced = str(event.request.AffectedSOPClassUID), str(event.request.AffectedSOPInstanceUID)
+            data = event.encoded_dataset()
+            outcome = self._intake.take(data, source, sop_class_uid=announced[0], sop_instance_uid=announced[1])
+            status, what = NOT_SUPPORTED if outcome is IntakeStatus.NO_IMAGE else SUCCESS, outcome.value
+        except ImageError as error:
+            status = MISMATCH if isinstance(error, DicomImageError) else CANNOT_UNDERSTAND
+            what = f"refused: {error}"
+        except Exception as error:  # noqa: BLE001 - a sender gets an answer, and sends again later
+            status, what = OUT_OF_RESOURCES, what_failed(error)
+        seconds = round(time.monotonic() - began, 3)
+        about = fields(source=source, bytes=len(data), status=f"0x{status:04X}", seconds=seconds)
         (log.info if status == SUCCESS else log.warning)(what, extra=about)
         return status
-
-    def _take(self, event: Any, source: str) -> tuple[int, str, int]:
-        size = 0
-        try:
-            announced = str(event.request.AffectedSOPClassUID)
-            data = event.encoded_dataset()
-            size = len(data)
-            outcome = self._intake.take(
-                data, source, sop_class_uid=announced, sop_instance_uid=str(event.request.AffectedSOPInstanceUID)
-            )
-        except QueueFullError as error:
-            return OUT_OF_RESOURCES, str(error), size
-        except DicomImageError as error:
-            return MISMATCH, f"refused: {error}", size
-        except ImageError as error:
-            return CANNOT_UNDERSTAND, f"refused: {error}", size
-        except Exception as error:  # noqa: BLE001 - a sender gets an answer, and sends again later
-            return OUT_OF_RESOURCES, what_failed(error), size
-        return (NOT_SUPPORTED if outcome is IntakeStatus.NO_IMAGE else SUCCESS), outcome.value, size
 
     def _rejected(self, event: Any) -> None:
         log.warning("association rejected", extra=fields(source=event.assoc.requestor.ae_title.strip()))
@@ -145,16 +122,11 @@ class StorageScp:
 
 def _decodable() -> list[str]:
     """The transfer syntaxes that are decoded here: a sender must transcode from others."""
-    from pydicom.pixels.decoders.base import get_decoder
-    from pynetdicom import ALL_TRANSFER_SYNTAXES
-
     syntaxes = []
     for syntax in ALL_TRANSFER_SYNTAXES:
-        try:
+        with suppress(NotImplementedError):  # of video
             if get_decoder(syntax).is_available:
                 syntaxes.append(syntax)
-        except NotImplementedError:  # of video
-            continue
     return syntaxes
 
 
@@ -218,41 +190,36 @@ class _Handler(RequestHandler):
             self.request.do_handshake()
         association = self._create_association()
         server: Any = self.server
-        _Bounded(association, server.max_message).bind()
+        _Bounds(association, server.max_message)
         server.arriving.discard(self.request)
         association.start()
 
 
-class _Bounded:
+class _Bounds:
     """What one association may send: units no longer than agreed, and messages no longer than any image."""
 
     def __init__(self, association: Any, max_message: int) -> None:
-        self._association, self._socket = association, association.dul.socket
-        self._max_message = max_message
-        self._taken = 0
-
-    def bind(self) -> None:
         """Raises AttributeError where pynetdicom has none of what is replaced here: better no connection than one
         without bounds."""
+        self._socket, self._max_message, self._size = association.dul.socket, max_message, 0
         _ = self._socket.recv, self._socket._shutdown_socket
         self._socket.recv = self._receive
         self._socket._shutdown_socket = self._close
-        self._association.bind(evt.EVT_DIMSE_RECV, self._begin_anew)
+        association.bind(evt.EVT_DIMSE_RECV, self._begin_message)
 
-    def _begin_anew(self, event: Any) -> None:
-        self._taken = 0
+    def _begin_message(self, event: Any) -> None:
+        self._size = 0
 
     def _receive(self, count: int) -> bytearray:
-        """As `AssociationSocket.recv`: bytes, fewer where the connection has ended. OSError ends the association: bytes
-        that do not all come within `STALL_TIMEOUT`, however they trickle, are one."""
-        self._taken += count
-        if count > MAX_PDU + 2**12 or self._taken > self._max_message:
-            log.warning("connection closed: more was announced than any image has", extra=fields(bytes=count))
-            raise self._ended(OSError("too long"))
-        data = bytearray(count)
-        got = 0
+        """As `AssociationSocket.recv`: bytes, fewer where the connection has ended. OSError ends the association; so do
+        bytes that do not all come within `STALL_TIMEOUT`, however they trickle."""
+        self._size += count
         connection, until = self._socket.socket, time.monotonic() + STALL_TIMEOUT
         try:
+            if count > MAX_PDU + 2**12 or self._size > self._max_message:
+                log.warning("connection closed: more was announced than any image has", extra=fields(bytes=count))
+                raise OSError("too long")
+            data, got = bytearray(count), 0
             with memoryview(data) as view:
                 while got < count:
                     connection.settimeout(max(0.001, until - time.monotonic()))
@@ -263,14 +230,10 @@ class _Bounded:
                     if got < count and time.monotonic() > until:
                         raise TimeoutError("too slow")
             connection.settimeout(STALL_TIMEOUT)
-        except TimeoutError as error:
-            raise self._ended(error) from None
+        except OSError:
+            self._close()  # pynetdicom takes the connection for gone already, and would leave it open
+            raise
         return data[:got]
-
-    def _ended(self, error: OSError) -> OSError:
-        """pynetdicom takes an error for a connection that is gone already, and would leave it open."""
-        self._close()
-        return error
 
     def _close(self) -> None:
         """As `AssociationSocket._shutdown_socket`, which forgets to close what the other side has closed already."""

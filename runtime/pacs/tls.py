@@ -36,14 +36,10 @@ class Tls:
     def _load(self, context: ssl.SSLContext) -> None:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            context.load_cert_chain(self.certificate, self.key, password=_refuse_password)
+            context.load_cert_chain(self.certificate, self.key, password="")
             context.load_verify_locations(self.authorities)
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise PacsError(
                 f"expected PEM files of a certificate, its key without a password, and the trusted authorities; found "
                 f"{self.certificate}, {self.key}, {self.authorities}: {error}"
             ) from error
-
-
-def _refuse_password() -> str:
-    raise ValueError("the key has a password")

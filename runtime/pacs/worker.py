@@ -37,14 +37,9 @@ class Workers:
     """Threads that work off a queue until they are stopped."""
 
     def __init__(
-        self,
-        queue: DurableQueue,
-        live: ReloadableFinder,
-        destination: Destination,
-        *,
-        kinds: Collection[str] = ("sr",),
-        count: int = 2,
-    ) -> None:
+        self, queue: DurableQueue, live: ReloadableFinder, destination: Destination, *,
+        kinds: Collection[str] = ("sr",), count: int = 2,
+    ) -> None:  # fmt: skip
         """`kinds` are DICOM objects of `make_results`: sr, sc, kos. Raises MissingDependencyError."""
         warm_up()
         self._queue, self._live, self._destination = queue, live, destination

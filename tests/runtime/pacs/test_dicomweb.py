@@ -15,7 +15,6 @@ import pytest
 
 from cbmir.errors import DeliveryAwayError, DeliveryError, ImageSizeError, PacsAwayError, PacsError
 from cbmir.runtime.pacs import dicomweb
-from cbmir.runtime.pacs.destinations import StowRs
 from cbmir.runtime.pacs.dicomweb import Changes, DicomWeb, InstanceFound, OrthancRest, StudyFound
 from cbmir.runtime.pacs.jobs import ResultObject
 from pacs_rig import PLANTED
@@ -142,13 +141,13 @@ def test_a_file_that_is_too_long_is_not_taken(server: Server, web: DicomWeb, mon
 def test_results_are_stored(server: Server, web: DicomWeb, radiograph: Callable[..., bytes]) -> None:
     server.json("/dicom-web/studies", {})
     files = [radiograph(1), radiograph(2)]
-    StowRs(web).send([ResultObject("sr", "", data) for data in files])
+    web.send([ResultObject("sr", "", data) for data in files])
     parts = server.posted[0].split(b"\r\n\r\n", 1)[0]
     assert parts.startswith(b"--cbmir-") and parts.endswith(b"Content-Type: application/dicom")
     edge = parts.split(b"\r\n")[0]
     found = [part.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n") for part in server.posted[0].split(edge)[1:-1]]
     assert found == files  # byte by byte
-    StowRs(web).send([])
+    web.send([])
     assert len(server.posted) == 1
 
 
@@ -156,20 +155,20 @@ def test_results_that_are_refused_are_told(server: Server, web: DicomWeb, radiog
     for status in (200, 202, 409):
         server.json("/dicom-web/studies", failures(0x0110), status=status)
         with pytest.raises(DeliveryError, match=r"refused 1 of 1 results \(reason 0x0110\)"):
-            StowRs(web).send([ResultObject("sr", "", radiograph())])
+            web.send([ResultObject("sr", "", radiograph())])
     server.json("/dicom-web/studies", {"00081198": {"vr": "SQ", "Value": [{}]}}, status=409)
     with pytest.raises(DeliveryError, match=r"refused 1 of 1 results$"):
-        StowRs(web).send([ResultObject("sr", "", radiograph())])
+        web.send([ResultObject("sr", "", radiograph())])
     server.answers["/"] = server.answers["/dicom-web/studies"] = (409, "text/plain", b"no")
     with pytest.raises(DeliveryError, match="status 409"):
-        StowRs(web).send([ResultObject("sr", "", radiograph())])
+        web.send([ResultObject("sr", "", radiograph())])
 
 
 def test_who_takes_nothing_now_is_away(server: Server, web: DicomWeb, radiograph: Callable[..., bytes]) -> None:
     for answer, status in ((failures(0xA701), 409), ({}, 503)):
         server.json("/dicom-web/studies", answer, status=status)
         with pytest.raises(DeliveryAwayError):
-            StowRs(web).send([ResultObject("sr", "", radiograph())])
+            web.send([ResultObject("sr", "", radiograph())])
 
 
 def failures(*reasons: int) -> dict[str, Any]:
@@ -183,10 +182,10 @@ def test_results_that_are_there_already_are_stored(
     """As after a process that ended between sending and being done."""
     results = [ResultObject("sr", "", radiograph(1)), ResultObject("sc", "", radiograph(2))]
     server.json("/dicom-web/studies", failures(0x0111, 45070), status=409)
-    StowRs(web).send(results)
+    web.send(results)
     server.json("/dicom-web/studies", failures(0x0111, 0x0110), status=202)
     with pytest.raises(DeliveryError, match=r"refused 1 of 2 results \(reason 0x0110\)"):
-        StowRs(web).send(results)
+        web.send(results)
 
 
 @pytest.mark.parametrize("status", [401, 403, 500, 503])

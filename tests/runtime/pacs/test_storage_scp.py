@@ -13,10 +13,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pynetdicom
 import pytest
 from pydicom import dcmread
 from pydicom.uid import ImplicitVRLittleEndian, JPEGLSLossless
-from pynetdicom import AE
+from pynetdicom import AE, _config
 from pynetdicom.dimse_primitives import C_STORE
 from pynetdicom.dsutils import encode
 from pynetdicom.sop_class import (
@@ -25,7 +26,7 @@ from pynetdicom.sop_class import (
     DigitalXRayImageStorageForProcessing,
     Verification,
 )
-from pynetdicom.transport import AssociationSocket
+from pynetdicom.transport import AssociationSocket, RequestHandler, ThreadedAssociationServer
 
 from cbmir.errors import PacsError
 from cbmir.runtime.hot_reload import ReloadableFinder
@@ -401,3 +402,25 @@ def test_stopping_ends_an_association_that_does_not(listen: Callable[..., Any]) 
         association = associate(node.port)
         node.stop(grace=0)
         wait_for(lambda: not association.is_established, "it is aborted")
+
+
+# -- private parts of pynetdicom
+
+PARTS = [
+    (AssociationSocket, "recv"),
+    (AssociationSocket, "_shutdown_socket"),
+    (RequestHandler, "_create_association"),
+    (ThreadedAssociationServer, "active_associations"),
+    (ThreadedAssociationServer, "shutdown_request"),
+    (_config, "LOG_HANDLER_LEVEL"),
+]
+
+
+@pytest.mark.parametrize(("owner", "part"), PARTS)
+def test_pynetdicom_has_what_the_node_replaces_or_calls(owner: Any, part: str) -> None:
+    """They are why pyproject.toml gives pynetdicom a ceiling."""
+    assert hasattr(owner, part), (
+        f"pynetdicom {pynetdicom.__version__} has no {owner.__name__}.{part}, without which the node's connections have "
+        f"no bounds: read its transport.py, adapt runtime/pacs/storage_scp.py, and only then raise the ceiling in "
+        f"pyproject.toml"
+    )

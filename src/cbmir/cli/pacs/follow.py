@@ -33,7 +33,6 @@ def follow(orthanc: str | None, dicomweb: str | None, since: str | None, interva
     Research use only. Not a medical device, not for diagnosis.
     """
     require("dicomweb_client", "dicom")
-    from cbmir.runtime.pacs.destinations import StowRs
     from cbmir.runtime.pacs.dicomweb import DicomWeb, OrthancRest
     from cbmir.runtime.pacs.polling import Follower, OrthancChanges, QidoPolling
 
@@ -41,7 +40,7 @@ def follow(orthanc: str | None, dicomweb: str | None, since: str | None, interva
         raise click.UsageError("expected one of --orthanc and --dicomweb")
     number, day = (_number(since), None) if orthanc else (None, _day(since))
     web = DicomWeb(f"{orthanc.rstrip('/')}/dicom-web" if orthanc else str(dicomweb))
-    with pacs_service(lambda: StowRs(web), **common) as (intake, start):
+    with pacs_service(lambda: web, **common) as (intake, start):
         feed: OrthancChanges | QidoPolling
         if orthanc:
             feed = OrthancChanges(OrthancRest(orthanc), web, intake, since=number)
