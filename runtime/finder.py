@@ -287,8 +287,8 @@ def _preprocessed(spec: PreprocessSpec, read: Callable[[Image], Radiograph], ima
 def _known_of(
     gallery: SearchableGallery, image: Radiograph, patient_id: str, exclude: bool
 ) -> tuple[tuple[Entry, ...], frozenset[str], list[str]]:
-    """What a gallery knows of an image before it is searched: entries made from the same file, the patients it is of,
-    and what a reader must know of these, which names nobody."""
+    """Before the search: the gallery's entries made from the same file, the patients that the image may be of, and
+    warnings, which name no patient."""
     known = tuple(gallery.find(image.sha256))
     warnings = [IN_GALLERY] if known else []
     of_file = image.patient_id.strip()
@@ -317,7 +317,7 @@ def _search(
     patients: frozenset[str],
 ) -> tuple[SearchResult, Novelty | None]:
     """The k neighbours that were asked for, and how unusual the image is: compared with all of the gallery but itself
-    and its own patient's images, whatever was asked for."""
+    and its own patient's images, with no other filter."""
     reference = gallery.reference_distances
     if not len(reference):
         return gallery.search(embedding, k, filter=wanted, exact=exact), None

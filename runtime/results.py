@@ -1,4 +1,4 @@
-"""What an analysis gives back: plain values, and what is needed to explain them."""
+"""The answer for an image: plain values, and what is needed to explain them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class LabelAgreement:
 
 
 def agreement(hits: Sequence[Hit], labels: Sequence[str], sigma: float) -> tuple[LabelAgreement, ...]:
-    """What the neighbours say of each label: one LabelAgreement per label, in the order of `labels`.
+    """How far the neighbours agree on each label: one LabelAgreement per label, in the order of `labels`.
 
     A neighbour at distance d weighs exp(-d^2 / (2 sigma^2)): the Gaussian similarity that the model was trained with
     (METHOD, "Loss"). So a neighbour weighs as much as a proxy at the same distance does in a score.
@@ -105,8 +105,8 @@ class Analysis:
         embedding: float32 [D], unit norm.
         feature_map: float32 [D, h, w].
         agreement: one per label of the gallery; empty without neighbours.
-        novelty: whether anything in the gallery looks like the image, whatever neighbours were asked for; None without
-            a gallery, and with a small one.
+        novelty: whether anything in the gallery looks like the image, independent of the neighbours that were asked
+            for; None without a gallery, and with a small one.
         query_labels: the labels that the image is known to have, where it is in the gallery, or else is predicted to
             have.
         known: ids of the gallery's entries that were made from the same file.

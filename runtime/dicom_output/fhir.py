@@ -1,7 +1,7 @@
 """FHIR R4 (4.0.1): a transaction Bundle of DiagnosticReport, Observation, ImagingStudy and Device.
 
-Each resource has an identifier that a second run makes again, and a conditional update by it: whoever posts the Bundle
-to a server twice has it there once. The patient is referred to by the image's own Patient ID, and is no part of it.
+Each resource has an identifier that a second run makes again, and a conditional update by it: a server that receives
+the Bundle twice has it once. The patient is referred to by the image's own Patient ID, and is no part of the Bundle.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from cbmir.labels import Code
 from cbmir.runtime.dicom_output import identifiers as own
-from cbmir.runtime.dicom_output.content import ALGORITHM, MANUFACTURER, Content
+from cbmir.runtime.dicom_output.content import ALGORITHM, MANUFACTURER, Content, LookAlike
 from cbmir.runtime.dicom_output.identifiers import part_uid
 from cbmir.runtime.results import Finding
 
@@ -27,77 +27,82 @@ Resource = dict[str, Any]
 def bundle(content: Content) -> Resource:
     """The Bundle of an analysis, plain values for JSON."""
     uid = content.uid("fhir")
-    device = _device(content)
-    study = _imaging_study(content)
-    findings = [_finding(content, one, part_uid(uid, "finding", one.label), device, study) for one in content.findings]
-    observations = findings
-    if content.look_alikes:
-        observations = [*findings, _look_alikes(content, part_uid(uid, "look-alikes"), device, study)]
-    report = _report(content, uid, study, observations)
-    return {
-        "resourceType": "Bundle",
-        "type": "transaction",
-        "timestamp": _instant(content),
-        "entry": [_entry(resource) for resource in (report, *observations, study, device)],
+    device, study = _device(content), _imaging_study(content)
+    # Of every observation; its identifier, code and value are its own.
+    shared = {
+        "category": [_category("observation-category", "imaging", "Imaging")],
+        "device": _reference(device),
+        "derivedFrom": [_reference(study)],
+        "note": [{"text": own.DISCLAIMER}],
     }
-
-
-def _report(content: Content, uid: str, study: Resource, observations: Sequence[Resource]) -> Resource:
-    return {
-        "resourceType": "DiagnosticReport",
-        "identifier": [_identifier(uid)],
-        "status": "preliminary",
+    observations = [
+        _made(content, "Observation", part_uid(uid, "finding", one.label)) | shared | _finding(one)
+        for one in content.findings
+    ]
+    if content.look_alikes:
+        observations.append(
+            _made(content, "Observation", part_uid(uid, "look-alikes")) | shared | _look_alikes(content.look_alikes)
+        )
+    over = [own.readable(one.label) for one in content.findings if one.predicted]
+    summary = f"Scores over the model's thresholds: {', '.join(over) or 'none'}."
+    report = _made(content, "DiagnosticReport", uid) | {
         "category": [_category("v2-0074", "RAD", "Radiology")],
         "code": {
             "coding": [{"system": "http://loinc.org", "code": "18748-4", "display": "Diagnostic imaging study"}],
             "text": ALGORITHM,
         },
-        **_subject(content),
-        "issued": _instant(content),
         "result": [_reference(one) for one in observations],
         "imagingStudy": [_reference(study)],
-        "conclusion": "\n".join((own.DISCLAIMER, _summary(content.findings), *content.warnings)),
+        "conclusion": "\n".join((own.DISCLAIMER, summary, *content.warnings)),
+    }
+    return {
+        "resourceType": "Bundle",
+        "type": "transaction",
+        "timestamp": report["issued"],
+        "entry": [_entry(resource) for resource in (report, *observations, study, device)],
     }
 
 
-def _finding(content: Content, finding: Finding, uid: str, device: Resource, study: Resource) -> Resource:
-    """An Observation whose value says whether the score exceeds the threshold; certainty, score and threshold are its
-    components."""
+def _made(content: Content, kind: str, uid: str) -> Resource:
+    """The elements that a report and an observation share."""
+    return {
+        "resourceType": kind,
+        "identifier": [_identifier(uid)],
+        "status": "preliminary",
+        **_subject(content),
+        "issued": content.source.local(content.moment).isoformat(timespec="seconds"),
+    }
+
+
+def _finding(finding: Finding) -> Resource:
+    """A value that says whether the score exceeds the threshold; certainty, score and threshold are components."""
     verdict = own.predicted_code(finding.predicted)
     return {
-        **_observation(content, uid, device, study),
         "code": _concept(own.label_code(finding.label), finding.label),
         "valueCodeableConcept": _concept(verdict, f"{own.PREDICTED.meaning}: {verdict.meaning}"),
-        "component": [_quantity(*one) for one in own.measured(finding)],
-    }
+        "component": [
+            {
+                "code": _concept(name),
+                "valueQuantity": {
+                    "value": round(value, 6), "unit": unit.meaning, "system": own.SYSTEMS["UCUM"], "code": unit.value,
+                },
+            }
+            for name, value, unit in own.measured(finding)
+        ],
+    }  # fmt: skip
 
 
-def _look_alikes(content: Content, uid: str, device: Resource, study: Resource) -> Resource:
-    """An Observation with a component for each case: its opaque id, similarity and labels in words."""
+def _look_alikes(look_alikes: Sequence[LookAlike]) -> Resource:
+    """A component for each case: its opaque id, similarity and labels in words."""
     return {
-        **_observation(content, uid, device, study),
         "code": _concept(own.LOOK_ALIKE),
         "component": [
             {
                 "code": _concept(own.LOOK_ALIKE, one.case),
                 "valueString": f"{one.case}: cosine {one.cosine:.3f}; {one.words}",
             }
-            for one in content.look_alikes
+            for one in look_alikes
         ],
-    }
-
-
-def _observation(content: Content, uid: str, device: Resource, study: Resource) -> Resource:
-    return {
-        "resourceType": "Observation",
-        "identifier": [_identifier(uid)],
-        "status": "preliminary",
-        "category": [_category("observation-category", "imaging", "Imaging")],
-        **_subject(content),
-        "issued": _instant(content),
-        "device": _reference(device),
-        "derivedFrom": [_reference(study)],
-        "note": [{"text": own.DISCLAIMER}],
     }
 
 
@@ -189,20 +194,6 @@ def _category(system: str, code: str, display: str) -> Resource:
 def _concept(code: Code, text: str = "") -> Resource:
     coding = {"system": own.SYSTEMS[code.scheme], "code": code.value, "display": code.meaning}
     return {"coding": [coding], "text": text or code.meaning}
-
-
-def _quantity(name: Code, value: float, unit: Code) -> Resource:
-    quantity = {"value": round(value, 6), "unit": unit.meaning, "system": own.SYSTEMS["UCUM"], "code": unit.value}
-    return {"code": _concept(name), "valueQuantity": quantity}
-
-
-def _summary(findings: Sequence[Finding]) -> str:
-    over = [own.readable(one.label) for one in findings if one.predicted]
-    return f"Scores over the model's thresholds: {', '.join(over) or 'none'}."
-
-
-def _instant(content: Content) -> str:
-    return content.source.local(content.moment).isoformat(timespec="seconds")
 
 
 def _started(content: Content) -> str:

@@ -1,4 +1,4 @@
-"""What results are called: UIDs that a second run makes again, and codes.
+"""The names of results: UIDs that a second run makes again, and codes.
 
 A UID is `2.25.` and the integer of a UUID (DICOM PS3.5 B.2), here a version 5 one: made of names, without chance.
 Codes are standard ones where a concept means just that, else those of cbmir's own scheme 99CBMIR; `concept` converts
@@ -64,7 +64,7 @@ SCHEME = "99CBMIR"
 SCHEME_UID = "2.25.92689651567244863674355425848909154203"
 SCHEME_NAME = "cbmir, content-based medical image retrieval"
 
-#: What every result says of itself.
+#: Stands in every result.
 DISCLAIMER = "For research, not for diagnosis. cbmir is not a medical device."
 
 CERTAINTY = Code("DCM", "111012", "Certainty of Finding")

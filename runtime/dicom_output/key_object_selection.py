@@ -56,7 +56,7 @@ def _selection(content: Content, of_study: SourceImage, uid: str, others: list[D
 
 
 def _image(source: SourceImage) -> Dataset:
-    """What highdicom takes for an image: it has rows and columns."""
+    """A reference that highdicom takes for an image, since it has rows and columns."""
     image = Dataset()
     image.SOPClassUID, image.SOPInstanceUID, image.Rows, image.Columns = source.sop_class, source.uid, 1, 1
     return image

@@ -1,4 +1,4 @@
-"""What the DICOM results share: highdicom's arguments for an object's patient, study, series and equipment, and
+"""Parts of all DICOM results: highdicom's arguments for an object's patient, study, series and equipment, and
 references to instances (PS3.3 C.17.2.1, "Hierarchical SOP Instance Reference Macro")."""
 
 from __future__ import annotations

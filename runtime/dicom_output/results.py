@@ -17,7 +17,7 @@ from cbmir.runtime.results import Analysis
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-#: What can be made of an analysis.
+#: The kinds of results.
 KINDS = ("sr", "sc", "kos", "fhir")
 #: Comprehensive 3D SR, Secondary Capture Image, Key Object Selection Document.
 _CLASSES = ("1.2.840.10008.5.1.4.1.1.88.34", "1.2.840.10008.5.1.4.1.1.7", "1.2.840.10008.5.1.4.1.1.88.59")
@@ -25,7 +25,7 @@ _CLASSES = ("1.2.840.10008.5.1.4.1.1.88.34", "1.2.840.10008.5.1.4.1.1.7", "1.2.8
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """What was asked for; None for the rest, and for `kos` where the gallery has no prior of the patient.
+    """The results that were asked for; None for the rest, and for `kos` where the gallery has no prior of the patient.
 
     Attributes:
         fhir: a Bundle, plain values for JSON.

@@ -110,7 +110,7 @@ def _percent(share: float) -> str:
 
 
 def _draw_look_alikes(sheet: _Sheet, content: Content, y: int) -> int:
-    """The cases in up to two columns; gives where they end."""
+    """Draw the cases in up to two columns. Returns where they end."""
     left, width = _MARGIN, 2 * _PICTURE + _GAP
     sheet.text(left, y, "Look-alikes", 24)
     of = "" if content.collection is None else f"nearest of {content.collection:,} images of the reference collection"
@@ -130,7 +130,7 @@ def _draw_look_alikes(sheet: _Sheet, content: Content, y: int) -> int:
 
 
 def _draw_priors(sheet: _Sheet, priors: Sequence[Prior], y: int) -> int:
-    """The patient's own similar priors, by their days; gives where they end."""
+    """Draw the patient's own similar priors, by their days. Returns where they end."""
     if not priors:
         return y
     text = "Similar earlier images of this patient: " + ", ".join(f"{one.day} ({one.cosine:.3f})" for one in priors)
@@ -187,7 +187,7 @@ class _Sheet:
         self._draw.text((left + 12, y), NOTICE, fill=_AMBER, font=font)
 
     def cut(self, text: str, size: int, width: int) -> str:
-        """As much of a text as fits into so many pixels, with dots where it is cut."""
+        """As much of a text as fits into `width` pixels, with dots where it is cut."""
         font = _font(size)
         if self._draw.textlength(text, font=font) <= width:
             return text
@@ -196,12 +196,12 @@ class _Sheet:
         return f"{text.rstrip(' ,')}..."
 
     def largest(self, text: str, size: int, width: int) -> int:
-        """The size from 16 to `size` in which a text fits into so many pixels, or 16."""
+        """The size from 16 to `size` in which a text fits into `width` pixels, or 16."""
         sizes = range(size, 16, -1)
         return next((s for s in sizes if self._draw.textlength(text, font=_font(s)) <= width), 16)
 
     def lines(self, x: int, y: int, text: str, size: int, width: int, *, at_most: int, colour: Colour = _PALE) -> int:
-        """A text in lines of so many pixels; gives where the next one begins."""
+        """Draw a text in lines of `width` pixels. Returns where the next one begins."""
         letters = max(8, int(width / self._draw.textlength("abcdefghij ", font=_font(size)) * 11))
         wrapped = textwrap.wrap(text, letters, max_lines=at_most, placeholder=" ...")
         for line in wrapped:
@@ -228,7 +228,7 @@ class _Sheet:
 
 
 def page(content: Content, analysis: Analysis, image: Radiograph, spec: PreprocessSpec) -> Dataset:
-    """The page of an analysis of `image`, ready to be stored. The patient is named by tags; by pixels only where the
+    """The page of an analysis of `image`, ready to be stored. Its tags name the patient; its pixels only where the
     image's own do."""
     source = content.source
     made = SCImage(

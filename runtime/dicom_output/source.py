@@ -1,4 +1,4 @@
-"""What results take over from the image that was analysed: its patient, its study, and the reference to itself.
+"""The image that was analysed, as results refer to it: its patient, its study, and its own UIDs.
 
 Objects are read tolerantly and written strictly: a value that the standard does not allow is left empty in the results,
 with a warning that names the tag. The UIDs alone must be there.
@@ -34,9 +34,9 @@ UTF_8 = "ISO_IR 192"
 
 @dataclass(frozen=True, eq=False)
 class SourceImage:
-    """`header` has the four UIDs, the patient and the study, in UTF-8 and as the standard has them. Of `warnings` none
-    holds a value. `number` is the Instance Number, 1 where there is none; `modality` is OT (other) where none is;
-    `burned_in` is YES or NO where the image says whether its pixels name the patient, else empty."""
+    """`header` has the four UIDs, the patient and the study, in UTF-8 and as the standard has them. No warning holds a
+    value. `number` is the Instance Number, or 1; `modality` is OT (other) where the image has none; `burned_in` is YES
+    or NO where the image says whether its pixels name the patient, else empty."""
 
     header: Dataset
     warnings: tuple[str, ...]

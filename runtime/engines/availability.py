@@ -25,10 +25,10 @@ _SILENT = 4  # log severity: what goes wrong is in the answer
 
 
 def why_not(engine: str) -> str:
-    """Why an engine cannot run here and what to install, in a sentence; "" where it can. For any of ENGINES but auto.
+    """Why an engine, any of ENGINES but auto, cannot run here and what to install, in a sentence; "" where it can.
 
     A provider of ONNX Runtime must run a model to count: one that is listed may lack its libraries or a driver. Never
-    raises, whatever is broken here.
+    raises.
     """
     try:
         if engine in PROVIDERS:

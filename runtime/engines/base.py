@@ -1,4 +1,4 @@
-"""What an engine is: a batch of preprocessed images in, embeddings and scores out, whatever does the arithmetic.
+"""What an engine is: a batch of preprocessed images in, embeddings and scores out, by any library.
 
 One engine serves any number of threads, and belongs to the process that opened it. After a fork the libraries' own
 threads are gone, so `run` in the child raises EngineError rather than wait for ever, and an engine cannot be pickled:
@@ -39,10 +39,12 @@ Runner = Callable[[NDArray[np.uint8], Sequence[str]], Sequence[NDArray[np.float3
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """What a model says of N images.
+    """A model's answers for N images.
 
-    embedding: float32 [N, D], unit norm. scores: float32 [N, C] in [0, 1], in the card's label order.
-    feature_map: float32 [N, D, h, w], or None if not asked for; its mean over the cells, normed, is the embedding.
+    Attributes:
+        embedding: float32 [N, D], unit norm.
+        scores: float32 [N, C] in [0, 1], in the card's label order.
+        feature_map: float32 [N, D, h, w], or None if not asked for; its mean over the cells, normed, is the embedding.
     """
 
     embedding: NDArray[np.float32]
@@ -52,10 +54,12 @@ class Outputs:
 
 @dataclass(frozen=True)
 class EngineHealth:
-    """What really runs: `engine` is one of ENGINES, `requested` what was asked for, `reason` why it is this one.
+    """What really runs.
 
-    `precision` is that of the arithmetic: float32, float16, bfloat16 or int8. `mode` is latency where there is nothing
-    to choose: on one thread, or a GPU.
+    Attributes:
+        engine: one of ENGINES; `requested` is what was asked for, `reason` says why it is this one.
+        precision: of the arithmetic: float32, float16, bfloat16 or int8.
+        mode: latency where there is nothing to choose: on one thread, or a GPU.
     """
 
     engine: str
@@ -73,14 +77,14 @@ class Engine(Closing):
     """A loaded model. A kind of engine says how to `_open` a runner, and what it is (`_describe`).
 
     On a CPU (`streams`), mode `latency` runs a batch with all threads at once; `throughput` runs its images one by one
-    on as many streams of one thread, which answers more images a second and a single one later; `auto` takes the first
-    for one image and the second for more. A GPU has only the first.
+    on streams of one thread each, which answers more images a second and a single one later; `auto` takes the first for
+    one image and the second for more. A GPU has only the first.
     """
 
     streams = True
-    #: At most so many images go through at once in mode latency: bounds the memory of activations.
+    #: Images that go through at once in mode latency: bounds the memory of activations.
     max_batch = 32
-    #: What was asked for, and why it became this engine; `open_engine` says both.
+    #: The engine that was asked for, and why it became this one; `open_engine` sets both.
     requested, reason = "", ""
 
     def __init__(
@@ -100,7 +104,7 @@ class Engine(Closing):
 
     @abstractmethod
     def _open(self, threads: int) -> Runner:
-        """A runner, each call of which takes so many threads. Raises ModelError or EngineError."""
+        """A runner whose calls take `threads` threads each. Raises ModelError or EngineError."""
 
     @abstractmethod
     def _describe(self) -> tuple[str, str, str]:

@@ -34,7 +34,7 @@ class Gpu:
 
 
 def current_gpu() -> Gpu:
-    """The first GPU, by its driver alone: no package is needed. Raises EngineError where there is none."""
+    """The first GPU, by its driver alone: no package is needed. Raises EngineError without a GPU."""
     library = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
         driver = ctypes.CDLL(library)

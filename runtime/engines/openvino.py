@@ -122,7 +122,7 @@ class OpenVinoEngine(Engine):
         self._model = None
 
     def _open(self, threads: int) -> Runner:
-        """One stream of all threads, or as many streams of one thread as there are threads."""
+        """One stream of all threads, or one stream per thread."""
         streams = self.threads // threads
         asked = {"INFERENCE_PRECISION_HINT": self._precision, "INFERENCE_NUM_THREADS": self.threads,
                  "NUM_STREAMS": streams}  # fmt: skip
@@ -146,7 +146,7 @@ class OpenVinoEngine(Engine):
 
 
 def _runner_of(requests: Sequence[Any]) -> Runner:
-    """What runs images by whichever request is idle, and waits for one where none is."""
+    """A runner that gives images to an idle request, and waits for one."""
     idle: SimpleQueue[Any] = SimpleQueue()
     for request in requests:
         idle.put(request)

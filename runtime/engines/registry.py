@@ -87,8 +87,7 @@ def open_engine(
             or `mode` is wrong.
     """
     path = Path(path)
-    _check_options(engine, threads, mode)
-    _check_exists(path)
+    _check_arguments(path, engine, threads, mode)
     every = list(_of_folder(path) if path.is_dir() else _of_file(path))
     choices = [(file, name) for file, name in every if name == engine or (engine == "auto" and name != _BY_NAME_ONLY)]
     if not choices:
@@ -97,43 +96,49 @@ def open_engine(
                              f"to make one")  # fmt: skip
         others = " or ".join(name for _, name in every)
         raise EngineError(f"{path.name} is run by {others}, not by {engine}")
-    not_here: list[tuple[Path, str, str]] = []
+    absent: dict[tuple[Path, str], str] = {}
     for file, name in choices:
         if why := _why_not(file, name):
-            not_here.append((file, name, why))
+            absent[file, name] = why
             continue
-        picked = f"asked for {engine}"
+        reason = f"asked for {engine}"
         if engine == "auto":
-            picked = "; ".join([f"{name} runs {file.name}", *_words(not_here)])
-        opened = _open(file, name, threads, mode, cache)
-        opened.requested, opened.reason = engine, picked
-        log.log(logging.INFO if path.is_dir() else logging.DEBUG, "Engine: %s.", picked)
+            reason = "; ".join([f"{name} runs {file.name}", *_words(absent)])
+        opened = _open(file, name, engine, reason, threads, mode, cache)
+        log.log(logging.INFO if path.is_dir() else logging.DEBUG, "Engine: %s.", reason)
         return opened
     if engine == "auto":
-        not_here.sort(key=lambda choice: choice[1] != "onnxruntime")  # first what is most easily had
-        raise EngineError(f"{path}: nothing that runs it works here: {'; '.join(_words(not_here))}")
-    whys = "; ".join(dict.fromkeys(why for *_, why in not_here))
+        absent = dict(
+            sorted(absent.items(), key=lambda one: one[0][1] != "onnxruntime")
+        )  # the easiest to install first
+        raise EngineError(f"{path}: nothing that runs it works here: {'; '.join(_words(absent))}")
+    whys = "; ".join(dict.fromkeys(absent.values()))
     on_cpu = [file for file, name in every if name == "onnxruntime"]
     if not allow_fallback or engine == "onnxruntime" or not on_cpu:
         raise EngineError(f"engine {engine} was asked for, but cannot be used here: {whys}")
     warning = f"engine {engine} was asked for and cannot be used: {whys}. Running on onnxruntime instead."
-    opened = _open(on_cpu[0], "onnxruntime", threads, mode, cache)
-    opened.requested, opened.reason = engine, warning
+    opened = _open(on_cpu[0], "onnxruntime", engine, warning, threads, mode, cache)
     opened.warn(warning)
     return opened
 
 
-def _check_options(engine: str, threads: int | None, mode: Mode) -> None:
+def _check_arguments(path: Path, engine: str, threads: int | None, mode: Mode) -> None:
     if engine not in ENGINES:
         raise EngineError(f"expected an engine of {', '.join(ENGINES)}; found {engine!r}")
     if threads is not None and threads < 1:
         raise EngineError(f"expected at least 1 thread, found {threads}")
     if mode not in MODES:
         raise EngineError(f"expected mode {', '.join(MODES)}; found {mode!r}")
+    try:
+        exists = path.exists()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot look for the model file ({error.strerror})") from error
+    if not exists:
+        raise ModelError(f"{path}: no such model file; make one with 'cbmir export RUN -o model.onnx'")
 
 
-def _words(not_here: list[tuple[Path, str, str]]) -> list[str]:
-    return [f"not {name} ({file.name}): {why}" for file, name, why in not_here]
+def _words(absent: dict[tuple[Path, str], str]) -> list[str]:
+    return [f"not {name} ({file.name}): {why}" for (file, name), why in absent.items()]
 
 
 def _why_not(file: Path, name: str) -> str:
@@ -145,24 +150,21 @@ def _why_not(file: Path, name: str) -> str:
     return why_no_bfloat16() if file.name.endswith(_BFLOAT16) else ""
 
 
-def _open(file: Path, name: str, threads: int | None, mode: Mode, cache: str | Path | None) -> Engine:
+def _open(
+    file: Path, name: str, requested: str, reason: str, threads: int | None, mode: Mode, cache: str | Path | None
+) -> Engine:
     cache = None if cache is None else Path(cache)
+    opened: Engine
     if name in PROVIDERS:
-        return OnnxEngine(file, engine=name, threads=threads, mode=mode, cache=cache)
-    if name == "openvino":
-        return OpenVinoEngine(file, threads=threads, mode=mode, cache=cache)
-    from cbmir.runtime.engines.tensorrt import TensorRtEngine
+        opened = OnnxEngine(file, engine=name, threads=threads, mode=mode, cache=cache)
+    elif name == "openvino":
+        opened = OpenVinoEngine(file, threads=threads, mode=mode, cache=cache)
+    else:
+        from cbmir.runtime.engines.tensorrt import TensorRtEngine
 
-    return TensorRtEngine(file)
-
-
-def _check_exists(path: Path) -> None:
-    try:
-        exists = path.exists()
-    except OSError as error:
-        raise ModelError(f"{path}: cannot look for the model file ({error.strerror})") from error
-    if not exists:
-        raise ModelError(f"{path}: no such model file; make one with 'cbmir export RUN -o model.onnx'")
+        opened = TensorRtEngine(file)
+    opened.requested, opened.reason = requested, reason
+    return opened
 
 
 def _of_file(path: Path) -> Iterator[tuple[Path, str]]:

@@ -157,7 +157,7 @@ class TensorRtEngine(Engine):
         self._cuda("cudaMemcpyAsync", rows.ctypes.data, buffer.device, rows.nbytes, kind, self._stream)
 
     def _graph(self, count: int) -> Any:
-        """The CUDA graph of a fixed batch size, captured on its first use; None where there is none."""
+        """The CUDA graph of a fixed batch size, captured on its first use; None for other sizes."""
         if count in self._fixed and count not in self._graphs:
             try:
                 self._graphs[count] = self._capture(count)

@@ -21,8 +21,8 @@ _FACTS = {"target": str, "max_batch": int, "flavour": str, "version": str, "sha2
 
 @dataclass(frozen=True, eq=False)
 class PlanInfo:
-    """What is known of a plan: the card and head (float32 [P, D]) of its model, the GPU it was built for (sm86), its
-    largest batch, TensorRT's flavour and version that built it, and SHA-256 of the plan and of the ONNX file."""
+    """A plan's sidecar: card and head (float32 [P, D]) of its model, the GPU it was built for (sm86), its largest
+    batch, flavour and version of the TensorRT that built it, and SHA-256 of the plan and of the ONNX file."""
 
     card: ModelCard
     head: NDArray[np.float32]

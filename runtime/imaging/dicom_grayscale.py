@@ -20,7 +20,7 @@ from cbmir.runtime.imaging.radiograph import counted, spread
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """What each bit pattern that the pixels' type can hold becomes; entry i is for the pattern i."""
+    """The grey value of each bit pattern that the pixels' type can hold, step by step; entry i is for the pattern i."""
 
     modality: NDArray[np.float64]
     voi: NDArray[np.float64] | None  # 0..1; None: by the values present
@@ -30,7 +30,7 @@ class Chain:
 
     @classmethod
     def of(cls, tags: Tags, values: NDArray[np.float64], intensity: str) -> Chain:
-        """The chain of `values`, float64: what each bit pattern stands for. `intensity` is as PreprocessSpec has it."""
+        """The chain for `values`: what each bit pattern stands for. `intensity` is as in PreprocessSpec."""
         modality = _modality(tags, values)
         inverted = tags.text("PhotometricInterpretation").upper() == "MONOCHROME1"
         shape = tags.text("PresentationLUTShape").upper()
@@ -43,8 +43,8 @@ class Chain:
 
     @property
     def averages(self) -> bool:
-        """Whether the chain may be applied to averages of stored values: not where padding would be mixed with image,
-        nor where the range is taken from the values present."""
+        """Whether the chain may be applied to averages of stored values: without padding, which would be mixed with the
+        image, and with a range that does not depend on the values present."""
         return self.voi is not None and not self.padding.any()
 
     def greys(self, stored: NDArray[Any], tags: Tags) -> NDArray[np.uint8]:
@@ -126,7 +126,7 @@ def _lookup_table(tags: Tags, keyword: str) -> _Table | None:
         raise DicomImageError(f"{tags.name}: {tag_name(keyword)} holds a lookup table that cannot be read") from None
     entries = entries % 2**16 or 2**16  # written as signed, or 0 for 65536
     if first >= 2**15 and tags.number("PixelRepresentation") == 1:
-        first -= 2**16  # of the pixels' own sign (PS3.3 C.11.1.1.1), whatever VR it was written with
+        first -= 2**16  # of the pixels' own sign (PS3.3 C.11.1.1.1), in any VR
     full = 2.0 ** min(bits, 16) - 1
     if not 1 <= bits <= 16 or len(values) < entries or values.max() > full:
         raise DicomImageError(

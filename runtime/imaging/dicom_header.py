@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 UIDS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID")
 MODALITIES = ("CR", "DX", "RG")
 BODY_PARTS = ("CHEST", "THORAX", "TORAX", "LUNG", "LUNGS")
-#: What is written for a lateral view: PS3.3 C.8.1.1 (CR Series), and vendors' words.
+#: Words for a lateral view: PS3.3 C.8.1.1 (CR Series), and vendors' own.
 LATERAL_VIEWS = ("LL", "RL", "LAT", "LATERAL", "LLAT", "RLAT")
 #: Neither frontal nor lateral: decubitus, oblique.
 OTHER_VIEWS = ("LLD", "RLD", "LLO", "RLO", "LAO", "RAO", "LPO", "RPO", "OBLIQUE")
@@ -56,7 +56,7 @@ _VIEW_CODES = {
     "399173006": "LATERAL", "R-10236": "LATERAL", "399198007": "LATERAL", "R-10232": "LATERAL",
 }  # fmt: skip
 
-LARGE = 2**20  # bytes: nothing that is read here but pixels has so many
+LARGE = 2**20  # bytes: only pixels have more
 _UNDEFINED = 2**32 - 1  # length of a sequence that says where it ends
 
 _LIBRARIES = ("pydicom", "highdicom", "pylibjpeg", "libjpeg", "openjpeg", "rle")
@@ -158,7 +158,7 @@ class Tags:
         return int(number)
 
     def refusal(self, keyword: str, expected: str, *, found: str = "") -> DicomImageError:
-        """What to raise; `found` where the tag's value is better said otherwise, and holds nothing of a patient."""
+        """The error to raise. `found` replaces the tag's value in the message, and must hold nothing of a patient."""
         text = found[:64] or self.text(keyword)
         said = repr(text) if text else "it missing or empty"
         # No code or number: a damaged length may take in other tags.
@@ -237,7 +237,7 @@ def _view(tags: Tags, allow_lateral: bool) -> str:
 
 
 def _written(view: str) -> str:
-    """What a ViewPosition's words say: PA, AP, LATERAL, OTHER or "" (nothing known)."""
+    """The view that a ViewPosition's words name: PA, AP, LATERAL, OTHER or "" (nothing known)."""
     words = _words(view)
     if set(words) & set(OTHER_VIEWS):
         return "OTHER"
@@ -247,7 +247,7 @@ def _written(view: str) -> str:
 
 
 def _doubt(tags: Tags, keyword: str) -> None:
-    """Free text is a reason to doubt, none to refuse."""
+    """Free text is a reason to warn, but not to refuse."""
     text = set(_words(tags.text(keyword).upper()))
     for word in (*LATERAL_VIEWS, *OTHER_VIEWS):
         if word in text:
@@ -255,7 +255,7 @@ def _doubt(tags: Tags, keyword: str) -> None:
 
 
 def _code(tags: Tags, keyword: str) -> str:
-    """The SNOMED code of a sequence's first item (PS3.3 8.8); "" where there is none; another code is a warning."""
+    """The SNOMED code of a sequence's first item (PS3.3 8.8), "" without one; another scheme's code is a warning."""
     from pydicom import Dataset, Sequence
 
     sequence = tags.value(keyword)

@@ -48,7 +48,7 @@ _CODEC_ERRORS = (RuntimeError, ValueError, LookupError, ImportError)
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """The encoded pixels, and what is needed to decode them without a look at the data set."""
+    """The encoded pixels, and what is needed to decode them without the data set."""
 
     data: bytes | memoryview
     syntax: Any  # pydicom.uid.UID
@@ -86,7 +86,7 @@ class Frame:
         return pixels.astype(f"{pixels.dtype.kind}{self.allocated // 8}", copy=False).view(f"u{self.allocated // 8}")
 
     def decode_halved(self, times: int) -> NDArray[Any] | None:
-        """As `decode`, for JPEG 2000, an image halved so many times; None where only `decode` can."""
+        """As `decode`, for JPEG 2000, an image halved `times` times; None where only `decode` can."""
         if times == 0 or self.signed or self.syntax not in _JPEG_2000:
             return None
         pixels = decode_halved(bytes(self.data), self.shape, times)
@@ -162,9 +162,9 @@ class Frame:
 
 
 def find_frame(tags: Tags, buffer: bytes) -> Frame:
-    """The one frame of a data set that was parsed from `buffer`, checked as far as it goes without decoding.
+    """The one frame of a data set that was parsed from `buffer`, checked as far as possible without decoding.
 
-    Its large elements are not read but looked up where they lie: the pixels of a native frame are not copied.
+    Large elements are not read but looked up where they lie: the pixels of a native frame are not copied.
     """
     from pydicom.dataelem import RawDataElement
     from pydicom.encaps import generate_frames
@@ -258,7 +258,7 @@ _BOXES = 4096  # bytes within which a JP2 file's boxes end and its codestream be
 
 
 def codestream_shape(data: bytes | memoryview) -> tuple[int, int, int] | None:
-    """(rows, columns, components) of a JPEG, JPEG-LS or JPEG 2000 frame; None where its header is none."""
+    """(rows, columns, components) of a JPEG, JPEG-LS or JPEG 2000 frame; None without a valid header."""
     start = bytes(data[:_BOXES]).find(_SIZ)
     if start < 0:
         return _jpeg_shape(data)
@@ -310,7 +310,7 @@ def halvings(shape: tuple[int, int], spec: PreprocessSpec) -> int:
 
 
 def decode_halved(codestream: bytes, shape: tuple[int, int], times: int) -> NDArray[Any] | None:
-    """The low-pass band of a JPEG 2000 image [H,W], halved so many times: uint8 or uint16, sides rounded up.
+    """A JPEG 2000 image [H,W] halved `times` times: its low-pass band, uint8 or uint16, sides rounded up.
 
     Little of the image is decoded for it. The wavelet may overshoot what the full image holds. None where the
     codestream is another image than this, has no such resolution or is damaged: the full decoder then has to decide.
@@ -339,7 +339,7 @@ def decode_halved(codestream: bytes, shape: tuple[int, int], times: int) -> NDAr
 
 
 _HEADER = 64  # bytes: the number of segments, and where each of up to 15 begins
-_PADDING = 16  # so many bytes after a plane's end are none; the standard has at most one
+_PADDING = 16  # bytes that may follow a plane's end; the standard has at most one
 
 
 def decode_rle(

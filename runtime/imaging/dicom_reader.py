@@ -81,7 +81,7 @@ def read_dicom(
 
 
 def _study_date(tags: Tags) -> str:
-    """YYYY-MM-DD; empty, and a warning, for what is no day of the calendar."""
+    """YYYY-MM-DD; empty, and a warning, for a value that is no day of the calendar."""
     text = tags.text("StudyDate").replace(".", "")  # ACR-NEMA's YYYY.MM.DD, which PS3.5 6.2 lets readers take
     day = f"{text[:4]}-{text[4:6]}-{text[6:]}" if text else ""
     if is_date(day):
@@ -127,7 +127,7 @@ class _Header(io.BytesIO):
 
 
 def _inflated(data: bytes, name: str, limits: ImageLimits) -> bytes:
-    """The data set of a deflated file, any other file as it is. pydicom would inflate whatever there is."""
+    """The data set of a deflated file, any other file as it is. pydicom would inflate without a limit."""
     start = _deflated_from(data)
     if start is None:
         return data

@@ -18,7 +18,7 @@ from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.imaging.radiograph import Radiograph, Reduction, look_up
 from cbmir.runtime.imaging.threads import together
 
-#: Large images are resized in bands of so many pixels: what is looked up is still in the cache when it is resized.
+#: Pixels of the bands in which large images are resized: what is looked up is still in the cache when it is resized.
 _BAND, _MOST_BANDS = 2**20, 8
 
 
@@ -48,9 +48,12 @@ def centre_crop(square: NDArray[np.uint8], spec: PreprocessSpec) -> NDArray[np.u
 def preprocess(image: Radiograph | NDArray[np.uint8], spec: PreprocessSpec, *, threads: int = 1) -> NDArray[np.uint8]:
     """A radiograph, or uint8 [H,W] -> the model's input, uint8 [crop,crop].
 
-    What `centre_crop(resize_square(...))` gives, within one grey level, made from the part of the image that the crop
-    shows: it alone is looked up and resized. The answer does not depend on `threads`. Raises NotAnImageError for
-    another dtype or number of axes, UserError for a radiograph that was read by another intensity policy than `spec`'s.
+    It is what `centre_crop(resize_square(...))` gives, within one grey level, but only the part of the image that the
+    crop shows is looked up and resized. The answer does not depend on `threads`.
+
+    Raises:
+        NotAnImageError: an array has another dtype or number of axes.
+        UserError: a radiograph was read by another intensity policy than `spec`'s.
     """
     radiograph = image if isinstance(image, Radiograph) else Radiograph(_checked(image), "array", "")
     if radiograph is image and radiograph.intensity != spec.intensity:
@@ -77,9 +80,10 @@ def _rows(radiograph: Radiograph, spec: PreprocessSpec, first: int, last: int) -
 
 
 def _source(first: int, last: int, scale: float, length: int, step: int) -> tuple[slice, float, float]:
-    """Of pixels `first` to `last` of an axis once resized: the source pixels that the filter takes, and within these
-    where the first begins and the last ends. A pixel takes up `scale` pixels of the full image, of which every
-    `step`-th is a source pixel, the first of `step`: its middle is (step - 1) / 2 before the middle of those."""
+    """For pixels `first` to `last` of a resized axis: the source pixels that the filter takes, and where they begin and
+    end within these."""
+    # A pixel takes up `scale` pixels of the full image, of which every `step`-th is a source pixel, the first of
+    # `step`: its middle is (step - 1) / 2 before the middle of those.
     start, end = ((edge * scale + (step - 1) / 2) / step for edge in (first, last))
     reach = max(1.0, scale / step) + 1  # the triangle's half width, and rounding
     low, high = max(0, math.floor(start - reach)), min(length, math.ceil(end + reach))

@@ -104,7 +104,7 @@ class Radiograph:
 
 
 def look_up(greys: NDArray[np.uint8] | None, stored: NDArray[Any]) -> NDArray[np.uint8]:
-    """What stored values [H,W] look like, uint8 [H,W]; where `greys` is None, `stored` itself."""
+    """The grey values of stored values [H,W], uint8 [H,W]; where `greys` is None, `stored` itself."""
     if greys is None:
         return stored
     pixels = np.empty(stored.shape, np.uint8)
@@ -123,7 +123,7 @@ def check_contrast(stored: NDArray[Any], greys: NDArray[np.uint8] | None, name: 
     beyond = 0.01 * stored.size
     for rows in (stored[::8], stored):
         counts = Image.fromarray(look_up(greys, np.ascontiguousarray(rows))).histogram()
-        # Of some rows: if so many of them are darker than `low`, and brighter than `high`, no others can change that.
+        # Of some rows: if enough of them are darker than `low`, and brighter than `high`, no others can change that.
         low, high = np.searchsorted(np.cumsum(counts), [beyond, rows.size - beyond])
         if high - low >= _LITTLE_CONTRAST:
             return ()
@@ -172,8 +172,8 @@ def counted(stored: NDArray[Any], patterns: int) -> NDArray[np.int64]:
 def spread(values: NDArray[np.float64], counts: NDArray[np.int64], intensity: str) -> NDArray[np.float64]:
     """Grey 0..1 of `values` [n], of which each occurs `counts` [n] times (one of them at least once).
 
-    By `percentile` the ends are nearest ranks: the lowest value that 1% (99%) of the pixels do not exceed. Every other
-    policy that comes here runs from the lowest to the highest value. An image of one value is black.
+    With `percentile` the ends are nearest ranks: the lowest value that 1% (99%) of the pixels do not exceed; else they
+    are the lowest and the highest value. An image of one value is black.
     """
     present = np.flatnonzero(counts)
     order = present[np.argsort(values[present], kind="stable")]
@@ -186,7 +186,7 @@ def spread(values: NDArray[np.float64], counts: NDArray[np.int64], intensity: st
 
 
 def greys_of(stored: NDArray[Any], intensity: str) -> NDArray[np.uint8]:
-    """What each value of uint8 or uint16 [H,W] looks like by `minmax` or `percentile`, uint8 [256] or [65536]."""
+    """The grey of each value of uint8 or uint16 [H,W] by `minmax` or `percentile`, uint8 [256] or [65536]."""
     patterns = 2 ** (8 * stored.dtype.itemsize)
     grey = spread(np.arange(patterns, dtype=np.float64), counted(stored, patterns), intensity)
     return np.rint(grey * 255).astype(np.uint8)

@@ -55,7 +55,7 @@ _DECODE_ERRORS = (
     struct.error, zlib.error,
 )  # fmt: skip
 _ORIENTATION_TAG = 0x0112
-#: What undoes each EXIF orientation but 1.
+#: The transposition that undoes each EXIF orientation but 1.
 _TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
     5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
@@ -160,7 +160,7 @@ def _read_array(array: NDArray[Any], limits: ImageLimits, intensity: str) -> Rad
 def _radiograph(
     stored: NDArray[Any], bits: int, name: str, sha256: str, intensity: str, warnings: tuple[str, ...]
 ) -> Radiograph:
-    """Of stored values uint8, or uint16 of so many bits, [H,W]. Raises BlankImageError."""
+    """From stored values [H,W]: uint8, or uint16 of which `bits` are used. Raises BlankImageError."""
     greys: NDArray[np.uint8] | None = None
     if intensity != "header":
         greys = greys_of(stored, intensity)
@@ -202,7 +202,7 @@ def _read_picture(data: bytes, name: str, limits: ImageLimits, intensity: str) -
 
 
 def _kind(data: bytes) -> str:
-    """What the bytes are, in words that quote none of them (they may name a patient)."""
+    """A description of the bytes that quotes none of them (they may name a patient)."""
     for signature, kind in _FOREIGN.items():
         if data.startswith(signature):
             return f"{kind}, which is not read here; convert it to PNG"

@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 def together(threads: int, *jobs: Callable[[], _T]) -> list[_T]:
-    """What the jobs return, in their order, by at most `threads` threads, which end with this call."""
+    """Run jobs by at most `threads` threads, which end with this call. Returns their results in order."""
     if threads == 1 or len(jobs) == 1:
         return [job() for job in jobs]
     with ThreadPoolExecutor(min(threads, len(jobs)), thread_name_prefix="together") as pool:

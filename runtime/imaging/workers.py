@@ -29,9 +29,9 @@ from cbmir.process import available_threads
 _S = TypeVar("_S")
 _T = TypeVar("_T")
 
-#: At most so many items are taken from the source and not yet answered.
+#: Items that are taken from the source ahead of the answers.
 AHEAD = 64
-#: Fewer items than this are done before processes have started (0.2 s each).
+#: Fewer items than this are done before processes would have started (0.2 s each).
 FEW = 64
 _KILLED, _TERMINATED = -9, -15  # exit codes: by SIGKILL, and of those that the pool ends when one has died
 
