@@ -107,10 +107,8 @@ def open_engine(
         opened = _open(file, name, engine, reason, threads, mode, cache)
         log.log(logging.INFO if path.is_dir() else logging.DEBUG, "Engine: %s.", reason)
         return opened
-    if engine == "auto":
-        absent = dict(
-            sorted(absent.items(), key=lambda one: one[0][1] != "onnxruntime")
-        )  # the easiest to install first
+    if engine == "auto":  # what is most easily installed first
+        absent = dict(sorted(absent.items(), key=lambda one: one[0][1] != "onnxruntime"))
         raise EngineError(f"{path}: nothing that runs it works here: {'; '.join(_words(absent))}")
     whys = "; ".join(dict.fromkeys(absent.values()))
     on_cpu = [file for file, name in every if name == "onnxruntime"]
