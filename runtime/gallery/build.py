@@ -29,8 +29,7 @@ from cbmir.runtime.embedded_blocks import Blocks
 from cbmir.runtime.engines.base import Engine
 from cbmir.runtime.gallery import parts
 from cbmir.runtime.gallery.database import DATABASE, is_passing
-from cbmir.runtime.gallery.entry import Entry
-from cbmir.runtime.gallery.entry_ids import entry_ids
+from cbmir.runtime.gallery.entry import Entry, entry_ids
 from cbmir.runtime.gallery.gallery import CHANGED, DUPLICATES, UNREADABLE, Gallery
 from cbmir.runtime.gallery.maintenance import merge, verify_database
 from cbmir.runtime.gallery.pictures import BATCH, Picture, Source, embed_pictures, read_picture

@@ -1,26 +1,16 @@
 """The approximate index of a large gallery: usearch's HNSW graph over bfloat16 or int8 codes of the vectors.
 
-What it answers are candidates, to be ranked by the vectors themselves: a code (`coding`, for int8) tells the
-neighbourhood well and the order within it less so. Codes are compared by their Euclidean distance: an inner product
-would be led astray by what rounding does to their lengths, which between near neighbours is more than the distance.
+It proposes candidates, which are then ranked by the vectors themselves: codes tell the neighbourhood well, the order
+within it less so. They are compared by Euclidean distance: rounding changes their lengths by more than near neighbours
+differ, which would lead an inner product astray.
 
-Several threads that add at once leave some vectors, 3 to 10 of 20,000, to which no way through the graph leads: a bug
-of usearch (2.26; https://github.com/unum-cloud/USearch/issues/735). So each vector is looked for by itself, and those
-that are not found are added once more, by one thread. (A walk through the whole graph that begins elsewhere may still
-pass one by: HNSW's links go one way.) Hundreds of equal vectors may still cut the graph apart: the log says how many
-stay out of reach.
+Several threads that add at once leave 3 to 10 of 20,000 vectors to which no way through the graph leads: a bug of
+usearch (2.26; https://github.com/unum-cloud/USearch/issues/735). So each vector is searched for by itself, and those
+that are not found are added once more, by one thread. Hundreds of equal vectors may still cut the graph apart: the log
+says how many stay out of reach.
 
-Keys are the vectors' positions. A saved index must be verified by its digest before usearch sees it (`derived`): a
+Keys are the vectors' positions. The digest of a saved index must be verified before usearch sees it (`index_files`): a
 flipped bit would crash the process, not raise.
-
-Products of vectors: many with many by BLAS, one with many by the thread that asks.
-
-int8 codes of vectors, for an index: fewer and smaller numbers that tell the neighbourhood.
-
-Embeddings that were trained by proxies differ in few directions: of 1,776 chest radiographs of NIH's by a DenseNet121,
-84 of 1,024 hold 99% of the variance. So a code is of the principal components that hold as much, found in the vectors
-themselves, where these are no more than half of the dimensions; else of all dimensions. It uses the whole range of
-int8, 127 at the largest value: values of 1,024 dimensions are near 1/32, and most of their bits would be lost else.
 """
 
 from __future__ import annotations
@@ -67,8 +57,14 @@ _LEAST = 1e-6  # the range of vectors that are all the same
 
 @dataclass(frozen=True, eq=False)
 class PcaInt8Codec:
-    """`mean` float32 [D] is subtracted; `directions` float32 [d, D], orthonormal, are those that are kept, or None
-    where all are; what comes out is multiplied by `scale` and rounded."""
+    """int8 codes of vectors: `mean` float32 [D] is subtracted, the rest projected on `directions` (float32 [d, D],
+    orthonormal; None: all are kept), multiplied by `scale` and rounded.
+
+    Embeddings that were trained by proxies differ in few directions: of 1,776 chest radiographs of NIH's by a
+    DenseNet121, 84 of 1,024 hold 99% of the variance. So a code keeps the principal components that hold as much, where
+    these are no more than half of the dimensions. Its largest value is 127: values of 1,024 dimensions are near 1/32,
+    and most of the bits would be lost else.
+    """
 
     mean: NDArray[np.float32]
     directions: NDArray[np.float32] | None

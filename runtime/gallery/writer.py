@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery import schema
 from cbmir.runtime.gallery.database import Connections
-from cbmir.runtime.gallery.entry import Added, Entry
-from cbmir.runtime.gallery.entry_ids import longer_ids
+from cbmir.runtime.gallery.entry import Added, Entry, longer_ids
 from cbmir.runtime.gallery.pseudonyms import case_id
 from cbmir.runtime.gallery.reader import COLUMN, Reader
 from cbmir.runtime.gallery.schema import LastCommit, Meta, check_index, write_meta

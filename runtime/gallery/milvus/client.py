@@ -40,7 +40,7 @@ _CONNECT, _SECONDS = 10.0, 30.0  # to be let in; for one call, but loading a col
 
 
 @dataclass(frozen=True)
-class Place:
+class MilvusAddress:
     """`uri` is what pymilvus takes, `name` the collection's; `shards` counts when it is made, `replicas` then too."""
 
     text: str
@@ -97,7 +97,7 @@ def _wrong(text: str, expected: str) -> GalleryError:
 class Connection:
     """pymilvus's client, of its own channel. Calls are safe from many threads; writers hold `writing`."""
 
-    def __init__(self, place: Place, *, make: bool = False) -> None:
+    def __init__(self, place: MilvusAddress, *, make: bool = False) -> None:
         """Raises GalleryError where the server cannot be reached, and for an embedded file that is not there unless it
         is to be made; MissingDependencyError without pymilvus."""
         self.place = place
@@ -150,7 +150,7 @@ class _Embedded:
         self.writing = threading.Lock()  # the engine takes one writer at a time, and does not see to it
 
     @classmethod
-    def take(cls, place: Place, *, make: bool) -> _Embedded:
+    def take(cls, place: MilvusAddress, *, make: bool) -> _Embedded:
         path = Path(place.uri)
         require("milvus_lite", "milvus")
         if not (path / "LOCK").is_file():
@@ -182,7 +182,7 @@ class _Embedded:
 
 
 @contextmanager
-def _translated(place: Place, verb: str) -> Iterator[None]:
+def _translated(place: MilvusAddress, verb: str) -> Iterator[None]:
     """Errors of pymilvus and of gRPC become GalleryError, without what stood in quotes: a filter names patients."""
     import grpc
     import pymilvus

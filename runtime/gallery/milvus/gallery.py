@@ -35,7 +35,7 @@ from cbmir.runtime import novelty
 from cbmir.runtime.gallery.entry import Added, Entry, Hit, SearchResult
 from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.gallery.milvus import records as rows
-from cbmir.runtime.gallery.milvus.client import HEAVY, MOST, Collection, Connection, Place, Texts, parts
+from cbmir.runtime.gallery.milvus.client import HEAVY, MOST, Collection, Connection, MilvusAddress, Texts, parts
 from cbmir.runtime.gallery.protocol import EditableGallery
 from cbmir.runtime.gallery.pseudonyms import Keys, Pseudonyms, case_id
 from cbmir.runtime.gallery.schema import LabelCodec, check_entry, check_index
@@ -109,7 +109,7 @@ class MilvusGallery(EditableGallery):
         """Make an empty gallery. `labels` (default: the model's) are those of its entries; `index` is "auto" (HNSW),
         "exact", "bf16" or "int8". Raises GalleryError if a collection of this name is there."""
         check_index(index)
-        connection = Connection(Place.parse(place), make=True)
+        connection = Connection(MilvusAddress.parse(place), make=True)
         try:
             for name in _names(connection):
                 if connection.call("has_collection", name):
@@ -136,7 +136,7 @@ class MilvusGallery(EditableGallery):
     @classmethod
     def open(cls, place: str, *, pseudonyms: Pseudonyms | None = None) -> Self:
         """Open a gallery. Raises GalleryError where there is none, or it cannot be reached."""
-        connection = Connection(Place.parse(place))
+        connection = Connection(MilvusAddress.parse(place))
         try:
             for name in _names(connection):
                 if not connection.call("has_collection", name):

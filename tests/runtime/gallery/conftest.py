@@ -56,3 +56,12 @@ def store(
     with Gallery.create(tmp_path / "gallery", tiny_card) as made:
         made.add(make_entries(COUNT), make_vectors(COUNT), [f"jpeg{n:04}".encode() for n in range(COUNT)])
         yield made
+
+
+@pytest.fixture
+def gallery(store: Gallery) -> Iterator[Gallery]:
+    """The 60 entries of `store`, with an int8 index written."""
+    store.close()
+    with Gallery.open(store.path) as opened:
+        opened.rebuild("int8")
+        yield opened

@@ -138,6 +138,6 @@ def _is_image(path: Path) -> bool:
 def _names(images: Sequence[Path]) -> list[str]:
     """A name for each image: its file's, with as many of its folders as tell it from the others."""
     from cbmir.manifest import Row
-    from cbmir.runtime.gallery.entry_ids import entry_ids
+    from cbmir.runtime.gallery.entry import entry_ids
 
     return entry_ids([Row(image=path, patient_id="", labels=()) for path in images])

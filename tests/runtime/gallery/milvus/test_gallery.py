@@ -21,7 +21,7 @@ from cbmir.errors import GalleryError, MissingDependencyError
 from cbmir.labels import LabelSet
 from cbmir.runtime import Entry, Filter, Finder, Pseudonyms, build_gallery, open_engine, open_gallery
 from cbmir.runtime.gallery.milvus import client, records
-from cbmir.runtime.gallery.milvus.client import Connection, Place
+from cbmir.runtime.gallery.milvus.client import Connection, MilvusAddress
 from cbmir.runtime.gallery.milvus.gallery import MilvusGallery
 from cbmir.runtime.gallery.pseudonyms import Keys
 
@@ -66,7 +66,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory, tiny_card: ModelCard) -> Iter
     ],
 )
 def test_places(text: str, uri: str, name: str, options: tuple[str, int, int]) -> None:
-    place = Place.parse(text)
+    place = MilvusAddress.parse(text)
     assert (place.uri, place.name) == (uri, name)
     assert (place.consistency, place.shards, place.replicas) == options
     assert place.embedded == uri.endswith(".db")
@@ -74,7 +74,7 @@ def test_places(text: str, uri: str, name: str, options: tuple[str, int, int]) -
 
 def test_a_relative_place_is_below_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert Place.parse("milvus:./file.db").uri == f"{tmp_path}/file.db"
+    assert MilvusAddress.parse("milvus:./file.db").uri == f"{tmp_path}/file.db"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_relative_place_is_below_the_working_directory(tmp_path: Path, monkeyp
 )  # fmt: skip
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(GalleryError, match="expected"):
-        Place.parse(text)
+        MilvusAddress.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_what_is_no_place_is_refused(text: str) -> None:
 )  # fmt: skip
 def test_a_password_has_no_place_in_a_place(text: str) -> None:
     with pytest.raises(GalleryError, match=r"CBMIR_MILVUS_TOKEN|a place is") as caught:
-        Place.parse(text)
+        MilvusAddress.parse(text)
     assert "secret" not in str(caught.value)
     with pytest.raises(GalleryError) as caught:
         open_gallery(Path(text))
@@ -338,7 +338,7 @@ def test_what_is_no_gallery_is_refused(tmp_path: Path, tiny_card: ModelCard, pla
     with pytest.raises(GalleryError, match="found something there"):
         MilvusGallery.create(place, tiny_card)
     (tmp_path / "file.db" / "notes.txt").unlink()
-    connection = Connection(Place.parse(place), make=True)
+    connection = Connection(MilvusAddress.parse(place), make=True)
     with pytest.raises(GalleryError, match="found no gallery"):
         MilvusGallery.open(place)
     client.Collection.make(connection, 8, "exact")

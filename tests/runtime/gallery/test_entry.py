@@ -8,7 +8,7 @@ import pytest
 
 from cbmir.errors import GalleryError
 from cbmir.manifest import Row
-from cbmir.runtime.gallery.entry_ids import entry_ids
+from cbmir.runtime.gallery.entry import entry_ids
 
 
 def ids_of(*paths: str) -> list[str]:

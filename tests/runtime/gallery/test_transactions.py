@@ -1,0 +1,300 @@
+"""Readers and writers at once, disks that refuse, places that change under an open gallery: nothing is lost."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cbmir.card import ModelCard
+from cbmir.errors import GalleryError
+from cbmir.runtime.gallery.entry import Added, Entry
+from cbmir.runtime.gallery.gallery import Gallery
+from cbmir.runtime.gallery.maintenance import export, verify
+from cbmir.runtime.gallery.schema import LastCommit
+
+COUNT = 60
+MakeEntries = Callable[..., list[Entry]]
+MakeVectors = Callable[..., NDArray[np.float32]]
+
+
+def generation(store: Gallery) -> int:
+    with store.reading() as reader:
+        return reader.generation
+
+
+def test_a_reader_stays_at_its_moment(store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
+    with store.reading() as before:
+        store.add(make_entries(1, start=COUNT), make_vectors(1))
+        store.remove(ids=["id0000"])
+        with store.reading() as after:
+            assert (before.generation, before.count) == (1, COUNT)
+            assert (after.generation, after.count) == (3, COUNT)
+            assert before.ids()[0] == "id0000"
+            assert after.ids()[0] == "id0001"
+            assert [block.numbers[-1] for block in before.columns()] == [60]
+    assert generation(store) == 3
+
+
+def test_what_is_left_half_read_holds_nothing_back(store: Gallery) -> None:
+    """A block iterator that is dropped half-way must not keep the next reader at its moment."""
+    with store.reading() as reader:
+        blocks = reader.columns(size=10)
+        next(blocks)
+    store.remove(ids=["id0000"])
+    assert generation(store) == 2
+    assert len(store.ids()) == COUNT - 1
+    for late in (lambda: next(blocks), reader.ids, lambda: reader.entries([5])):
+        with pytest.raises(GalleryError, match="found it ended"):
+            late()
+
+
+def test_threads_read_and_write_at_once(store: Gallery, make_vectors: MakeVectors) -> None:
+    vectors = make_vectors(40, seed=1)
+
+    def write(n: int) -> None:
+        store.add([Entry(f"new{n}", "", "p")], vectors[n : n + 1])
+
+    def read(_: int) -> bool:
+        with store.reading() as reader:
+            return len(reader.ids()) == reader.count == COUNT + reader.generation - 1
+
+    with ThreadPoolExecutor(8) as pool:
+        written = [pool.submit(write, n) for n in range(40)]
+        assert all(pool.map(read, range(80)))
+        for one in written:
+            one.result()
+    assert len(store) == COUNT + 40
+    assert generation(store) == 41
+
+
+def test_a_second_writer_waits_then_is_refused(
+    store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors
+) -> None:
+    new = make_entries(2, start=COUNT)
+    with store.writing() as writer:
+        writer.add(new[:1], make_vectors(1))
+        with Gallery.open(store.path, wait=0.05) as other:
+            assert len(other) == COUNT  # readers go on
+            with pytest.raises(GalleryError, match="another is writing to it"):
+                other.add(new[1:], make_vectors(1))
+    assert len(store) == COUNT + 1
+    with Gallery.open(store.path) as other, ThreadPoolExecutor(1) as pool:
+        started = threading.Event()
+
+        def add() -> Added:
+            started.set()
+            return other.add(new[1:], make_vectors(1))
+
+        with store.writing() as writer:
+            waiting = pool.submit(add)
+            assert started.wait(60)
+            writer.remove(ids=["id0000"])
+        assert waiting.result(60).ids == ("id0061",)
+    assert generation(store) == 4
+
+
+def test_what_raises_within_a_write_undoes_it(store: Gallery) -> None:
+    with pytest.raises(KeyboardInterrupt), store.writing() as writer:
+        writer.remove(ids=["id0000"])
+        raise KeyboardInterrupt
+    assert len(store) == COUNT
+    assert generation(store) == 1
+
+
+_FILL = """
+import resource, signal, sys
+import numpy as np
+from cbmir.errors import GalleryError
+from cbmir.runtime.gallery.entry import Added, Entry
+from cbmir.runtime.gallery.gallery import Gallery
+with Gallery.open(sys.argv[1]) as store:
+    store.add([Entry("first", "", "p")], np.eye(8, dtype=np.float32)[:1])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+    try:
+        store.add([Entry("large", "", "p", report="x" * 1_000_000)], np.eye(8, dtype=np.float32)[:1])
+    except GalleryError as error:
+        print(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    store.add([Entry("last", "", "p")], np.eye(8, dtype=np.float32)[:1])
+"""
+
+
+def test_a_disk_that_refuses_is_an_error_and_no_loss(store: Gallery) -> None:
+    """A process whose files may not grow past 300 kB, as on a disk that is full; room is made later."""
+    ids = store.ids()
+    done = subprocess.run(
+        [sys.executable, "-c", _FILL, str(store.path), "300000"], capture_output=True, text=True, check=True
+    )
+    assert "nothing was changed: make room" in done.stdout
+    assert store.ids() == [*ids, "first", "last"]
+    assert verify(store.path) == []
+
+
+def test_a_full_database_is_an_error_and_no_loss(store: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite's own answer for a disk without room, by its limit on pages."""
+    pages = (store.path / "gallery.sqlite").stat().st_size // 4096
+    real = sqlite3.connect
+
+    def small(*arguments: object, **options: object) -> sqlite3.Connection:
+        connection = real(*arguments, **options)  # type: ignore[call-overload]
+        connection.execute(f"PRAGMA max_page_count = {pages + 10}").close()
+        return connection  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(sqlite3, "connect", small)
+    with Gallery.open(store.path) as other:
+        with pytest.raises(GalleryError, match="the disk is full; nothing was changed"):
+            other.add([Entry("large", "", "p", report="x" * 1_000_000)], np.eye(8, dtype=np.float32)[:1])
+        other.add([Entry("small", "", "p")], np.eye(8, dtype=np.float32)[:1])
+    assert len(store) == COUNT + 1
+    assert verify(store.path) == []
+
+
+def test_it_is_readable_by_its_owner_only(store: Gallery, tmp_path: Path) -> None:
+    export(store, tmp_path / "copy")
+    with Gallery.open(tmp_path / "copy") as copy:
+        copy.remove(ids=["id0000"])
+        for folder in (store.path, copy.path):
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+            assert {path.name for path in folder.iterdir()} == {
+                "gallery.sqlite", "gallery.sqlite-wal", "gallery.sqlite-shm", "gallery.generation",
+            }  # fmt: skip
+            assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+
+
+def test_it_is_readable_where_nothing_can_be_written(store: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.close()
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # the tests may run as root, who may write anywhere
+    before = sorted(file.name for file in store.path.iterdir())
+    with Gallery.open(store.path) as again:
+        assert len(again.ids()) == COUNT
+        with pytest.raises(GalleryError, match="may not be written to"):
+            again.remove(ids=["id0000"])
+    assert sorted(file.name for file in store.path.iterdir()) == before
+
+
+def test_where_nothing_can_be_written_the_writes_of_others_are_seen(
+    store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the writer is still there, and shares its log, or has gone: then the file was taken as it stood."""
+    store.close()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda path, mode: False)  # the tests may run as root, who may write anywhere
+        reader, searched = Gallery.open(store.path), Gallery.open(store.path)
+    with pytest.raises(GalleryError, match="can be written to"):
+        reader.rebuild()
+    for connections in (reader._connections, searched._connections):
+        monkeypatch.setattr(connections, "_mode", partial(as_if_unwritable, store.path))
+    query = make_vectors(COUNT)[7]
+
+    def seen() -> tuple[bool, int, int, str]:
+        hit = searched.search(query, 1).hits[0].entry
+        return reader.has_patient("patient0001"), len(reader), generation(reader), hit.id
+
+    with reader, searched:
+        assert seen() == (True, COUNT, 1, "id0007")
+        with Gallery.open(store.path) as writer:
+            writer.remove(patient_ids=["patient0001"])
+            now = seen()
+            assert now[:3] == (False, COUNT - 6, 2)
+            assert now[3] != "id0007"
+        assert seen() == now
+        with Gallery.open(store.path) as writer:
+            writer.add([make_entries(8)[7]], query[None])
+        assert seen() == (True, COUNT - 5, 3, "id0007")
+
+
+def as_if_unwritable(folder: Path) -> str:
+    return "ro" if (folder / "gallery.sqlite-wal").exists() else "ro&immutable=1"
+
+
+def test_an_open_gallery_that_is_replaced_says_so(store: Gallery, tiny_card: ModelCard) -> None:
+    store.path.rename(store.path.with_name("moved"))
+    for _ in range(2):  # nothing there, then another gallery
+        with pytest.raises(GalleryError, match="moved or replaced"):
+            store.rebuild()
+        for use in (lambda: store.entry("id0003"), lambda: store.remove(ids=["id0003"])):
+            with pytest.raises(GalleryError, match="was moved, deleted or replaced; open it again"):
+                use()
+        if not store.path.exists():
+            Gallery.create(store.path, tiny_card).close()
+    with Gallery.open(store.path) as new:
+        assert len(new) == 0
+
+
+def test_a_reader_of_a_gallery_that_is_replaced_meanwhile_ends_in_peace(store: Gallery) -> None:
+    with store.reading() as reader:
+        store.path.rename(store.path.with_name("moved"))
+        assert len(reader.ids()) == reader.count == COUNT
+
+
+def test_another_database_in_the_same_file_is_noticed(store: Gallery, tmp_path: Path, tiny_card: ModelCard) -> None:
+    """As where the file system gives the number of a deleted file to a new one."""
+    store.close()
+    Gallery.create(tmp_path / "other", tiny_card).close()
+    with Gallery.open(store.path, read_only=True) as reader:
+        assert len(reader) == COUNT
+        (store.path / "gallery.sqlite").write_bytes((tmp_path / "other" / "gallery.sqlite").read_bytes())
+        with pytest.raises(GalleryError, match="replaced by another; open it again"):
+            len(reader)
+
+
+def test_a_lost_log_is_noticed(store: Gallery, tmp_path: Path, make_vectors: MakeVectors) -> None:
+    """A copy without the log, as a careless backup takes it: it is whole, and lacks what was acknowledged."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    store.remove(ids=["id0000"])  # which empties the log
+    database = (store.path / "gallery.sqlite").read_bytes()
+    store.add([Entry("new", "", "p")], make_vectors(1))
+    (copy / "gallery.sqlite").write_bytes(database)
+    (copy / "gallery.generation").write_bytes((store.path / "gallery.generation").read_bytes())
+    with pytest.raises(GalleryError, match="expected generation 3, the last that was acknowledged, found generation 2"):
+        Gallery.open(copy)
+    (copy / "gallery.generation").unlink()
+    with Gallery.open(copy) as again:
+        assert len(again) == COUNT - 1
+        assert again.uuid != store.uuid  # it is another gallery now: nothing that was derived later is used for it
+        name = again.uuid
+        again.add([Entry("other", "", "p")], make_vectors(1))
+    for damage, same in (("", True), ("{", False)):
+        with (copy / "gallery.generation").open("r+") as witness:
+            witness.write(damage)
+        with Gallery.open(copy) as again:
+            assert (again.uuid == name) is same
+
+
+def test_openers_of_a_restored_copy_give_it_one_name(store: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other gets to it between the new name and the witness of it."""
+    store.close()
+    (store.path / "gallery.generation").unlink()
+    real = LastCommit.write
+
+    def write(witness: LastCommit, folder: Path) -> None:
+        with pytest.raises(GalleryError, match="another is writing to it"):
+            Gallery.open(folder, wait=0.01)
+        real(witness, folder)
+
+    monkeypatch.setattr(LastCommit, "write", write)
+    with Gallery.open(store.path) as one, Gallery.open(store.path) as other:
+        assert one.uuid == other.uuid != store.uuid
+        assert len(one) == len(other) == COUNT
+
+
+def test_opening_during_writes_is_no_loss(store: Gallery, make_vectors: MakeVectors) -> None:
+    """A writer goes on between the two places that are compared."""
+    vectors = make_vectors(30, seed=1)
+    with ThreadPoolExecutor(2) as pool:
+        writing = pool.submit(lambda: [store.add([Entry(f"new{n}", "", "p")], vectors[n : n + 1]) for n in range(30)])
+        while not writing.done():
+            Gallery.open(store.path).close()
+        writing.result()
