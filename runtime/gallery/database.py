@@ -7,9 +7,10 @@ deleted is overwritten. Both acknowledge what they were given: a commit outlives
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ from cbmir.process import Closing
 
 DATABASE = "gallery.sqlite"
 LOG_FILE, SHARED_FILE = f"{DATABASE}-wal", f"{DATABASE}-shm"
+#: In the folder of a gallery that was built: the name of the folder within that holds the gallery now.
+POINTER = "current"
+VERSION = re.compile(r"gallery-[0-9a-f]{16}")
 #: Seconds that a writer waits for another before it is refused.
 WAIT = 10.0
 #: Follows on what is damaged; `verify` itself cuts it off.
@@ -49,7 +53,8 @@ _KEPT_IDLE = 8
 class DatabaseKind:
     """What a database is to its user: the words and types of its errors.
 
-    `exclusive`: one process at a time has it, until it closes it or ends, however that is.
+    `exclusive`: one process at a time has it, until it closes it or ends, however that is. `live`: which file stands
+    for the one that was asked for, now.
     """
 
     noun: str
@@ -58,9 +63,30 @@ class DatabaseKind:
     damaged: str
     busy: str = _PASSING["SQLITE_BUSY"]
     exclusive: bool = False
+    live: Callable[[Path], Path] = lambda file: file
 
 
-GALLERY = DatabaseKind("gallery", GalleryError, GalleryReplacedError, f"it is damaged{SEE_VERIFY}")
+def live_folder(folder: Path) -> Path:
+    """The folder that holds a gallery's files: the one that `POINTER` names, or `folder` itself where there is none.
+
+    Raises GalleryError for a pointer that is damaged.
+    """
+    try:
+        name = (folder / POINTER).read_text("utf-8", errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return folder
+    except OSError as error:
+        raise GalleryError(f"{folder}: cannot look into the gallery's folder ({error.strerror})") from error
+    if VERSION.fullmatch(name) is None:
+        raise GalleryError(f"{folder / POINTER}: expected the name of a folder beside it, gallery-..., found something "
+                           f"else; write that name, or delete the file and build again")  # fmt: skip
+    return folder / name
+
+
+GALLERY = DatabaseKind(
+    "gallery", GalleryError, GalleryReplacedError, f"it is damaged{SEE_VERIFY}",
+    live=lambda file: live_folder(file.parent) / file.name,
+)  # fmt: skip
 
 
 class Connections(Closing):
@@ -71,13 +97,14 @@ class Connections(Closing):
 
     def __init__(self, file: Path, kind: DatabaseKind, *, read_only: bool = False, wait: float = WAIT) -> None:
         """Raises the kind's error where no connection can be made."""
-        self.file, self.folder = file, file.parent
-        self.writable = not read_only and os.access(self.folder, os.W_OK)
-        self._kind, self._wait = kind, wait
+        self.folder, self.file = file.parent, kind.live(file)
+        self.home = self.file.parent
+        self.writable = not read_only and os.access(self.home, os.W_OK)
+        self._asked, self._kind, self._wait = file, kind, wait
         self._lock = threading.Lock()
         self._closed = False
         self._idle = [self._connect()]
-        self._opened = file.stat()
+        self._opened = self.file.stat()
 
     @contextmanager
     def use(self, verb: str) -> Iterator[sqlite3.Connection]:
@@ -103,7 +130,7 @@ class Connections(Closing):
     def replaced(self) -> bool:
         """Whether the file has been moved, deleted or replaced since this was opened."""
         try:
-            return not os.path.samestat(self._opened, self.file.stat())
+            return not os.path.samestat(self._opened, self._kind.live(self._asked).stat())
         except OSError:
             return True
 
@@ -161,7 +188,7 @@ class Connections(Closing):
         # Where nothing can be written, the log of an open writer can be shared, and none can be made: where there is
         # none the file stands still, and is taken as it stands.
         shared = all(self.file.with_name(self.file.name + ending).exists() for ending in ("-wal", "-shm"))
-        return "ro" if shared or os.access(self.folder, os.W_OK) else "ro&immutable=1"
+        return "ro" if shared or os.access(self.home, os.W_OK) else "ro&immutable=1"
 
     def _connect(self) -> sqlite3.Connection:
         uri = f"{self.file.resolve().as_uri()}?mode={self._mode()}"

@@ -22,7 +22,16 @@ from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
 from cbmir.runtime.gallery import index_files, schema
 from cbmir.runtime.gallery.columns import Selection
-from cbmir.runtime.gallery.database import DATABASE, GALLERY, LOG_FILE, SHARED_FILE, WAIT, Connections, new_file
+from cbmir.runtime.gallery.database import (
+    DATABASE,
+    GALLERY,
+    LOG_FILE,
+    SHARED_FILE,
+    WAIT,
+    Connections,
+    live_folder,
+    new_file,
+)
 from cbmir.runtime.gallery.entry import Added, Entry, SearchResult
 from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.gallery.index_cache import IndexCache
@@ -57,7 +66,7 @@ class Gallery(EditableGallery):
 
     def __init__(self, connections: Connections, pseudonyms: Pseudonyms | None = None) -> None:
         """Takes the connections over. Raises GalleryError where these lead to no whole gallery of this schema."""
-        self.path = connections.folder
+        self.path, self.home = connections.folder, connections.home
         self._connections = connections
         try:
             self._meta = meta = schema.open_meta(connections, pseudonyms)
@@ -119,7 +128,7 @@ class Gallery(EditableGallery):
         """
         path = Path(path)
         try:
-            exists = (path / DATABASE).is_file()
+            exists = (live_folder(path) / DATABASE).is_file()
         except OSError as error:
             raise GalleryError(f"{path}: cannot look into the gallery's folder ({error.strerror})") from error
         if not exists:
@@ -315,7 +324,7 @@ class Gallery(EditableGallery):
         """
         with self.reading() as reader:
             counts = reader.counts()
-            stamp = index_files.find(self.path, self.uuid)
+            stamp = index_files.find(self.home, self.uuid)
             changed = None if stamp is None else reader.changes_since(stamp.generation)
         codes = None if stamp is None or changed is None or reader.codes is None else stamp.codes
         return {

@@ -40,7 +40,7 @@ class IndexCache:
     def __init__(self, connections: Connections, meta: Meta) -> None:
         self._connections = connections
         self._meta = meta
-        self._path = meta.path
+        self._path = connections.home
         self._snapshot: Snapshot | None = None
         self._refreshing = threading.Lock()
         self._seen: tuple[int, int] | None = None  # the newest index folder that this process has tried or written

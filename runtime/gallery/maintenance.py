@@ -1,9 +1,4 @@
-"""Bring what a gallery says of its images up to date with a manifest; images and embeddings stay.
-
-Looks through a whole gallery for damage, and says what is affected and what to do.
-
-From one gallery to another: a merge, a copy, and a copy without what names a patient.
-"""
+"""Look after galleries: find damage, merge, copy (de-identified too), and take over a corrected manifest."""
 
 from __future__ import annotations
 
@@ -22,7 +17,17 @@ import numpy as np
 from cbmir.errors import GalleryError
 from cbmir.manifest import Manifest, Row
 from cbmir.runtime.gallery import index_files
-from cbmir.runtime.gallery.database import DAMAGE, DATABASE, GALLERY, SEE_VERIFY, is_passing, new_file, said, translated
+from cbmir.runtime.gallery.database import (
+    DAMAGE,
+    DATABASE,
+    GALLERY,
+    SEE_VERIFY,
+    is_passing,
+    live_folder,
+    new_file,
+    said,
+    translated,
+)
 from cbmir.runtime.gallery.entry import Added, Entry
 from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.pictures import file_digest
@@ -40,7 +45,7 @@ _MOST = 100  # complaints of SQLite's own, each of which may follow from the one
 
 
 @dataclass(frozen=True)
-class Problem:
+class GalleryProblem:
     """Something damaged: what it is, the ids of the entries that it affects (none: all of them, or none), a remedy."""
 
     what: str
@@ -48,7 +53,7 @@ class Problem:
     remedy: str
 
 
-def verify(path: str | Path) -> list[Problem]:
+def verify(path: str | Path) -> list[GalleryProblem]:
     """All that is damaged in the gallery at `path`; empty where nothing is.
 
     Looks at the structure of the database, at every row by its digest, at norms, references and counts, and at the
@@ -56,20 +61,20 @@ def verify(path: str | Path) -> list[Problem]:
     no gallery at all or one of another schema, and where it cannot be read at this moment.
     """
     try:
-        store = Gallery.open(path, read_only=True)
+        gallery = Gallery.open(path, read_only=True)
     except GalleryError as error:
-        if isinstance(error, SchemaError) or is_passing(error) or not (Path(path) / DATABASE).is_file():
+        if isinstance(error, SchemaError) or is_passing(error) or not (live_folder(Path(path)) / DATABASE).is_file():
             raise
         return [_problem(error)]
-    with store:
-        derivations = [Problem(what, (), _REBUILD) for what in index_files.problems(store.path, store.uuid)]
-        return verify_database(store) + derivations
+    with gallery:
+        derivations = [GalleryProblem(what, (), _REBUILD) for what in index_files.problems(gallery.home, gallery.uuid)]
+        return verify_database(gallery) + derivations
 
 
-def verify_database(store: Gallery) -> list[Problem]:
+def verify_database(gallery: Gallery) -> list[GalleryProblem]:
     """As `verify`, without what is derived."""
     try:
-        with store.reading() as reader:
+        with gallery.reading() as reader:
             return _Check(reader).problems()
     except GalleryError as error:
         if is_passing(error):
@@ -77,8 +82,8 @@ def verify_database(store: Gallery) -> list[Problem]:
         return [_problem(error)]
 
 
-def _problem(error: GalleryError) -> Problem:
-    return Problem(str(error).partition(SEE_VERIFY)[0], (), _COPY)  # without the advice to do what has been done
+def _problem(error: GalleryError) -> GalleryProblem:
+    return GalleryProblem(str(error).partition(SEE_VERIFY)[0], (), _COPY)  # without the advice to do what has been done
 
 
 class _Check:
@@ -88,7 +93,7 @@ class _Check:
         self._reader = reader
         self._found: dict[tuple[str, str], set[str]] = {}
 
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[GalleryProblem]:
         for line in self._structure():
             if line != "ok":
                 what = f"the database's structure is damaged: {line}"
@@ -101,7 +106,7 @@ class _Check:
         if self._reader.changes_since(self._reader.pruned) is None:
             self._note("the record of changes is damaged", _COMPACT)
         self._references()
-        return [Problem(what, tuple(sorted(ids)), remedy) for (what, remedy), ids in self._found.items()]
+        return [GalleryProblem(what, tuple(sorted(ids)), remedy) for (what, remedy), ids in self._found.items()]
 
     def _note(self, what: str, remedy: str, *ids: str) -> None:
         self._found.setdefault((what, remedy), set()).update(ids)

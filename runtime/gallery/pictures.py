@@ -22,9 +22,9 @@ BATCH = 32
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """What is kept of an image file, and the model's input `crop` (uint8 [S, S]) or already its `embedding`.
+    """What is kept of an image file, and the model's input `crop` (uint8 [S, S]).
 
-    `embedding` is float32 [D] of unit norm. `sha256` is that of the file. `study_uid`, `sop_instance_uid`, `view` and
+    `sha256` is that of the file. `study_uid`, `sop_instance_uid`, `view` and
     `date` (YYYY-MM-DD) are what a DICOM file says of itself, empty where it does not.
     """
 
@@ -35,7 +35,6 @@ class Picture:
     view: str = ""
     date: str = ""
     crop: NDArray[np.uint8] | None = None
-    embedding: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)
@@ -83,13 +82,11 @@ def file_digest(path: Path) -> str:
 
 
 def embed_pictures(engine: Engine, pictures: Sequence[Picture]) -> NDArray[np.float32]:
-    """float32 [N, D], unit norm: the embeddings that the pictures have, or the engine's of their crops.
+    """float32 [N, D], unit norm: the engine's embeddings of the pictures' crops.
 
     A CPU engine of one thread gets them one by one, as streams of one thread do: the values are then the same, whatever
     the number of threads, for an engine opened in mode throughput.
     """
-    if all(picture.embedding is not None for picture in pictures):
-        return np.array([picture.embedding for picture in pictures], np.float32).reshape(-1, engine.card.embedding_dim)
     crops = np.stack([picture.crop for picture in pictures if picture.crop is not None])[:, None]
     size = 1 if engine.streams and engine.threads == 1 else len(crops)
     return np.concatenate([engine.run(crops[at : at + size]).embedding for at in range(0, len(crops), size)])

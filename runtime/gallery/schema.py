@@ -126,7 +126,7 @@ def create(
         for statement in DEFINITIONS.values():
             database.execute(statement).close()
         write_meta(database, values)
-    LastCommit(str(values["gallery"]), 0).write(connections.folder)
+    LastCommit(str(values["gallery"]), 0).write(connections.home)
 
 
 def _check_tables(database: sqlite3.Connection, path: Path) -> None:
@@ -353,7 +353,7 @@ def open_meta(connections: Connections, pseudonyms: Pseudonyms | None) -> Meta:
     Raises GalleryError for another schema, for damage, and where acknowledged writes are missing.
     """
     path = connections.folder
-    seen = LastCommit.read(path)  # first: a writer may go on meanwhile
+    seen = LastCommit.read(connections.home)  # first: a writer may go on meanwhile
     with connections.use("read") as database:
         _check_schema(database, path)
         _check_tables(database, path)
@@ -370,7 +370,7 @@ def _renamed(connections: Connections, pseudonyms: Pseudonyms | None) -> Meta:
     path = connections.folder
     with connections.transaction() as database:
         meta = Meta.load(database, path, pseudonyms)
-        seen = LastCommit.read(path)
+        seen = LastCommit.read(connections.home)
         if seen is not None and seen.uuid == meta.uuid:
             return meta  # another process was first
         meta = replace(meta, uuid=uuid.uuid4().hex)
@@ -378,5 +378,5 @@ def _renamed(connections: Connections, pseudonyms: Pseudonyms | None) -> Meta:
         generation = int(read_meta(database, path, "generation")["generation"])
         # Before the next opener can begin, which would give another name still. Where this one does not get to the
         # end, the last commit is of no gallery, and the next opener does the same.
-        LastCommit(meta.uuid, generation).write(path)
+        LastCommit(meta.uuid, generation).write(connections.home)
     return meta

@@ -51,7 +51,7 @@ class Writer(Reader):
                 generation = writer.finish()
             finally:
                 writer.close()
-        LastCommit(meta.uuid, generation).write(meta.path)
+        LastCommit(meta.uuid, generation).write(connections.home)
 
     def add(
         self,

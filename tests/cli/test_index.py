@@ -15,6 +15,7 @@ from PIL import Image
 
 from cbmir.cli import main
 from cbmir.runtime import Gallery
+from cbmir.runtime.gallery.database import live_folder
 
 
 def run(*args: object) -> int:
@@ -37,12 +38,12 @@ def test_build_and_info(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, c
     assert (info["images"], info["patients"], info["fingerprint"], info["splits"]) == (20, 10, "tiny-0", {"train": 20})
     assert (info["index"], info["search"], info["unfinished"]) == ("auto", "exact", [])
     assert captured.err.startswith("A gallery is patient data")
-    (tmp_path / ".gallery.abc123.add").mkdir()
+    shutil.copytree(live_folder(path), path / "gallery-0123456789abcdef")
     assert run("index", "info", path) == 0
     text = capsys.readouterr().out
     assert "images:        20\n" in text
     assert f"  {'Effusion':<26} {10:>8}\n" in text
-    assert f"unfinished:    {tmp_path}/.gallery.abc123.add\n" in text
+    assert f"unfinished:    {path}/gallery-0123456789abcdef\n" in text
 
 
 def test_splits_replace_what_was_there(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured) -> None:
@@ -210,23 +211,27 @@ def test_the_same_name_is_not_the_same_image(tmp_path: Path, gallery: Path, caps
 
 
 def test_remove(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, gallery: Path, capsys: Captured) -> None:
-    shutil.copytree(gallery, tmp_path / ".g.abc123.add")
+    part = gallery / "gallery-0123456789abcdef"
+    shutil.copytree(live_folder(gallery), part)
     (gallery / "duplicates.csv").write_text("image,id\n/a/copy.png,image_20\n")
     assert run("index", "remove", gallery, "--patient-id", "patient_10") == 0
     assert not (gallery / "duplicates.csv").exists(), "it may name what is removed"
     captured = capsys.readouterr()
     assert captured.out == f"{gallery}: 2 images removed\n"
-    assert ".g.abc123.add: 2 images removed from unfinished work" in captured.err
-    with Gallery.open(tmp_path / ".g.abc123.add") as unfinished:
+    assert "gallery-0123456789abcdef: 2 images removed from unfinished work" in captured.err
+    with Gallery.open(part) as unfinished:
         assert unfinished.ids() == ["image_22", "image_23"]
     assert run("index", "remove", gallery, "--id", "image_22", "--id", "image_20") == 2
     captured = capsys.readouterr()
     assert captured.out == f"{gallery}: 1 images removed\n"
     assert "not in the gallery: image_20" in captured.err.splitlines()
-    (tmp_path / ".g.abc123.add" / "gallery.sqlite").write_bytes(b"no database")
+    (part / "gallery.sqlite").write_bytes(b"no database")
     assert run("index", "remove", gallery, "--id", "image_22", "--patient-id", "patient_11") == 2
-    assert ".g.abc123.add: unfinished work that may hold the same images; delete the folder" in capsys.readouterr().err
-    shutil.rmtree(tmp_path / ".g.abc123.add")
+    assert (
+        "gallery-0123456789abcdef: unfinished work that may hold the same images; delete the folder"
+        in capsys.readouterr().err
+    )
+    shutil.rmtree(part)
     assert run("index", "remove", gallery, "--patient-id", "patient_10", "--patient-id", "patient_11") == 2
     assert "2 of 2 patient ids are not in the gallery" in capsys.readouterr().err
     assert run("index", "remove", gallery, "--study-id", "none") == 2
@@ -238,7 +243,7 @@ def test_remove(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, gallery: 
 
 
 def test_damage_does_not_stand_in_the_way_of_a_removal(gallery: Path, capsys: Captured) -> None:
-    with closing(sqlite3.connect(gallery / "gallery.sqlite")) as database, database:
+    with closing(sqlite3.connect(live_folder(gallery) / "gallery.sqlite")) as database, database:
         database.execute("UPDATE entry SET report = 'another' WHERE id = 'image_20'")
     assert run("index", "remove", gallery, "--patient-id", "patient_10") == 2
     captured = capsys.readouterr()
@@ -253,7 +258,7 @@ def test_verify_rebuild_and_compact(gallery: Path, capsys: Captured) -> None:
     assert capsys.readouterr().out == f"{gallery}: 4 images, search: hnsw int8\n"
     assert run("index", "compact", gallery) == 0
     assert capsys.readouterr().out.startswith(f"{gallery}: ")
-    (index,) = gallery.glob("derived-*/index.usearch")
+    (index,) = gallery.glob("gallery-*/derived-*/index.usearch")
     data = bytearray(index.read_bytes())
     data[len(data) // 2] ^= 1
     index.write_bytes(data)
@@ -318,7 +323,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(
 
     build = ["index", "build", tiny_model, tiny_manifest, "-o", tmp_path / "g"]
     with monkeypatch.context() as patch:
-        patch.setattr("cbmir.runtime.gallery.build.embed_pictures", pressed)
+        patch.setattr("cbmir.runtime.gallery.build.work.embed_pictures", pressed)
         assert run(*build) == 130
     assert "What is done is kept: the same command goes on from there." in capsys.readouterr().err
     assert run(*build) == 0

@@ -66,9 +66,8 @@ def test_a_gallerys_life_in_json(tmp_path: Path, tiny_model: Path, tiny_manifest
 
 
 def test_embedding_in_json(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured) -> None:
-    made = asked(capsys, "embed", tiny_model, tiny_manifest, "-o", tmp_path / "e", "--workers", 1)
-    assert made == {"embeddings": str(tmp_path / "e"), "images": 24, "there": 0, "unreadable": []}
-    assert asked(capsys, "embed", tiny_model, tiny_manifest, "-o", tmp_path / "e", "--workers", 1)["there"] == 24
+    made = asked(capsys, "embed", tiny_model, tiny_manifest, "-o", tmp_path / "e.npy", "--workers", 1)
+    assert made == {"embeddings": str(tmp_path / "e.npy"), "images": 24, "unreadable": []}
 
 
 def test_manifests_in_json(tmp_path: Path, capsys: Captured) -> None:

@@ -1,89 +1,59 @@
-"""`cbmir embed`: the embeddings of a large archive, by as many machines as there are."""
+"""`cbmir embed`: the embeddings of a manifest's images as one array."""
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
 import click
 
-from cbmir.cli.options import (
-    PATH,
-    command,
-    engine_option,
-    json_option,
-    log,
-    option,
-    print_json,
-    reading_options,
-    resumable,
-)
+from cbmir.cli.options import PATH, command, engine_option, json_option, log, option, print_answer, reading_options
 
 
-def _parse_shard(ctx: click.Context, option: click.Parameter, value: str) -> tuple[int, int]:
-    """`3/64`: the third of 64."""
-    match = re.fullmatch(r"(\d+)/(\d+)", value)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise click.BadParameter(f"expected a shard such as 3/64, from 1/64 to 64/64; found {value!r}")
-    return int(match[1]), int(match[2])
-
-
-@command(
-    "cbmir embed model.onnx manifest.csv -o embeddings",
-    "cbmir embed model.onnx manifest.csv -o embeddings --shard 3/64",
-    "cbmir embed model.onnx manifest.csv -o embeddings --ray auto",
-    "cbmir index build model.onnx manifest.csv -o gallery --embeddings embeddings",
-)
+@command("cbmir embed model.onnx manifest.csv -o embeddings.npy")
 @click.argument("model", type=PATH)
 @click.argument("manifest", type=PATH)
-@option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Folder of blocks.")
-@option("--shard", callback=_parse_shard, default="1/1", metavar="i/n", help="Do the i-th part of n, as one job of a "
-        "batch scheduler (i from 1); all write into the same folder.")  # fmt: skip
-@option("--ray", metavar="ADDRESS", help="Do it by Ray: 'auto' for the cluster that RAY_ADDRESS names, else this "
-        "machine. Every node must see MODEL, the images and DIR under the same paths.")  # fmt: skip
+@option("-o", "--output", type=PATH, required=True, metavar="FILE", help="The .npy file to write.")
 @reading_options
 @engine_option
 @json_option
 def embed(
-    model: Path, manifest: Path, output: Path, shard: tuple[int, int], ray: str | None,
-    workers: int | None, reduced_jpeg2000: bool, engine: str, as_json: bool,
+    model: Path, manifest: Path, output: Path, workers: int | None, reduced_jpeg2000: bool,
+    engine: str, as_json: bool,
 ) -> None:  # fmt: skip
-    """Embed the images of MANIFEST with MODEL into files of 1,024 images each, for 'cbmir index build --embeddings'.
+    """Write the embeddings of MANIFEST's images to an array for NumPy: float32, one row per row of MANIFEST.
 
-    Finished files are kept, so a run that was stopped goes on, and shards may run at any time, in any order. One
-    process, shards and Ray write the same bytes, on processors of one kind; 'index build' needs the same MODEL file or
-    one of its precision. Unreadable images are listed in
-    unreadable.csv (of a shard: unreadable-3-of-64.csv); the exit code is then 2. The files are patient data.
+    Rows are of unit length; that of an image that cannot be read is NaN, and the exit code is then 2. The file is
+    patient data, and is there once it is whole. For neighbours use 'cbmir index build', which needs no such file.
     """
+    import numpy as np
+    from tqdm import tqdm
+
+    from cbmir.errors import ImageError
+    from cbmir.files import replacing
     from cbmir.manifest import read_manifest
-    from cbmir.runtime.embedded_blocks import Blocks
-    from cbmir.runtime.embedding import embed_blocks, embed_manifest
-    from cbmir.runtime.engines.registry import open_engine
+    from cbmir.runtime.finder import Finder
 
-    if ray is not None and workers is not None:
-        raise click.UsageError("--workers means nothing with --ray: each model decodes with its share of processors.")
     table = read_manifest(manifest)
-    with resumable("Finished files are kept"):
-        if ray is None:
-            with open_engine(model, engine=engine, mode="throughput") as opened:
-                report = embed_manifest(
-                    opened, table, output, shard=shard, workers=workers, reduced_jpeg2000=reduced_jpeg2000
-                )
-        else:
-            from cbmir.runtime.embedding_on_ray import on_ray, read_card
-
-            blocks = Blocks.of(output, read_card(model), table.rows, reduced_jpeg2000=reduced_jpeg2000)
-            report = embed_blocks(blocks, table, on_ray(ray, model, engine), shard=shard)
-    if as_json:
-        unreadable = [{"path": path, "reason": reason} for path, reason in report.unreadable]
-        print_json({"embeddings": output, "images": report.images, "there": report.there_already}
-                   | {"unreadable": unreadable})  # fmt: skip
-    else:
-        click.echo(f"{output}: {report.images} images, {report.there_already} of them embedded before")
-    if report.unreadable:
-        log.error(
-            "%d images could not be read: see the lists unreadable*.csv in %s; a block is made again once its file "
-            "part-….npz is deleted", len(report.unreadable), output,
-        )  # fmt: skip
+    lateral = any(row.view == "LATERAL" for row in table)
+    unreadable: list[dict[str, str]] = []
+    finder = Finder.open(
+        model, engine=engine, mode="throughput", reduced_jpeg2000=reduced_jpeg2000, allow_lateral=lateral
+    )
+    with finder, replacing(output) as part:
+        part.touch(mode=0o600)
+        shape = len(table), finder.card.embedding_dim
+        array = np.lib.format.open_memmap(part, "w+", np.dtype(np.float32), shape)
+        results = finder.embed_many((row.image for row in table), workers=workers)
+        bar = tqdm(zip(table, results, strict=True), total=len(table), desc="Embedding", unit="image", disable=None)
+        for at, (row, result) in enumerate(bar):
+            if isinstance(result, ImageError):
+                log.warning("Not read: %s", result)
+                unreadable.append({"path": str(row.image), "reason": str(result)})
+            array[at] = np.nan if isinstance(result, ImageError) else result
+        array.flush()
+    answer = {"embeddings": output, "images": len(table), "unreadable": unreadable}
+    print_answer(as_json, answer, f"{output}: {len(table)} images")
+    if unreadable:
+        log.error("%d images could not be read, and their rows are NaN", len(unreadable))
         sys.exit(2)

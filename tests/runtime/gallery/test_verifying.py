@@ -11,7 +11,7 @@ import pytest
 
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery.gallery import Gallery
-from cbmir.runtime.gallery.maintenance import Problem, verify
+from cbmir.runtime.gallery.maintenance import GalleryProblem, verify
 
 COUNT = 60
 
@@ -139,7 +139,7 @@ def test_damage_in_what_is_derived_is_told(store: Gallery) -> None:
     data[-3] ^= 1
     vectors.write_bytes(data)
     (problem,) = verify(store.path)
-    assert problem == Problem(problem.what, (), problem.remedy)
+    assert problem == GalleryProblem(problem.what, (), problem.remedy)
     assert "vectors.npy" in problem.what
     assert "'cbmir index rebuild'" in problem.remedy
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,18 +33,28 @@ if TYPE_CHECKING:
 _source_options = together(
     option("--split", "splits", type=click.Choice(["train", "val", "test", "all"]), multiple=True, default=["train"],
            help="Which of the manifest's images go in; may be repeated."),
-    option("--embeddings", type=PATH, metavar="DIR",
-           help="Take what 'cbmir embed' made of this manifest with this model, and read no image."),
     reading_options,
     pseudonyms_option,
     engine_option,
 )  # fmt: skip
 
 
+def _parse_shard(ctx: click.Context, option: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    """`3/64`: the third of 64."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+)/(\d+)", value)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise click.BadParameter(f"expected a shard such as 3/64, from 1/64 to 64/64; found {value!r}")
+    return int(match[1]), int(match[2])
+
+
 @command(
     "cbmir index build model.onnx manifest.csv -o gallery",
     "cbmir index build model.onnx manifest.csv -o gallery --split train --split val",
     "cbmir index build model.onnx manifest.csv -o milvus://localhost:19530/chest",
+    "cbmir index build model.onnx manifest.csv -o shard3 --shard 3/64",
+    "cbmir index build model.onnx manifest.csv -o gallery --ray auto",
 )
 @click.argument("model", type=PATH)
 @click.argument("manifest", type=PATH)
@@ -53,9 +64,17 @@ _source_options = together(
         "images of a small gallery, and has an index for a large one.")  # fmt: skip
 @option("--replace", "replace_others", is_flag=True, help="Replace a gallery also where that loses images that are not "
         "among those of MANIFEST, or its pseudonyms.")  # fmt: skip
+@option("--shard", callback=_parse_shard, metavar="i/n", help="Build the i-th part of n (i from 1) as a gallery of its "
+        "own, as one job of a batch scheduler; 'cbmir index merge' joins all n.")  # fmt: skip
+@option("--ray", metavar="ADDRESS", help="Build shards as tasks of Ray, and merge them: 'auto' for the cluster that "
+        "RAY_ADDRESS names, else this machine. Every node must see MODEL, the images and GALLERY under the same "
+        "paths.")  # fmt: skip
 @_source_options
 @json_option
-def build(model: Path, manifest: Path, output: str, engine: str, as_json: bool, **how: Any) -> None:
+def build(
+    model: Path, manifest: Path, output: str, engine: str, ray: str | None, shard: tuple[int, int] | None,
+    workers: int | None, as_json: bool, **how: Any,
+) -> None:  # fmt: skip
     """Embed the images of MANIFEST with MODEL into a gallery; one of the same images is replaced at the end.
 
     A build that was stopped goes on when the same command is given again. Images that cannot be read are left out and
@@ -64,11 +83,18 @@ def build(model: Path, manifest: Path, output: str, engine: str, as_json: bool, 
     """
     from cbmir.manifest import read_manifest
     from cbmir.runtime.engines.registry import open_engine
-    from cbmir.runtime.gallery.build import build_gallery
+    from cbmir.runtime.gallery.build import build_gallery, build_on_ray
 
+    if ray is not None and (workers is not None or shard is not None):
+        raise click.UsageError("--workers and --shard mean nothing with --ray: it makes shards, and each task decodes "
+                               "with its share of processors.")  # fmt: skip
     table = read_manifest(manifest)
-    with resumable(), open_engine(model, engine=engine) as opened:
-        report = build_gallery(opened, table, output, **how)
+    with resumable():
+        if ray is not None:
+            report = build_on_ray(ray, model, table, output, engine=engine, **how)
+        else:
+            with open_engine(model, engine=engine) as opened:
+                report = build_gallery(opened, table, output, workers=workers, shard=shard, **how)
     if how["pseudonyms"] is not None:
         log.warning(STAYS_CLEAR)
     _finish(output, report, f"{output}: {report.images} images", as_json)
@@ -81,12 +107,12 @@ def build(model: Path, manifest: Path, output: str, engine: str, as_json: bool, 
 @_source_options
 @json_option
 def add(gallery: str, model: Path, manifest: Path, engine: str, as_json: bool, **how: Any) -> None:
-    """Embed those images of MANIFEST that GALLERY does not have, and add them all at once.
+    """Embed those images of MANIFEST that GALLERY does not have, and add them.
 
     What is there already stays as it is ('cbmir index update' brings labels and reports up to date). The gallery serves
-    others meanwhile. An addition that was stopped leaves the gallery as it was, and goes on when the same command is
-    given again. Images that could not be read, or have changed since they went in (changed.csv), give exit code 2; the
-    lists of earlier runs keep what they say of other images.
+    others meanwhile. Each batch of images is added whole or not at all: an addition that was stopped leaves those that
+    were done, and goes on when the same command is given again. Images that could not be read, or have changed since
+    they went in (changed.csv), give exit code 2; the lists of earlier runs keep what they say of other images.
     """
     from cbmir.manifest import read_manifest
     from cbmir.runtime.engines.registry import open_engine

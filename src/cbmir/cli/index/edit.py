@@ -64,12 +64,12 @@ def remove(
 ) -> None:  # fmt: skip
     """Remove images from GALLERY, with report, thumbnail and embedding; there is no way back.
 
-    Their bytes are overwritten in the gallery's files, those of unfinished builds and additions beside it too; 'cbmir
-    index compact' then gives the room back. Copies and exports made before are yours to delete. A row of a manifest
+    Their bytes are overwritten in the gallery's files, those of unfinished builds in its folder too; 'cbmir index
+    compact' then gives the room back. Copies, shards and exports made before are yours to delete. A row of a manifest
     brings its image back with the next 'add' or 'build', also one that goes on: take it out of there as well. Exit code
     2 where something given is not in the gallery, or that cannot be told.
     """
-    from cbmir.runtime.gallery.parts import remove_from_unfinished
+    from cbmir.runtime.gallery.build.folder import GalleryFolder
     from cbmir.runtime.gallery.protocol import is_milvus, open_gallery
 
     if not (ids or patients or studies):
@@ -81,9 +81,8 @@ def remove(
     if missing := [name for name in ids if name not in removed]:
         unknown.append(f"not in the gallery: {', '.join(missing)}")
     if not is_milvus(gallery):
-        unknown += remove_from_unfinished(
-            Path(gallery).resolve(), pseudonyms, ids=ids, patient_ids=patients, study_ids=studies
-        )
+        folder = GalleryFolder(gallery)
+        unknown += folder.remove_from_unfinished(pseudonyms, ids=ids, patient_ids=patients, study_ids=studies)
     for line in unknown:
         log.error("%s", line)
     if unknown or not removed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,9 +19,11 @@ from cbmir.cli.options import (
     print_answer,
     print_json,
     pseudonyms_option,
+    resumable,
 )
 
 if TYPE_CHECKING:
+    from cbmir.runtime.gallery.entry import Added
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 
 
@@ -35,13 +37,13 @@ _PATIENT_DATA = (
 @json_option
 def info(gallery: str, as_json: bool) -> None:
     """Say what a gallery holds, of which model it is, and how it is searched."""
-    from cbmir.runtime.gallery.parts import unfinished
+    from cbmir.runtime.gallery.build.folder import GalleryFolder
     from cbmir.runtime.gallery.protocol import is_milvus, open_gallery
 
     with open_gallery(gallery) as opened:
         facts = opened.info()
     if not is_milvus(gallery):
-        facts["unfinished"] = [str(folder) for folder in unfinished(Path(gallery).resolve())]
+        facts["unfinished"] = [str(folder) for folder in GalleryFolder(gallery).unfinished()]
     if as_json:
         print_json(facts)
     else:
@@ -138,29 +140,32 @@ def export(gallery: Path, output: Path, deidentified: bool, as_json: bool) -> No
     log.warning(_PATIENT_DATA if not deidentified else "De-identified is not anonymous: do not make it public.")
 
 
-@command("cbmir index merge gallery other_gallery third_gallery")
+@command("cbmir index merge gallery other_gallery third_gallery", "cbmir index merge gallery shard1 shard2 shard3")
 @click.argument("gallery", type=PATH)
 @click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=PATH)
 @pseudonyms_option
 @json_option
 def merge(gallery: Path, others: tuple[Path, ...], pseudonyms: Pseudonyms | None, as_json: bool) -> None:
-    """Add the images of OTHER galleries of the same model to GALLERY, each at once. The others stay as they are."""
-    from cbmir.runtime.gallery import Gallery, maintenance
+    """Add the images of OTHER galleries of the same model to GALLERY, each at once. The others stay as they are.
 
-    merged = []
+    Where there is no GALLERY it is made, and is there once all are in it; the same command goes on after a stop. Of
+    shards ('cbmir index build --shard') all must be given: they make the gallery that one build of the manifest makes.
+    """
+    from cbmir.runtime.gallery.build import merge_galleries
+
+    merged: list[dict[str, Any]] = []
+
+    def tell(other: Path, added: Added) -> None:
+        there = len(added.duplicates)
+        merged.append({"other": other, "added": len(added.ids), "there": there, "renamed": dict(added.renamed)})
+        if not as_json:
+            click.echo(f"{gallery}: {len(added.ids)} images of {other} added, {there} were there")
+            for old, new in added.renamed:
+                click.echo(f"added as {new}, since another image has its id: {old}")
+
     try:
-        with Gallery.open(gallery, pseudonyms=pseudonyms) as target:
-            for other in others:
-                with Gallery.open(other) as source:
-                    added = maintenance.merge(target, source)
-                merged.append({"other": other, "added": len(added.ids), "there": len(added.duplicates)}
-                              | {"renamed": dict(added.renamed)})  # fmt: skip
-                if not as_json:
-                    there = len(added.duplicates)
-                    click.echo(f"{gallery}: {len(added.ids)} images of {other} added, {there} were there")
-                    for old, new in added.renamed:
-                        click.echo(f"added as {new}, since another image has its id: {old}")
-            target.settle()
+        with resumable():
+            merge_galleries(gallery, others, pseudonyms=pseudonyms, merged=tell)
     finally:  # also what was merged before one failed
         if as_json:
             print_json({"gallery": gallery, "merged": merged})

@@ -30,7 +30,7 @@ def test_build_stop_go_on_add_and_update(
     tmp_path: Path, engine: Engine, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("cbmir.runtime.gallery.build.BATCH", 4)
+    monkeypatch.setattr("cbmir.runtime.gallery.build.work.BATCH", 4)
     place, images, real = f"milvus:{tmp_path}/m.db", 0, type(engine).run
 
     def run(self: Engine, batch: np.ndarray, **options: bool) -> object:

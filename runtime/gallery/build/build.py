@@ -1,0 +1,269 @@
+"""Build a gallery from a manifest, whole or one shard of it, and add to one.
+
+A build fills a version of its own in the gallery's folder (`GalleryFolder`), one transaction per batch, which becomes
+the gallery at the end: stopped at any point, it leaves the gallery as it was, and the same call goes on without
+embedding an image again. An addition, and any build on Milvus, writes its batches into the gallery itself: stopped, it
+leaves those that were done, and the same call goes on as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cbmir.card import ModelCard
+from cbmir.errors import GalleryError, UserError
+from cbmir.labels import LabelSet
+from cbmir.manifest import Manifest
+from cbmir.runtime.engines.base import Engine
+from cbmir.runtime.gallery.build.folder import GalleryFolder, digest_of
+from cbmir.runtime.gallery.build.shard import Shard
+from cbmir.runtime.gallery.build.work import IndexReport, Task, Work, read_list, write_lists
+from cbmir.runtime.gallery.database import is_passing
+from cbmir.runtime.gallery.entry import entry_ids
+from cbmir.runtime.gallery.gallery import DUPLICATES, UNREADABLE, Gallery
+from cbmir.runtime.gallery.maintenance import verify_database
+from cbmir.runtime.gallery.protocol import is_milvus
+from cbmir.runtime.gallery.pseudonyms import Pseudonyms
+from cbmir.runtime.novelty import FEWEST
+
+if TYPE_CHECKING:
+    from cbmir.runtime.gallery.milvus.gallery import MilvusGallery
+
+log = logging.getLogger("cbmir")
+
+
+def build_gallery(
+    engine: Engine,
+    manifest: Manifest,
+    path: str | Path,
+    *,
+    splits: Sequence[str] = ("train",),
+    workers: int | None = None,
+    reduced_jpeg2000: bool = False,
+    pseudonyms: Pseudonyms | None = None,
+    index: str = "auto",
+    replace_others: bool = False,
+    shard: tuple[int, int] | None = None,
+) -> IndexReport:
+    """Build the gallery at `path` from the manifest's rows of `splits` ("all": every row).
+
+    Images that cannot be read are left out, logged as warnings and listed in the gallery's `unreadable.csv`; those
+    whose content is there already in `duplicates.csv`. A build that stops halfway leaves what was there, and the same
+    call goes on with it. Other unfinished work in the gallery's folder is removed once this build is done.
+
+    Args:
+        workers: Processes that read images, as `work_through` has it. What is built does not depend on it.
+        reduced_jpeg2000: As `Finder` has it.
+        pseudonyms: As `Gallery.create` has it.
+        index: As `Gallery.create` has it.
+        replace_others: Replace a gallery also where it holds images that are not among these rows, or keeps ids in
+            another way.
+        shard: Build part i of n alone, given as (i, n), for `merge_galleries` to join. One that is there is kept, and
+            one without a readable image is empty.
+
+    Raises:
+        SplitError: No row is of these splits.
+        GalleryError: A gallery is not to be replaced, `path` holds anything but a gallery, no image can be read, or
+            another process builds here.
+        WorkerError: A worker died.
+    """
+    work = Work.of(engine.card, manifest, splits, reduced_jpeg2000, workers)
+    ids = entry_ids(work.rows)  # of all rows in a shard too, so that its ids fit those of the others
+    digest = work.digest(index, pseudonyms.check if pseudonyms else "")
+    if is_milvus(path):
+        if shard is not None:
+            raise UserError("expected a folder for a shard, found a Milvus collection; build that at once")
+        return _build_collection(str(path), engine, work, pseudonyms, index)
+    folder = GalleryFolder(path)
+    part = None if shard is None else Shard(*shard, digest)
+    if part is not None:
+        if part == Shard.load(folder.path):
+            return _report_of(folder.path)
+        rows = part.rows(len(ids))
+        ids, work, digest = ids[rows], replace(work, rows=work.rows[rows]), digest_of(part)
+
+    def fill(gallery: Gallery) -> IndexReport:
+        done = {entry.image for entry in gallery.every_entry()}
+        if done:
+            log.info("Going on with %d images that an earlier run embedded.", len(done))
+        tasks = [Task(row, own) for row, own in zip(work.rows, ids, strict=True) if str(row.image) not in done]
+        return work.fill(gallery, engine, tasks, resumed=len(done))
+
+    with folder.locked(make=True):
+        return build_version(
+            folder, digest, fill, work.card, work.labels, pseudonyms,
+            index=index, images=None if replace_others else work.images, shard=part,
+        )  # fmt: skip
+
+
+def add_to_gallery(
+    engine: Engine,
+    manifest: Manifest,
+    path: str | Path,
+    *,
+    splits: Sequence[str] = ("train",),
+    workers: int | None = None,
+    reduced_jpeg2000: bool = False,
+    pseudonyms: Pseudonyms | None = None,
+) -> IndexReport:
+    """Add the manifest's rows of `splits` to the gallery at `path`; options are as `build_gallery` has them.
+
+    An image whose path the gallery has stays as it is: it is read only to see whether its content has changed. One
+    whose content is there under another path is left out and reported. Each batch is a transaction: a stop leaves those
+    that were done, and the same call goes on.
+
+    Raises:
+        SplitError: No row is of these splits.
+        GalleryError: The gallery is of another model or keeps ids in another way, or another process builds it or adds
+            to it.
+        ManifestError: The manifest has labels that the gallery does not have.
+        WorkerError: A worker died.
+    """
+    work = Work.of(engine.card, manifest, splits, reduced_jpeg2000, workers)
+    if is_milvus(path):
+        from cbmir.runtime.gallery.milvus.gallery import MilvusGallery
+
+        with MilvusGallery.open(str(path), pseudonyms=pseudonyms) as collection:
+            collection.check_model(engine.card)
+            return _fill_collection(collection, engine, work)
+    folder = GalleryFolder(path)
+    with Gallery.open(folder.path, pseudonyms=pseudonyms) as gallery:
+        gallery.check_model(engine.card)
+        _check_key(gallery, pseudonyms)
+        with folder.locked():
+            report = work.fill_in_place(gallery, engine)
+            write_lists(folder.path, report, work.images)
+    return report
+
+
+def build_version(
+    folder: GalleryFolder, digest: str, fill: Callable[[Gallery], IndexReport], card: ModelCard, labels: LabelSet,
+    pseudonyms: Pseudonyms | None, *, index: str, images: Collection[str] | None, shard: Shard | None = None,
+) -> IndexReport:  # fmt: skip
+    """Let `fill` fill a version of a gallery, which an earlier call may have begun, and put it in place; under the lock.
+
+    `images` are those that go in: a gallery that holds others is not replaced. None: it is, whatever it holds.
+    """
+    check = pseudonyms.check if pseudonyms else ""
+    if images is not None:
+        _check_nothing_lost(folder, images, check)
+    part = folder.version(digest)
+    with _under_construction(part, card, labels, pseudonyms, index) as gallery:
+        report = fill(gallery)
+        if shard is None and len(gallery) >= FEWEST:  # else a first answer would wait while these are measured
+            gallery.write_index()
+    if shard is not None:
+        shard.save(part)
+    elif not report.images:
+        shutil.rmtree(part)
+        raise GalleryError(f"expected at least one readable image, found none among {len(report.unreadable)}; "
+                           f"'cbmir data check' says what is wrong with them")  # fmt: skip
+    if images is not None:  # again, for others may have added to it meanwhile
+        _check_nothing_lost(folder, images, check)
+    folder.publish(part)
+    write_lists(folder.path, report)
+    return report
+
+
+@contextmanager
+def _under_construction(
+    part: Path, card: ModelCard, labels: LabelSet, pseudonyms: Pseudonyms | None, index: str
+) -> Iterator[Gallery]:
+    """The gallery in a build's folder, made where there is none; a damaged one is made again.
+
+    Raises GalleryError for one that cannot be read at this moment: what has been embedded is not thrown away for that.
+    """
+    gallery = _resumed(part, pseudonyms) if part.exists() else None
+    if gallery is None:
+        if part.exists():
+            shutil.rmtree(part)
+        gallery = Gallery.create(part, card, labels, pseudonyms=pseudonyms, index=index)
+    with gallery:
+        yield gallery
+
+
+def _resumed(part: Path, pseudonyms: Pseudonyms | None) -> Gallery | None:
+    """What an earlier run left, verified; None where it is damaged."""
+    try:
+        with Gallery.open(part) as left:
+            what = next((problem.what for problem in verify_database(left)), "")
+        if not what:
+            return Gallery.open(part, pseudonyms=pseudonyms)
+    except GalleryError as error:
+        if is_passing(error):
+            raise
+        what = str(error)
+    log.warning("%s: what an earlier run left is damaged, and all is embedded anew (%s)", part, what)
+    return None
+
+
+def _check_nothing_lost(folder: GalleryFolder, images: Collection[str], check: str) -> None:
+    """Raise GalleryError where a gallery that is there holds other images, or keeps ids in another way."""
+    if not folder.has_gallery():
+        return
+    advice = "'cbmir index add' adds to it; --replace builds anew in its place"
+    try:
+        with Gallery.open(folder.path) as gallery:
+            others = sum(entry.image not in images for entry in gallery.every_entry())
+            same_key = gallery.pseudonym_check == check
+    except GalleryError as error:
+        if is_passing(error):
+            raise
+        raise GalleryError(f"{folder.path}: expected a gallery whose images are all in this manifest, found one that "
+                           f"cannot be read ({error}); --replace builds anew in its place") from error  # fmt: skip
+    if others:
+        raise GalleryError(f"{folder.path}: expected a gallery whose images are all among the {len(images)} to build "
+                           f"it of, found {others} others in it, which would be lost; {advice}")  # fmt: skip
+    if not same_key:
+        raise GalleryError(f"{folder.path}: expected a gallery that keeps patients' ids as this build would, found one "
+                           f"with other pseudonyms, or just one of the two with any; {advice}")  # fmt: skip
+
+
+def _check_key(gallery: Gallery, pseudonyms: Pseudonyms | None) -> None:
+    """Before the long work, not after it: the key must be that of the gallery's pseudonyms."""
+    if (pseudonyms.check if pseudonyms else "") == gallery.pseudonym_check:
+        return
+    expected = "its key, with --pseudonyms" if gallery.pseudonym_check else "no key for pseudonyms"
+    found = "another" if pseudonyms and gallery.pseudonym_check else "one" if pseudonyms else "none"
+    kept = "pseudonyms" if gallery.pseudonym_check else "patients' ids as they are"
+    raise GalleryError(f"{gallery.path}: keeps {kept}; expected {expected}, found {found}")
+
+
+def _report_of(path: Path) -> IndexReport:
+    """Of a shard that an earlier run has built."""
+    with Gallery.open(path) as gallery:
+        images = len(gallery)
+    lists = [read_list(path / name) for name in (UNREADABLE, DUPLICATES)]
+    return IndexReport(images, images, 0, *lists)
+
+
+def _build_collection(
+    place: str, engine: Engine, work: Work, pseudonyms: Pseudonyms | None, index: str
+) -> IndexReport:
+    """Fill a new collection, or go on with one that holds nothing but some of the same images."""
+    from cbmir.runtime.gallery.milvus.gallery import MilvusGallery
+
+    try:
+        gallery = MilvusGallery.open(place, pseudonyms=pseudonyms)
+    except GalleryError:  # says itself why, where it is for another reason than that there is none
+        gallery = MilvusGallery.create(place, work.card, work.labels, pseudonyms=pseudonyms, index=index)
+    with gallery:
+        gallery.check_model(work.card)
+        if not {entry.image for entry in gallery.every_entry()} <= work.images:
+            raise GalleryError(f"{place}: expected a new gallery, or one that an earlier run of this build began, "
+                               f"found other images in it; drop its collections, choose another name, or add to it "
+                               f"with 'cbmir index add'")  # fmt: skip
+        return _fill_collection(gallery, engine, work)
+
+
+def _fill_collection(gallery: MilvusGallery, engine: Engine, work: Work) -> IndexReport:
+    report = work.fill_in_place(gallery, engine)
+    gallery.calibrate()
+    write_lists(Path(), report, work.images)
+    return report
