@@ -20,6 +20,7 @@ from cbmir.demo.examples import find_examples
 from cbmir.errors import UserError
 from cbmir.runtime import Entry, Finder, Gallery
 from cbmir.runtime.finder import NOTHING_ALIKE
+from cbmir.runtime.gallery.database import live_folder
 from cbmir.runtime.gallery.projection import GalleryProjection, principal_plane
 
 Ask = Callable[..., dict[str, Any]]
@@ -424,9 +425,9 @@ def test_what_the_page_cannot_ask(backend: Backend, question: Any) -> None:
 
 
 def test_paths_that_are_no_uploads(ask: Ask, demo_gallery: Path) -> None:
-    for paths in (["/etc/passwd"], [str(demo_gallery / "gallery.sqlite")], [3], "x", None):
+    for paths in (["/etc/passwd"], [str(live_folder(demo_gallery) / "gallery.sqlite")], [3], "x", None):
         assert ask("open", paths=paths).get("picture") is None
-    assert (demo_gallery / "gallery.sqlite").exists()
+    assert (live_folder(demo_gallery) / "gallery.sqlite").exists()
 
 
 def test_a_finder_without_gallery_is_refused(tiny_model: Path, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from cbmir.demo.app import _theme as theme
 from cbmir.demo.server import serve
 from cbmir.errors import GalleryError, UserError
 from cbmir.runtime import Entry, Finder, Gallery
+from cbmir.runtime.gallery.database import live_folder
 from cbmir.runtime.gallery.projection import GalleryProjection, principal_plane
 from cbmir.runtime.serving.security import SecurityHeaders
 
@@ -102,7 +103,11 @@ def test_environment_is_left_as_it_was(
 
 
 def test_files_of_the_machine_are_not_served(client: httpx.Client, demo_gallery: Path) -> None:
-    for path in (demo_gallery.parent / "image_0.png", demo_gallery / "gallery.sqlite", Path("/etc/passwd")):
+    for path in (
+        demo_gallery.parent / "image_0.png",
+        live_folder(demo_gallery) / "gallery.sqlite",
+        Path("/etc/passwd"),
+    ):
         assert client.get(f"/gradio_api/file={path}").status_code in (403, 404)
 
 
@@ -112,7 +117,7 @@ def test_thumbnails_by_id_and_nothing_else(client: httpx.Client, demo_gallery: P
     assert answer.content.startswith(b"\xff\xd8")
     for trick in (
         "../gallery.sqlite",
-        str(demo_gallery / "gallery.sqlite"),
+        str(live_folder(demo_gallery) / "gallery.sqlite"),
         "/etc/passwd",
         "image_3.png",
         "",
