@@ -35,7 +35,7 @@ from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.projection import NEAREST, GalleryProjection
 from cbmir.runtime.imaging.radiograph import Radiograph
 from cbmir.runtime.logs import told
-from cbmir.runtime.results import Analysis, Neighbour
+from cbmir.runtime.results import Neighbour
 
 log = logging.getLogger("cbmir")
 
@@ -205,7 +205,11 @@ class Backend:
                 "search": escape(searched),
                 "map-note": map_note(self._chart, "" if place else _STRANGE if strange else _NOT_NEAR),
             },
-            "evidence": _evidence(analysis),
+            # Every finding's map: small enough to go along, so that choosing one asks nobody.
+            "evidence": {
+                f"finding:{f.label}": _cells(readable(f.label), analysis.evidence_for_finding(f.label))
+                for f in analysis.findings
+            },
             "place": place,
         }  # fmt: skip
 
@@ -263,9 +267,8 @@ class Backend:
     # Parts of answers.
 
     def _wall(self, neighbours: Sequence[Neighbour], labels: Sequence[str], likeness: Likeness | None) -> str:
-        return similar_images.wall_html(
-            neighbours, [self.gallery.entry(one.id) for one in neighbours], labels, likeness
-        )
+        entries = [self.gallery.entry(one.id) for one in neighbours]
+        return similar_images.wall_html(neighbours, entries, labels, likeness)
 
     def _place(self, nearest: Callable[[int], Sequence[tuple[str, float]]]) -> tuple[float, float] | None:
         """A place on the map. `nearest` finds so many of the whole gallery: twice as many as must be on the map."""
@@ -299,19 +302,6 @@ class Backend:
             "alerts": RESTING, "findings": findings_html(self.finder.card), "novelty": "", "agreement": "",
             "wall": similar_images.EMPTY, "members": "", "search": "", "map-note": map_note(self._chart), **parts,
         }  # fmt: skip
-
-
-def _evidence(analysis: Analysis) -> dict[str, Any]:
-    """Every evidence map of an analysis by its key: small enough to go along, so that choosing one asks nobody."""
-    findings = {
-        f"finding:{f.label}": _cells(readable(f.label), analysis.evidence_for_finding(f.label))
-        for f in analysis.findings
-    }
-    neighbours = {
-        f"neighbour:{n.id}": _cells(f"look-alike {rank}", analysis.evidence_for_neighbour(n.id))
-        for rank, n in enumerate(analysis.neighbours, 1)
-    }
-    return findings | neighbours
 
 
 def _cells(name: str, evidence: NDArray[np.float32]) -> dict[str, Any]:

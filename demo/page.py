@@ -23,19 +23,16 @@ def page_html(finder: Finder, examples: Sequence[Example], chart: GalleryProject
     gallery = finder.gallery
     labels = () if gallery is None else gallery.labels.names
     views = [] if gallery is None else [str(view) for view in gallery.info().get("views", {}) if view]
-    return Template((STATIC / "page.html").read_text(encoding="utf-8")).substitute(
-        device=escape(NOT_A_DEVICE),
-        examples=examples_html(examples),
-        having=_options(labels),
-        views=_options(sorted(views)),
-        map_labels=_options(labels),
-        chips="".join(_chip(label) for label in finder.card.labels.names),
-        alerts=RESTING,
-        findings=findings_html(finder.card),
-        wall=EMPTY,
-        card=card_html(finder.card),
-        map_note=map_note(chart),
+    chips = "".join(
+        f'<button type="button" class="chip" data-label="{escape(label)}" aria-pressed="false">'
+        f"{escape(readable(label))}</button>"
+        for label in finder.card.labels.names
     )
+    return Template((STATIC / "page.html").read_text(encoding="utf-8")).substitute(
+        device=escape(NOT_A_DEVICE), examples=examples_html(examples), having=_options(labels),
+        views=_options(sorted(views)), map_labels=_options(labels), chips=chips, alerts=RESTING,
+        findings=findings_html(finder.card), wall=EMPTY, card=card_html(finder.card), map_note=map_note(chart),
+    )  # fmt: skip
 
 
 def examples_html(examples: Sequence[Example]) -> str:
@@ -56,13 +53,6 @@ def examples_html(examples: Sequence[Example]) -> str:
 
 def _options(values: Sequence[str]) -> str:
     return "".join(f'<option value="{escape(value)}">{escape(readable(value))}</option>' for value in values)
-
-
-def _chip(label: str) -> str:
-    return (
-        f'<button type="button" class="chip" data-label="{escape(label)}" aria-pressed="false">'
-        f"{escape(readable(label))}</button>"
-    )
 
 
 def map_note(chart: GalleryProjection | None, placeless: str = "") -> str:

@@ -1,5 +1,5 @@
 // Evidence maps on a canvas: orange gives more than an even share of the cosine, blue less; + and - say the same
-// without colour. The same rule as evidence_overlay.py, which draws them for the report: shares are spread bilinearly and
+// without colour. The same rule as runtime/evidence.py, which draws them for the report: shares are spread bilinearly and
 // coloured afterwards, so that where the evidence is even the image is untouched.
 
 const MORE = [255, 140, 0];

@@ -10,7 +10,6 @@ const BEAT = 3000; // milliseconds between looks at whether the server is still 
 const PATIENCE = 10_000; // milliseconds within which it says so
 const LONGEST = 120_000; // milliseconds without an answer, or another place in the queue, that are told
 const OPENING = ["open", "example", "member", "like", "findings"]; // what puts another image on the page
-const NO_EVIDENCE = "Choose a finding to see which parts of the image speak for it.";
 
 /** `trigger(question)` sends a question to the server; `upload(file)` a file. */
 export function start(element, trigger, upload) {
@@ -20,6 +19,7 @@ export function start(element, trigger, upload) {
   const viewer = new Viewer(find("#viewer"));
   const narrow = window.matchMedia("(max-width: 780px)");
   const parts = ["alerts", "findings", "novelty", "agreement", "wall", "members", "search", "map-note"];
+  const noEvidence = find("#evidence-text").textContent;
   const blank = Object.fromEntries(parts.map((id) => [id, find(`#${id}`).innerHTML]));
   const asked = new Map(); // what is under way, by numbers: what is said of it, since when, if it opens and is sent
   let [number, evidence, chosen, picture] = [0, {}, "", null];
@@ -101,7 +101,7 @@ export function start(element, trigger, upload) {
       button.setAttribute("aria-pressed", button.dataset.evidence === chosen);
     }
     const text = find("#evidence-text");
-    text.textContent = NO_EVIDENCE;
+    text.textContent = noEvidence;
     if (!chosen) return;
     const {name, cosine} = evidence[chosen];
     text.innerHTML = '<span class="key more"></span>orange and +: speaks for <b></b>, more than an even share · ' +

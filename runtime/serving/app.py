@@ -23,17 +23,6 @@ from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.serving import schemas
 from cbmir.runtime.serving.limits import RequestLimiter, read_body, read_upload
 from cbmir.runtime.serving.problems import MOST_ERRORS, Problem, Trace, answer_problem, problem_of
-from cbmir.runtime.serving.schemas import (
-    CASE,
-    About,
-    AnalyzeAnswer,
-    AnalyzeOptions,
-    EmbedAnswer,
-    Health,
-    Reloaded,
-    Search,
-    SearchAnswer,
-)
 from cbmir.runtime.serving.security import Credential, Guard, SecurityHeaders
 from cbmir.runtime.serving.service import Facts, FinderService
 from cbmir.runtime.serving.settings import Settings
@@ -109,9 +98,9 @@ def create_app(live: ReloadableFinder, settings: Settings) -> FastAPI:
 
 @health.head("/health/live", include_in_schema=False)  # as some proxies ask
 @health.get("/health/live", summary="Whether the process answers", response_model_exclude_none=True)
-async def live() -> Health:
+async def live() -> schemas.Health:
     """Always 200."""
-    return Health(status="live")
+    return schemas.Health(status="live")
 
 
 @health.head("/health/ready", include_in_schema=False)
@@ -120,14 +109,14 @@ async def live() -> Health:
 )
 @health.head("/health", include_in_schema=False)
 @health.get("/health", summary="Whether it can analyse", response_model_exclude_none=True, responses=schemas.NOT_READY)
-async def ready(request: Request, response: Response) -> Health:
+async def ready(request: Request, response: Response) -> schemas.Health:
     """200 once the model has run and the gallery is read; 503 before, and where the gallery was replaced."""
     try:
         await _check(request, request.app.state.service.check_ready)
     except (CbmirError, Problem) as error:
         response.status_code = 503
-        return Health(status="not ready", problem=problem_of(error).kind)
-    return Health(status="ready")
+        return schemas.Health(status="not ready", problem=problem_of(error).kind)
+    return schemas.Health(status="ready")
 
 
 @guarded.post(
@@ -135,9 +124,9 @@ async def ready(request: Request, response: Response) -> Health:
     responses=schemas.ANALYZED,
 )  # fmt: skip
 async def analyze(
-    request: Request, options: Annotated[AnalyzeOptions, Query()],
+    request: Request, options: Annotated[schemas.AnalyzeOptions, Query()],
     patient_id: Annotated[str, Header(alias="Patient-ID", max_length=256, description=_PATIENT)] = "",
-) -> AnalyzeAnswer:  # fmt: skip
+) -> schemas.AnalyzeAnswer:  # fmt: skip
     """The body is the image file itself: DICOM (one frontal chest radiograph), PNG or JPEG. Other patients' images
     appear as opaque case ids. For research, not for diagnosis."""
     given = [name for name, _ in request.query_params.multi_items()]
@@ -148,28 +137,29 @@ async def analyze(
 
 
 @guarded.post("/v1/embed", summary="An image's embedding", openapi_extra=schemas.UPLOAD)
-async def embed(request: Request) -> EmbedAnswer:
+async def embed(request: Request) -> schemas.EmbedAnswer:
     """The body is as that of /v1/analyze."""
     return await _upload(request, request.app.state.service.embed)
 
 
 @guarded.post("/v1/search", summary="The nearest images of an embedding or a case", openapi_extra=schemas.SEARCH)
-async def search(request: Request) -> SearchAnswer:
+async def search(request: Request) -> schemas.SearchAnswer:
     """Of a case: without itself and, unless asked for, without its patient's other images."""
     if request.query_params:
         raise Problem(422, "parameters", "Expected all parameters in the body, found some in the URL.")
+    limiter: RequestLimiter = request.app.state.limiter
     service: FinderService = request.app.state.service
-    with request.app.state.limiter.slot() as slot:
+    facts = Trace.of(request.scope).facts
+    with limiter.slot() as slot:
         body = await read_body(request, _MOST_JSON, request.app.state.settings.timeout_s)
-        answer: SearchAnswer = await slot.run(lambda: service.search(_parsed(body), Trace.of(request.scope).facts))
-    return answer
+        return await slot.run(lambda: service.search(_parsed(body), facts))
 
 
 @guarded.get(
     "/v1/cases/{case}/thumbnail", summary="A small picture of a case", response_class=Response,
     responses=schemas.THUMBNAIL,
 )  # fmt: skip
-async def thumbnail(request: Request, case: Annotated[str, Path(pattern=CASE)]) -> Response:
+async def thumbnail(request: Request, case: Annotated[str, Path(pattern=schemas.CASE)]) -> Response:
     """JPEG of about 256 pixels, where the gallery's owner shares them."""
     state = request.app.state
     with state.limiter.slot() as slot:
@@ -178,13 +168,13 @@ async def thumbnail(request: Request, case: Annotated[str, Path(pattern=CASE)]) 
 
 
 @guarded.get("/v1/about", summary="What runs")
-async def about(request: Request) -> About:
+async def about(request: Request) -> schemas.About:
     """Model, engine, labels, gallery."""
     return await _check(request, request.app.state.service.about)
 
 
 @guarded.post("/v1/reload", summary="Open model and gallery anew")
-async def reload(request: Request) -> Reloaded:
+async def reload(request: Request) -> schemas.Reloaded:
     """Requests under way end with what they began with; until the new model is warm, the old one answers."""
     return await asyncio.to_thread(request.app.state.service.reload)
 
@@ -224,9 +214,9 @@ def _utf8(header: str) -> str:
         raise Problem(422, "parameters", "Expected the header Patient-ID in UTF-8, found other bytes.") from None
 
 
-def _parsed(body: bytes) -> Search:
+def _parsed(body: bytes) -> schemas.Search:
     try:
-        return Search.model_validate_json(body)
+        return schemas.Search.model_validate_json(body)
     except ValidationError as error:
         if error.error_count() > MOST_ERRORS:  # of which a list takes long
             raise Problem(422, "parameters", f"{error.error_count():,} things are not as expected.") from None

@@ -20,21 +20,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import Receive, Scope, Send
 
-from cbmir.errors import (
-    BlankImageError,
-    CbmirError,
-    DamagedImageError,
-    DicomImageError,
-    EngineError,
-    GalleryError,
-    GalleryReplacedError,
-    ImageError,
-    ImageSizeError,
-    MissingDependencyError,
-    NotAnImageError,
-    NotReadyError,
-    UserError,
-)
+from cbmir import errors
 
 MOST_ERRORS = 20  # of one request that are told
 #: In place of an error's own words, which name paths and images of the gallery.
@@ -45,19 +31,19 @@ _DETAILS = {
 }
 
 #: Errors of cbmir: status and name. The first that fits counts.
-_OF_ERROR: tuple[tuple[type[CbmirError], int, str], ...] = (
-    (NotAnImageError, 415, "not-an-image"),
-    (DamagedImageError, 422, "damaged-image"),
-    (ImageSizeError, 422, "image-size"),
-    (BlankImageError, 422, "blank-image"),
-    (DicomImageError, 422, "no-chest-radiograph"),
-    (ImageError, 422, "image"),
-    (MissingDependencyError, 415, "no-codec"),
-    (GalleryReplacedError, 503, "gallery-replaced"),
-    (GalleryError, 503, "gallery-unavailable"),
-    (NotReadyError, 503, "not-ready"),
-    (EngineError, 500, "engine"),
-    (UserError, 422, "input"),
+_OF_ERROR: tuple[tuple[type[errors.CbmirError], int, str], ...] = (
+    (errors.NotAnImageError, 415, "not-an-image"),
+    (errors.DamagedImageError, 422, "damaged-image"),
+    (errors.ImageSizeError, 422, "image-size"),
+    (errors.BlankImageError, 422, "blank-image"),
+    (errors.DicomImageError, 422, "no-chest-radiograph"),
+    (errors.ImageError, 422, "image"),
+    (errors.MissingDependencyError, 415, "no-codec"),
+    (errors.GalleryReplacedError, 503, "gallery-replaced"),
+    (errors.GalleryError, 503, "gallery-unavailable"),
+    (errors.NotReadyError, 503, "not-ready"),
+    (errors.EngineError, 500, "engine"),
+    (errors.UserError, 422, "input"),
 )
 
 

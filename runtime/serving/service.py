@@ -1,8 +1,6 @@
 """What is done for a request, in a thread: analyse, search, embed. All of it is of one finder, whatever is reloaded.
 
-What a gallery is at this moment, cheaply: asked for at every request and check of health.
-
-Other patients' entries under opaque names: what an answer may say of a gallery's images.
+Other patients' images are named by case ids, and told of them is what `Settings.share` allows.
 """
 
 from __future__ import annotations
@@ -11,9 +9,9 @@ import math
 import threading
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,19 +27,8 @@ from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.imaging.dicom_reader import is_dicom
 from cbmir.runtime.results import Neighbour
+from cbmir.runtime.serving import schemas
 from cbmir.runtime.serving.problems import Problem
-from cbmir.runtime.serving.schemas import (
-    About,
-    AnalyzeAnswer,
-    AnalyzeOptions,
-    Case,
-    EmbedAnswer,
-    Model,
-    Neighbours,
-    Reloaded,
-    Search,
-    SearchAnswer,
-)
 from cbmir.runtime.serving.settings import Settings
 
 if TYPE_CHECKING:
@@ -52,48 +39,19 @@ if TYPE_CHECKING:
     from cbmir.runtime.results import Analysis
 
 
-@dataclass(frozen=True)
-class GalleryState:
-    """How many images, and as of which generation; None where a gallery counts none (Milvus)."""
-
-    images: int
-    generation: int | None
-
-    @classmethod
-    def of(cls, gallery: SearchableGallery) -> Self:
-        """Raises GalleryError where the gallery cannot be read, or was replaced."""
-        if not isinstance(gallery, Gallery):
-            return cls(len(gallery), None)
-        with gallery.reading() as reader:
-            return cls(reader.count, reader.generation)
-
-
-def generation_of(gallery: SearchableGallery) -> int | None:
-    """`GalleryState.generation` alone, for which Milvus, over its network, is not asked anything."""
-    return GalleryState.of(gallery).generation if isinstance(gallery, Gallery) else None
-
-
-def of_neighbours(gallery: SearchableGallery | None, neighbours: Sequence[Neighbour], *, reports: bool) -> list[Case]:
-    """Neighbours of an analysis or a search; reports where they may be shown."""
-    return [] if gallery is None else [
-        Case(
-            id=gallery.case_id(one.id), distance=one.distance, cosine=one.cosine, labels=list(one.labels),
-            shared=list(one.shared), uncertain=list(one.uncertain), report=one.report if reports else None,
-        )
-        for one in neighbours
-    ]  # fmt: skip
-
-
-def find_entry(gallery: SearchableGallery, case: str) -> Entry:
-    """Raises Problem 404 for a case that the gallery does not have: not any more, or never."""
-    found = gallery.find_case(case)
-    if found is None:
-        raise Problem(404, "no-case", "The gallery has no such case (any more); search again.")
-    return found
-
-
 Facts = dict[str, Any]
 _NORM = 1e-3  # by which an embedding that was written as text may miss the norm 1
+
+
+def gallery_state(gallery: SearchableGallery) -> dict[str, int | None]:
+    """Its `images` and its `generation`, which is None where a gallery counts none (Milvus): read cheaply.
+
+    Raises GalleryError where the gallery cannot be read, or was replaced.
+    """
+    if not isinstance(gallery, Gallery):
+        return {"images": len(gallery), "generation": None}
+    with gallery.reading() as reader:
+        return {"images": reader.count, "generation": reader.generation}
 
 
 class FinderService:
@@ -103,12 +61,12 @@ class FinderService:
     """
 
     def __init__(self, live: ReloadableFinder, settings: Settings) -> None:
-        self.live = live
-        self._settings = settings
-        self._reports = "reports" in settings.share
+        self.live, self._settings = live, settings
         self._reloading = threading.Lock()
 
-    def analyze(self, data: bytes, patient_id: str, options: AnalyzeOptions, facts: Facts) -> AnalyzeAnswer:
+    def analyze(
+        self, data: bytes, patient_id: str, options: schemas.AnalyzeOptions, facts: Facts
+    ) -> schemas.AnalyzeAnswer:
         """Findings and neighbours of an image file."""
         kinds = [kind for kind in options.results.replace(" ", "").split(",") if kind]
         _check_kinds(kinds, data)
@@ -123,37 +81,31 @@ class FinderService:
             )  # fmt: skip
             made = _results(data, analysis, finder, kinds, image) if kinds else None
             known = [] if finder.gallery is None else [finder.gallery.case_id(one) for one in analysis.known]
-            neighbours = of_neighbours(finder.gallery, analysis.neighbours, reports=self._reports)
+            neighbours = self._cases(finder.gallery, analysis.neighbours)
             facts["cases"] = known + [case.id for case in neighbours]
-            return AnalyzeAnswer(
-                model=_model(finder),
-                known=known,
-                findings=list(analysis.findings),
-                neighbours=neighbours,
-                agreement=list(analysis.agreement),
-                novelty=analysis.novelty,
+            return schemas.AnalyzeAnswer(
+                model=_model(finder), known=known, findings=list(analysis.findings), neighbours=neighbours,
+                agreement=list(analysis.agreement), novelty=analysis.novelty,
                 warnings=list(analysis.warnings if made is None else made.warnings),
                 results=None if made is None else _encoded(made, kinds),
-            )
+            )  # fmt: skip
 
-    def embed(self, data: bytes, facts: Facts) -> EmbedAnswer:
+    def embed(self, data: bytes, facts: Facts) -> schemas.EmbedAnswer:
         """The embedding of an image file."""
         with self.live.use() as finder:
             _tell(facts, finder)
-            return EmbedAnswer(model=_model(finder), embedding=finder.embed([data])[0].tolist())
+            return schemas.EmbedAnswer(model=_model(finder), embedding=finder.embed([data])[0].tolist())
 
-    def search(self, search: Search, facts: Facts) -> SearchAnswer:
+    def search(self, search: schemas.Search, facts: Facts) -> schemas.SearchAnswer:
         """Neighbours of an embedding, or of an entry by its case id: without itself."""
         with self.live.use() as finder:
             _tell(facts, finder)
             gallery = _gallery(finder)
             _check_patient(gallery, search.patient_id)
             wanted = _filter(search, gallery)
-            excluded = {search.patient_id.strip()}
-            itself = None
-            warnings = []
+            excluded, itself, warnings = {search.patient_id.strip()}, None, []
             if search.case is not None:
-                itself = find_entry(gallery, search.case)
+                itself = _entry(gallery, search.case)
                 vector = gallery.vector(itself.id)
                 excluded.add(itself.patient_id)
             else:
@@ -168,9 +120,9 @@ class FinderService:
             found = gallery.search(vector, search.k + (itself is not None), filter=wanted, exact=search.exact or None)
             hits = [hit for hit in found.hits if itself is None or hit.entry.id != itself.id][: search.k]
             labels = set() if itself is None else {canonical(name) for name in itself.positive}
-            neighbours = of_neighbours(gallery, [neighbour_of(hit, labels) for hit in hits], reports=self._reports)
+            neighbours = self._cases(gallery, [neighbour_of(hit, labels) for hit in hits])
             facts["cases"] = [case.id for case in neighbours]
-            return SearchAnswer(model=_model(finder), neighbours=neighbours, warnings=warnings)
+            return schemas.SearchAnswer(model=_model(finder), neighbours=neighbours, warnings=warnings)
 
     def thumbnail(self, case: str, facts: Facts) -> bytes:
         """JPEG of an entry."""
@@ -180,20 +132,20 @@ class FinderService:
         with self.live.use() as finder:
             _tell(facts, finder)
             gallery = _gallery(finder)
-            image = gallery.thumbnail(find_entry(gallery, case).id)
+            image = gallery.thumbnail(_entry(gallery, case).id)
             facts["cases"] = [case]
         if image is None:
             raise Problem(404, "no-thumbnail", "The gallery keeps no thumbnail of this case.")
         return image
 
-    def about(self) -> About:
+    def about(self) -> schemas.About:
         """What runs."""
         with self.live.use() as finder:
-            state = None if finder.gallery is None else GalleryState.of(finder.gallery)
+            state = None if finder.gallery is None else gallery_state(finder.gallery)
             card = finder.card
-            return About(
+            return schemas.About(
                 model=_model(finder), labels=list(card.labels.names), thresholds=list(card.thresholds),
-                embedding_dim=card.embedding_dim, gallery=None if state is None else asdict(state),
+                embedding_dim=card.embedding_dim, gallery=state,
                 shared=sorted(self._settings.share), max_upload_bytes=self._settings.max_upload_bytes,
             )  # fmt: skip
 
@@ -201,9 +153,9 @@ class FinderService:
         """Raise CbmirError where a request could not be answered."""
         with self.live.use() as finder:
             if finder.gallery is not None:
-                GalleryState.of(finder.gallery)
+                gallery_state(finder.gallery)
 
-    def reload(self) -> Reloaded:
+    def reload(self) -> schemas.Reloaded:
         """Open model and gallery anew. Raises Problem 409 where that fails (the old ones go on), or is under way."""
         if not self._reloading.acquire(blocking=False):
             raise Problem(409, "reloading", "A reload is under way; ask for another when it has ended.", retry_after=5)
@@ -214,12 +166,29 @@ class FinderService:
         finally:
             self._reloading.release()
         with self.live.use() as finder:
-            return Reloaded(model=_model(finder), generation=self.live.generation)
+            return schemas.Reloaded(model=_model(finder), generation=self.live.generation)
+
+    def _cases(self, gallery: SearchableGallery | None, neighbours: Sequence[Neighbour]) -> list[schemas.Case]:
+        return [] if gallery is None else [
+            schemas.Case(
+                id=gallery.case_id(one.id), distance=one.distance, cosine=one.cosine, labels=list(one.labels),
+                shared=list(one.shared), uncertain=list(one.uncertain),
+                report=one.report if "reports" in self._settings.share else None,
+            )
+            for one in neighbours
+        ]  # fmt: skip
 
 
-def _model(finder: Finder) -> Model:
+def _entry(gallery: SearchableGallery, case: str) -> Entry:
+    found = gallery.find_case(case)
+    if found is None:
+        raise Problem(404, "no-case", "The gallery has no such case (any more); search again.")
+    return found
+
+
+def _model(finder: Finder) -> schemas.Model:
     card, health = finder.card, finder.health()
-    return Model(
+    return schemas.Model(
         fingerprint=card.fingerprint, weights=card.weights, encoder=card.encoder, engine=health.engine,
         device=health.device, precision=health.precision, version=__version__,
     )  # fmt: skip
@@ -228,7 +197,8 @@ def _model(finder: Finder) -> Model:
 def _tell(facts: Facts, finder: Finder) -> None:
     facts["model"] = finder.card.fingerprint
     if finder.gallery is not None:
-        facts["gallery_generation"] = generation_of(finder.gallery)
+        is_counted = isinstance(finder.gallery, Gallery)  # Milvus would be asked over its network, for nothing
+        facts["gallery_generation"] = gallery_state(finder.gallery)["generation"] if is_counted else None
 
 
 def _gallery(finder: Finder) -> SearchableGallery:
@@ -237,7 +207,7 @@ def _gallery(finder: Finder) -> SearchableGallery:
     return finder.gallery
 
 
-def _filter(wanted: Neighbours, gallery: SearchableGallery) -> Filter:
+def _filter(wanted: schemas.Neighbours, gallery: SearchableGallery) -> Filter:
     """Checked here, where what is wrong with it is known to be the client's mistake."""
     try:
         made = wanted.filter()

@@ -29,7 +29,7 @@ from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.logs import log, told
 from cbmir.runtime.serving.limits import RequestLimiter
 from cbmir.runtime.serving.problems import Problem, Trace, problem_of, refuse
-from cbmir.runtime.serving.service import GalleryState
+from cbmir.runtime.serving.service import gallery_state
 
 
 class Audit:
@@ -113,12 +113,10 @@ class Metrics(Collector):
                     "engine_version": health.version, "threads": str(health.threads),
                 })  # fmt: skip
                 if finder.gallery is not None:
-                    state = GalleryState.of(finder.gallery)
-                    yield GaugeMetricFamily("cbmir_gallery_images", "Images in the gallery.", state.images)
-                    if state.generation is not None:
-                        yield GaugeMetricFamily(
-                            "cbmir_gallery_generation", "Writes to the gallery so far.", state.generation
-                        )
+                    state = gallery_state(finder.gallery)
+                    yield GaugeMetricFamily("cbmir_gallery_images", "Images in the gallery.", state["images"])
+                    if (count := state["generation"]) is not None:
+                        yield GaugeMetricFamily("cbmir_gallery_generation", "Writes to the gallery so far.", count)
             ready = 1
         except CbmirError:  # which is what the gauge says
             ready = 0
