@@ -92,9 +92,16 @@ def picture_of(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def read_uploads(paths: Sequence[str], folder: Path, read: Callable[[bytes, str], T]) -> tuple[list[T], list[str]]:
     """What `read` makes of the uploaded files, zip files opened: at most `MOST_IMAGES`. All the files are deleted.
 
-    `read` takes a file's bytes and its name, and raises ImageError for what is no radiograph. Answered as well is what
-    was left out, a sentence each. Raises the first ImageError where nothing could be read, and UserError for a path
-    that is no upload and for more than `MOST_FILES`.
+    Args:
+        folder: Where uploads lie: a path elsewhere is refused.
+        read: Takes a file's bytes and its name; raises ImageError for what is no radiograph.
+
+    Returns:
+        The images, and what was left out, a sentence each.
+
+    Raises:
+        ImageError: Nothing could be read: the first reason.
+        UserError: A path is no upload, or there are more than `MOST_FILES`.
     """
     given = [_place(path, folder) for path in dict.fromkeys(paths)]
     places = [place for place in given if place is not None]

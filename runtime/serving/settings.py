@@ -53,8 +53,9 @@ class Settings:
 def load_token(path: Path) -> str:
     """The token in a file, white space around it left out.
 
-    Raises UserError for a file that is missing or that others may read, and for a token that is short or cannot stand
-    in a header (RFC 6750: letters, digits and -._~+/=). The message quotes nothing of it.
+    Raises:
+        UserError: The file is missing or others may read it, or the token is short or cannot stand in a header (RFC
+            6750: letters, digits and -._~+/=). The message quotes nothing of it.
     """
     data = read_secret(str(path), "a token", _ADVICE)
     if not re.fullmatch(rb"[A-Za-z0-9._~+/-]+=*", data) or len(data) < _LEAST:
