@@ -23,7 +23,7 @@ from cbmir.demo.controls import Controls
 from cbmir.demo.examples import Example
 from cbmir.demo.findings import findings_html
 from cbmir.demo.markup import RESTING, alerts_html, error_html, escape, novelty_html, readable, thumbnail_url
-from cbmir.demo.mentions import emphasised
+from cbmir.demo.mentions import mark_mentions
 from cbmir.demo.page import map_note
 from cbmir.demo.report import report_html
 from cbmir.demo.sessions import Session, Sessions, View, members_html
@@ -34,7 +34,7 @@ from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.projection import NEAREST, GalleryProjection
 from cbmir.runtime.imaging.radiograph import Radiograph
-from cbmir.runtime.logs import told
+from cbmir.runtime.logs import error_fields
 from cbmir.runtime.results import Neighbour
 
 log = logging.getLogger("cbmir")
@@ -92,7 +92,7 @@ class Backend:
             log.info("Not answered: %s", type(error).__name__)  # the message names a file, and that perhaps a patient
             answer = self._failed(session, asked, _NO_SUCH if isinstance(error, GalleryError) else str(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, the page must not wait for ever
-            log.error("Internal error: %s", told(error))
+            log.error("Internal error: %s", error_fields(error))
             answer = self._failed(session, asked, _INTERNAL)
         about = 0 if session.view is None else session.view.about
         return {"n": asked.get("n"), "action": asked.get("action"), "about": about, **answer}
@@ -241,7 +241,7 @@ class Backend:
             "id": name, "src": thumbnail_url(name), "title": f"Gallery image {name}", "here": None, "there": None,
             "exact": True,
             "labels": similar_images.label_marks(labels, entry, neighbour.shared, is_asked_for=not analysis),
-            "report": emphasised(neighbour.report.strip(), neighbour.shared) or "No report",
+            "report": mark_mentions(neighbour.report.strip(), neighbour.shared) or "No report",
         }  # fmt: skip
         if analysis is not None:
             image, _, whole = self._of_gallery(entry)

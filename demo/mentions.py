@@ -75,7 +75,7 @@ def speaks_of(sentence: str, label: str) -> bool:
     return any(ways.search(_DENIAL.split(one)[0]) for one in statements if not _DENIAL_BEHIND.search(one))
 
 
-def emphasised(report: str, labels: Iterable[str]) -> str:
+def mark_mentions(report: str, labels: Iterable[str]) -> str:
     """The report as HTML, the sentences that speak of one of the labels marked."""
     wanted = tuple(labels)
     return "".join(

@@ -39,18 +39,16 @@ def report_html(
     label = label or findings[0].label
     evidence = overlay(image.picture, analysis.evidence_for_finding(label), card.preprocess, 0.6)
     when = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
-    told = (
-        f"gallery image {gallery.case_id(analysis.known[0])}"
-        if analysis.known
-        else f"image file with SHA-256 {image.radiograph.sha256[:16]}…"
-    )
+    name = f"image file with SHA-256 {image.radiograph.sha256[:16]}…"
+    if analysis.known:
+        name = f"gallery image {gallery.case_id(analysis.known[0])}"
     style = (STATIC / "report.css").read_text(encoding="utf-8")
     rows = [_row(card, finding) for finding in findings]
     alike = [_alike(rank, gallery.case_id(n.id), n) for rank, n in enumerate(analysis.neighbours[:_SHOWN], 1)]
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>cbmir report</title><style>{style}</style>'
         f'</head><body><p class="device">{escape(NOT_A_DEVICE)}</p><h1>cbmir: report of a case</h1>'
-        f'<p class="fine-print">{when} · {escape(told)}</p>'
+        f'<p class="fine-print">{when} · {escape(name)}</p>'
         f'{alerts_html(analysis.warnings)}<div class="case"><div>'
         f"{_figure('The X-ray', image.picture, 'The image')}"
         f"{_figure('The X-ray with evidence', evidence, _explained(label))}</div>"
@@ -89,7 +87,5 @@ def _alike(rank: int, case: str, neighbour: Neighbour) -> tuple[str, str, str]:
 def _figure(name: str, picture: NDArray[np.uint8], caption: str) -> str:
     file = io.BytesIO()
     Image.fromarray(picture).save(file, "JPEG", quality=88)
-    return (
-        f'<figure><img alt="{name}" src="{image_uri(file.getvalue())}"><figcaption>{escape(caption)}</figcaption>'
-        "</figure>"
-    )
+    source = image_uri(file.getvalue())
+    return f'<figure><img alt="{name}" src="{source}"><figcaption>{escape(caption)}</figcaption></figure>'

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.demo.markup import escape, readable, table, thumbnail_url, unseen
-from cbmir.demo.mentions import emphasised
+from cbmir.demo.mentions import mark_mentions
 from cbmir.labels import canonical
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.protocol import SearchableGallery
@@ -32,9 +32,9 @@ class Likeness:
     cosines: NDArray[np.float32]
 
     @classmethod
-    def of(cls, gallery: SearchableGallery | None) -> Self:
-        ids = [] if gallery is None else gallery.ids()
-        if gallery is None or len(ids) < 2:
+    def of(cls, gallery: SearchableGallery) -> Self:
+        ids = gallery.ids()
+        if len(ids) < 2:
             return cls(np.empty(0, np.float32))
         rows = np.random.default_rng(0).choice(len(ids), min(_SAMPLE, len(ids)), replace=False)
         vectors = np.stack([gallery.vector(ids[row]) for row in rows])
@@ -107,7 +107,7 @@ def _card(
     report = neighbour.report.strip()
     text = (
         f'<div class="report" tabindex="0" role="region" aria-label="Report of look-alike {rank}">'
-        f"{emphasised(report, neighbour.shared)}</div>"
+        f"{mark_mentions(report, neighbour.shared)}</div>"
         if report
         else '<p class="fine-print report">No report</p>' * reports
     )

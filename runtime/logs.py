@@ -1,7 +1,7 @@
 """Logs as JSON, a line an event, on stderr.
 
 Only cbmir's and uvicorn's own messages are known to quote nothing of an image: of other libraries' a line says where it
-was logged, not what. An exception is told by its type and place, for its message may quote a tag.
+was logged, not what. An exception is logged by its type and place, since its message may quote a tag.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import logging
 import traceback
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any
 
 log = logging.getLogger("cbmir.serving")
@@ -34,18 +33,15 @@ class JsonFormatter(logging.Formatter):
             line["at"] = [f"{record.module}:{record.lineno}"]
         line |= getattr(record, "fields", {})
         if record.exc_info and record.exc_info[1] is not None:
-            line |= told(record.exc_info[1])
+            line |= error_fields(record.exc_info[1])
         return json.dumps(line)
 
 
-def told(error: BaseException) -> dict[str, Any]:
-    """What of an exception may be logged: its type, and where it was raised, the place itself last."""
-    return {"error": type(error).__name__, "at": _places(error.__traceback__)}
-
-
-def _places(trace: TracebackType | None) -> list[str]:
-    frames = traceback.extract_tb(trace)[-8:]
-    return [f"{frame.filename.rpartition('site-packages/')[2]}:{frame.lineno} {frame.name}" for frame in frames]
+def error_fields(error: BaseException) -> dict[str, Any]:
+    """The part of an exception that may be logged: its type, and where it was raised, the place itself last."""
+    frames = traceback.extract_tb(error.__traceback__)[-8:]
+    places = [f"{frame.filename.rpartition('site-packages/')[2]}:{frame.lineno} {frame.name}" for frame in frames]
+    return {"error": type(error).__name__, "at": places}
 
 
 def log_as_json() -> None:

@@ -17,9 +17,7 @@ export function listenForFiles(root, open) {
     event.preventDefault();
     veil.hidden = false;
   });
-  document.addEventListener("dragleave", (event) => {
-    if (!event.relatedTarget) veil.hidden = true;
-  });
+  document.addEventListener("dragleave", (event) => { veil.hidden ||= !event.relatedTarget; });
   document.addEventListener("drop", async (event) => {
     event.preventDefault();
     veil.hidden = true;
@@ -27,9 +25,7 @@ export function listenForFiles(root, open) {
     const files = entries.length ? (await Promise.all(entries.map(filesOf))).flat() : [...event.dataTransfer.files];
     take(files);
   });
-  document.addEventListener("paste", (event) => {
-    take([...event.clipboardData.files]);
-  });
+  document.addEventListener("paste", (event) => take([...event.clipboardData.files]));
 }
 
 /** The files of a dropped file or folder, folders within it included. */

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from cbmir.errors import CbmirError
-from cbmir.runtime.logs import told
+from cbmir.runtime.logs import error_fields
 
 log = logging.getLogger("cbmir.pacs")
 
@@ -20,5 +20,5 @@ def what_failed(error: BaseException) -> str:
     """An error of cbmir's in its own words; an unforeseen one, whose words may quote a tag, by its type and place."""
     if isinstance(error, CbmirError):
         return str(error)
-    about = told(error)
+    about = error_fields(error)
     return " at ".join([f"unexpected {about['error']}", *about["at"][-1:]])

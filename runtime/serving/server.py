@@ -23,7 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cbmir.runtime.dicom_output import warm_up
 from cbmir.runtime.hot_reload import ReloadableFinder
-from cbmir.runtime.logs import log, told
+from cbmir.runtime.logs import error_fields, log
 from cbmir.runtime.serving.app import create_app
 from cbmir.runtime.serving.problems import Problem, Trace, response_of
 from cbmir.runtime.serving.settings import Settings
@@ -197,7 +197,7 @@ class FinderServer(Server):
         try:
             await asyncio.to_thread(warm_up)
         except Exception as error:  # noqa: BLE001 - told: everything else is answered without it
-            log.error("no results can be made: the extra dicom is broken", extra={"fields": told(error)})
+            log.error("no results can be made: the extra dicom is broken", extra={"fields": error_fields(error)})
 
     async def _reload(self) -> None:
         try:
@@ -206,7 +206,7 @@ class FinderServer(Server):
         except Problem as problem:
             log.error("%s", problem.detail)
         except Exception as error:  # noqa: BLE001 - told, and what was there goes on
-            log.error("reloading failed; what was there goes on", extra={"fields": told(error)})
+            log.error("reloading failed; what was there goes on", extra={"fields": error_fields(error)})
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

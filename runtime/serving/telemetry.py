@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cbmir import __version__
 from cbmir.errors import CbmirError, UserError
 from cbmir.runtime.hot_reload import ReloadableFinder
-from cbmir.runtime.logs import log, told
+from cbmir.runtime.logs import error_fields, log
 from cbmir.runtime.serving.limits import RequestLimiter
 from cbmir.runtime.serving.problems import Problem, Trace, problem_of, refuse
 from cbmir.runtime.serving.service import gallery_state
@@ -160,7 +160,7 @@ class Observer:
         except Exception as error:  # whatever it is, it is logged, and answered where it still can be
             trace.error = error
             if trace.status:  # an answer is on its way
-                log.error("failed while answering", extra={"fields": {"request": trace.id, **told(error)}})
+                log.error("failed while answering", extra={"fields": {"request": trace.id, **error_fields(error)}})
                 raise
             await refuse(problem_of(error), scope, receive, send_audited)
         finally:
@@ -197,7 +197,7 @@ class Observer:
         if trace.problem:
             fields["problem"] = trace.problem
         if has_failed := trace.status >= 500 and trace.error is not None:
-            fields |= told(trace.error)
+            fields |= error_fields(trace.error)
         log.log(logging.ERROR if has_failed else logging.INFO, "answered", extra={"fields": fields})
 
 

@@ -14,7 +14,7 @@ from cbmir.demo.card_page import card_html
 from cbmir.demo.examples import Example
 from cbmir.demo.findings import findings_html
 from cbmir.demo.markup import alerts_html, error_html, escape, novelty_html, thumbnail_url
-from cbmir.demo.mentions import emphasised, sentences, speaks_of
+from cbmir.demo.mentions import mark_mentions, sentences, speaks_of
 from cbmir.demo.page import examples_html, page_html
 from cbmir.demo.sessions import View, members_html
 from cbmir.demo.similar_images import Likeness, agreement_html, label_marks, wall_html
@@ -74,7 +74,7 @@ def test_escape_leaves_no_markup_and_no_template() -> None:
         alerts_html([NASTY]),
         error_html(NASTY),
         examples_html([Example(Path("x.png"), b"jpeg", NASTY)]),
-        emphasised(NASTY, [NASTY]),
+        mark_mentions(NASTY, [NASTY]),
     ],
 )
 def test_nothing_of_the_data_becomes_markup(html: str) -> None:
@@ -178,8 +178,8 @@ def test_likeness_is_told_by_how_common_it_is(cosine: float, words: str) -> None
     assert LIKENESS.words(cosine) == words
 
 
-def test_likeness_without_a_gallery() -> None:
-    assert Likeness.of(None).words(0.9) == "Little alike"
+def test_likeness_without_a_pair_to_compare() -> None:
+    assert Likeness(np.empty(0, np.float32)).words(0.9) == "Little alike"
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_what_a_study_leaves_out_is_told() -> None:
 def test_a_report_is_whole_after_it_is_cut_into_sentences() -> None:
     report = "FINDINGS: 6.4 cm mass. New!\n\nIMPRESSION: Mass? Yes\n"
     assert "".join(sentences(report)) == report
-    assert emphasised(report, ["Mass"]) == (
+    assert mark_mentions(report, ["Mass"]) == (
         "<mark>FINDINGS: 6.4 cm mass.</mark> New!\n\n<mark>IMPRESSION: Mass?</mark> Yes\n"
     )
 
@@ -276,7 +276,7 @@ def test_a_report_is_whole_after_it_is_cut_into_sentences() -> None:
     ],
 )
 def test_a_line_that_ends_does_not_end_a_sentence(report: str, marked: list[str]) -> None:
-    html = emphasised(report, ["Consolidation", "Effusion", "Pneumothorax"])
+    html = mark_mentions(report, ["Consolidation", "Effusion", "Pneumothorax"])
     assert re.findall("<mark>(.*?)</mark>", html, re.DOTALL) == marked
     assert "".join(sentences(report)) == report
 
