@@ -1,0 +1,139 @@
+"""The folder in which a gallery is built: one version of it is live, another may be under construction.
+
+`current` names the live version, a folder `gallery-…` within. A build fills another one, and then changes the pointer by
+one `os.replace`. A gallery that was not built (`Gallery.create`, an export) has no pointer: it lies in the folder itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from cbmir.errors import GalleryError
+from cbmir.files import replacing, sync
+from cbmir.runtime.gallery.database import DATABASE, POINTER, VERSION, live_folder
+from cbmir.runtime.gallery.gallery import Gallery, is_gallery_file
+from cbmir.runtime.gallery.pseudonyms import Pseudonyms
+
+log = logging.getLogger("cbmir")
+
+_LOCK = "build.lock"
+_SHARDS = re.compile(r"shards-[0-9a-f]{16}")
+
+
+class GalleryFolder:
+    """The folder of a gallery, as builds and additions use it. It need not exist yet."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).resolve()
+
+    def has_gallery(self) -> bool:
+        """Whether a gallery is live here, damaged or not."""
+        return (live_folder(self.path) / DATABASE).exists()
+
+    @contextmanager
+    def locked(self, *, make: bool = False) -> Iterator[None]:
+        """Hold the right to build here or to add, which ends with the process.
+
+        Args:
+            make: Make the folder if need be, readable by its owner only.
+
+        Raises:
+            GalleryError: Another process holds the right, or something cannot be written within the block; with `make`
+                also where the folder holds anything but a gallery.
+        """
+        try:
+            if make:
+                self._make()
+            with FileLock(self.path / _LOCK, timeout=0, mode=0o600):
+                yield
+        except Timeout as error:
+            raise GalleryError(f"{self.path}: another process builds this gallery, or adds to it, at this moment; "
+                               f"wait for it") from error  # fmt: skip
+        except OSError as error:
+            raise GalleryError(f"{self.path}: cannot write the gallery there ({error}); choose another place") from error
+
+    def version(self, digest: str) -> Path:
+        """Where a build of this digest fills its version: the same until another one is live, and then never again, so
+        that a build does not go on with a gallery that was replaced."""
+        live = live_folder(self.path)
+        return self.path / f"gallery-{digest_of(digest, live.name if live != self.path else '')}"
+
+    def publish(self, version: Path) -> None:
+        """Make a finished version the gallery, in one step; then remove what was there, and other unfinished work."""
+        former = live_folder(self.path)
+        with replacing(self.path / POINTER) as temporary:
+            temporary.write_text(version.name, "utf-8")
+            sync(temporary)
+        sync(self.path)
+        for place in self.path.iterdir():
+            if place == version or place.name in (POINTER, _LOCK) or not _is_own(place.name):
+                continue
+            if _is_version(place.name) and place != former:
+                log.warning("%s: removed, the work of a build that was stopped", place)
+            shutil.rmtree(place) if place.is_dir() else place.unlink()
+
+    def unfinished(self) -> list[Path]:
+        """Databases' folders other than the live one: of builds that were stopped or are under way, and of a gallery
+        that was replaced just now."""
+        live = live_folder(self.path)
+        places = [place for place in sorted(self.path.glob("*-*")) if place != live and _is_version(place.name)]
+        stale = [self.path] if live != self.path and (self.path / DATABASE).exists() else []
+        return stale + [file.parent for place in places for file in sorted(place.rglob(DATABASE))]
+
+    def remove_from_unfinished(self, pseudonyms: Pseudonyms | None, **given: Sequence[str]) -> list[str]:
+        """Take entries out of unfinished work as well; `given` is as `Gallery.remove` has it.
+
+        Returns:
+            For each place where they may have stayed, a line that says why.
+        """
+        failed: list[str] = []
+        if not (places := self.unfinished()):
+            return failed
+        try:
+            with self.locked():
+                for place in places:
+                    try:
+                        with Gallery.open(place, pseudonyms=pseudonyms) as gallery:
+                            if removed := gallery.remove(**given):
+                                log.info("%s: %d images removed from unfinished work", place, len(removed))
+                    except GalleryError as error:
+                        failed.append(f"{place}: unfinished work that may hold the same images; delete the folder "
+                                      f"({error})")  # fmt: skip
+        except GalleryError as error:
+            failed.append(f"{error}; then remove again, from the unfinished work too")
+        return failed
+
+    def _make(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise GalleryError(f"{self.path}: expected a folder for the gallery, found a file; choose another -o")
+        self.path.mkdir(parents=True, exist_ok=True)
+        names = sorted(file.name for file in self.path.iterdir())
+        if not all(map(_is_own, names)) or (names and not {DATABASE, POINTER, _LOCK} & set(names)):
+            raise GalleryError(f"{self.path}: expected a gallery, an empty folder or none, found {', '.join(names)}; "
+                               f"nothing was changed: choose another -o")  # fmt: skip
+        self.path.chmod(0o700)
+
+
+def digest_of(*values: object) -> str:
+    """16 hexadecimal digits that tell values from others."""
+    hashed = hashlib.blake2b(digest_size=8)
+    for value in values:
+        hashed.update(repr(value).encode("utf-8", "surrogatepass"))
+    return hashed.hexdigest()
+
+
+def _is_version(name: str) -> bool:
+    return bool(VERSION.fullmatch(name) or _SHARDS.fullmatch(name))
+
+
+def _is_own(name: str) -> bool:
+    half_written = name.startswith(".") and name.endswith(".part")
+    return is_gallery_file(name) or name in (POINTER, _LOCK) or _is_version(name) or half_written

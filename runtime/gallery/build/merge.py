@@ -1,0 +1,194 @@
+"""Merge galleries into one, shards of a build above all; and build shards as tasks of Ray, here or on a cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from cbmir.card import ModelCard
+from cbmir.errors import GalleryError, UserError, WorkerError, require
+from cbmir.manifest import Manifest
+from cbmir.runtime.engines.base import Engine
+from cbmir.runtime.gallery.build.build import build_gallery, build_version
+from cbmir.runtime.gallery.build.folder import GalleryFolder, digest_of
+from cbmir.runtime.gallery.build.shard import in_order
+from cbmir.runtime.gallery.build.work import IndexReport, Work, read_list
+from cbmir.runtime.gallery.gallery import DUPLICATES, UNREADABLE, Gallery
+from cbmir.runtime.gallery.maintenance import merge
+from cbmir.runtime.gallery.protocol import is_milvus
+from cbmir.runtime.gallery.pseudonyms import Pseudonyms
+from cbmir.runtime.gallery.entry import Added
+
+log = logging.getLogger("cbmir")
+
+#: Images of a shard that is a task of Ray.
+TASK_IMAGES = 1024
+
+
+def merge_galleries(
+    path: str | Path,
+    others: Sequence[Path],
+    *,
+    pseudonyms: Pseudonyms | None = None,
+    merged: Callable[[Path, Added], None] = lambda path, added: None,
+) -> IndexReport:
+    """Merge galleries of one model into the one at `path`, each in one transaction; where there is none, into a new one.
+
+    A new one becomes a gallery once all are in it: stopped before, the same call goes on. With shards it is the gallery
+    that a build of the whole manifest makes. One that is there keeps those that were merged before a stop.
+
+    Args:
+        merged: Is called with each gallery that is in, and what became of its entries.
+
+    Raises:
+        GalleryError: Shards are missing or of different builds, galleries are of different models, labels or
+            pseudonyms, or another process builds here.
+    """
+    if is_milvus(str(path)):
+        raise GalleryError(f"{path}: expected a folder to merge galleries into, found the place of a Milvus collection")
+    others = in_order([Path(other).resolve() for other in others])
+    states = list[tuple[str, str, int]]()
+    for other in others:
+        with Gallery.open(other) as source, source.reading() as reader:
+            if not states:
+                card, labels, index = source.card, source.labels, reader.index_setting
+            source.check_model(card)
+            states.append((str(other), source.uuid, reader.generation))
+    folder = GalleryFolder(path)
+    if folder.has_gallery():
+        with Gallery.open(folder.path, pseudonyms=pseudonyms) as target, folder.locked():
+            report = _merge_each(target, others, merged)
+            target.settle()
+        return report
+
+    def fill(gallery: Gallery) -> IndexReport:
+        return _merge_each(gallery, others, merged)
+
+    digest = digest_of(pseudonyms.check if pseudonyms else "", *states)
+    with folder.locked(make=True):
+        return build_version(folder, digest, fill, card, labels, pseudonyms, index=index, images=())
+
+
+def _merge_each(target: Gallery, others: Sequence[Path], merged: Callable[[Path, Added], None]) -> IndexReport:
+    unreadable, duplicates = list[tuple[str, str]](), list[tuple[str, str]]()
+    for other in others:
+        with Gallery.open(other) as source:
+            added = merge(target, source)
+            # An entry that an earlier run merged is its own duplicate.
+            duplicates += [(source.entry(own).image, same) for own, same in added.duplicates if own != same]
+        unreadable += read_list(other / UNREADABLE)
+        duplicates += read_list(other / DUPLICATES)
+        merged(other, added)
+    return IndexReport(len(target), 0, 0, tuple(unreadable), tuple(duplicates))
+
+
+def build_on_ray(
+    address: str,
+    model: str | Path,
+    manifest: Manifest,
+    path: str | Path,
+    *,
+    engine: str = "auto",
+    splits: Sequence[str] = ("train",),
+    reduced_jpeg2000: bool = False,
+    pseudonyms: Pseudonyms | None = None,
+    index: str = "auto",
+    replace_others: bool = False,
+) -> IndexReport:
+    """`build_gallery` by Ray: shards of 1,024 images, each a task that builds a gallery within the folder, then a merge.
+
+    Every node must see the model, the images and `path` under the same paths. Finished shards are kept, so the same
+    call goes on after a stop. The key of the pseudonyms stays here: shards keep ids as they are until they are merged.
+
+    Args:
+        address: That of a cluster, or "auto": the one that RAY_ADDRESS names, else this machine.
+        model: A model file, and with `engine` what `open_engine` takes on each node.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
+        WorkerError: A task failed.
+        GalleryError: As `build_gallery`.
+    """
+    ray = require("ray", "distributed")
+    from tqdm import tqdm
+
+    if is_milvus(str(path)):
+        raise UserError(f"{path}: expected a folder to build in by Ray, found the place of a Milvus collection")
+    card = read_card(model)
+    work = Work.of(card, manifest, splits, reduced_jpeg2000, None)
+    digest = work.digest(index, pseudonyms.check if pseudonyms else "")
+    folder = GalleryFolder(path)
+    shards = [folder.path / f"shards-{digest}" / f"{at:06}" for at in range(1, 1 + -(-len(work.rows) // TASK_IMAGES))]
+    options = {"splits": splits, "reduced_jpeg2000": reduced_jpeg2000}
+
+    def fill(gallery: Gallery) -> IndexReport:
+        _connect(ray, address)
+        needs = task_needs([node["Resources"] for node in ray.nodes() if node["Alive"]])
+        log.info("Ray: %d shards, each on %s.", len(shards), needs)
+        # With max_calls=0 a process goes on to the next task with its model, also on a GPU.
+        task = ray.remote(max_calls=0, **needs)(_build_shard)
+        given = str(Path(model).resolve()), engine, needs["num_cpus"], ray.put(manifest)
+        waiting = [task.remote(*given, str(one), (at, len(shards)), options) for at, one in enumerate(shards, 1)]
+        with tqdm(total=len(work.rows), desc="Indexing", unit="image", disable=None) as progress:
+            while waiting:
+                done, waiting = ray.wait(waiting)
+                try:
+                    progress.update(sum(ray.get(done)))
+                except ray.exceptions.RayError as error:
+                    raise WorkerError(f"Ray could not build a shard ({str(error).splitlines()[0]}); the same command "
+                                      f"goes on with the others") from error  # fmt: skip
+        return _merge_each(gallery, in_order(shards), lambda path, added: None)
+
+    with folder.locked(make=True):
+        images = None if replace_others else work.images
+        return build_version(folder, digest, fill, card, work.labels, pseudonyms, index=index, images=images)
+
+
+def _connect(ray: Any, address: str) -> None:
+    if ray.is_initialized():
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the cluster
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", "local")
+    ray.init(address=address, log_to_driver=False, include_dashboard=False)
+
+
+def task_needs(nodes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """What a task takes on a cluster whose nodes have these resources: a processor, or where there are GPUs one of
+    these with as many processors as there are for each on the node that has the fewest."""
+    ratios = [node.get("CPU", 0) / node["GPU"] for node in nodes if node.get("GPU", 0) >= 1]
+    return {"num_gpus": 1, "num_cpus": max(1, int(min(ratios)))} if ratios else {"num_cpus": 1}
+
+
+def read_card(model: str | Path) -> ModelCard:
+    """The card of a model file, on a machine that need not have the engine or GPU that is to run it."""
+    from cbmir.runtime.engines.registry import open_engine
+    from cbmir.runtime.engines.tensorrt_plan import read_plan_info
+
+    model = Path(model)
+    if model.is_dir():
+        raise UserError(f"{model}: expected a model file, found a folder: nodes could choose different files of it")
+    if model.suffix.lower() == ".plan":
+        return read_plan_info(model).card
+    with open_engine(model, engine="openvino" if model.suffix.lower() == ".xml" else "onnxruntime") as opened:
+        return opened.card
+
+
+def _build_shard(
+    model: str, engine: str, cpus: int, manifest: Manifest, place: str, shard: tuple[int, int], options: dict[str, Any]
+) -> int:
+    """A task: how many images its shard has."""
+    workers = cpus if cpus > 1 else 0  # on one processor nothing is gained by another process
+    report = build_gallery(_engine(model, engine, cpus), manifest, place, shard=shard, workers=workers, **options)
+    return report.images + len(report.unreadable) + len(report.duplicates)
+
+
+@lru_cache(maxsize=1)
+def _engine(model: str, engine: str, threads: int) -> Engine:
+    from cbmir.runtime.engines.registry import open_engine
+
+    return open_engine(model, engine=engine, threads=threads, mode="throughput")

@@ -1,0 +1,67 @@
+"""Which part of a build a gallery is, and whether all parts of it are there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cbmir.errors import GalleryError, UserError
+from cbmir.files import sync, write_json
+from cbmir.runtime.gallery.database import live_folder
+
+_FILE = "shard.json"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part `number` (from 1) of `of` of the build that a digest names; it stands in the folder of the gallery's version."""
+
+    number: int
+    of: int
+    build: str
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.of:
+            raise UserError(f"expected a shard from 1/{self.of} to {self.of}/{self.of}, found {self.number}/{self.of}")
+
+    def rows(self, count: int) -> slice:
+        """Its rows of so many: neighbours, so that all shards one after the other are the whole in its order."""
+        return slice((self.number - 1) * count // self.of, self.number * count // self.of)
+
+    def save(self, folder: Path) -> None:
+        write_json(folder / _FILE, asdict(self))
+        sync(folder / _FILE)
+
+    @classmethod
+    def load(cls, path: Path) -> Shard | None:
+        """What the gallery at `path` is a shard of; None where it is no shard."""
+        try:
+            return cls(**json.loads((live_folder(path) / _FILE).read_text("utf-8")))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, TypeError, UserError) as error:
+            raise GalleryError(f"{path}: cannot tell what it is a shard of ({error}); build it again") from error
+
+
+def in_order(galleries: Sequence[Path]) -> list[Path]:
+    """Galleries to merge: where there are shards among them, all of one build, in their order.
+
+    Raises GalleryError where some are missing, are there twice, or are of another build.
+    """
+    found = [(Shard.load(path), path) for path in galleries]
+    shards = {shard: path for shard, path in found if shard is not None}
+    if not shards:
+        return list(galleries)
+    first = next(iter(shards))
+    stray = [str(path) for shard, path in found if shard is None or (shard.of, shard.build) != (first.of, first.build)]
+    if stray:
+        raise GalleryError(f"expected shards of one build, as {shards[first]} is, found others: {', '.join(stray)}")
+    if len(shards) < len(found):
+        raise GalleryError(f"expected each shard once, found {len(found)} galleries of {len(shards)} shards")
+    missing = [str(number) for number in range(1, first.of + 1) if number not in {shard.number for shard in shards}]
+    if missing:
+        raise GalleryError(f"expected all {first.of} shards of the build, found {len(shards)}; missing: "
+                           f"{', '.join(missing)}. Build them with --shard NUMBER/{first.of}")  # fmt: skip
+    return [shards[shard] for shard in sorted(shards, key=lambda shard: shard.number)]

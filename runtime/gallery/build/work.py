@@ -1,0 +1,199 @@
+"""What goes into a gallery: rows of a manifest, whose images are read in worker processes, embedded and added in batches."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
+from dataclasses import astuple, dataclass
+from functools import partial
+from pathlib import Path
+
+from cbmir.card import ModelCard
+from cbmir.errors import ImageError, SplitError
+from cbmir.files import replacing
+from cbmir.labels import LabelSet
+from cbmir.manifest import Manifest, Row
+from cbmir.runtime.engines.base import Engine
+from cbmir.runtime.gallery.build.folder import digest_of
+from cbmir.runtime.gallery.entry import Entry, entry_ids
+from cbmir.runtime.gallery.gallery import CHANGED, DUPLICATES, UNREADABLE
+from cbmir.runtime.gallery.pictures import BATCH, Picture, Source, embed_pictures, read_picture
+from cbmir.runtime.gallery.protocol import EditableGallery
+
+log = logging.getLogger("cbmir")
+
+#: Images by their paths, each with a reason or an id.
+Listed = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """What a build or an addition did.
+
+    `images` are in by it, `resumed` of them by an earlier run that was stopped; `there` were in the gallery before, and
+    stay even where their files cannot be read any more. Listed are `unreadable` (path, reason), `duplicates` (path, id
+    of the entry with the same content), and `changed` (path, id of the entry of that path, made from other content).
+    """
+
+    images: int
+    resumed: int = 0
+    there: int = 0
+    unreadable: Listed = ()
+    duplicates: Listed = ()
+    changed: Listed = ()
+
+
+@dataclass(frozen=True)
+class Task:
+    """An image to put in, and the id that it gets.
+
+    `there` is (id, SHA-256) of the gallery's entry of the same path, where there is one: it is not put in again.
+    """
+
+    row: Row
+    id: str
+    there: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """Rows of a manifest to put into a gallery of one model, and how their images are read."""
+
+    card: ModelCard
+    labels: LabelSet
+    rows: Sequence[Row]
+    reduced_jpeg2000: bool
+    workers: int | None
+
+    @classmethod
+    def of(
+        cls, card: ModelCard, manifest: Manifest, splits: Sequence[str], reduced_jpeg2000: bool, workers: int | None
+    ) -> Work:
+        """The rows of these splits ("all": every row). Raises SplitError where there are none."""
+        rows = [row for row in manifest if "all" in splits or row.split in splits]
+        if not rows:
+            found = ", ".join(sorted({row.split or "(empty)" for row in manifest}))
+            raise SplitError(f"expected images of the split {', '.join(splits)} in the manifest, found only {found}; "
+                             f"choose others with --split, or --split all")  # fmt: skip
+        return cls(card, manifest.labels, rows, reduced_jpeg2000, workers)
+
+    @property
+    def images(self) -> set[str]:
+        return {str(row.image) for row in self.rows}
+
+    def digest(self, *more: str) -> str:
+        """16 hexadecimal digits of all that decides what goes in: they name a build."""
+        start = (self.card.fingerprint, self.card.precision, self.reduced_jpeg2000, self.labels.names, more)
+        return digest_of(start, *((str(row.image), *astuple(row)[1:]) for row in self.rows))
+
+    def fill(self, gallery: EditableGallery, engine: Engine, tasks: Sequence[Task], resumed: int = 0) -> IndexReport:
+        """Put the tasks' images into a gallery, one transaction per batch; `resumed` more are in it already.
+
+        Raises ManifestError for a label that the gallery does not have.
+        """
+        from tqdm import tqdm
+
+        names = [gallery.labels.names[gallery.labels.index(name)] for name in self.labels.names]
+        unreadable, duplicates, changed = list[tuple[str, str]](), list[tuple[str, str]](), list[tuple[str, str]]()
+        batch: dict[str, tuple[Entry, Picture]] = {}  # by content
+        images, there = resumed, 0
+
+        def add() -> None:
+            pictures = [picture for _, picture in batch.values()]
+            embeddings = embed_pictures(engine, pictures)
+            gallery.add([entry for entry, _ in batch.values()], embeddings, [one.thumbnail for one in pictures])
+            batch.clear()
+
+        bar = tqdm(total=resumed + len(tasks), initial=resumed, desc="Indexing", unit="image", disable=None)
+        with closing(self._read(tasks)) as results, bar as progress:
+            for task, result in zip(tasks, results, strict=True):
+                path = str(task.row.image)
+                if isinstance(result, ImageError):
+                    kept = "" if task.there is None else f"; it stays in the gallery as {task.there[0]!r}"
+                    log.warning("%s: %s%s", "Not read" if kept else "Left out", result, kept)
+                    unreadable.append((path, f"{result}{kept}"))
+                    there += bool(kept)
+                elif task.there is not None:
+                    if result.sha256 == task.there[1]:
+                        there += 1
+                    else:
+                        changed.append((path, task.there[0]))
+                elif result.sha256 in batch:
+                    duplicates.append((path, batch[result.sha256][0].id))
+                elif same := gallery.find(result.sha256):
+                    duplicates.append((path, same[0].id))
+                else:
+                    batch[result.sha256] = _entry_of(task, names, result), result
+                    images += 1
+                if len(batch) == BATCH:
+                    add()
+                progress.update()
+            if batch:
+                add()
+        return IndexReport(images, resumed, there, tuple(unreadable), tuple(duplicates), tuple(changed))
+
+    def fill_in_place(self, gallery: EditableGallery, engine: Engine) -> IndexReport:
+        """Put in the rows that a gallery does not have, and look whether those that it has are as they were."""
+        there = {entry.image: (entry.id, entry.sha256) for entry in gallery.every_entry()}
+        new = [row for row in self.rows if str(row.image) not in there]
+        free = iter(entry_ids(new, {known for known, _ in there.values()}))
+        tasks = [Task(row, "" if (old := there.get(str(row.image))) else next(free), old) for row in self.rows]
+        return self.fill(gallery, engine, tasks)
+
+    def _read(self, tasks: Sequence[Task]) -> Generator[Picture | ImageError, None, None]:
+        from cbmir.runtime.imaging.workers import work_through
+
+        spec = self.card.preprocess
+        read = partial(read_picture, spec, spec if self.reduced_jpeg2000 else None)
+        sources = (Source.of(task.row, task.there[1] if task.there else "") for task in tasks)
+        return work_through(read, sources, workers=self.workers)
+
+
+def write_lists(folder: Path, report: IndexReport, images: Iterable[str] = ()) -> None:
+    """Write what was left out to `unreadable.csv`, `duplicates.csv` and `changed.csv`; an empty list goes.
+
+    What an earlier run has listed stays, but for these images.
+    """
+    own = set(images)
+    for name, second, found in (
+        (UNREADABLE, "reason", report.unreadable),
+        (DUPLICATES, "id", report.duplicates),
+        (CHANGED, "id", report.changed),
+    ):
+        rows = [*(row for row in read_list(folder / name) if row[0] not in own), *found]
+        if not rows:
+            (folder / name).unlink(missing_ok=True)
+            continue
+        with replacing(folder / name) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+            csv.writer(stream).writerows([("image", second), *rows])
+
+
+def read_list(file: Path) -> Listed:
+    """The rows of a list, without its header; empty where there is none."""
+    if not file.exists():
+        return ()
+    with file.open(newline="", encoding="utf-8") as stream:
+        return tuple((row[0], row[1]) for row in list(csv.reader(stream))[1:])
+
+
+def _entry_of(task: Task, names: Sequence[str], picture: Picture) -> Entry:
+    """What the manifest says of an image, and where it says nothing what the DICOM file says of itself.
+
+    `names` are the gallery's, of the labels of the row.
+    """
+    row = task.row
+    return Entry(
+        id=task.id,
+        image=str(row.image),
+        patient_id=row.patient_id,
+        study_id=row.study_id or picture.study_uid,
+        sop_instance_uid=picture.sop_instance_uid,
+        view=row.view or picture.view,
+        date=row.date or picture.date,
+        split=row.split,
+        report=row.report,
+        labels=dict(zip(names, row.labels, strict=True)),
+        sha256=picture.sha256,
+    )
