@@ -1,19 +1,17 @@
-"""`cbmir benchmark`."""
+"""`cbmir benchmark`: the methods of the paper side by side."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from cbmir.cli.options import PATH, command, option, training_options
-
-if TYPE_CHECKING:
-    from cbmir.manifest import Manifest
-    from cbmir.training.comparison.plan import Plan
+from cbmir.errors import require
+from cbmir.manifest import Manifest, read_manifest, read_table
 
 
 @command(
@@ -48,8 +46,7 @@ if TYPE_CHECKING:
 def benchmark(
     protocol: str, manifest: Path, report: Path | None, methods: str, seeds: int, folds: int,
     sweeps: tuple[str, ...], code_bits: int, pairs: tuple[str, ...], jobs: int | None, ray: str, resume: bool,
-    report_only: bool, dry_run: bool,
-    **options: Any,
+    report_only: bool, dry_run: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Compare the paper's methods on MANIFEST, by the paper's protocol for NIH or CheXpert or on any table.
 
@@ -57,17 +54,17 @@ def benchmark(
     results.json, figures/ and selections/. A finished cell (a method on one selection) is never trained again; one
     that fails is shown with its error, and the rest goes on.
     """
-    from cbmir.errors import require
 
     require("lightning", "train")
     from cbmir.training.comparison.cells import preview
     from cbmir.training.comparison.plan import Plan, make_plan, prepare, select_parts
     from cbmir.training.comparison.protocols import PROTOCOLS
+    from cbmir.training.comparison.report.render import write_report
 
     if report is None and not dry_run:
         raise click.UsageError("Missing option '-o' / '--output'; or use --dry-run.")
     if report is not None and report_only:
-        _finish(report, Plan.read(report))
+        click.echo(write_report(report, Plan.read(report)))
         return
     if options["devices"] == "auto":
         options["devices"] = "1"  # the batch, and so what is trained, is the same on every machine
@@ -94,7 +91,7 @@ def benchmark(
     except KeyboardInterrupt:
         click.echo("Go on with --resume; --report-only shows what is finished.", err=True)
         raise
-    _finish(report, plan)
+    click.echo(write_report(report, plan))
     if failed:
         click.echo(f"{failed} cells failed; the report says why. --resume tries them again.", err=True)
         sys.exit(1)
@@ -112,15 +109,8 @@ def benchmark_cell(report: Path, name: str) -> None:
     run_cell(report, plan, plan.cell(name))
 
 
-def _finish(report: Path, plan: Plan) -> None:
-    from cbmir.training.comparison.report.render import write_report
-
-    click.echo(write_report(report, plan))
-
-
 def _read(protocol: str, path: Path, dry_run: bool) -> Manifest:
     """The manifest; for a dry run also NIH's own table, since no image is opened."""
-    from cbmir.manifest import read_manifest, read_table
     from cbmir.training.readers.nih import read_entries
 
     if dry_run and protocol == "nih" and path.is_file() and "Image Index" in read_table(path)[0]:

@@ -24,36 +24,28 @@ _QUOTE_PATIENTS = (
     "PIL", "pydicom", "highdicom", "pynetdicom", "dicomweb_client", "urllib3", "pylibjpeg", "libjpeg", "openjpeg",
     "rle",
 )  # fmt: skip
-Sections = Mapping[str, Mapping[str, str]]
 
 
 class CommandGroup(click.Group):
     """A group that lists its commands in sections, and imports each from its file when it is asked for.
 
     Args:
-        sections: For each section of the help its commands, and the module of `cbmir.cli` that defines each.
-        hidden_commands: Commands that no help lists.
+        sections: For each section of the help its commands, and the module of `cbmir.cli` that defines each. Commands
+            of the section "" are hidden.
     """
 
-    def __init__(
-        self,
-        sections: Mapping[str, Mapping[str, str]],
-        hidden_commands: Mapping[str, str] | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, sections: Mapping[str, Mapping[str, str]], **options: Any) -> None:
         super().__init__(**options)
-        self.sections = sections
         self.modules = {name: module for commands in sections.values() for name, module in commands.items()}
-        self.hidden_commands = hidden_commands or {}
+        self.sections = {title: list(commands) for title, commands in sections.items() if title}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.modules)
+        return [name for names in self.sections.values() for name in names]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module = self.modules.get(cmd_name) or self.hidden_commands.get(cmd_name)
-        if module is None:
+        if cmd_name not in self.modules:
             return None
-        found = vars(import_module(f"cbmir.cli.{module}")).values()
+        found = vars(import_module(f"cbmir.cli.{self.modules[cmd_name]}")).values()
         return next(one for one in found if isinstance(one, click.Command) and one.name == cmd_name)
 
     def resolve_command(
@@ -62,18 +54,14 @@ class CommandGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:
-            raise click.NoSuchCommand(error.command_name, possibilities=self.modules, ctx=ctx) from None
+            raise click.NoSuchCommand(error.command_name, possibilities=self.list_commands(ctx), ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        widest = max(map(len, self.modules))
-        for title, commands in self.sections.items():
-            summaries = []
-            for name in commands:
-                command = self.get_command(ctx, name)
-                assert command is not None
-                summaries.append((name.ljust(widest), command.get_short_help_str(limit=sys.maxsize)))
+        widest = max(map(len, self.list_commands(ctx)))
+        for title, names in self.sections.items():
+            commands = [(name.ljust(widest), self.get_command(ctx, name)) for name in names]
             with formatter.section(title):
-                formatter.write_dl(summaries)
+                formatter.write_dl([(name, one.get_short_help_str(limit=sys.maxsize)) for name, one in commands if one])
 
 
 data = CommandGroup(
@@ -130,8 +118,8 @@ pacs = CommandGroup(
         "Answer": {"query": "query", "demo": "demo"},
         "Serve and PACS": {"serve": "serve", "pacs": "commands"},
         "Installation": {"doctor": "doctor"},
+        "": {"benchmark-cell": "benchmark"},
     },
-    hidden_commands={"benchmark-cell": "benchmark"},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="\b\nThe five steps from nothing to a browser:\n"
     "  cbmir data phantom -n 800 -o phantoms\n"

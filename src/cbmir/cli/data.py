@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cbmir.cli.options import PATH, command, json_option, option, print_answer, together
+from cbmir.labels import NIH_14
+from cbmir.manifest import read_manifest, write_manifest
 from cbmir.preprocessing import INTENSITIES
 
 if TYPE_CHECKING:
@@ -136,8 +138,6 @@ def dicom(
     the headers, findings are unknown. What is no chest radiograph is left out and listed; where damaged files are among
     it, the exit code is 2. The manifest names patients and paths: keep it as safe as the images.
     """
-    from cbmir.labels import NIH_14
-    from cbmir.manifest import write_manifest
     from cbmir.training.readers.dicom import read_dicom_studies, write_left_out
 
     names = [name.strip() for name in labels.split(",") if name.strip()] or NIH_14
@@ -167,7 +167,6 @@ def phantom(count: int, seed: int, image_format: str, size: int, output: Path, a
     With findings, reports and their manifest: a data set to learn and test with that is nobody's. What is measured on
     it says nothing about patients.
     """
-    from cbmir.manifest import read_manifest
     from cbmir.training.phantom import generate
 
     path = generate(output, count=count, seed=seed, image_format=image_format, size=size)
@@ -186,7 +185,6 @@ def check(manifest: Path, quick: bool, workers: int, as_json: bool) -> None:
     Counts what MANIFEST holds, then checks it. Problems are missing files, unreadable images, patients in two splits
     and the same image in two splits. Any of them makes the exit code 2; a clean manifest gives 0.
     """
-    from cbmir.manifest import read_manifest
     from cbmir.training.manifest_check import check_manifest
 
     report = check_manifest(read_manifest(manifest), quick=quick, workers=workers)
@@ -196,7 +194,6 @@ def check(manifest: Path, quick: bool, workers: int, as_json: bool) -> None:
 
 
 def _write(manifest: Manifest, path: Path, as_json: bool) -> None:
-    from cbmir.manifest import write_manifest
 
     write_manifest(manifest, path)
     _tell(manifest, path, as_json)

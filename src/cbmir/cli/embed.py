@@ -8,6 +8,9 @@ from pathlib import Path
 import click
 
 from cbmir.cli.options import PATH, command, engine_option, json_option, log, option, print_answer, reading_options
+from cbmir.errors import ImageError
+from cbmir.files import replacing
+from cbmir.manifest import read_manifest
 
 
 @command("cbmir embed model.onnx manifest.csv -o embeddings.npy")
@@ -29,9 +32,6 @@ def embed(
     import numpy as np
     from tqdm import tqdm
 
-    from cbmir.errors import ImageError
-    from cbmir.files import replacing
-    from cbmir.manifest import read_manifest
     from cbmir.runtime.finder import Finder
 
     table = read_manifest(manifest)

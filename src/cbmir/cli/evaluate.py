@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from cbmir.cli.options import PATH, command, json_option, option, print_answer
+from cbmir.errors import require
 
 
 @command(
@@ -30,7 +31,6 @@ def evaluate(
 
     With 95% bootstrap intervals over patients, and a random ranking beside them. A query's own patient never counts.
     """
-    from cbmir.errors import require
 
     require("torch", "train")
     from cbmir.training.evaluate import evaluate_model, text_report, write_report

@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from cbmir.cli.options import PATH, command, json_option, option, print_answer, tolerance_option
+from cbmir.errors import require
 
 #: Options that say how to make a file, and what asks for such a file.
 _NEEDS = {
@@ -58,7 +59,6 @@ def export(
     neighbours or tells findings apart less well: fp16 and bf16 must keep 97% of the ten nearest, 95% in a gallery of
     the float32 file, and nDCG and AUC within 0.002; int8 90% and 0.005.
     """
-    from cbmir.errors import require
 
     int8 = options["int8"] or "int8" in options["openvino"]
     wanted = {"--tensorrt": tensorrt, "--int8 or --openvino int8": int8}

@@ -8,6 +8,8 @@ import click
 from click.core import ParameterSource
 
 from cbmir.cli.options import PATH, command, json_option, option, print_answer, training_options
+from cbmir.errors import require
+from cbmir.manifest import read_manifest
 
 # Options that a loss has no use for: refused when given, rather than ignored.
 _MEANINGLESS = {
@@ -48,8 +50,6 @@ def train(
 
     Writes a RUN folder: card.json, checkpoints/, metrics.csv, curves.png, config.json.
     """
-    from cbmir.errors import require
-    from cbmir.manifest import read_manifest
 
     given = {name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     choice = "--distill" if teacher else f"--loss {options['loss']}"

@@ -24,6 +24,7 @@ from cbmir.cli.options import (
     resumable,
     together,
 )
+from cbmir.manifest import read_manifest
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.build import IndexReport
@@ -81,7 +82,6 @@ def build(
     listed in the gallery's unreadable.csv; the exit code is then 2. Of several with the same content one goes in; the
     others are listed in duplicates.csv. A gallery is patient data: keep it as safe as the images.
     """
-    from cbmir.manifest import read_manifest
     from cbmir.runtime.engines.registry import open_engine
     from cbmir.runtime.gallery.build import build_gallery, build_on_ray
 
@@ -114,7 +114,6 @@ def add(gallery: str, model: Path, manifest: Path, engine: str, as_json: bool, *
     were done, and goes on when the same command is given again. Images that could not be read, or have changed since
     they went in (changed.csv), give exit code 2; the lists of earlier runs keep what they say of other images.
     """
-    from cbmir.manifest import read_manifest
     from cbmir.runtime.engines.registry import open_engine
     from cbmir.runtime.gallery.build import add_to_gallery
 

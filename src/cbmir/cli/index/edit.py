@@ -11,6 +11,7 @@ import click
 
 from cbmir.cli.options import PATH, command, json_option, log, option, print_answer, pseudonyms_option
 from cbmir.errors import GalleryError
+from cbmir.manifest import read_manifest
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.protocol import EditableGallery
@@ -24,10 +25,7 @@ if TYPE_CHECKING:
         help="Which of the manifest's rows to take; may be repeated.")  # fmt: skip
 @pseudonyms_option
 @json_option
-def update(
-    gallery: str, manifest: Path, splits: tuple[str, ...], pseudonyms: Pseudonyms | None,
-    as_json: bool,
-) -> None:  # fmt: skip
+def update(gallery: str, manifest: Path, splits: tuple[str, ...], pseudonyms: Pseudonyms | None, as_json: bool) -> None:
     """Take over labels, reports, patients, studies, views, dates and splits of MANIFEST for the images of GALLERY.
 
     All at once, and nothing is embedded again. A row is for the image of the same path, or else of the same content, as
@@ -35,7 +33,6 @@ def update(
     report or split that a row leaves empty is emptied. Rows whose image GALLERY does not have are listed; the exit code
     is then 2.
     """
-    from cbmir.manifest import read_manifest
     from cbmir.runtime.gallery.maintenance import update_gallery
     from cbmir.runtime.gallery.protocol import open_gallery
 
@@ -54,14 +51,11 @@ def update(
 @command("cbmir index remove gallery --patient-id 0001234", "cbmir index remove gallery --id image_07 --id image_08")
 @click.argument("gallery", type=click.Path())
 @option("--id", "ids", multiple=True, help="An image's id in the gallery; may be repeated.")
-@option("--patient-id", "patients", multiple=True, help="All images of a patient; may be repeated.")
-@option("--study-id", "studies", multiple=True, help="Images of a study; with --patient-id, of that patient.")
+@option("--patient-id", "patient_ids", multiple=True, help="All images of a patient; may be repeated.")
+@option("--study-id", "study_ids", multiple=True, help="Images of a study; with --patient-id, of that patient.")
 @pseudonyms_option
 @json_option
-def remove(
-    gallery: str, ids: tuple[str, ...], patients: tuple[str, ...], studies: tuple[str, ...],
-    pseudonyms: Pseudonyms | None, as_json: bool,
-) -> None:  # fmt: skip
+def remove(gallery: str, pseudonyms: Pseudonyms | None, as_json: bool, **wanted: tuple[str, ...]) -> None:
     """Remove images from GALLERY, with report, thumbnail and embedding; there is no way back.
 
     Their bytes are overwritten in the gallery's files, those of unfinished builds in its folder too; 'cbmir index
@@ -72,17 +66,16 @@ def remove(
     from cbmir.runtime.gallery.build.folder import GalleryFolder
     from cbmir.runtime.gallery.protocol import is_milvus, open_gallery
 
-    if not (ids or patients or studies):
+    if not any(wanted.values()):
         raise click.UsageError("expected what to remove: --id, --patient-id or --study-id")
     with open_gallery(gallery, pseudonyms=pseudonyms) as opened:
-        unknown = _unknown(opened, patients, studies, pseudonyms)
-        removed = opened.remove(ids=ids, patient_ids=patients, study_ids=studies)
+        unknown = _unknown(opened, wanted["patient_ids"], wanted["study_ids"], pseudonyms)
+        removed = opened.remove(**wanted)
     print_answer(as_json, {"gallery": gallery, "removed": removed}, f"{gallery}: {len(removed)} images removed")
-    if missing := [name for name in ids if name not in removed]:
+    if missing := [name for name in wanted["ids"] if name not in removed]:
         unknown.append(f"not in the gallery: {', '.join(missing)}")
     if not is_milvus(gallery):
-        folder = GalleryFolder(gallery)
-        unknown += folder.remove_from_unfinished(pseudonyms, ids=ids, patient_ids=patients, study_ids=studies)
+        unknown += GalleryFolder(gallery).remove_from_unfinished(pseudonyms, **wanted)
     for line in unknown:
         log.error("%s", line)
     if unknown or not removed:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cbmir.cli.options import command, json_option, option, print_answer
-from cbmir.errors import GalleryError
+from cbmir.errors import GalleryError, require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +50,6 @@ _FEWEST = 20  # with fewer, there are no neighbourhoods to keep
 
 def _tsne(seed: int) -> Any:
     """t-SNE by scikit-learn, which the runtime does without."""
-    from cbmir.errors import require
 
     manifold = require("sklearn.manifold", "train")
 
