@@ -10,6 +10,7 @@ thread, each layer at its best. docs/performance.md tells what came of it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable
@@ -20,127 +21,122 @@ from typing import Any
 
 import click
 import numpy as np
-import onnx
+import onnx_ir as ir
 import onnxruntime
+from measured_page import table
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto
+from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
-from cbmir.export.graph_rewrite import Graph, bound_channels, epsilon
+from cbmir.export.graph_rewrite import (
+    Floats,
+    affine,
+    array,
+    bound_channels,
+    constant,
+    graph_bytes,
+    insert_before,
+    norms,
+    pointwise_reader,
+    read_graph,
+)
 from cbmir.runtime.engines.openvino import import_openvino
 
 Array = NDArray[np.float32]
 
 
-class TrialGraph(Graph):
-    """What the trials need beyond what the product keeps: channels by name, maps joined once, a node's place taken."""
-
-    def __init__(self, model: ModelProto) -> None:
-        super().__init__(model)
-        inferred = onnx.shape_inference.infer_shapes(self.model).graph
-        values = (*inferred.value_info, *inferred.output)
-        sides = {value.name: value.type.tensor_type.shape.dim for value in values}
-        self.channels = {name: dims[1].dim_value for name, dims in sides.items() if len(dims) == 4}
-        self._joined: dict[tuple[str, ...], str] = {}
-
-    def join(self, names: tuple[str, ...]) -> str:
-        """The maps joined, once for all who ask."""
-        if names not in self._joined:
-            self._joined[names] = names[0] if len(names) == 1 else self.add("Concat", names, axis=1)
-        return self._joined[names]
-
-    def replace(self, node: NodeProto, output: str) -> None:
-        """Let what read `node` read `output`; a graph output keeps its name."""
-        if node.output[0] in {value.name for value in self.model.graph.output}:
-            maker = next(other for other in self.nodes if output in other.output)
-            for reader in self.readers(output):
-                reader.input[:] = [node.output[0] if name == output else name for name in reader.input]
-            maker.output[0] = node.output[0]
-            self.nodes.remove(node)
-        else:
-            for reader in self.readers(node.output[0]):
-                reader.input[:] = [output if name == node.output[0] else name for name in reader.input]
-
-
-def depthwise(model: ModelProto) -> ModelProto:
+def depthwise(model: ir.Model) -> None:
     """Each batch norm as a depthwise 1x1 convolution, into which an engine can fuse the ReLU."""
-    graph = TrialGraph(model)
-    for norm, _ in list(graph.norms()):
-        slope, shift = graph.affine(norm)
-        inputs = [norm.input[0], graph.constant(slope.reshape(-1, 1, 1, 1)), graph.constant(shift)]
-        graph.replace(norm, graph.add("Conv", inputs, group=len(slope), kernel_shape=[1, 1]))
-    return graph.finish()
+    for norm, _ in norms(model.graph):
+        slope, shift = affine(norm)
+        inputs = [norm.inputs[0], *constants(norm, slope.reshape(-1, 1, 1, 1), shift)]
+        replace(norm, insert_before(norm, "Conv", inputs, group=len(slope), kernel_shape=[1, 1]))
 
 
-def norm_first(model: ModelProto) -> ModelProto:
+def norm_first(model: ir.Model) -> None:
     """BN + ReLU on each map before they are joined: a Concat that nothing else reads may then cost no copy."""
-    graph = TrialGraph(model)
-    for norm, relu in list(graph.norms()):
-        parts, _ = _normed_parts(graph, norm)
+    for norm, relu in norms(model.graph):
+        parts, _ = normed_parts(norm, 1, {})
         if len(parts) > 1:
-            graph.replace(relu, graph.add("Concat", parts, axis=1))
-    return graph.finish()
+            replace(relu, insert_before(relu, "Concat", parts, axis=1))
 
 
-def split(model: ModelProto, group: int = 1) -> ModelProto:
+def split(model: ir.Model, group: int = 1) -> None:
     """The 1x1 convolution of joined maps as the sum of a 1x1 convolution of each `group` of them.
 
     By one, nothing is joined; by more, a group that is complete is joined once, not again for each layer.
     """
-    graph = TrialGraph(model)
-    for norm, relu in list(graph.norms()):
-        readers = graph.readers(relu.output[0])
-        if len(readers) != 1 or not graph.is_pointwise(readers[0]):
+    joined: dict[tuple[ir.Value, ...], ir.Value] = {}
+    for norm, relu in norms(model.graph):
+        conv = pointwise_reader(relu.outputs[0])
+        if conv is None:
             continue
-        (conv,), (parts, starts) = readers, _normed_parts(graph, norm, group)
+        parts, starts = normed_parts(norm, group, joined)
+        pieces = constants(conv, *np.split(array(conv.inputs[1]), starts, axis=1))
         terms = [
-            graph.add("Conv", [part, graph.constant(piece), *(conv.input[2:] if not number else ())])
-            for number, (part, piece) in enumerate(
-                zip(parts, np.split(graph.array(conv.input[1]), starts, axis=1), strict=True)
-            )
+            insert_before(conv, "Conv", [part, piece, *(conv.inputs[2:] if not number else ())])
+            for number, (part, piece) in enumerate(zip(parts, pieces, strict=True))
         ]
-        total = terms[0]
-        for term in terms[1:]:
-            total = graph.add("Add", [total, term])
-        graph.replace(conv, total)
-    return graph.finish()
+        replace(conv, functools.reduce(lambda a, b: insert_before(conv, "Add", [a, b]), terms))
 
 
-def nested(model: ModelProto) -> ModelProto:
+def nested(model: ir.Model) -> None:
     """Each Concat reads the one before it and the newest map, in place of all maps from the block's first."""
-    graph, known = TrialGraph(model), {}
-    for node in graph.nodes:
+    known = {}
+    for node in list(model.graph):
         if node.op_type == "Concat":
-            sources = tuple(node.input)
-            known[sources] = node.output[0]
+            sources = tuple(node.inputs)
+            known[sources] = node.outputs[0]
             if sources[:-1] in known:
-                node.input[:] = [known[sources[:-1]], sources[-1]]
-    return graph.finish()
+                node.resize_inputs(2)
+                node.replace_input_with(0, known[sources[:-1]])
+                node.replace_input_with(1, sources[-1])
 
 
-def _normed_parts(graph: TrialGraph, norm: NodeProto, group: int = 1) -> tuple[list[str], list[int]]:
+def constants(node: ir.Node, *values: Floats) -> list[ir.Value]:
+    """For what takes the place of a node."""
+    name = node.outputs[0].name
+    return [constant(node.graph, f"{name}.{number}", one) for number, one in enumerate(values)]
+
+
+def replace(node: ir.Node, value: ir.Value) -> None:
+    """Let what read `node` read `value`, in a graph's output by its name."""
+    old = node.outputs[0]
+    if old.is_graph_output():
+        old.name, value.name = f"{old.name}.old", old.name
+    old.replace_all_uses_with(value, replace_graph_outputs=True)
+
+
+def normed_parts(
+    norm: ir.Node, group: int, joined: dict[tuple[ir.Value, ...], ir.Value]
+) -> tuple[list[ir.Value], list[int]]:
     """BN + ReLU of each `group` of the maps that a batch norm reads through a Concat, and where but the first start."""
-    maker = next((node for node in graph.nodes if norm.input[0] in node.output), None)
-    sources = list(maker.input) if maker is not None and maker.op_type == "Concat" else [norm.input[0]]
+    maker = norm.inputs[0].producer()
+    sources = maker.inputs if maker is not None and maker.op_type == "Concat" else norm.inputs[:1]
     groups = [tuple(sources[i : i + group]) for i in range(0, len(sources), group)]
-    starts = np.cumsum([sum(graph.channels[name] for name in names) for names in groups])[:-1].tolist()
-    pieces = [np.split(graph.array(name), starts) for name in norm.input[1:]]
+    starts = np.cumsum([sum(value.shape[1] for value in values) for values in groups])[:-1].tolist()
+    pieces = [np.split(array(value), starts) for value in norm.inputs[1:]]
     parts = []
-    for names, *four in zip(groups, *pieces, strict=True):
-        normed = graph.add("BatchNormalization", [graph.join(names), *map(graph.constant, four)], epsilon=epsilon(norm))
-        parts.append(graph.add("Relu", [normed]))
+    for number, (values, *four) in enumerate(zip(groups, *pieces, strict=True)):
+        if values not in joined:
+            joined[values] = values[0] if len(values) == 1 else insert_before(norm, "Concat", values, axis=1)
+        names = [f"{norm.outputs[0].name}.{number}.{which}" for which in range(4)]
+        facts = [constant(norm.graph, name, one) for name, one in zip(names, four, strict=True)]
+        epsilon = norm.attributes.get_float("epsilon", 1e-5)
+        normed = insert_before(norm, "BatchNormalization", [joined[values], *facts], epsilon=epsilon)
+        parts.append(insert_before(norm, "Relu", [normed]))
     return parts, starts
 
 
-VARIANTS: dict[str, Callable[[ModelProto], ModelProto]] = {
-    "as it is": lambda model: model,
-    "clamp": bound_channels,
-    "depthwise": depthwise,
-    "nested": nested,
-    "norm_first": norm_first,
-    "nested, clamp": lambda model: bound_channels(nested(model)),
-    "split": split,
-    "split by 8": lambda model: split(model, 8),
-    "split by 8, clamp": lambda model: bound_channels(split(model, 8)),
+VARIANTS: dict[str, tuple[Callable[[ir.Model], None], ...]] = {
+    "as it is": (),
+    "clamp": (bound_channels,),
+    "depthwise": (depthwise,),
+    "nested": (nested,),
+    "norm_first": (norm_first,),
+    "nested, clamp": (nested, bound_channels),
+    "split": (split,),
+    "split by 8": (functools.partial(split, group=8),),
+    "split by 8, clamp": (functools.partial(split, group=8), bound_channels),
 }
 
 
@@ -153,8 +149,12 @@ class Trial:
     answers: dict[str, list[Array]]
 
 
-def prepare(model: ModelProto, core: Any, images: NDArray[np.uint8]) -> Trial:
-    data = model.SerializeToString()
+def prepare(model: bytes, name: str, core: Any, images: NDArray[np.uint8]) -> Trial:
+    graph = ShapeInferencePass()(read_graph(model)).model
+    for change in VARIANTS[name]:
+        change(graph)
+        RemoveUnusedNodesPass()(graph)
+    data = graph_bytes(graph)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 2
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
@@ -194,12 +194,12 @@ def prepare(model: ModelProto, core: Any, images: NDArray[np.uint8]) -> Trial:
 @click.option("--rounds", default=30, show_default=True)
 @click.option("--only", multiple=True, type=click.Choice(list(VARIANTS)[1:]), help="These, and the file as it is.")
 def main(file: Path, rounds: int, only: tuple[str, ...]) -> None:
-    model = onnx.load(file)
-    size = model.graph.input[0].type.tensor_type.shape.dim[2].dim_value
+    model = file.read_bytes()
+    size = read_graph(model).graph.inputs[0].shape[2]
     images = np.random.default_rng(0).integers(0, 256, (4, 1, size, size), dtype=np.uint8)
     core = import_openvino().Core()
     chosen = ["as it is", *(only or list(VARIANTS)[1:])]
-    trials = {name: prepare(VARIANTS[name](model), core, images) for name in chosen}
+    trials = {name: prepare(model, name, core, images) for name in chosen}
     best: dict[tuple[str, str], float] = {}
     layers: dict[str, dict[str, float]] = {name: {} for name in chosen}
     for _, (name, trial) in itertools.product(range(rounds), trials.items()):
@@ -211,13 +211,13 @@ def main(file: Path, rounds: int, only: tuple[str, ...]) -> None:
             took = (time.perf_counter() - start) * 1e3 / (2 if "2 streams" in way else 1)
             best[name, way] = min(took, best.get((name, way), np.inf))
     ways = list(trials["as it is"].ways)
-    click.echo(f"| | 1 - cosine, fp32 | 1 - cosine, bf16 | {' | '.join(ways)} | layers, 1 thread |")
-    click.echo(f"|---|{'---|' * (len(ways) + 3)}")
     reference = trials["as it is"].answers["float32"][0].astype(np.float64)
+    rows = []
     for name, trial in trials.items():
         far = [1 - (reference * trial.answers[kind][0]).sum(axis=1).min() for kind in ("float32", "bf16")]
         times = [f"{best[name, way]:.2f}" for way in ways]
-        click.echo(f"| {name} | {far[0]:.1e} | {far[1]:.1e} | {' | '.join(times)} | {sum(layers[name].values()):.2f} |")
+        rows.append((name, *(f"{one:.1e}" for one in far), *times, f"{sum(layers[name].values()):.2f}"))
+    click.echo(table(("", "1 - cosine, fp32", "1 - cosine, bf16", *ways, "layers, 1 thread"), rows))
 
 
 if __name__ == "__main__":

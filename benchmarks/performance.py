@@ -22,9 +22,16 @@ import click
 from measured_page import filled, table
 
 from cbmir.export.perf.bench import BenchReport, Ratio, Speed, bench, ratio
-from cbmir.export.perf.contenders import Contender, OnnxRuntimePeer, OpenVinoPeer, float32_file, model_contenders
+from cbmir.export.perf.contenders import (
+    Contender,
+    MatrixPeak,
+    OnnxRuntimePeer,
+    OpenVinoPeer,
+    float32_file,
+    model_contenders,
+    torch_peers,
+)
 from cbmir.export.perf.machine import count_flops, in_words
-from cbmir.export.perf.torch_contenders import MatrixPeak, torch_peers
 from cbmir.files import write_json, write_text
 from cbmir.runtime import open_engine
 

@@ -1,6 +1,6 @@
-"""The ranges of a graph's activations over real images, one image at a time, so that memory stays flat.
+"""What int8 asks of real images: the ranges of a graph's activations, and how far rounding one tensor turns an answer.
 
-What rounding one tensor to int8, and nothing else, does to the embedding.
+Images are run one at a time, so that memory stays flat.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper, numpy_helper
 from tqdm import tqdm
 
 from cbmir.errors import UserError, require
-from cbmir.export.graph_rewrite import Floats, QuantizableGraph
+from cbmir.export.graph_rewrite import Floats
 from cbmir.process import available_threads
 from cbmir.runtime.engines.ort import DISABLED_OPTIMIZERS
 
@@ -31,7 +32,7 @@ def evenly_spread(images: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
 
 
 def channel_ranges(
-    model: ModelProto, names: Sequence[str], images: NDArray[np.uint8]
+    model: ir.Model, names: Sequence[str], images: NDArray[np.uint8]
 ) -> dict[str, tuple[Floats, Floats]]:
     """The least and the greatest value of each channel: two float64 [C] for every tensor [1, C, h, w] named."""
     low: dict[str, Floats] = {}
@@ -45,7 +46,7 @@ def channel_ranges(
 
 
 def tensor_ranges(
-    model: ModelProto, names: Sequence[str], images: NDArray[np.uint8], percentile: float | None = None
+    model: ir.Model, names: Sequence[str], images: NDArray[np.uint8], percentile: float | None = None
 ) -> dict[str, tuple[float, float]]:
     """The least and the greatest value of each tensor named; with `percentile` p, the mean over the images of an
     image's own (100 - p)th and pth percentile, which a rare value moves little."""
@@ -63,7 +64,7 @@ def tensor_ranges(
 
 
 def activations(
-    model: ModelProto, names: Sequence[str], images: NDArray[np.uint8], what: str
+    model: ir.Model, names: Sequence[str], images: NDArray[np.uint8], what: str
 ) -> Iterator[list[NDArray[np.float32]]]:
     """The tensors of these names for each image of uint8 [M, 1, S, S] alone, with a progress bar called `what`."""
     session = open_session(model, names)
@@ -71,34 +72,43 @@ def activations(
         yield session.run(list(names), {"image": image[None]})
 
 
-def open_session(model: ModelProto, names: Sequence[str]) -> Any:
+def open_session(model: ir.Model, names: Sequence[str]) -> Any:
     """The graph in ONNX Runtime, with the tensors of these names among its outputs."""
     ort = require("onnxruntime", "export")
-    watched = ModelProto()
-    watched.CopyFrom(model)
-    known = {output.name for output in model.graph.output}
+    watched = ir.to_proto(model)
+    known = {output.name for output in watched.graph.output}
     watched.graph.output.extend(
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names if name not in known
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names if name not in known
     )
     options = ort.SessionOptions()
     options.enable_cpu_mem_arena = False
     options.intra_op_num_threads = available_threads()
     options.log_severity_level = 3  # a constant that nothing reads any more is no news
-    return ort.InferenceSession(
-        watched.SerializeToString(),
-        options,
-        providers=["CPUExecutionProvider"],
-        disabled_optimizers=DISABLED_OPTIMIZERS,
-    )
+    providers = ["CPUExecutionProvider"]
+    model_bytes = watched.SerializeToString()
+    return ort.InferenceSession(model_bytes, options, providers=providers, disabled_optimizers=DISABLED_OPTIMIZERS)
 
 
 #: Scale and zero point of a tensor: value = scale * (q - zero point), q in 0..255.
 Grid = tuple[np.float32, np.uint8]
+#: A tensor as it is, or rounded where its own number is asked for.
+_ROUNDED = onnx.parser.parse_function("""
+<opset_import: ["" : 18], domain: "cbmir">
+Rounded (x, scale, zero, number, which) => (y) {
+    asked = Equal (which, number)
+    y = If (asked) <
+        then_branch = rounded () => (yes) {
+            q = QuantizeLinear (x, scale, zero)
+            yes = DequantizeLinear (q, scale, zero)
+        },
+        else_branch = exact () => (no) { no = Identity (x) }
+    >
+}""")
 
 
-def turned_by_rounding(graph: QuantizableGraph, grids: dict[str, Grid], images: NDArray[np.uint8]) -> dict[str, float]:
+def turned_by_rounding(model: ir.Model, grids: dict[str, Grid], images: NDArray[np.uint8]) -> dict[str, float]:
     """1 - cosine of the embedding to its float one, in the mean over the images, with one tensor rounded at a time."""
-    session = open_session(_with_rounding(graph, grids), [])
+    session = open_session(_with_rounding(model, grids), [])
 
     def embedding(which: int) -> NDArray[np.float64]:
         feeds = {"image": images, "which": np.array(which, np.int64)}
@@ -109,36 +119,28 @@ def turned_by_rounding(graph: QuantizableGraph, grids: dict[str, Grid], images: 
     return {name: float(1 - (exact * embedding(number)).sum(axis=1).mean()) for number, name in numbered}
 
 
-def _with_rounding(graph: QuantizableGraph, grids: dict[str, Grid]) -> ModelProto:
+def _with_rounding(model: ir.Model, grids: dict[str, Grid]) -> ir.Model:
     """The float graph with one more input, `which`: the number of the tensor that is rounded, -1 for none."""
-    model = ModelProto()
-    model.CopyFrom(graph.model)
-    model.graph.input.append(helper.make_tensor_value_info("which", TensorProto.INT64, []))
-    del model.graph.node[:]
-    number = {name: i for i, name in enumerate(grids)}
-    for node in graph.nodes:
-        reader = model.graph.node.add()
-        reader.CopyFrom(node)
-        reader.input[:] = [f"{name}.rounded" if name in number else name for name in node.input]
-        for name in number.keys() & set(node.output):
-            scale, zero = grids[name]
-            model.graph.initializer.extend(
-                numpy_helper.from_array(np.asarray(value), f"{name}.{what}")
-                for what, value in (("scale", scale), ("zero", zero), ("number", np.int64(number[name])))
-            )
-            model.graph.node.append(helper.make_node("Equal", ["which", f"{name}.number"], [f"{name}.asked"]))
-            grid = [f"{name}.scale", f"{name}.zero"]
-            rounding = [
-                helper.make_node("QuantizeLinear", [name, *grid], [f"{name}.int8"]),
-                helper.make_node("DequantizeLinear", [f"{name}.int8", *grid], [f"{name}.yes"]),
-            ]
-            branches = {"then_branch": rounding, "else_branch": [helper.make_node("Identity", [name], [f"{name}.no"])]}
-            model.graph.node.append(
-                helper.make_node("If", [f"{name}.asked"], [f"{name}.rounded"], **{
-                    branch: helper.make_graph(nodes, branch, [], [
-                        helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, None)
-                    ])
-                    for branch, nodes in branches.items()
-                })
-            )  # fmt: skip
+    model = model.clone()
+    graph = model.graph
+    function = ir.serde.deserialize_function(_ROUNDED)
+    model.functions[function.identifier()] = function
+    model.opset_imports["cbmir"] = 1
+    which = ir.val("which", ir.DataType.INT64, [])
+    graph.inputs.append(which)
+    values = {value.name: value for node in graph for value in node.outputs}
+    for number, (name, (scale, zero)) in enumerate(grids.items()):
+        readers = values[name].uses()
+        facts = {"scale": scale, "zero": zero, "number": np.int64(number)}
+        known = [
+            ir.val(f"{name}.{what}", const_value=ir.tensor(np.asarray(value), name=f"{name}.{what}"))
+            for what, value in facts.items()
+        ]
+        for value in known:
+            graph.register_initializer(value)
+        rounded = ir.node("Rounded", [values[name], *known, which], domain="cbmir")
+        graph.append(rounded)
+        for reader, position in readers:
+            reader.replace_input_with(position, rounded.outputs[0])
+    graph.sort()
     return model

@@ -1,12 +1,10 @@
-"""`cbmir parity`: do two models answer alike? Any two of a run and exported files.
-
-The real images on which files are compared and quantised.
-"""
+"""`cbmir parity`: do two models, of runs and exported files, answer alike? And the real images that tell it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +15,7 @@ from tqdm import tqdm
 
 from cbmir.card import ModelCard
 from cbmir.errors import ManifestError, RunError, UserError
-from cbmir.export.parity import LIMITS, NEIGHBOURS, Cases, Limits, Parity, measure_parity
+from cbmir.export.parity import LIMITS, NEIGHBOURS, Cases, Parity, ParityLimits, measure_parity
 from cbmir.manifest import Manifest, Row, read_manifest
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.engines.base import Outputs
@@ -42,29 +40,32 @@ class Sample:
 
     def answers(self, embedder: Embedder, what: str) -> Outputs:
         """The embeddings and scores that a model gives to them, with a progress bar."""
-        return Outputs(*embedder(_batches(self.pixels, what)))
-
-
-def _batches(pixels: NDArray[np.uint8], what: str) -> Iterator[NDArray[np.uint8]]:
-    """uint8 [M, 1, S, S] in pieces, with a progress bar."""
-    for start in tqdm(range(0, len(pixels), _BATCH), desc=what, unit="batch", disable=None):
-        yield pixels[start : start + _BATCH]
+        starts = tqdm(range(0, len(self.pixels), _BATCH), desc=what, unit="batch", disable=None)
+        return Outputs(*embedder(self.pixels[start : start + _BATCH] for start in starts))
 
 
 def run_sample(config: TrainConfig, card: ModelCard, images: Path | None) -> Sample:
     """The run's own held-out and training images, or those of the manifest `images`.
 
-    Raises RunError when the run's own table is gone or changed, ManifestError for too few images or other labels,
-    SplitError for a patient in two splits.
+    Raises:
+        RunError: The run's own table is gone or changed.
+        ManifestError: Too few images, or other labels.
+        SplitError: A patient in two splits.
     """
     if images is not None:
         return sample_of(splits_of(card, read_manifest(images)), card)
-    try:
+    with _of_the_run("An exported file is compared with PyTorch on real images", "--images"):
         return sample_of(training_manifest(config), card)
+
+
+@contextmanager
+def _of_the_run(why: str, option: str) -> Iterator[None]:
+    """Let errors in the run's own images say why they are read, and that others may take their place."""
+    try:
+        yield
     except (ManifestError, RunError) as error:
         raise RunError(
-            f"{error}. An exported file is compared with PyTorch on real images, at first those of the run: "
-            f"bring them back, or give others by --images manifest.csv"
+            f"{error}. {why}, at first those of the run: bring them back, or give others by {option} manifest.csv"
         ) from error
 
 
@@ -101,17 +102,16 @@ def calibration_pixels(
     """At most `count` images to quantise by, uint8 [M, 1, S, S], evenly spread: the run's own, or those of a manifest.
 
     They are training images (all, where the table has none), without those of the patients of the `queries`, on which
-    int8 is judged. Raises RunError when the run's own are gone or changed, ManifestError for those of a manifest.
+    int8 is judged.
+
+    Raises:
+        RunError: The run's own images are gone or changed.
+        ManifestError: Those of the manifest are.
     """
     if manifest is not None:
         return _calibration_pixels(read_manifest(manifest), card, count, queries)
-    try:
+    with _of_the_run("int8 is set by real images", "--calibrate"):
         return _calibration_pixels(training_manifest(config), card, count, queries)
-    except (ManifestError, RunError) as error:
-        raise RunError(
-            f"{error}. int8 is set by real images, at first those of the run: bring them back, or give others by "
-            f"--calibrate manifest.csv"
-        ) from error
 
 
 def _calibration_pixels(table: Manifest, card: ModelCard, count: int, queries: Collection[str]) -> NDArray[np.uint8]:
@@ -143,9 +143,15 @@ def compare_models(a: Path, b: Path, manifest: Path, tolerances: Sequence[str] =
     """How far the answers of model `b` are from those of `a`, on images of a manifest.
 
     Queries are its val and test images (all, where it has neither), those of `a`'s fold where it was trained on this
-    manifest; they search those and the training images. The limits are those of the coarser precision, for files of one
-    model; for two models there are none but `tolerances`. Raises ManifestError, SplitError, ModelError, and UserError
-    for models that cannot be compared.
+    manifest; they search those and the training images.
+
+    Args:
+        tolerances: NAME=NUMBER each, for `ParityLimits.changed`. Two files of one model have the limits of the coarser
+            precision, two models none but these.
+
+    Raises:
+        ManifestError, SplitError, ModelError: See the message.
+        UserError: The models cannot be compared.
     """
     table = read_manifest(manifest)
     with opened_model(a) as (card, embedder):
@@ -157,11 +163,11 @@ def compare_models(a: Path, b: Path, manifest: Path, tolerances: Sequence[str] =
     return measure_parity(reference, found, sample.cases, limits_of(card, other).changed(*tolerances))
 
 
-def limits_of(a: ModelCard, b: ModelCard) -> Limits:
+def limits_of(a: ModelCard, b: ModelCard) -> ParityLimits:
     """The limits for two files of one model; none for two models, also where they share an embedding space."""
     if a.weights != b.weights:
         log.warning("These are two models, of the embedding spaces %s and %s.", a.fingerprint, b.fingerprint)
-        return Limits()
+        return ParityLimits()
     return LIMITS[max(a.precision, b.precision, key=_PRECISIONS.index)]
 
 

@@ -12,23 +12,20 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto
 
 from cbmir.export.calibration import channel_ranges
-from cbmir.export.graph_rewrite import Floats, QuantizableGraph, attribute, quantisable
+from cbmir.export.graph_rewrite import Floats, array, graph_bytes, quantisable, read_graph, set_input
 
 #: A channel is not stretched beyond this share of the widest: below it there is nothing but noise.
 _LEAST = 1e-3
-#: Who reads an output of the graph.
-_CALLER = NodeProto()
 
 
 class _Reader(NamedTuple):
     """What reads a tensor's channels, which are those from `first` on in its own input; whether behind a ReLU."""
 
-    node: NodeProto
+    node: ir.Node | None  # None: the caller, who reads an output of the graph
     first: int
     rectified: bool
 
@@ -37,72 +34,70 @@ def equalised(model: bytes, images: NDArray[np.uint8]) -> bytes:
     """A float32 file of cbmir with its BatchNorms as depthwise convolutions and `equalise`d; card and head inside."""
     graph = quantisable(model)
     equalise(graph, images)
-    facts = {entry.key: entry.value for entry in onnx.load_from_string(model).metadata_props}
-    del graph.metadata_props[:]
-    onnx.helper.set_model_props(graph, facts)
-    return bytes(graph.SerializeToString())
+    graph.metadata_props.clear()
+    graph.metadata_props.update(read_graph(model).metadata_props)
+    return graph_bytes(graph)
 
 
-def equalise(model: ModelProto, images: NDArray[np.uint8]) -> None:
+def equalise(model: ir.Model, images: NDArray[np.uint8]) -> None:
     """Change the weights in place so that channels fill the same range on `images`, uint8 [M, 1, S, S]."""
-    graph = QuantizableGraph(model)
     found = {
-        node.output[0]: readers
-        for node in graph.nodes
-        if node.op_type == "Conv" and not _is_depthwise_point(graph, node)
-        if (readers := _depthwise_readers(graph, node.output[0]))
+        str(node.outputs[0].name): (node, readers)
+        for node in model.graph
+        if node.op_type == "Conv" and not _is_depthwise_point(node)
+        if (readers := list(_readers(node.outputs[0]))) and all(_is_depthwise_point(reader.node) for reader in readers)
     }
     ranges = channel_ranges(model, list(found), images) if found else {}
-    for name, readers in found.items():
+    for name, (writer, readers) in found.items():
         low, high = ranges[name]
         # A scale passes a ReLU, a shift does not.
         shift = np.zeros_like(low) if any(reader.rectified for reader in readers) else low
         scale = np.maximum(high - shift, _LEAST * (high - shift).max())
         if (scale > 0).all():  # all channels may be dead: constant, or below zero before a ReLU
-            _rescale(graph, graph.writer[name], readers, shift, scale)
+            _rescale(writer, readers, shift, scale)
 
 
-def _depthwise_readers(graph: QuantizableGraph, name: str) -> list[_Reader]:
-    """The depthwise 1x1 convolutions that read a tensor's channels; none where anything else reads them too."""
-    readers = list(_readers(graph, name))
-    return readers if all(_is_depthwise_point(graph, reader.node) for reader in readers) else []
-
-
-def _is_depthwise_point(graph: QuantizableGraph, node: NodeProto) -> bool:
-    if node.op_type != "Conv" or len(node.input) < 3 or any(attribute(node, "pads", [])):
+def _is_depthwise_point(node: ir.Node | None) -> bool:
+    if node is None or node.op_type != "Conv" or len(node.inputs) < 3 or any(node.attributes.get_ints("pads", ())):
         return False
-    channels, *rest = graph.constants[node.input[1]].dims
-    return attribute(node, "group", 1) == channels and all(side == 1 for side in rest)
+    channels, *_, height, width = array(node.inputs[1]).shape
+    return bool(node.attributes.get_int("group", 1) == channels and height == width == 1)
 
 
-def _readers(graph: QuantizableGraph, name: str, first: int = 0, rectified: bool = False) -> Iterator[_Reader]:
+def _readers(value: ir.Value, first: int = 0, rectified: bool = False) -> Iterator[_Reader]:
     """What reads a tensor's channels in the end: past concats, pooling and ReLUs, which treat each channel alike."""
-    if name in graph.outputs:
-        yield _Reader(_CALLER, first, rectified)
-    for node in graph.readers[name]:
-        if node.op_type == "Concat" and attribute(node, "axis", 0) == 1:
-            before = list(node.input)[: list(node.input).index(name)]
-            place = first + sum(graph.channels(other) for other in before)
-            yield from _readers(graph, node.output[0], place, rectified)
+    if value.is_graph_output():
+        yield _Reader(None, first, rectified)
+    for node in value.consumers():
+        if node.op_type == "Concat" and node.attributes.get_int("axis") == 1:
+            before = node.inputs[: node.inputs.index(value)]
+            yield from _readers(node.outputs[0], first + sum(map(_channels, before)), rectified)
         elif node.op_type in ("MaxPool", "Relu") or _is_plain_mean(node):
-            yield from _readers(graph, node.output[0], first, rectified or node.op_type == "Relu")
+            yield from _readers(node.outputs[0], first, rectified or node.op_type == "Relu")
         else:
             yield _Reader(node, first, rectified)
 
 
-def _is_plain_mean(node: NodeProto) -> bool:
-    return node.op_type == "AveragePool" and not any(attribute(node, "pads", []))
+def _channels(value: ir.Value | None) -> int:
+    """C of a feature map [N, C, h, w]."""
+    assert value is not None and value.shape is not None
+    return int(value.shape[1])  # type: ignore[arg-type]
 
 
-def _rescale(graph: QuantizableGraph, writer: NodeProto, readers: list[_Reader], shift: Floats, scale: Floats) -> None:
+def _is_plain_mean(node: ir.Node) -> bool:
+    return node.op_type == "AveragePool" and not any(node.attributes.get_ints("pads", ()))
+
+
+def _rescale(writer: ir.Node, readers: list[_Reader], shift: Floats, scale: Floats) -> None:
     """Let the writer give (y - shift) / scale in place of y, both [C], and the readers take it so."""
-    bias = graph.constant(writer.input[2]) if len(writer.input) > 2 else np.zeros_like(scale)
-    graph.set_input(writer, 1, graph.constant(writer.input[1]) / scale.reshape(-1, 1, 1, 1))
-    graph.set_input(writer, 2, (bias - shift) / scale)
+    bias = array(writer.inputs[2]) if len(writer.inputs) > 2 else np.zeros_like(scale)
+    set_input(writer, 1, array(writer.inputs[1]) / scale.reshape(-1, 1, 1, 1))
+    set_input(writer, 2, (bias - shift) / scale)
     for reader in readers:
+        assert reader.node is not None
         part = slice(reader.first, reader.first + len(scale))
-        slope, offset = (graph.constant(name) for name in reader.node.input[1:])
+        slope, offset = map(array, reader.node.inputs[1:])
         offset[part] += slope[part].ravel() * shift
         slope[part] *= scale.reshape(-1, 1, 1, 1)
-        graph.set_input(reader.node, 1, slope)
-        graph.set_input(reader.node, 2, offset)
+        set_input(reader.node, 1, slope)
+        set_input(reader.node, 2, offset)

@@ -6,10 +6,9 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +23,7 @@ from cbmir.export.calibration import check_percentile
 from cbmir.export.compare import Sample, calibration_pixels, run_sample
 from cbmir.export.onnx_graph import to_onnx
 from cbmir.export.parity import LIMITS, Parity, measure_parity
-from cbmir.export.perf.machine import describe_machine
+from cbmir.export.perf.machine import describe_machine, versions
 from cbmir.files import write_json
 from cbmir.runtime.engines.availability import why_not
 from cbmir.runtime.engines.base import Outputs
@@ -44,6 +43,8 @@ _ADVICE = {
     "bfloat16": "This model needs float32: export it without --openvino bf16.",
     "int8": "Give more images by --calibrate and --calibration-images, or export it without int8.",
 }
+#: Writes a file of int8 with these layers left in float; other files have no choice of layers.
+Write = Callable[[Path, Sequence[str]], object]
 _PACKAGES = ("torch", "onnx", "onnxruntime", "openvino", "nncf")
 
 
@@ -51,10 +52,17 @@ _PACKAGES = ("torch", "onnx", "onnxruntime", "openvino", "nncf")
 class ExportOptions:
     """What is wanted beside the float32 file. See `cbmir export --help`.
 
-    `openvino` holds bf16 and int8, `targets` TensorRT targets (sm86 …, or current). `images` and `calibrate` are
-    manifests in place of the run's own; `percentile` cuts the activations' range in calibration. `tolerances` are
-    NAME=NUMBER for `Limits.changed`; with `accept_parity_loss` a file beyond its limits is written all the same.
-    Raises UserError for other names of OpenVINO files, and other percentiles.
+    Args:
+        openvino: Of bf16 and int8.
+        targets: TensorRT targets (sm86 …, or current).
+        images: A manifest to compare on, in place of the run's own.
+        calibrate: A manifest to set int8 by, in place of the run's own.
+        percentile: Cuts the activations' range in calibration; in (50, 100].
+        tolerances: NAME=NUMBER for `ParityLimits.changed`.
+        accept_parity_loss: Write a file beyond its limits all the same.
+
+    Raises:
+        UserError: Other names of OpenVINO files, or another percentile.
     """
 
     fp16: bool = False
@@ -77,12 +85,22 @@ class ExportOptions:
 
 
 def export_run(run: Path, output: str | Path, options: ExportOptions | None = None) -> list[Path]:
-    """Export the best model of a finished run; returns the files written.
+    """Export the best model of a finished run.
 
-    `output` is a file that ends in .onnx, or a folder for `model.onnx`; other files stand beside it, with endings of
-    their own, and the figures of all in `parity.json`. Raises RunError (unfinished run, images no longer there),
-    ManifestError, EncoderError, and ParityError for files beyond their limits, once the others are written. Such a file
-    is not left behind; an older one of that name stays, and the message says so.
+    A file beyond its limits is not left behind; an older one of that name stays, and the message says so.
+
+    Args:
+        run: The folder of a finished run.
+        output: A file that ends in .onnx, or a folder for `model.onnx`. Other files stand beside it, with endings of
+            their own, and the figures of all in `parity.json`.
+
+    Returns:
+        The files written.
+
+    Raises:
+        RunError: The run is not finished, or its images are no longer there.
+        ManifestError, EncoderError: See the message.
+        ParityError: Files are beyond their limits; the others are written.
     """
     options = options or ExportOptions()
     _check_possible(options)
@@ -95,61 +113,61 @@ def export_run(run: Path, output: str | Path, options: ExportOptions | None = No
         queries = set(sample.cases.patients[: sample.cases.queries])
         pixels = calibration_pixels(config, card, options.calibrate, options.calibration_images, queries)
     with opened_model(run) as (_, embedder):
-        job = _Job(target, card, options, sample, sample.answers(embedder, "PyTorch"))
+        export = _Export(target, card, options, sample, sample.answers(embedder, "PyTorch"))
 
     exact = to_onnx(model, card)
-    job.add(".onnx", lambda path: path.write_bytes(exact))  # all others are made of it
+    export.add(".onnx", lambda path, _: path.write_bytes(exact))  # all others are made of it
     half = to_onnx(model, card, "float16") if options.fp16 else None
     refused = []
-    for add in _others(job, exact, half, pixels):
+    for ending, write, rank in _others(options, exact, half, pixels):
         try:
-            add()
+            export.add(ending, write, rank, 0 if pixels is None else len(pixels))
         except ParityError as error:
             refused.append(str(error))
-    job.warn_of_older()
+    export.warn_of_older()
     if refused:
         raise ParityError("\n".join(refused))
-    return job.written
+    return export.written
 
 
 def _others(
-    job: _Job, exact: bytes, half: bytes | None, pixels: NDArray[np.uint8] | None
-) -> Iterator[Callable[[], None]]:
-    """What lets in each file but the first, those that take longest last."""
-    options = job.options
+    options: ExportOptions, exact: bytes, half: bytes | None, pixels: NDArray[np.uint8] | None
+) -> Iterator[tuple[str, Write, Callable[[], Sequence[str]] | None]]:
+    """The ending of each file but the first, what writes it, and what ranks the layers of int8; the slowest last."""
+    percentile = options.percentile
     if half is not None:
-        yield lambda: job.add(".fp16.onnx", lambda path: path.write_bytes(half))
+        yield ".fp16.onnx", lambda path, _: path.write_bytes(half), None
+    if options.openvino:
+        from cbmir.export import openvino
     if "bf16" in options.openvino:
-        from cbmir.export.openvino import write_openvino
-
-        yield lambda: job.add(".openvino-bf16.xml", lambda path: write_openvino(exact, path, "bfloat16"))
+        yield ".openvino-bf16.xml", lambda path, _: openvino.write_openvino(exact, path, "bfloat16"), None
     if options.targets:
-        from cbmir.export.tensorrt import resolve_target, write_plan
+        from cbmir.export.tensorrt import resolve_target
 
         for name in map(resolve_target, options.targets):
-            write = partial(write_plan, half or exact, target=name, max_batch=options.max_batch)
-            yield partial(job.add, f".{name}.plan", write)
+            yield f".{name}.plan", partial(_write_plan, half or exact, name, options.max_batch), None
     if pixels is None:
         return
-    percentile = options.percentile
     if options.int8:
         from cbmir.export import quantize_ort
 
-        yield lambda: job.add_quantised(
+        yield (
             ".int8.onnx",
             lambda path, keep: path.write_bytes(quantize_ort.to_int8(exact, pixels, keep=keep, percentile=percentile)),
             lambda: quantize_ort.sensitive_layers(exact, pixels, percentile=percentile),
-            len(pixels),
         )
     if "int8" in options.openvino:
-        from cbmir.export import openvino
-
-        yield lambda: job.add_quantised(
+        yield (
             ".openvino-int8.xml",
             lambda path, keep: openvino.write_openvino(exact, path, "int8", pixels, keep=keep, percentile=percentile),
             lambda: openvino.sensitive_layers(exact, pixels, percentile=percentile),
-            len(pixels),
         )
+
+
+def _write_plan(model: bytes, target: str, max_batch: int, path: Path, _: Sequence[str]) -> None:
+    from cbmir.export.tensorrt import write_plan
+
+    write_plan(model, path, target=target, max_batch=max_batch)
 
 
 def _check_possible(options: ExportOptions) -> None:
@@ -172,62 +190,53 @@ def _check_possible(options: ExportOptions) -> None:
 
 
 @dataclass(eq=False)
-class _Job:
-    """One export: where it goes, what it is compared with, and what has been written."""
+class _Export:
+    """Where files go, what they are compared with, and which have been written."""
 
     target: Path
     card: ModelCard
     options: ExportOptions
     sample: Sample
     reference: Outputs
+    written: list[Path] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.written: list[Path] = []
-
-    def add(self, ending: str, write: Callable[[Path], object]) -> None:
-        """Let in one file, and what belongs to it. Raises ParityError where it is beyond its limits.
-
-        A TensorRT plan that cannot run here is let in as it is, and the report says why it was not compared.
-        """
-        path = self._path(ending)
-        with self._staging() as folder:
-            staged = Path(folder) / path.name
-            write(staged)
-            if why := _why_not_here(staged):
-                self._let_in(staged, read_plan_info(staged).card, why)
-            else:
-                card, parity = self._compare(staged)
-                self._check(card, parity, path)
-                self._let_in(staged, card, parity)
-
-    def add_quantised(
-        self,
-        ending: str,
-        write: Callable[[Path, Sequence[str]], object],
-        rank: Callable[[], Sequence[str]],
-        images: int,
+    def add(
+        self, ending: str, write: Write, rank: Callable[[], Sequence[str]] | None = None, calibrated_on: int = 0
     ) -> None:
-        """Let in an int8 file, with as few layers left in float as its limits allow, those that hurt most first.
+        """Let in one file, and what belongs to it.
 
-        `images` is the number that it was calibrated on. Where none holds its limits and that is accepted, it is the
-        one that is int8 throughout. Raises ParityError.
+        A TensorRT plan that cannot run here is let in as it is, and the report says why it was not compared. An int8
+        file has as few layers in float as its limits allow, the first of those that `rank` gives; where none holds its
+        limits and that is accepted, it is the one that is int8 throughout.
+
+        Raises:
+            ParityError: It is beyond its limits.
         """
-        path = self._path(ending)
-        with self._staging() as folder:
-            tries = []
-            for kept in _more_and_more(rank):
+        path = self.target.with_name(self.target.stem + ending)
+        tries = []
+        with TemporaryDirectory(dir=path.parent, prefix=".export-", suffix=".part") as folder:
+            for kept in _more_and_more(rank) if rank else [()]:
                 staged = Path(folder, str(len(kept)), path.name)
                 staged.parent.mkdir()
                 write(staged, kept)
+                if why := _why_not_here(staged):
+                    self._let_in(staged, read_plan_info(staged).card, why)
+                    return
                 card, parity = self._compare(staged)
                 tries.append((staged, card, parity, kept))
                 if not parity.failures:
                     break
-                log.info("%s with %d layers in float: %s", path.name, len(kept), "; ".join(parity.failures))
-            self._check(card, parity, path)
+                if rank:
+                    log.info("%s with %d layers in float: %s", path.name, len(kept), "; ".join(parity.failures))
+            if parity.failures and not self.options.accept_parity_loss:
+                raise ParityError(
+                    f"{path} was not written, since it answers differently from PyTorch: expected "
+                    f"{'; '.join(parity.failures)}. {_ADVICE[card.precision]} --accept-parity-loss writes it all the "
+                    f"same.{self._older(path.name)}"
+                )
             staged, card, parity, kept = tries[0 if parity.failures else -1]
-            facts = {"calibration_images": images, "percentile": self.options.percentile, "kept_in_float": list(kept)}
-            self._let_in(staged, card, parity, facts)
+            facts = {"calibration_images": calibrated_on, "percentile": self.options.percentile}
+            self._let_in(staged, card, parity, facts | {"kept_in_float": list(kept)} if rank else {})
 
     def warn_of_older(self) -> None:
         """Say which files of another model stay beside this one's."""
@@ -241,12 +250,6 @@ class _Job:
         if older:
             log.warning("Files of another model stay beside %s: %s.", self.target, ", ".join(older))
 
-    def _path(self, ending: str) -> Path:
-        return self.target.with_name(self.target.stem + ending)
-
-    def _staging(self) -> TemporaryDirectory[str]:
-        return TemporaryDirectory(dir=self.target.parent, prefix=".export-", suffix=".part")
-
     def _compare(self, staged: Path) -> tuple[ModelCard, Parity]:
         try:
             with opened_model(staged) as (card, embedder):
@@ -256,16 +259,7 @@ class _Job:
         limits = LIMITS[card.precision].changed(*self.options.tolerances)
         return card, measure_parity(self.reference, found, self.sample.cases, limits)
 
-    def _check(self, card: ModelCard, parity: Parity, path: Path) -> None:
-        """Raises ParityError for a file beyond its limits, unless that is accepted."""
-        if parity.failures and not self.options.accept_parity_loss:
-            raise ParityError(
-                f"{path} was not written, since it answers differently from PyTorch: expected "
-                f"{'; '.join(parity.failures)}. {_ADVICE[card.precision]} --accept-parity-loss writes it all the same."
-                f"{self._older(path.name)}"
-            )
-
-    def _let_in(self, staged: Path, card: ModelCard, found: Parity | str, more: dict[str, Any] | None = None) -> None:
+    def _let_in(self, staged: Path, card: ModelCard, found: Parity | str, more: Mapping[str, Any] = {}) -> None:
         """`found` is the comparison, or why there is none; `more` goes into the report."""
         path = self.target.with_name(staged.name)
         machine = describe_machine()
@@ -275,9 +269,9 @@ class _Job:
             "fingerprint": card.fingerprint,
             "weights": card.weights,
             **({"not_compared": found} if isinstance(found, str) else found.to_json()),
-            **(more or {}),
+            **more,
             "processor": " ".join([machine["processor"], *machine["features"]]),
-            "versions": {name: version for name in _PACKAGES if (version := _version(name))},
+            "versions": versions(_PACKAGES),
         }
         if isinstance(found, Parity) and found.failures:
             facts["accepted"] = list(found.failures)
@@ -356,10 +350,3 @@ def read_report(path: Path) -> dict[str, Any]:
         raise ModelError(
             f"{path}: expected the report of an earlier export, found {error}; delete it to go on"
         ) from error
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -7,6 +7,7 @@ import logging
 from typing import Literal, cast
 
 import onnx
+import onnx_ir as ir
 import torch
 from onnx import ModelProto, TensorProto
 from torch import nn
@@ -37,16 +38,17 @@ def to_onnx(model: RetrievalModel, card: ModelCard, precision: Precision = "floa
     if isinstance(model.head, HashHead):
         raise ModelError("a hashing model has no embedding or scores to export; train with a loss of 'cbmir train'")
     graph = _translate(model, card, precision)
-    _cast_input_first(graph)
-    _strip_sources(graph)
+    _cast_input_first(graph.graph)
+    _strip_sources(graph.graph)
     info = card.with_(precision=precision, versions=card.versions | {"onnx": onnx.__version__})
-    head = model.head.rows().cpu().numpy()
-    onnx.helper.set_model_props(graph, {CARD_KEY: info.dumps(), HEAD_KEY: encode_head(head)})
-    _check(graph, card)
-    return bytes(graph.SerializeToString())
+    graph.metadata_props.clear()
+    graph.metadata_props.update({CARD_KEY: info.dumps(), HEAD_KEY: encode_head(model.head.rows().cpu().numpy())})
+    proto = ir.to_proto(graph)
+    _check(proto, card)
+    return bytes(proto.SerializeToString())
 
 
-def _translate(model: RetrievalModel, card: ModelCard, precision: Precision) -> ModelProto:
+def _translate(model: RetrievalModel, card: ModelCard, precision: Precision) -> ir.Model:
     model = copy.deepcopy(model).eval()
     model.encoder = for_inference(card.encoder, model.encoder)
     if precision == "float16":
@@ -68,7 +70,7 @@ def _translate(model: RetrievalModel, card: ModelCard, precision: Precision) -> 
         raise EncoderError(
             f"encoder {card.encoder}: PyTorch cannot translate it to ONNX; choose another: {error}"
         ) from error
-    return cast(torch.onnx.ONNXProgram, program).model_proto
+    return cast(torch.onnx.ONNXProgram, program).model
 
 
 def _fold_batch_norm(encoder: nn.Module) -> nn.Module:
@@ -84,27 +86,24 @@ def _fold_batch_norm(encoder: nn.Module) -> nn.Module:
         return encoder
 
 
-def _cast_input_first(model: ModelProto) -> None:
+def _cast_input_first(graph: ir.Graph) -> None:
     """Let every reader of the uint8 input read its float cast: TensorRT's parser takes no operator but Cast on uint8.
 
     The exporter puts Shape on the input wherever the batch size is asked for, and a cast has the same shape.
     """
-    nodes = model.graph.node
-    first = next(i for i, node in enumerate(nodes) if node.op_type == "Cast" and node.input[0] == "image")
-    cast_node = nodes.pop(first)
-    for node in nodes:
-        for position, name in enumerate(node.input):
-            if name == "image":
-                node.input[position] = cast_node.output[0]
-    nodes.insert(0, cast_node)
+    image = graph.inputs[0]
+    cast_node = next(node for node in image.consumers() if node.op_type == "Cast")
+    image.replace_all_uses_with(cast_node.outputs[0])
+    cast_node.replace_input_with(0, image)
+    graph.insert_before(graph[0], cast_node)
 
 
-def _strip_sources(model: ModelProto) -> None:
+def _strip_sources(graph: ir.Graph) -> None:
     """Take off the exporter's notes on each node: stack traces with paths of the machine that exported."""
-    graph = model.graph
-    for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
-        part.ClearField("metadata_props")
-        part.ClearField("doc_string")
+    made = (value for node in graph for value in node.outputs)
+    for part in (graph, *graph, *graph.inputs, *graph.initializers.values(), *made):
+        part.metadata_props.clear()
+        part.doc_string = None
 
 
 def _check(model: ModelProto, card: ModelCard) -> None:

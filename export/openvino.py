@@ -18,14 +18,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from cbmir.card import CARD_KEY, ModelCard
 from cbmir.errors import ModelError, require
 from cbmir.export.calibration import check_percentile, evenly_spread
 from cbmir.export.equalization import equalised
-from cbmir.export.graph_rewrite import bound_channels
+from cbmir.export.graph_rewrite import bound_channels, graph_bytes, read_graph
 from cbmir.files import replacing
 from cbmir.runtime.engines.openvino import WEIGHTS_KEY, hidden, import_openvino
 
@@ -54,7 +53,9 @@ def write_openvino(
     """
     check_percentile(percentile)
     if precision == "bfloat16":  # int8 steps fit a channel better after its norm than before
-        model = bound_channels(onnx.load_from_string(model)).SerializeToString()
+        bounded = read_graph(model)
+        bound_channels(bounded)
+        model = graph_bytes(bounded)
     graph = _read(model)
     card = ModelCard.loads(graph.get_rt_info([_METADATA, CARD_KEY]).astype(str)).with_(precision=precision)
     if precision == "int8":

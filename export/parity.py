@@ -35,7 +35,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Limits:
+class ParityLimits:
     """What a file must hold: the least cosine of an image's two embeddings, the largest difference of a score, the
     least share of unchanged neighbours in its own gallery (`overlap`) and in the source's (`cross`), the largest
     |difference| of nDCG and of AUC. None: any."""
@@ -47,7 +47,7 @@ class Limits:
     ndcg: float | None = None
     auc: float | None = None
 
-    def changed(self, *settings: str) -> Limits:
+    def changed(self, *settings: str) -> ParityLimits:
         """These limits with some of them set, each by `NAME=NUMBER`. Raises UserError for anything else."""
         limits = self
         names = [field.name for field in fields(self)]
@@ -66,10 +66,10 @@ class Limits:
 #: By the precision of the file. Files in half precision share a gallery with the float32 file, so they have a limit
 #: across too, of the maintainers' choice; an int8 file has a gallery of its own.
 LIMITS = {
-    "float32": Limits(cosine=0.999999, score=1e-5),
-    "float16": Limits(overlap=0.97, cross=0.95, ndcg=0.002, auc=0.002),
-    "bfloat16": Limits(overlap=0.97, cross=0.95, ndcg=0.002, auc=0.002),
-    "int8": Limits(overlap=0.90, ndcg=0.005, auc=0.005),
+    "float32": ParityLimits(cosine=0.999999, score=1e-5),
+    "float16": ParityLimits(overlap=0.97, cross=0.95, ndcg=0.002, auc=0.002),
+    "bfloat16": ParityLimits(overlap=0.97, cross=0.95, ndcg=0.002, auc=0.002),
+    "int8": ParityLimits(overlap=0.90, ndcg=0.005, auc=0.005),
 }
 
 
@@ -126,7 +126,7 @@ class Parity:
     ndcg: Estimate
     ndcg_all: Estimate
     auc: Estimate
-    limits: Limits
+    limits: ParityLimits
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ class Parity:
         )
 
 
-def measure_parity(reference: Outputs, found: Outputs, cases: Cases, limits: Limits) -> Parity:
+def measure_parity(reference: Outputs, found: Outputs, cases: Cases, limits: ParityLimits) -> Parity:
     """Compare answers to the same M images: embedding float32 [M, D], scores float32 [M, C].
 
     Cosines are computed in float64, since the limits are finer than a cosine in float32. Raises UserError for answers

@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, helper
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.errors import CardError, UserError, require
 from cbmir.export.calibration import Grid, check_percentile, evenly_spread, tensor_ranges, turned_by_rounding
 from cbmir.export.equalization import equalise
-from cbmir.export.graph_rewrite import QuantizableGraph, quantisable
+from cbmir.export.graph_rewrite import encoder_nodes, quantisable, read_graph
 
 _ACTIVATIONS = ("Relu", "Clip")
 _SAME_SCALE = ("Concat", "MaxPool", "AveragePool")
@@ -36,29 +37,38 @@ def to_int8(
 ) -> bytes:
     """The bytes of an int8 file, from those of a float32 file of cbmir.
 
-    `calibration` holds real images, uint8 [M, 1, S, S], on which the ranges of activations are taken: the least and the
-    greatest value, or with `percentile` in (50, 100] the mean over the images of that percentile of each. `keep` names
-    convolutions that stay in float, the first of `sensitive_layers`. The file has an embedding space of its own, whose
-    name in its card ends with the first digits of the graph's SHA-256. Raises UserError for other images, layers or
-    percentiles, CardError for a file without a card.
+    The file has an embedding space of its own, whose name in its card ends with the first digits of the graph's
+    SHA-256.
+
+    Args:
+        model: The bytes of a float32 file of `cbmir export`.
+        calibration: Real images, uint8 [M, 1, S, S], on which the ranges of activations are taken.
+        keep: Convolutions that stay in float, the first of `sensitive_layers`.
+        percentile: In (50, 100]: a range is the mean over the images of that percentile of each. None: it goes from
+            the least value to the greatest.
+
+    Raises:
+        UserError: Other images, layers or percentiles.
+        CardError: A file without a card.
     """
     card, head = _card_and_head(model)
     _check_images(calibration, card)
     check_percentile(percentile)
     graph, grids, apart = _calibrated(model, calibration, percentile)
-    unknown = sorted(set(keep) - {node.name for node in graph.encoder() if node.op_type == "Conv"})
+    unknown = sorted(set(keep) - {node.name for node in encoder_nodes(graph) if node.op_type == "Conv"})
     if unknown:
         raise UserError(f"expected names of convolutions to keep in float, as sensitive_layers gives them, found "
                         f"{', '.join(unknown)}")  # fmt: skip
-    quantised = _write(graph, grids, calibration[:1], keep, apart)
-    nodes = quantised.graph.node
-    nodes.insert(0, nodes.pop(next(i for i, node in enumerate(nodes) if "image" in node.input)))  # for TensorRT
-    digits = hashlib.sha256(quantised.graph.SerializeToString(deterministic=True)).hexdigest()[:8]
+    quantised = _quantise(graph, grids, calibration[:1], keep, apart)
+    (cast,) = quantised.graph.inputs[0].consumers()
+    quantised.graph.insert_before(quantised.graph[0], cast)  # for TensorRT
+    digits = hashlib.sha256(ir.to_proto(quantised.graph).SerializeToString(deterministic=True)).hexdigest()[:8]
     info = card.with_(precision="int8", fingerprint=f"{card.fingerprint}-int8-onnxruntime-{digits}")
-    del quantised.metadata_props[:]
-    helper.set_model_props(quantised, {CARD_KEY: info.dumps(), HEAD_KEY: head})
-    onnx.checker.check_model(quantised, full_check=True)
-    return bytes(quantised.SerializeToString())
+    quantised.metadata_props.clear()
+    quantised.metadata_props.update({CARD_KEY: info.dumps(), HEAD_KEY: head})
+    proto = ir.to_proto(quantised)
+    onnx.checker.check_model(proto, full_check=True)
+    return bytes(proto.SerializeToString())
 
 
 def sensitive_layers(
@@ -73,24 +83,27 @@ def sensitive_layers(
     card, _ = _card_and_head(model)
     _check_images(calibration, card)
     graph, grids, _ = _calibrated(model, calibration, percentile)
-    readers = {
-        name: [node for node in graph.readers[name] if node.op_type == "Conv"]
-        for name in grids
-        if any(node.op_type in ("Conv", "Add") for node in graph.readers[name])
+    read = {
+        name: value
+        for name, value in _tensors(graph.graph).items()
+        if name in grids and any(node.op_type in ("Conv", "Add") for node in value.consumers())
     }
-    some = evenly_spread(calibration, images)
-    turned = turned_by_rounding(graph, {name: grids[name] for name in readers}, some)
+    turned = turned_by_rounding(graph, {name: grids[name] for name in read}, evenly_spread(calibration, images))
     ranked: dict[str, None] = {}
-    for name in sorted(readers, key=turned.__getitem__, reverse=True):
-        writer = graph.writer[name]
-        while writer.op_type in _ACTIVATIONS:
-            writer = graph.writer[writer.input[0]]
-        ranked |= {node.name: None for node in (writer, *readers[name]) if node.op_type == "Conv"}
+    for name in sorted(read, key=turned.__getitem__, reverse=True):
+        ends = (_writer(read[name]), *read[name].consumers())
+        ranked |= {str(node.name): None for node in ends if node and node.op_type == "Conv"}
     return list(ranked)
 
 
+def _writer(value: ir.Value | None) -> ir.Node | None:
+    """The node that makes a tensor, behind its activations."""
+    node = value.producer() if value else None
+    return _writer(node.inputs[0]) if node and node.op_type in _ACTIVATIONS else node
+
+
 def _card_and_head(model: bytes) -> tuple[ModelCard, str]:
-    metadata = {entry.key: entry.value for entry in onnx.load_from_string(model).metadata_props}
+    metadata = read_graph(model).metadata_props
     if CARD_KEY not in metadata or HEAD_KEY not in metadata:
         raise CardError(f"expected a float32 ONNX file of cbmir with {CARD_KEY} and {HEAD_KEY}, found "
                         f"{sorted(metadata)}; make one with 'cbmir export RUN -o model.onnx'")  # fmt: skip
@@ -106,32 +119,37 @@ def _check_images(images: NDArray[np.uint8], card: ModelCard) -> None:
 
 def _calibrated(
     model: bytes, calibration: NDArray[np.uint8], percentile: float | None
-) -> tuple[QuantizableGraph, dict[str, Grid], list[str]]:
+) -> tuple[ir.Model, dict[str, Grid], list[str]]:
     """The float graph, ready to be quantised; the grid of each of its activations; and the nodes of _ACTIVATIONS that a
     range does not stand for, since sharing has widened it to where they cut."""
-    prepared = quantisable(model)
-    equalise(prepared, calibration)
-    graph = QuantizableGraph(prepared)
-    nodes = [node for node in graph.encoder() if node.op_type in _QUANTISED]
-    names = dict.fromkeys(name for node in nodes for name in (*node.input, *node.output) if name in graph.writer)
-    own = tensor_ranges(prepared, list(names), calibration, percentile)
+    graph = quantisable(model)
+    equalise(graph, calibration)
+    nodes = [node for node in encoder_nodes(graph) if node.op_type in _QUANTISED]
+    names = _tensors(nodes)
+    own = tensor_ranges(graph, list(names), calibration, percentile)
     shared = _shared(nodes, own)
     grids = {name: _grid(low, high) for name, (low, high) in shared.items()}
 
-    def is_widened(node: NodeProto) -> bool:
-        name = node.output[0]
+    def is_widened(node: ir.Node) -> bool:
+        name = node.outputs[0].name or ""
         (low, high), (least, most), half = own[name], shared[name], float(grids[name][0]) / 2
         return least < low - half or (node.op_type == "Clip" and most > high + half)
 
-    return graph, grids, [node.name for node in nodes if node.op_type in _ACTIVATIONS and is_widened(node)]
+    return graph, grids, [node.name or "" for node in nodes if node.op_type in _ACTIVATIONS and is_widened(node)]
 
 
-def _shared(nodes: Iterable[NodeProto], ranges: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+def _tensors(nodes: Iterable[ir.Node]) -> dict[str, ir.Value]:
+    """What the nodes read and write, by name, but for inputs of the graph and constants."""
+    values = (value for node in nodes for value in (*node.inputs, *node.outputs))
+    return {value.name: value for value in values if value is not None and value.name and value.producer()}
+
+
+def _shared(nodes: Iterable[ir.Node], ranges: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
     """The ranges with one for all tensors that a node of _SAME_SCALE joins."""
     group = {name: {name} for name in ranges}
     for node in nodes:
         if node.op_type in _SAME_SCALE:
-            joined = set().union(*(group[name] for name in (*node.input, *node.output) if name in group))
+            joined = set().union(*(group[name] for name in _tensors([node])))
             group |= dict.fromkeys(joined, joined)
     return {
         name: (min(ranges[other][0] for other in joined), max(ranges[other][1] for other in joined))
@@ -146,9 +164,9 @@ def _grid(low: float, high: float) -> Grid:
     return np.float32(scale), np.uint8(round(-low / scale))
 
 
-def _write(
-    graph: QuantizableGraph, grids: dict[str, Grid], image: NDArray[np.uint8], keep: Sequence[str], apart: Sequence[str]
-) -> ModelProto:
+def _quantise(
+    model: ir.Model, grids: dict[str, Grid], image: NDArray[np.uint8], keep: Sequence[str], apart: Sequence[str]
+) -> ir.Model:
     """The QDQ graph, but for the layers `keep` and the activations `apart`, which stay float operators."""
     quantization = require("onnxruntime.quantization", "export")
 
@@ -161,21 +179,18 @@ def _write(
         def get_next(self) -> Any:
             return self.waiting.pop() if self.waiting else None
 
-    encoder = {node.name for node in graph.encoder()}
-    head = [node.name for node in graph.nodes if node.name not in encoder]
-    kept = {name for node in graph.nodes if node.name in keep for name in node.output}
+    encoder = set(encoder_nodes(model))
+    head = [node.name for node in model.graph if node not in encoder]
     # An activation after a layer in float would else have the values before it quantised.
-    after = [node.name for node in graph.nodes if node.op_type in _ACTIVATIONS and node.input[0] in kept]
+    kept = [value for node in model.graph if node.name in keep for value in node.outputs]
+    after = [node.name for value in kept for node in value.consumers() if node.op_type in _ACTIVATIONS]
     overrides = {
         name: [{"scale": np.array(scale), "zero_point": np.array(zero)}] for name, (scale, zero) in grids.items()
     }
-    # What a folded or replaced constant leaves behind: ONNX Runtime prints a warning for each.
-    left = [tensor for tensor in graph.model.graph.initializer if not graph.is_read(tensor.name)]
-    for tensor in left:
-        graph.model.graph.initializer.remove(tensor)
+    RemoveUnusedNodesPass()(model)  # ONNX Runtime prints a warning for each folded or replaced constant
     with TemporaryDirectory() as folder:
         source, target = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
-        onnx.save(graph.model, source)
+        ir.save(model, source)
         quantization.quantize_static(
             source,
             target,
@@ -188,4 +203,4 @@ def _write(
             nodes_to_exclude=[*head, *keep, *after, *apart],
             extra_options={"TensorQuantOverrides": overrides},
         )
-        return onnx.load(target)
+        return read_graph(target.read_bytes())

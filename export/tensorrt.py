@@ -10,7 +10,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from onnx import ModelProto, load_model_from_string
+from onnx import load_model_from_string
 
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.errors import CardError, EngineError, ModelError, UserError
@@ -36,16 +36,20 @@ def resolve_target(target: str) -> str:
 def build_plan(model: bytes, target: str, *, max_batch: int = 32) -> bytes:
     """A plan from the bytes of a float32 or float16 file of `cbmir export`.
 
-    `target` is a GPU's compute capability (sm75, sm86 …), or `current` for the GPU that is here. TensorRT for RTX
-    builds for any that it knows; TensorRT, where it alone is installed, only for the GPU that is here. Batches go from
-    1 to `max_batch`.
+    Args:
+        target: A GPU's compute capability (sm75, sm86 …), or `current` for the GPU that is here. TensorRT for RTX
+            builds for any that it knows; TensorRT, where it alone is installed, only for the GPU that is here.
+        max_batch: Batches go from 1 to this.
 
-    Raises ModelError with TensorRT's own words for a file that its parser or builder does not take, CardError for one
-    without a card, EngineError for a target that cannot be built for here, MissingDependencyError without TensorRT.
+    Raises:
+        ModelError: TensorRT's parser or builder does not take the file; with its own words.
+        CardError: A file without a card.
+        EngineError: A target that cannot be built for here.
+        MissingDependencyError: TensorRT is not installed.
     """
     if max_batch < 1:
         raise UserError(f"expected a largest batch of at least 1, found {max_batch}")
-    card = _card(_proto(model))
+    card, _ = _card_and_head(model)
     trt, flavour, target = _builder_for(target)
     logger = tensorrt_logger(trt)
     builder = trt.Builder(logger)
@@ -68,11 +72,10 @@ def write_plan(model: bytes, path: Path, target: str, max_batch: int = 32) -> Pl
     """
     plan = build_plan(model, target, max_batch=max_batch)
     trt, flavour, target = _builder_for(target)
-    proto = _proto(model)
-    card = _card(proto)
+    card, head = _card_and_head(model)
     info = PlanInfo(
         card=card.with_(versions=card.versions | {flavour: trt.__version__}),
-        head=decode_head(_metadata(proto).get(HEAD_KEY, ""), card, path),
+        head=decode_head(head, card, path),
         target=target,
         max_batch=max_batch,
         flavour=flavour,
@@ -86,26 +89,18 @@ def write_plan(model: bytes, path: Path, target: str, max_batch: int = 32) -> Pl
     return info
 
 
-def _proto(model: bytes) -> ModelProto:
+def _card_and_head(model: bytes) -> tuple[ModelCard, str]:
     try:
-        return load_model_from_string(model)
+        metadata = {entry.key: entry.value for entry in load_model_from_string(model).metadata_props}
     except Exception as error:  # protobuf's DecodeError is not part of onnx's interface
         raise ModelError(f"expected the bytes of an ONNX file of 'cbmir export', found others: {error}") from error
-
-
-def _metadata(proto: ModelProto) -> dict[str, str]:
-    return {entry.key: entry.value for entry in proto.metadata_props}
-
-
-def _card(proto: ModelProto) -> ModelCard:
-    text = _metadata(proto).get(CARD_KEY)
-    if text is None:
+    if CARD_KEY not in metadata:
         raise CardError(f"expected a model card inside the ONNX file ({CARD_KEY}), found none; only files written by "
                         f"'cbmir export' can become a plan")  # fmt: skip
-    card = ModelCard.loads(text)
+    card = ModelCard.loads(metadata[CARD_KEY])
     if card.precision not in PRECISIONS:
         raise ModelError(f"expected a file in {' or '.join(PRECISIONS)} for a TensorRT plan, found {card.precision}")
-    return card
+    return card, metadata.get(HEAD_KEY, "")
 
 
 def _builder_for(target: str) -> tuple[Any, str, str]:

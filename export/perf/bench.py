@@ -7,10 +7,10 @@ all. So what counts is the ratio to the baseline, taken in each round, and its s
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,13 +99,8 @@ class BenchReport:
         return asdict(self)
 
 
-class TakesTurns(Protocol):
-    """What a `BenchProcess` is to `take_turns`."""
-
-    def turn(self, batch: int, seconds: float) -> list[float]:
-        """Run batches of this size for so long: the seconds of each."""
-
-
+#: Runs batches of this size for so long: the seconds of each.
+Turn = Callable[[int, float], list[float]]
 #: (batch size, contender) -> round -> the seconds of each run.
 Times = dict[tuple[int, str], list[list[float]]]
 
@@ -133,7 +128,7 @@ def bench(
         processes, opened = _open(contenders, images, stack)
         baseline = baseline or next(iter(processes))
         try:
-            take_turns(processes, batches, seconds, times)
+            take_turns({name: process.turn for name, process in processes.items()}, batches, seconds, times)
             finished = True
         except KeyboardInterrupt:
             if (batches[0], next(reversed(processes))) not in times:  # not even one round of one batch size
@@ -148,43 +143,46 @@ def bench(
 
 
 def take_turns(
-    contenders: Mapping[str, TakesTurns], batches: Sequence[int], seconds: float, times: Times, rounds: int = ROUNDS
+    turns: Mapping[str, Turn], batches: Sequence[int], seconds: float, times: Times, rounds: int = ROUNDS
 ) -> None:
     """Let each contender run each batch size once a round; `times` is filled as they go.
 
     Another contender begins each round, so that none always comes after the same one.
     """
-    names = list(contenders)
+    names = list(turns)
     with tqdm(total=rounds * len(batches) * len(names), desc="Measuring", unit="turn", disable=None) as bar:
         for number in range(rounds):
             first = number % len(names)
             for batch in batches:
                 for name in names[first:] + names[:first]:
-                    turn = contenders[name].turn(batch, seconds / rounds)
+                    turn = turns[name](batch, seconds / rounds)
                     times.setdefault((batch, name), []).append(turn)
                     bar.update()
 
 
 def summarise(times: Times, baseline: str) -> tuple[Speed, ...]:
     """Speeds by batch size, the fastest first; a batch size that the baseline has not run is left out."""
-    speeds = []
-    for (batch, name), rounds in times.items():
-        if (batch, baseline) not in times:
-            continue
-        runs = np.concatenate(rounds) * 1000
-        median = float(np.median(runs))
-        speed = Speed(
-            batch=batch,
-            contender=name,
-            milliseconds=median,
-            p99=float(np.percentile(runs, 99)) if len(runs) >= FOR_P99 else None,
-            images_per_second=batch / median * 1000,
-            ratio=ratio(_medians(rounds), _medians(times[batch, baseline])),
-            runs=len(runs),
-            rounds=_medians(rounds),
-        )
-        speeds.append(speed)
+    speeds = [
+        _speed(batch, name, rounds, times[batch, baseline])
+        for (batch, name), rounds in times.items()
+        if (batch, baseline) in times
+    ]
     return tuple(sorted(speeds, key=lambda speed: (speed.batch, speed.milliseconds)))
+
+
+def _speed(batch: int, name: str, rounds: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]]) -> Speed:
+    runs = np.concatenate(rounds) * 1000
+    median = float(np.median(runs))
+    return Speed(
+        batch=batch,
+        contender=name,
+        milliseconds=median,
+        p99=float(np.percentile(runs, 99)) if len(runs) >= FOR_P99 else None,
+        images_per_second=batch / median * 1000,
+        ratio=ratio(_medians(rounds), _medians(baseline)),
+        runs=len(runs),
+        rounds=_medians(rounds),
+    )
 
 
 def ratio(own: Sequence[float], baseline: Sequence[float]) -> Ratio:
@@ -196,13 +194,10 @@ def ratio(own: Sequence[float], baseline: Sequence[float]) -> Ratio:
 def cosine_distances(embeddings: Mapping[str, NDArray[np.float32] | None]) -> dict[str, float | None]:
     """The largest 1 - cosine between each one's embeddings [M, D] and the first one's; None where it has none."""
     first = next((one for one in embeddings.values() if one is not None), None)
-    distances: dict[str, float | None] = {}
-    for name, own in embeddings.items():
-        if own is None or first is None:
-            distances[name] = None
-        else:
-            distances[name] = float(1 - (_unit(own) * _unit(first)).sum(axis=1).min())
-    return distances
+    return {
+        name: None if own is None or first is None else float(1 - (_unit(own) * _unit(first)).sum(axis=1).min())
+        for name, own in embeddings.items()
+    }
 
 
 def synthetic_images(count: int, size: int) -> NDArray[np.uint8]:

@@ -1,7 +1,4 @@
-"""How much arithmetic a model is: counted from its ONNX file.
-
-The machine that a figure was measured on, in words.
-"""
+"""What a figure of speed has to be seen against: the machine that it was measured on, and the model's arithmetic."""
 
 from __future__ import annotations
 
@@ -9,6 +6,8 @@ import math
 import os
 import platform
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,7 @@ def describe_machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
         "features": [feature for feature in _FEATURES if feature in has],
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
-        "packages": {package: version for package in _PACKAGES if (version := _version(package))},
+        "packages": versions(_PACKAGES),
     }
 
 
@@ -82,8 +81,10 @@ def in_words(machine: dict[str, Any]) -> str:
     )
 
 
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Name -> version of the packages that are installed."""
+    found = {}
+    for package in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found

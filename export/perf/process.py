@@ -1,4 +1,4 @@
-"""A contender in a process of its own, which waits idle while the others have their turn.
+"""An object in a process of its own, which waits idle while others have their turn; for `cbmir speed` a contender.
 
 So no library's threads or memory disturb another's, and each one's loading time and peak memory are its own.
 """
@@ -9,13 +9,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,45 +26,30 @@ from cbmir.process import Closing
 from cbmir.runtime.engines.base import EngineHealth
 
 
-@dataclass(frozen=True, eq=False)
-class Opened:
-    """`seconds` until the first answer, the import of the library included; `embedding` float32 [M, D] of `compared`
-    images, or None where the weights are random."""
+class RemoteObject(Closing):
+    """Starts a process at once, by spawn, in which `make` makes an object; `call` calls its methods.
 
-    health: EngineHealth
-    seconds: float
-    embedding: NDArray[np.float32] | None
+    Args:
+        name: Of the object, in errors.
+        make: Picklable.
+    """
 
-
-class BenchProcess(Closing):
-    """Starts the process at once, by spawn. `images` is uint8 [M, 1, S, S]; a batch is taken from its front."""
-
-    def __init__(self, contender: Contender, images: NDArray[np.uint8], *, compared: int = 16) -> None:
-        self.name = contender.name
-        self.peak_bytes: int | None = None
+    def __init__(self, name: str, make: Callable[[], object]) -> None:
+        self.name = name
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, contender, images, compared), daemon=True)
+        self._process = context.Process(target=serve, args=(theirs, name, make), daemon=True)
         with _interrupts_ignored():  # Ctrl-C is for the parent, which ends this process
             self._process.start()
         theirs.close()  # so that the end of the process ends a wait for its answer
 
-    def opened(self) -> Opened:
-        """Wait until the contender has given its first answer. Raises what opening it raised."""
-        opened: Opened = self._receive()
-        return opened
-
-    def turn(self, batch: int, seconds: float) -> list[float]:
-        """Run batches for so long, at least one: the seconds that each took. Raises what running raised."""
-        self._pipe.send((batch, seconds))
-        times: list[float]
-        times, self.peak_bytes = self._receive()
-        return times
-
-    def _receive(self) -> Any:
+    def call(self, method: str, *arguments: Any) -> Any:
+        """What the method returns. Raises a CbmirError of the process, and EngineError for any other failure of it."""
+        with suppress(ConnectionError):  # it has ended: its last word is in the pipe
+            self._pipe.send((method, arguments))
         try:
             answer = self._pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             self._process.join()
             raise EngineError(
                 f"{self.name}: its process ended (exit code {self._process.exitcode}) where an answer was expected; "
@@ -80,6 +65,70 @@ class BenchProcess(Closing):
         self._pipe.close()
 
 
+def serve(pipe: Connection, name: str, make: Callable[[], object]) -> None:
+    """The process of a `RemoteObject`: answers until the parent is done, or dead, or something fails."""
+    try:
+        made = make()
+        while True:
+            method, arguments = pipe.recv()
+            pipe.send(getattr(made, method)(*arguments))
+    except (EOFError, ConnectionError):
+        pass
+    except CbmirError as error:
+        pipe.send(error)
+    except Exception as error:  # noqa: BLE001  whatever a library raises is told by the parent
+        pipe.send(EngineError(f"{name}: {type(error).__name__}: {error}"))
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """`seconds` until the first answer, the import of the library included; `embedding` float32 [M, D] of `compared`
+    images, or None where the weights are random."""
+
+    health: EngineHealth
+    seconds: float
+    embedding: NDArray[np.float32] | None
+
+
+class RunningContender:
+    """A contender that is open. `images` is uint8 [M, 1, S, S]; a batch is taken from its front."""
+
+    def __init__(self, contender: Contender, images: NDArray[np.uint8], compared: int) -> None:
+        self._images = images
+        started = time.perf_counter()
+        self._answer, health = contender.open()
+        self._answer(images[:1])
+        seconds = time.perf_counter() - started
+        embedding = None
+        if contender.has_weights:
+            embedding = np.concatenate([self._answer(images[n : n + 1]) for n in range(compared)])
+        self._opened = Opened(health, seconds, embedding)
+
+    def opened(self) -> Opened:
+        return self._opened
+
+    def turn(self, batch: int, seconds: float) -> tuple[list[float], int | None]:
+        return time_runs(partial(self._answer, self._images[:batch]), seconds), memory().get("VmHWM")
+
+
+class BenchProcess(RemoteObject):
+    """A `RunningContender` in a process of its own. `peak_bytes` is the most memory that it had at once."""
+
+    def __init__(self, contender: Contender, images: NDArray[np.uint8], *, compared: int = 16) -> None:
+        super().__init__(contender.name, partial(RunningContender, contender, images, compared))
+        self.peak_bytes: int | None = None
+
+    def opened(self) -> Opened:
+        """Wait until the contender has given its first answer. Raises what opening it raised."""
+        return cast(Opened, self.call("opened"))
+
+    def turn(self, batch: int, seconds: float) -> list[float]:
+        """Run batches for so long, at least one: the seconds that each took. Raises what running raised."""
+        times: list[float]
+        times, self.peak_bytes = self.call("turn", batch, seconds)
+        return times
+
+
 def time_runs(run: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter) -> list[float]:
     """Seconds of each run, until so many have passed; at least one. A first run is not counted: another contender has
     had the processor and its caches before."""
@@ -93,25 +142,15 @@ def time_runs(run: Callable[[], object], seconds: float, clock: Callable[[], flo
     return times
 
 
-def _serve(pipe: Connection, contender: Contender, images: NDArray[np.uint8], compared: int) -> None:
-    try:
-        started = time.perf_counter()
-        answer, health = contender.open()
-        answer(images[:1])
-        seconds = time.perf_counter() - started
-        embedding = None
-        if contender.has_weights:
-            embedding = np.concatenate([answer(images[n : n + 1]) for n in range(compared)])
-        pipe.send(Opened(health, seconds, embedding))
-        while True:
-            batch, seconds = pipe.recv()
-            pipe.send((time_runs(partial(answer, images[:batch]), seconds), _peak_bytes()))
-    except (EOFError, ConnectionError):  # the parent is done, or dead
-        pass
-    except CbmirError as error:
-        pipe.send(error)
-    except Exception as error:  # noqa: BLE001  whatever a library raises is told by the parent
-        pipe.send(EngineError(f"{contender.name}: {type(error).__name__}: {error}"))
+def memory() -> dict[str, int]:
+    """Bytes of memory of this process by the names of /proc/self/status, which tells of none where it does not exist:
+    VmRSS now, in RssAnon (its own) and RssFile (mapped), and VmHWM at its peak.
+
+    (getrusage's ru_maxrss begins at the parent's size, whose memory a new process has until it runs its own program.)
+    """
+    status = Path("/proc/self/status")
+    lines = [line.split() for line in status.read_text().splitlines()] if status.exists() else []
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1] == "kB"}
 
 
 @contextmanager
@@ -125,15 +164,3 @@ def _interrupts_ignored() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _peak_bytes() -> int | None:
-    """The most memory that this process had at once, or None where the system does not tell.
-
-    (getrusage's ru_maxrss begins at the parent's size, whose memory a new process has until it runs its own program.)
-    """
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return None
-    lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
-    return int(lines["VmHWM"].split()[0]) * 1024

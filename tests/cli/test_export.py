@@ -9,7 +9,7 @@ import pytest
 
 from cbmir import export
 from cbmir.cli import main
-from cbmir.export import ExportOptions, Limits
+from cbmir.export import ExportOptions, ParityLimits
 from cbmir.export import export as export_module
 
 Captured = pytest.CaptureFixture[str]
@@ -39,7 +39,7 @@ def test_errors(tiny_run: Path, tmp_path: Path, capsys: Captured, monkeypatch: p
     assert "expected a folder made by 'cbmir train'" in capsys.readouterr().err
     assert run("export", tiny_run, "-o", tmp_path, "--images", tmp_path / "none.csv") == 2
     assert "no such manifest" in capsys.readouterr().err
-    monkeypatch.setitem(export_module.LIMITS, "float32", Limits(cosine=1.1))
+    monkeypatch.setitem(export_module.LIMITS, "float32", ParityLimits(cosine=1.1))
     assert run("export", tiny_run, "-o", tmp_path / "model.onnx") == 1
     assert "Error: " in capsys.readouterr().err and not (tmp_path / "model.onnx").exists()
 

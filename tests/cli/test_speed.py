@@ -12,9 +12,8 @@ import pytest
 from cbmir.cli import main
 from cbmir.cli.speed import WIDTH, _others, table, text
 from cbmir.export.perf.bench import BenchReport, Entrant, Ratio, Speed
-from cbmir.export.perf.contenders import peer_health
+from cbmir.export.perf.contenders import MatrixPeak, peer_health
 from cbmir.export.perf.process import BenchProcess
-from cbmir.export.perf.torch_contenders import MatrixPeak
 from cbmir.runtime import open_engine
 
 Captured = pytest.CaptureFixture[str]

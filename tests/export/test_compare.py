@@ -9,7 +9,7 @@ import pytest
 
 from cbmir.card import ModelCard
 from cbmir.errors import UserError
-from cbmir.export import LIMITS, Limits, compare_models
+from cbmir.export import LIMITS, ParityLimits, compare_models
 from cbmir.export.compare import choose, limits_of
 from cbmir.labels import LabelSet
 from cbmir.manifest import read_manifest
@@ -29,7 +29,7 @@ def test_two_models_have_no_limits_but_those_given(
 ) -> None:
     other = make_tiny_model(tmp_path / "other.onnx", seed=1, fingerprint="tiny-1")
     parity = compare_models(tiny_model, other, tiny_manifest)
-    assert parity.limits == Limits() and parity.failures == () and parity.overlap.value < 1
+    assert parity.limits == ParityLimits() and parity.failures == () and parity.overlap.value < 1
     assert compare_models(tiny_model, other, tiny_manifest, ["overlap=1"]).failures
 
 
@@ -44,7 +44,7 @@ def test_the_coarser_precision_sets_the_limits(tiny_card: ModelCard) -> None:
 def test_a_student_is_another_model_than_its_teacher(tiny_card: ModelCard) -> None:
     student = tiny_card.with_(training={"weights_fingerprint": "student-0"})
     quantised = student.with_(precision="int8", fingerprint=f"{student.fingerprint}-int8-openvino-0123abcd")
-    assert limits_of(tiny_card, student) == limits_of(quantised, tiny_card) == Limits()
+    assert limits_of(tiny_card, student) == limits_of(quantised, tiny_card) == ParityLimits()
     assert limits_of(student, student) == LIMITS["float32"] and limits_of(quantised, student) == LIMITS["int8"]
 
 

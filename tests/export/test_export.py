@@ -17,7 +17,7 @@ import pytest
 
 from cbmir.card import ModelCard
 from cbmir.errors import EngineError, ManifestError, ModelError, ParityError, RunError, UserError
-from cbmir.export import ExportOptions, Limits, Parity, compare, export, export_run, quantize_ort, tensorrt
+from cbmir.export import ExportOptions, Parity, ParityLimits, compare, export, export_run, quantize_ort, tensorrt
 from cbmir.export.compare import choose
 from cbmir.export.export import output_file
 from cbmir.manifest import Manifest, Row, read_manifest, write_manifest
@@ -105,7 +105,7 @@ def test_files_of_another_model_that_stay_are_named(
 def test_beyond_tolerance_nothing_is_left(
     older: bytes | None, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(export.LIMITS, "float32", Limits(cosine=1.1))
+    monkeypatch.setitem(export.LIMITS, "float32", ParityLimits(cosine=1.1))
     if older:
         (tmp_path / "model.onnx").write_bytes(older)
     with pytest.raises(
@@ -130,7 +130,7 @@ def test_a_wrong_graph_is_caught(tiny_run: Path, make_tiny_model: Callable[..., 
 
 @pytest.mark.usefixtures("quick_graph")
 def test_a_failed_fp16_leaves_the_good_file(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(export.LIMITS, "float16", Limits(score=1e-12))
+    monkeypatch.setitem(export.LIMITS, "float16", ParityLimits(score=1e-12))
     with pytest.raises(ParityError, match=r"model\.fp16\.onnx was not written.*export it without --fp16"):
         export_run(tiny_run, tmp_path, ExportOptions(fp16=True))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "parity.json"]
@@ -139,8 +139,8 @@ def test_a_failed_fp16_leaves_the_good_file(tiny_run: Path, tmp_path: Path, monk
 
 @pytest.mark.usefixtures("quick_graph")
 def test_a_refused_file_stops_no_other(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(export.LIMITS, "float16", Limits(score=1e-12))
-    monkeypatch.setitem(export.LIMITS, "int8", Limits())
+    monkeypatch.setitem(export.LIMITS, "float16", ParityLimits(score=1e-12))
+    monkeypatch.setitem(export.LIMITS, "int8", ParityLimits())
     with pytest.raises(ParityError, match=r"model\.fp16\.onnx was not written"):
         export_run(tiny_run, tmp_path, ExportOptions(fp16=True, int8=True))
     assert list(json.loads((tmp_path / "parity.json").read_text())) == ["model.onnx", "model.int8.onnx"]
@@ -151,7 +151,7 @@ def test_a_refused_file_stops_no_other(tiny_run: Path, tmp_path: Path, monkeypat
 def test_a_failed_fp16_says_whose_older_file_stays_beside_the_new_one(
     another: bool, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(export.LIMITS, "float16", Limits(score=1e-12))
+    monkeypatch.setitem(export.LIMITS, "float16", ParityLimits(score=1e-12))
     fingerprint = "older-1" if another else RunFolder(tiny_run).read_card().fingerprint
     (tmp_path / "model.fp16.onnx").write_bytes(b"older")
     facts = {"fingerprint": "of both", "weights": fingerprint}
@@ -369,7 +369,7 @@ def test_int8_is_tried_with_more_and_more_layers_in_float(
 ) -> None:
     """A limit that nothing can hold: every step is tried, and no int8 file is left of them."""
     monkeypatch.setattr(export, "KEPT", (0, 3))
-    monkeypatch.setitem(export.LIMITS, "int8", Limits(overlap=2))
+    monkeypatch.setitem(export.LIMITS, "int8", ParityLimits(overlap=2))
     with caplog.at_level("INFO", "cbmir"), pytest.raises(ParityError, match=r"neighbours at least 2, .*without int8"):
         export_run(tiny_run, tmp_path, ExportOptions(int8=True))
     assert [text.split(":")[0] for text in caplog.messages if "layers in float" in text] == [
@@ -383,7 +383,7 @@ def test_a_loss_of_int8_that_is_accepted_is_that_of_the_fastest(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export, "KEPT", (0, 3))
-    monkeypatch.setitem(export.LIMITS, "int8", Limits(overlap=2))
+    monkeypatch.setitem(export.LIMITS, "int8", ParityLimits(overlap=2))
     export_run(tiny_run, tmp_path, ExportOptions(int8=True, accept_parity_loss=True))
     facts = json.loads((tmp_path / "parity.json").read_text())["model.int8.onnx"]
     assert facts["kept_in_float"] == [] and facts["accepted"]
@@ -393,10 +393,10 @@ def test_a_loss_of_int8_that_is_accepted_is_that_of_the_fastest(
 def test_int8_that_holds_with_two_layers_in_float(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compared, ranked = export._Job._compare, []
-    limits = iter([Limits(overlap=2), Limits()])
+    compared, ranked = export._Export._compare, []
+    limits = iter([ParityLimits(overlap=2), ParityLimits()])
 
-    def compare(job: export._Job, staged: Path) -> tuple[ModelCard, Parity]:
+    def compare(job: export._Export, staged: Path) -> tuple[ModelCard, Parity]:
         card, parity = compared(job, staged)
         return card, replace(parity, limits=next(limits)) if card.precision == "int8" else parity
 
@@ -405,7 +405,7 @@ def test_int8_that_holds_with_two_layers_in_float(
         return ranked
 
     sensitive_layers = quantize_ort.sensitive_layers
-    monkeypatch.setattr(export._Job, "_compare", compare)
+    monkeypatch.setattr(export._Export, "_compare", compare)
     monkeypatch.setattr(quantize_ort, "sensitive_layers", rank)
     export_run(tiny_run, tmp_path, ExportOptions(int8=True))
     facts = json.loads((tmp_path / "parity.json").read_text())["model.int8.onnx"]

@@ -9,10 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from cbmir.errors import UserError
-from cbmir.export.parity import LIMITS, Cases, Limits, measure_parity
+from cbmir.export.parity import LIMITS, Cases, ParityLimits, measure_parity
 from cbmir.runtime import Outputs
 
-STRICT = Limits(cosine=0.999999, score=1e-5, overlap=0.98)
+STRICT = ParityLimits(cosine=0.999999, score=1e-5, overlap=0.98)
 
 
 def unit(angles: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import NodeProto, helper, numpy_helper
 
 from cbmir.card import CARD_KEY, ModelCard
 from cbmir.errors import CardError, UserError
 from cbmir.export.calibration import channel_ranges, open_session, tensor_ranges
 from cbmir.export.equalization import equalise
-from cbmir.export.graph_rewrite import QuantizableGraph, quantisable
+from cbmir.export.graph_rewrite import array, encoder_nodes, graph_bytes, quantisable, read_graph
 from cbmir.export.quantize_ort import sensitive_layers, to_int8
 from cbmir.runtime import open_engine
 
@@ -103,12 +104,12 @@ def mobile(tiny_model: Path) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def dense8(dense: bytes, images: Images) -> ModelProto:
-    return onnx.load_from_string(to_int8(dense, images))
+def dense8(dense: bytes, images: Images) -> ir.Model:
+    return read_graph(to_int8(dense, images))
 
 
-def answers(model: bytes | ModelProto, images: Images, *names: str) -> list[NDArray[np.float64]]:
-    loaded = model if isinstance(model, ModelProto) else onnx.load_from_string(model)
+def answers(model: bytes | ir.Model, images: Images, *names: str) -> list[NDArray[np.float64]]:
+    loaded = read_graph(model) if isinstance(model, bytes) else model
     found = open_session(loaded, names).run(list(names), {"image": images})
     return [np.asarray(array, np.float64) for array in found]
 
@@ -117,11 +118,20 @@ def cosines(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float6
     return np.asarray((a * b).sum(axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1))
 
 
-def scale_of(graph: QuantizableGraph, name: str) -> tuple[float, float]:
+def kinds(model: ir.Model) -> list[str]:
+    return [node.op_type for node in model.graph]
+
+
+def of_kind(model: ir.Model, kind: str) -> list[ir.Node]:
+    return [node for node in model.graph if node.op_type == kind]
+
+
+def scale_of(value: ir.Value | None) -> tuple[float, ...]:
     """Scale and zero point that a tensor of a QDQ file is dequantised with."""
-    node = graph.writer[name]
-    assert node.op_type == "DequantizeLinear"
-    return tuple(graph.constant(other).item() for other in node.input[1:])
+    assert value is not None
+    node = value.producer()
+    assert node is not None and node.op_type == "DequantizeLinear"
+    return tuple(array(other).item() for other in node.inputs[1:])
 
 
 @pytest.mark.usefixtures("exact_int8")
@@ -144,19 +154,18 @@ def test_the_error_of_one_convolution_is_within_its_bound(tiny_model: Path, imag
 
 
 def test_batch_norm_becomes_depthwise_with_the_same_answers(dense: bytes, images: Images) -> None:
-    graph = QuantizableGraph(quantisable(dense))
-    kinds = [node.op_type for node in graph.nodes]
-    assert "BatchNormalization" not in kinds and kinds.count("Conv") == 5 + 3
-    after_concat = [graph.readers[node.output[0]] for node in graph.nodes if node.op_type == "Concat"]
+    model = quantisable(dense)
+    assert "BatchNormalization" not in kinds(model) and kinds(model).count("Conv") == 5 + 3
+    after_concat = [node.outputs[0].consumers() for node in of_kind(model, "Concat")]
     assert [[node.op_type for node in readers] for readers in after_concat] == [["Conv"], ["Conv"]]
-    assert len({node.name for node in graph.nodes}) == len(graph.nodes)
-    (expected,), (found,) = (answers(which, images, "feature_map") for which in (dense, graph.model))
+    assert len({node.name for node in model.graph}) == len(model.graph)
+    (expected,), (found,) = (answers(which, images, "feature_map") for which in (dense, model))
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 
 def test_equalised_channels_fill_one_range_with_the_same_answers(dense: bytes, images: Images) -> None:
     graph = quantisable(dense)
-    joined = next(node.output[0] for node in graph.graph.node if node.op_type == "Concat" and len(node.input) == 3)
+    joined = next(str(node.outputs[0].name) for node in of_kind(graph, "Concat") if len(node.inputs) == 3)
     before = channel_ranges(graph, [joined], images)[joined]
     (expected,) = answers(graph, images, "feature_map")
     equalise(graph, images)
@@ -172,9 +181,9 @@ def test_equalised_channels_fill_one_range_with_the_same_answers(dense: bytes, i
 def test_equalising_leaves_alone_what_others_read(tiny_model: Path, mobile: bytes, images: Images) -> None:
     for model in (tiny_model.read_bytes(), mobile):
         graph = quantisable(model)
-        before = graph.SerializeToString(deterministic=True)
+        before = graph_bytes(graph)
         equalise(graph, images)
-        assert graph.SerializeToString(deterministic=True) == before
+        assert graph_bytes(graph) == before
 
 
 def test_equalising_leaves_dead_channels_alone(tiny_model: Path, images: Images) -> None:
@@ -202,15 +211,14 @@ def test_equalising_saves_small_channels(dense: bytes, images: Images, monkeypat
     assert losses[0] < losses[1] / 5, losses
 
 
-def test_tensors_that_meet_in_a_concat_share_one_scale(dense8: ModelProto) -> None:
-    graph = QuantizableGraph(dense8)
-    concats = [node for node in graph.nodes if node.op_type == "Concat"]
+def test_tensors_that_meet_in_a_concat_share_one_scale(dense8: ir.Model) -> None:
+    concats = of_kind(dense8, "Concat")
     assert len(concats) == 2
-    scales = {scale_of(graph, name) for node in concats for name in node.input}
+    scales = {scale_of(value) for node in concats for value in node.inputs}
     for node in concats:
-        (reader,) = graph.readers[node.output[0]]
+        (reader,) = node.outputs[0].consumers()
         assert reader.op_type == "QuantizeLinear"
-        scales.add(tuple(graph.constant(name).item() for name in reader.input[1:]))
+        scales.add(tuple(array(value).item() for value in reader.inputs[1:]))
     assert len(scales) == 1
 
 
@@ -229,26 +237,26 @@ def test_a_relu_is_not_lost_to_a_range_that_it_shares(tiny_model: Path, images: 
 
 @pytest.mark.parametrize("which", ["dense", "mobile"])
 def test_the_head_and_the_input_stay_as_they_are(which: str, images: Images, request: pytest.FixtureRequest) -> None:
-    exact = QuantizableGraph(onnx.load_from_string(request.getfixturevalue(which)))
-    found = QuantizableGraph(onnx.load_from_string(to_int8(request.getfixturevalue(which), images)))
+    exact = read_graph(request.getfixturevalue(which))
+    found = read_graph(to_int8(request.getfixturevalue(which), images))
 
-    def head(graph: QuantizableGraph) -> list[tuple[str, list[str]]]:
-        encoder = {node.output[0] for node in graph.encoder()}
-        rest = [node for node in graph.nodes if node.output[0] not in encoder]
-        return [(node.op_type, [name for name in node.input if name not in graph.constants]) for node in rest]
+    def head(model: ir.Model) -> list[tuple[str, list[str | None]]]:
+        encoder = encoder_nodes(model)
+        rest = [node for node in model.graph if node not in encoder]
+        return [(node.op_type, [one.name for one in node.inputs if one and not one.const_value]) for node in rest]
 
     assert head(found) == head(exact)
-    assert [node.op_type for node in found.nodes][:1] == ["Cast"]
-    assert [reader.op_type for reader in found.readers["image"]] == ["Cast"]
-    assert all(found.readers[name] for name in found.constants)  # nothing is left over
-    convolutions = [node for node in found.nodes if node.op_type == "Conv"]
-    for node in convolutions:
-        activation, weight = (found.writer[name] for name in node.input[:2])
+    assert kinds(found)[:1] == ["Cast"]
+    assert [reader.op_type for reader in found.graph.inputs[0].consumers()] == ["Cast"]
+    assert all(value.uses() for value in found.graph.initializers.values())  # nothing is left over
+    for node in of_kind(found, "Conv"):
+        activation, weight = (value.producer() for value in node.inputs[:2] if value)
+        assert activation and weight
         assert (activation.op_type, weight.op_type) == ("DequantizeLinear", "DequantizeLinear")
-        assert found.constants[activation.input[2]].data_type == onnx.TensorProto.UINT8
-        values, scales, _ = (found.constants[name] for name in weight.input)
-        assert values.data_type == onnx.TensorProto.INT8
-        assert list(scales.dims) == [values.dims[0]]  # a scale a channel
+        zero, (values, scales, _) = activation.inputs[2], weight.inputs
+        assert zero and zero.dtype == ir.DataType.UINT8
+        assert values and values.dtype == ir.DataType.INT8
+        assert array(scales).shape == array(values).shape[:1]  # a scale a channel
 
 
 @pytest.mark.usefixtures("exact_int8")
@@ -283,20 +291,18 @@ def test_what_is_quantised_otherwise_has_another_space(tiny_model: Path, images:
     ]  # fmt: skip
     names = []
     for file in files:
-        facts = {entry.key: entry.value for entry in onnx.load_from_string(file).metadata_props}
-        names.append(ModelCard.loads(facts[CARD_KEY]).fingerprint)
+        names.append(ModelCard.loads(read_graph(file).metadata_props[CARD_KEY]).fingerprint)
     assert names[0] == names[1] and len(set(names)) == 3
 
 
 def test_a_layer_that_is_kept_stays_in_float(mobile: bytes, images: Images) -> None:
-    names = {
-        node.output[0]: node.name for node in QuantizableGraph(quantisable(mobile)).nodes if node.op_type == "Conv"
-    }
-    graph = QuantizableGraph(onnx.load_from_string(to_int8(mobile, images, keep=list(names.values())[:2])))
-    in_float = {node.name for node in graph.nodes if node.op_type == "Conv" and node.input[1] in graph.constants}
-    assert in_float == set(list(names.values())[:2])
-    clip = next(node for node in graph.nodes if node.op_type == "Clip")
-    assert graph.writer[clip.input[0]].op_type == "Conv"  # nothing is rounded before it
+    keep = [str(node.name) for node in of_kind(quantisable(mobile), "Conv")][:2]
+    model = read_graph(to_int8(mobile, images, keep=keep))
+    in_float = {node.name for node in of_kind(model, "Conv") if node.inputs[1] and node.inputs[1].const_value}
+    assert in_float == set(keep)
+    (clip,) = of_kind(model, "Clip")
+    before = clip.inputs[0].producer() if clip.inputs[0] else None
+    assert before and before.op_type == "Conv"  # nothing is rounded before it
 
 
 def test_the_most_sensitive_layers_are_those_at_a_tensor_of_uneven_channels(tiny_model: Path, images: Images) -> None:
@@ -329,14 +335,13 @@ def test_ranges_by_hand(tiny_model: Path) -> None:
     """A ramp whose 10th and 90th percentile are the greys 25 and 230, and an even 100."""
     ramp = (np.arange(1024) // 4).astype(np.uint8).reshape(1, 32, 32)
     pair = np.stack([ramp, np.full_like(ramp, 100)])
-    graph = onnx.load(tiny_model)
+    graph = read_graph(tiny_model.read_bytes())
     assert tensor_ranges(graph, ["grey"], pair) == {"grey": (0.0, 255.0)}
     assert tensor_ranges(graph, ["grey"], pair, 90)["grey"] == pytest.approx((62.5, 165.0))
     scales = [
-        scale_of(graph8, next(node.input[0] for node in graph8.nodes if node.op_type == "Conv"))
-        for graph8 in (QuantizableGraph(onnx.load_from_string(to_int8(graph.SerializeToString(), pair, percentile=p)))
-                       for p in (None, 90))
-    ]  # fmt: skip
+        scale_of(of_kind(read_graph(to_int8(tiny_model.read_bytes(), pair, percentile=p)), "Conv")[0].inputs[0])
+        for p in (None, 90)
+    ]
     # In [-1, 1] the whole range is -1 .. 1; the other one -130 .. 75 of 255, of which zero is the 162nd of 255 steps.
     assert scales == [pytest.approx((2 / 255, 128)), pytest.approx((205 / 255 / 255, 162))]
 
@@ -370,7 +375,7 @@ def test_a_file_without_a_card_is_refused(tiny_model: Path, images: Images) -> N
 @pytest.mark.parametrize("name", ["densenet121", "resnet18", "mobilenet_v3_large", "timm:efficientnet_lite0"])
 def test_encoders(name: str, make_xray: Any) -> None:
     import torch
-    from tests.export.test_graph import card_for
+    from tests.export.test_onnx_graph import card_for
 
     from cbmir.export.onnx_graph import to_onnx
     from cbmir.training.encoder import build_encoder

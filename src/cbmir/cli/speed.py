@@ -94,19 +94,16 @@ def _card(contenders: Sequence[ModelContender]) -> ModelCard:
 def _others(
     models: Sequence[Path], card: ModelCard, peers: Sequence[str], threads: int | None, *, peak: bool
 ) -> Iterator[Contender]:
-    from cbmir.export.perf.contenders import OnnxRuntimePeer, OpenVinoPeer, float32_file
+    from cbmir.export.perf.contenders import MatrixPeak, OnnxRuntimePeer, OpenVinoPeer, float32_file, torch_peers
 
     for peer in peers:
         if peer == "torch":
-            from cbmir.export.perf.torch_contenders import torch_peers
-
             yield from torch_peers(card, threads)
         else:
             kind = OnnxRuntimePeer if peer == "onnxruntime" else OpenVinoPeer
             yield kind(f"peer {peer}", float32_file(models), threads)
     if peak:
         from cbmir.export.perf.machine import count_flops
-        from cbmir.export.perf.torch_contenders import MatrixPeak
 
         flops = count_flops(float32_file(models))
         yield MatrixPeak("peak float32", flops, "float32", threads)

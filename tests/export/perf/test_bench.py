@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from cbmir.export.perf.contenders import (
     peer_health,
 )
 from cbmir.export.perf.machine import describe_machine, in_words
-from cbmir.export.perf.process import BenchProcess, _serve, time_runs
+from cbmir.export.perf.process import BenchProcess, RunningContender, serve, time_runs
 from cbmir.runtime.engines.base import EngineHealth
 
 
@@ -71,7 +72,7 @@ def test_contenders_take_turns_and_another_begins_each_round() -> None:
     calls: list[tuple[str, int, float]] = []
     times: Times = {}
     recorders = {name: Recorder(name, calls, [0.5]) for name in "abc"}
-    take_turns(recorders, (1, 8), 6.0, times, rounds=3)
+    take_turns({name: one.turn for name, one in recorders.items()}, (1, 8), 6.0, times, rounds=3)
     assert [call[:2] for call in calls] == [
         ("a", 1), ("b", 1), ("c", 1), ("a", 8), ("b", 8), ("c", 8),
         ("b", 1), ("c", 1), ("a", 1), ("b", 8), ("c", 8), ("a", 8),
@@ -91,7 +92,7 @@ def test_what_was_measured_stays_when_turns_are_stopped() -> None:
     calls: list[tuple[str, int, float]] = []
     times: Times = {}
     with pytest.raises(KeyboardInterrupt):
-        take_turns({name: Stopped(name, calls, [0.1]) for name in "ab"}, (1,), 1.0, times)
+        take_turns({name: Stopped(name, calls, [0.1]).turn for name in "ab"}, (1,), 1.0, times)
     assert times == {(1, "a"): [[0.1]], (1, "b"): [[0.1], [0.1]]}
 
 
@@ -271,10 +272,10 @@ class Raising(Contender):
 def test_a_process_whose_parent_has_ended_ends_too() -> None:
     images = synthetic_images(1, 8)
     ours, theirs = multiprocessing.Pipe()
-    _serve(theirs, Raising("raising", OSError("no such library")), images, 1)
+    serve(theirs, "raising", partial(RunningContender, Raising("raising", OSError("no such library")), images, 1))
     assert str(ours.recv()) == "raising: OSError: no such library"
     ours.close()
-    _serve(theirs, Failing("failing"), images, 1)
+    serve(theirs, "failing", partial(RunningContender, Failing("failing"), images, 1))
 
 
 @pytest.mark.parametrize("peer", [OnnxRuntimePeer, OpenVinoPeer])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cbmir.errors import MissingDependencyError
-from cbmir.export.perf.torch_contenders import MatrixPeak, torch_peers
+from cbmir.export.perf.contenders import MatrixPeak, torch_peers
 from cbmir.runtime import open_engine
 
 
