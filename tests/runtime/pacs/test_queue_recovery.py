@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from cbmir.errors import QueueError, QueueFullError
 from cbmir.runtime.pacs import jobs
 from cbmir.runtime.pacs.jobs import DEAD_LETTERS, SPOOL, Arrival, ResultObject
 from cbmir.runtime.pacs.queue import DurableQueue
-from queue_rig import MODEL, Clock, claimed, put, reopened, spooled
+from queue_rig import MODEL, Clock, claimed, put, reopened, spooled, timed_queue
 
 
 def test_what_was_worked_on_is_claimed_anew(queue: DurableQueue, clock: Clock) -> None:
@@ -168,3 +170,33 @@ def test_a_full_database_is_a_full_queue(queue: DurableQueue) -> None:
     with pytest.raises(QueueFullError, match="the disk is full"):
         queue.put(b"a file", Arrival("1.2.3", "1.2", "S" * 5000), MODEL)
     assert (len(queue), spooled(queue)) == (0, [])
+
+
+@pytest.mark.parametrize("flips", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_damaged_database_is_a_typed_error(queue: DurableQueue, clock: Clock, flips: int) -> None:
+    """Or gives what it can. A bit is flipped anywhere in it; no error of SQLite's own gets out."""
+    for image in range(5):
+        put(queue, image=image)
+    clock.now += 2
+    queue.keep(claimed(queue), [ResultObject("sr", "2.25.1", b"the report" * 100)], MODEL)
+    queue.close()
+    file = queue.folder / jobs.DATABASE
+    whole, spool = file.read_bytes(), {path: path.read_bytes() for path in spooled(queue)}
+    chance = random.Random(1)
+    raised = 0
+    for _ in range(flips):
+        damaged = bytearray(whole)
+        damaged[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        file.write_bytes(damaged)
+        for path, data in spool.items():
+            path.write_bytes(data)
+        try:
+            with timed_queue(queue.folder, clock) as again:
+                while (job := again.claim()) is not None:
+                    again.kept(job)
+                    with suppress(QueueError):  # its digest, for instance
+                        again.file(job)
+                    again.done(job, MODEL)
+        except QueueError:
+            raised += 1
+    assert raised < flips
