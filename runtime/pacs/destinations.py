@@ -24,7 +24,7 @@ from cbmir.runtime.pacs.jobs import ResultObject
 #: Seconds: to connect, to negotiate, and for an answer to each object.
 CONNECT_TIMEOUT, ACSE_TIMEOUT, DIMSE_TIMEOUT = 10.0, 15.0, 60.0
 #: Success; stored, though with a change (PS3.4 table B.2-1); it has this SOP Instance already (PS3.7 C.5.7).
-_TAKEN = (0x0000, 0xB000, 0xB006, 0xB007, 0x0111)
+_STORED = (0x0000, 0xB000, 0xB006, 0xB007, 0x0111)
 
 
 class Destination(Protocol):
@@ -141,7 +141,7 @@ class StoreScu:
             raise DeliveryAwayError(f"{self.to}: ended the association ({type(error).__name__})") from None
         if status is None:
             raise DeliveryAwayError(f"{self.to}: gave no answer to a C-STORE")
-        if status in _TAKEN:
+        if status in _STORED:
             return ""
         refusal = f"refused {dataset.SOPClassUID.name} with status 0x{status:04X}"
         if status in OUT_OF_RESOURCES:
