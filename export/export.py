@@ -28,7 +28,7 @@ from cbmir.files import write_json
 from cbmir.runtime.engines.availability import why_not
 from cbmir.runtime.engines.base import Outputs
 from cbmir.runtime.engines.openvino import import_openvino, why_no_bfloat16
-from cbmir.runtime.engines.tensorrt_plan import read_plan_info
+from cbmir.runtime.engines.tensorrt import read_plan_info
 from cbmir.training.evaluate import opened_model
 from cbmir.training.run import load_model
 

@@ -17,7 +17,7 @@ from cbmir.errors import CardError, EngineError, ModelError, UserError
 from cbmir.files import replacing, write_json
 from cbmir.runtime.engines.base import decode_head
 from cbmir.runtime.engines.nvidia import current_gpu, find_tensorrt, tensorrt_logger
-from cbmir.runtime.engines.tensorrt_plan import PlanInfo, sidecar_of
+from cbmir.runtime.engines.tensorrt import PlanInfo, sidecar_of
 
 log = logging.getLogger("cbmir")
 

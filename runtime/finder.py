@@ -292,11 +292,8 @@ def _known_of(
     known = tuple(gallery.find(image.sha256))
     warnings = [IN_GALLERY] if known else []
     of_file = image.patient_id.strip()
-    patients = {
-        patient_id.strip(),
-        *(entry.patient_id for entry in known),
-        of_file if gallery.finds_patients else "",
-    } - {""}
+    patients = {patient_id.strip(), *(entry.patient_id for entry in known)}
+    patients = (patients | {of_file} if gallery.finds_patients else patients) - {""}
     if exclude and not patients and of_file:
         warnings.append("The gallery keeps pseudonyms of its patients and was opened without their key, so neighbours "
                         "may be images of this file's patient.")  # fmt: skip

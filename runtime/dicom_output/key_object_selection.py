@@ -11,10 +11,12 @@ from pydicom import Dataset
 from pydicom.uid import KeyObjectSelectionDocumentStorage
 
 from cbmir.runtime.dicom_output import identifiers as own
-from cbmir.runtime.dicom_output.content import Content, Prior
+from cbmir.runtime.dicom_output.content import Content
 from cbmir.runtime.dicom_output.identifiers import part_uid, series_uid
 from cbmir.runtime.dicom_output.objects import complete, document, identity, itself, observer, references
 from cbmir.runtime.dicom_output.source import SourceImage
+
+_INTRODUCTION = "The image, and earlier images of the same patient by similarity:"
 
 
 def key_objects(content: Content, *, copies: bool = True) -> list[Dataset]:
@@ -39,12 +41,16 @@ def key_objects(content: Content, *, copies: bool = True) -> list[Dataset]:
 
 
 def _selection(content: Content, of_study: SourceImage, uid: str, others: list[Dataset]) -> Dataset:
+    lines = (
+        f"{number}. study of {prior.day}: cosine similarity {prior.cosine:.3f}"
+        for number, prior in enumerate(content.priors, 1)
+    )
     images = [content.source, *(prior.source for prior in content.priors)]
     tree = KeyObjectSelection(
         document_title=own.concept(own.FOR_RESEARCH),
         referenced_objects=[_image(one) for one in images],
         observer_device_context=observer(content),
-        description=_description(content.priors),
+        description="\r\n".join((own.DISCLAIMER, _INTRODUCTION, *lines)),
     )
     arguments = identity(content, "kos", of_study) | {"sop_instance_uid": uid}
     made = document(KeyObjectSelectionDocumentStorage, "KO", tree[0], arguments)
@@ -60,11 +66,3 @@ def _image(source: SourceImage) -> Dataset:
     image = Dataset()
     image.SOPClassUID, image.SOPInstanceUID, image.Rows, image.Columns = source.sop_class, source.uid, 1, 1
     return image
-
-
-def _description(priors: tuple[Prior, ...]) -> str:
-    lines = [
-        f"{number}. study of {prior.day}: cosine similarity {prior.cosine:.3f}"
-        for number, prior in enumerate(priors, 1)
-    ]
-    return "\r\n".join((own.DISCLAIMER, "The image, and earlier images of the same patient by similarity:", *lines))

@@ -96,7 +96,7 @@ def _draw_findings(sheet: _Sheet, findings: Sequence[Finding]) -> None:
     y = head + 32 + len(shown) * step
     sheet.line(left, y, right)
     if len(shown) < len(findings):
-        sheet.text(left, y + 8, f"and {len(findings) - len(shown)} less certain ones", 18, _PALE)
+        sheet.text(left, y + 8, f"and {len(findings) - len(shown)} more", 18, _PALE)
         y += 26
     note = (
         "Certainty: the probability by the model's validation data, where these were enough to calibrate it. Over: the "

@@ -13,7 +13,7 @@ from cbmir.runtime.engines.availability import PROVIDERS, why_not
 from cbmir.runtime.engines.base import Engine
 from cbmir.runtime.engines.openvino import OpenVinoEngine, why_no_bfloat16
 from cbmir.runtime.engines.ort import OnnxEngine
-from cbmir.runtime.engines.tensorrt_plan import read_plan_info
+from cbmir.runtime.engines.tensorrt import TensorRtEngine, read_plan_info
 
 log = logging.getLogger("cbmir")
 
@@ -158,8 +158,6 @@ def _open(
     elif name == "openvino":
         opened = OpenVinoEngine(file, threads=threads, mode=mode, cache=cache)
     else:
-        from cbmir.runtime.engines.tensorrt import TensorRtEngine
-
         opened = TensorRtEngine(file)
     opened.requested, opened.reason = requested, reason
     return opened

@@ -1,12 +1,15 @@
 """TensorRT plans on an NVIDIA GPU: TensorRT runs the plan, and `cuda-python` moves the data.
 
-Batches of 1 and of the plan's largest size are captured as a CUDA graph when they first come, and replayed from then
-on; others are enqueued kernel by kernel.
+A plan has no room for a model card, so a sidecar, `model.sm86.plan.json`, stands beside it. Batches of 1 and of the
+plan's largest size are captured as a CUDA graph when they first come, and replayed from then on; others are enqueued
+kernel by kernel.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import json
 import math
 import os
 import threading
@@ -19,10 +22,84 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbmir.errors import EngineError
-from cbmir.runtime.engines.base import OUTPUTS, Engine, Runner
+from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
+from cbmir.errors import CardError, CbmirError, EngineError, ModelError
+from cbmir.runtime.engines.base import OUTPUTS, Engine, Runner, decode_head, encode_head
 from cbmir.runtime.engines.nvidia import Cuda, current_gpu, find_tensorrt, tensorrt_logger
-from cbmir.runtime.engines.tensorrt_plan import read_plan, read_plan_info
+
+_FACTS = {"target": str, "max_batch": int, "flavour": str, "version": str, "sha256": str, "source_sha256": str}
+
+
+@dataclass(frozen=True, eq=False)
+class PlanInfo:
+    """A plan's sidecar: card and head (float32 [P, D]) of its model, the GPU it was built for (sm86), its largest
+    batch, flavour and version of the TensorRT that built it, and SHA-256 of the plan and of the ONNX file."""
+
+    card: ModelCard
+    head: NDArray[np.float32]
+    target: str
+    max_batch: int
+    flavour: str
+    version: str
+    sha256: str
+    source_sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        facts = {name: getattr(self, name) for name in _FACTS}
+        return {CARD_KEY: self.card.to_json(), HEAD_KEY: encode_head(self.head), **facts}
+
+    def why_not(self) -> str:
+        """Why this plan cannot run here, in a sentence; "" where its GPU and its TensorRT are here."""
+        try:
+            gpu = current_gpu()
+            if gpu.target != self.target:
+                return (f"the plan was built for a GPU of compute capability {self.target}, and this {gpu.name} is "
+                        f"{gpu.target}; export again with --target {gpu.target}")  # fmt: skip
+            trt, _ = find_tensorrt(self.flavour)
+        except CbmirError as error:
+            return str(error)
+        if trt.__version__ != self.version:
+            return (f"the plan was built by {self.flavour} {self.version}, and {trt.__version__} is installed; export "
+                    f"it again, or install that version")  # fmt: skip
+        return ""
+
+
+def sidecar_of(plan: Path) -> Path:
+    return plan.with_name(plan.name + ".json")
+
+
+def read_plan_info(plan: Path) -> PlanInfo:
+    """Read a plan's sidecar. Raises CardError where it is missing or damaged."""
+    path = sidecar_of(plan)
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        facts = {name: data[name] for name in _FACTS}
+        card, head = json.dumps(data[CARD_KEY]), data[HEAD_KEY]
+    except FileNotFoundError as error:
+        raise CardError(f"{plan}: expected its card in {path.name} beside it, found none; the two files that "
+                        f"'cbmir export' writes belong together") from error  # fmt: skip
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CardError(f"{path}: expected the card of a plan in JSON, found {type(error).__name__}: {error}; export "
+                        f"the model again") from error  # fmt: skip
+    wrong = [name for name, kind in _FACTS.items() if not isinstance(facts[name], kind)]
+    if wrong or not isinstance(head, str):
+        raise CardError(f"{path}: expected text and numbers of a plan, found others in "
+                        f"{', '.join(wrong or [HEAD_KEY])}; export the model again")  # fmt: skip
+    model = ModelCard.loads(card, source=str(path))
+    return PlanInfo(model, decode_head(head, model, path), **facts)
+
+
+def read_plan(plan: Path, info: PlanInfo) -> bytes:
+    """The bytes of a plan. Raises ModelError where they are not those that its sidecar was written for."""
+    try:
+        data = plan.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{plan}: cannot read the plan ({error.strerror})") from error
+    found = hashlib.sha256(data).hexdigest()
+    if found != info.sha256:
+        raise ModelError(f"{plan}: expected SHA-256 {info.sha256} by {sidecar_of(plan).name}, found {found}: the plan "
+                         f"is damaged or of another export; export the model again")  # fmt: skip
+    return data
 
 
 @dataclass(frozen=True)

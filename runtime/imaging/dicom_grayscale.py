@@ -80,9 +80,9 @@ def _padding(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 def _modality(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Modality LUT, or rescale slope and intercept (PS3.3 C.11.1)."""
-    table = _lookup_table(tags, "ModalityLUTSequence")
-    if table is not None:
-        return table.lookup(values)
+    found = _looked_up(tags, "ModalityLUTSequence", values)
+    if found is not None:
+        return found[0]
     slope, intercept = tags.number("RescaleSlope"), tags.number("RescaleIntercept")
     if slope is not None and (slope == 0 or not math.isfinite(slope)):
         raise tags.refusal("RescaleSlope", "expected a number other than 0")
@@ -93,9 +93,9 @@ def _modality(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _voi(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.float64] | None:
     """VOI LUT or first usable window -> 0..1 (PS3.3 C.11.2); None, and a warning, where there is neither."""
-    table = _lookup_table(tags, "VOILUTSequence")
-    if table is not None:
-        return table.lookup(values) / table.full
+    found = _looked_up(tags, "VOILUTSequence", values)
+    if found is not None:
+        return found[0] / found[1]
     function = tags.text("VOILUTFunction").upper() or "LINEAR"
     if function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
         tags.warnings.append(f"{tag_name('VOILUTFunction')} is unknown: taken as LINEAR")
@@ -111,7 +111,8 @@ def _voi(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.float64] | None:
     return None
 
 
-def _lookup_table(tags: Tags, keyword: str) -> _Table | None:
+def _looked_up(tags: Tags, keyword: str, inputs: NDArray[np.float64]) -> tuple[NDArray[np.float64], float] | None:
+    """What a LUT (PS3.3 C.11.1.1) makes of `inputs`, and the largest value that its bits can hold; None without one."""
     sequence = tags.value(keyword)
     if sequence is None:
         return None
@@ -133,20 +134,8 @@ def _lookup_table(tags: Tags, keyword: str) -> _Table | None:
             f"{tags.name}: {tag_name(keyword)}: expected {entries} entries of 1 to 16 bits, found {len(values)} "
             f"up to {values.max(initial=0):.0f}, said to be of {bits} bits"
         )
-    return _Table(first, values[:entries], full)
-
-
-@dataclass(frozen=True, eq=False)
-class _Table:
-    """A LUT of DICOM (PS3.3 C.11.1.1): `values[0]` is for inputs up to `first`, the last for all beyond the end."""
-
-    first: int
-    values: NDArray[np.float64]
-    full: float  # the largest value that its bits can hold
-
-    def lookup(self, inputs: NDArray[np.float64]) -> NDArray[np.float64]:
-        index: NDArray[np.intp] = np.clip(np.rint(inputs) - self.first, 0, len(self.values) - 1).astype(np.intp)
-        return self.values[index]
+    index = np.clip(np.rint(inputs) - first, 0, entries - 1).astype(np.intp)  # its ends go on beyond it
+    return values[index], full
 
 
 def window(values: NDArray[np.float64], centre: float, width: float, function: str = "LINEAR") -> NDArray[np.float64]:

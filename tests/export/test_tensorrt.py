@@ -17,7 +17,7 @@ from cbmir.errors import CardError, EngineError, ModelError, UserError
 from cbmir.export import tensorrt
 from cbmir.export.tensorrt import build_plan, resolve_target, write_plan
 from cbmir.runtime.engines.nvidia import Gpu, cache_key
-from cbmir.runtime.engines.tensorrt_plan import read_plan, read_plan_info, sidecar_of
+from cbmir.runtime.engines.tensorrt import read_plan, read_plan_info, sidecar_of
 
 if os.environ.get("CBMIR_REQUIRE_SHARED") == "1":  # in CI it must be there
     trt = importlib.import_module("tensorrt_rtx_bindings")

@@ -167,7 +167,7 @@ def task_needs(nodes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 def read_card(model: str | Path) -> ModelCard:
     """The card of a model file, on a machine that need not have the engine or GPU that is to run it."""
     from cbmir.runtime.engines.registry import open_engine
-    from cbmir.runtime.engines.tensorrt_plan import read_plan_info
+    from cbmir.runtime.engines.tensorrt import read_plan_info
 
     model = Path(model)
     if model.is_dir():

@@ -22,10 +22,9 @@ import pytest
 from cbmir.errors import CardError, EngineError, MissingDependencyError, ModelError
 from cbmir.files import write_json
 from cbmir.runtime import open_engine
-from cbmir.runtime.engines import availability, nvidia, tensorrt, tensorrt_plan
+from cbmir.runtime.engines import availability, nvidia, tensorrt
 from cbmir.runtime.engines.nvidia import Gpu
-from cbmir.runtime.engines.tensorrt import TensorRtEngine
-from cbmir.runtime.engines.tensorrt_plan import PlanInfo, read_plan_info, sidecar_of
+from cbmir.runtime.engines.tensorrt import PlanInfo, TensorRtEngine, read_plan_info, sidecar_of
 
 WEIGHTS = np.random.default_rng(0).normal(size=(32 * 32, 8)).astype(np.float32)
 SHAPES = {"image": (-1, 1, 32, 32), "embedding": (-1, 8), "scores": (-1, 3), "feature_map": (-1, 8, 2, 2)}
@@ -221,7 +220,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTensorRt:
     cuda = FakeCuda()
     trt = FakeTensorRt(cuda)
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", cuda)
-    for module in (availability, tensorrt_plan, tensorrt):
+    for module in (availability, tensorrt):
         monkeypatch.setattr(module, "current_gpu", lambda: Gpu("Card", "sm86", 24 << 30))
         monkeypatch.setattr(module, "find_tensorrt", lambda flavour="tensorrt-rtx": (trt, flavour))
     return trt
@@ -353,7 +352,7 @@ def test_a_plan_of_another_gpu_or_version_is_refused(
     monkeypatch.setattr(fake, "__version__", "1.3.0", raising=False)
     with pytest.raises(EngineError, match=r"built by tensorrt-rtx 1.2.3, and 1.3.0 is installed"):
         TensorRtEngine(plan_file)
-    monkeypatch.setattr(tensorrt_plan, "current_gpu", lambda: Gpu("Other", "sm89", 1))
+    monkeypatch.setattr(tensorrt, "current_gpu", lambda: Gpu("Other", "sm89", 1))
     with pytest.raises(EngineError, match=r"sm86, and this Other is sm89; export again with --target sm89"):
         TensorRtEngine(plan_file)
     assert fake.cuda.calls == Counter()
@@ -368,7 +367,7 @@ def test_of_a_folder_auto_takes_the_plan_for_this_gpu(
     facts = json.loads(sidecar_of(plan_file).read_text("utf-8"))
     write_json(sidecar_of(other), facts | {"target": "sm89"})
     plan_file.with_name("model.onnx").write_bytes(tiny_model.read_bytes())
-    for module in (availability, tensorrt_plan, tensorrt):
+    for module in (availability, tensorrt):
         monkeypatch.setattr(module, "current_gpu", lambda: Gpu("Card", here, 1))
     with open_engine(plan_file.parent, threads=1) as engine:
         health = engine.health()
@@ -379,7 +378,7 @@ def test_of_a_folder_auto_takes_the_plan_for_this_gpu(
 def test_a_plan_of_a_flavour_that_is_not_installed_is_refused(
     fake: FakeTensorRt, plan_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensorrt_plan, "find_tensorrt", nvidia.find_tensorrt)
+    monkeypatch.setattr(tensorrt, "find_tensorrt", nvidia.find_tensorrt)
     facts = json.loads(sidecar_of(plan_file).read_text("utf-8"))
     write_json(sidecar_of(plan_file), facts | {"flavour": "tensorrt"})
     with pytest.raises(EngineError, match=r"tensorrt is needed here.*cbmir\[tensorrt\]"):
