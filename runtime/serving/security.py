@@ -69,16 +69,13 @@ class Guard:
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        hosts: Collection[str] = (),
-        credential: Credential | None = None,
+        self, app: ASGIApp, hosts: Collection[str] = (), credential: Credential | None = None,
         open_paths: Collection[str] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._app, self._hosts, self._credential, self._open = app, hosts, credential, open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+        if scope["type"] in ("http", "websocket"):
             try:
                 self._check(scope, Headers(scope=scope))
             except Problem as problem:
@@ -92,8 +89,9 @@ class Guard:
         if self._hosts and _name(headers.get("host", "")) not in self._hosts:
             raise Problem(421, "host", f"Expected a request for {', '.join(sorted(self._hosts))}, found one for "
                                        f"another name.")  # fmt: skip
-        if _is_foreign(scope["method"], headers):
-            raise Problem(403, "origin", "Expected no request from another site's page, found an Origin header of one.")
+        if _is_foreign(scope.get("method", "websocket"), headers):
+            raise Problem(403, "origin", "Expected no request from another site's page, found one, by its header "
+                                         "Sec-Fetch-Site or Origin.")  # fmt: skip
         if self._credential is None or scope["path"] in self._open:
             return
         if not self._credential.admits(headers.get("authorization", "")):
@@ -109,9 +107,8 @@ def _is_foreign(method: str, headers: Headers) -> bool:
         return False
     if site is not None:
         return site not in ("same-origin", "none")
-    return origin is not None and origin not in (
-        f"{scheme}://{headers.get('host', '')}" for scheme in ("http", "https")
-    )
+    host = headers.get("host", "")
+    return origin is not None and origin not in (f"http://{host}", f"https://{host}")
 
 
 def _name(host: str) -> str:

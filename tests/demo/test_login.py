@@ -6,7 +6,7 @@ import base64
 from pathlib import Path
 
 import pytest
-from starlette.testclient import TestClient
+from starlette.testclient import TestClient, WebSocketDenialResponse
 from starlette.types import Receive, Scope, Send
 
 from cbmir.demo.login import Login
@@ -27,6 +27,9 @@ def test_nothing_is_answered_without_it() -> None:
     assert client.get("/", auth=("ada", "wrong horse")).status_code == 401
     assert client.get("/", headers={"authorization": b"Basic \xe4"}).status_code == 401
     assert client.get("/", auth=("ada", "correct horse")).text == "page"
+    with pytest.raises(WebSocketDenialResponse) as refused, client.websocket_connect("/"):
+        pass
+    assert refused.value.status_code == 401
 
 
 def test_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
