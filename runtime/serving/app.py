@@ -149,10 +149,10 @@ async def search(request: Request) -> schemas.SearchAnswer:
         raise Problem(422, "parameters", "Expected all parameters in the body, found some in the URL.")
     limiter: RequestLimiter = request.app.state.limiter
     service: FinderService = request.app.state.service
-    facts = Trace.of(request.scope).facts
-    with limiter.slot() as slot:
-        body = await read_body(request, _MOST_JSON, request.app.state.settings.timeout_s)
-        return await slot.run(lambda: service.search(_parsed(body), facts))
+    facts, timeout_s = Trace.of(request.scope).facts, request.app.state.settings.timeout_s
+    return await limiter.run(
+        lambda body: service.search(_parsed(body), facts), lambda: read_body(request, _MOST_JSON, timeout_s)
+    )
 
 
 @guarded.get(
@@ -161,9 +161,8 @@ async def search(request: Request) -> schemas.SearchAnswer:
 )  # fmt: skip
 async def thumbnail(request: Request, case: Annotated[str, Path(pattern=schemas.CASE)]) -> Response:
     """JPEG of about 256 pixels, where the gallery's owner shares them."""
-    state = request.app.state
-    with state.limiter.slot() as slot:
-        image = await slot.run(lambda: state.service.thumbnail(case, Trace.of(request.scope).facts))
+    state, facts = request.app.state, Trace.of(request.scope).facts
+    image = await state.limiter.run(lambda _: state.service.thumbnail(case, facts))
     return Response(image, media_type="image/jpeg")
 
 
@@ -187,23 +186,19 @@ async def metrics(request: Request) -> Response:
 
 async def _check(request: Request, work: Callable[[], _T]) -> _T:
     checks: RequestLimiter = request.app.state.checks
-    with checks.slot() as slot:
-        return await slot.run(work)
+    return await checks.run(lambda _: work())
 
 
 async def _upload(request: Request, work: Callable[[bytes, Facts], _T]) -> _T:
     limiter: RequestLimiter = request.app.state.limiter
     settings: Settings = request.app.state.settings
-    trace = Trace.of(request.scope)
-    with limiter.slot() as slot:
-        data = await read_upload(request, settings.max_upload_bytes, settings.timeout_s)
-        trace.uploaded = len(data)
+    facts = Trace.of(request.scope).facts
 
-        def answer() -> _T:
-            trace.facts["sha256"] = hashlib.sha256(data).hexdigest()
-            return work(data, trace.facts)
+    def answer(data: bytes) -> _T:
+        facts["sha256"] = hashlib.sha256(data).hexdigest()
+        return work(data, facts)
 
-        return await slot.run(answer)
+    return await limiter.run(answer, lambda: read_upload(request, settings.max_upload_bytes, settings.timeout_s))
 
 
 def _utf8(header: str) -> str:

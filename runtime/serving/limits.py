@@ -11,18 +11,22 @@ import io
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from cbmir.runtime.serving.problems import Problem
+from cbmir.runtime.serving.problems import Problem, Trace
 
 _T = TypeVar("_T")
 _RECENT = 0.1  # the weight of the last answer in the mean time that one takes
+
+
+async def _no_body() -> bytes:
+    return b""
 
 
 class RequestLimiter:
@@ -41,33 +45,40 @@ class RequestLimiter:
         """Slots of requests that are uploaded or wait."""
         return max(0, self.taken - self.working)
 
-    @contextmanager
-    def slot(self) -> Iterator[Slot]:
-        """A slot while the block lasts, and beyond it until its work ends. Raises Problem 429 where none is free."""
+    async def run(self, work: Callable[[bytes], _T], read: Callable[[], Awaitable[bytes]] = _no_body) -> _T:
+        """What `work` makes, in a thread, of the body that `read` gives.
+
+        The slot is taken before `read` is called, and given back when the work has ended.
+
+        Raises:
+            Problem: 429 where no slot is free, 503 where the work has not ended in time.
+        """
         with self._lock:
             if self.taken >= self.capacity:
                 seconds = math.ceil(self.taken * self._seconds / self.concurrency)
                 raise Problem(429, "busy", f"Expected at most {self.capacity} requests at once, found more; try again "
                                            f"later.", retry_after=min(max(seconds, 1), 60))  # fmt: skip
             self.taken += 1
-        slot = Slot(self)
+        future: Future[_T] | None = None
         try:
-            yield slot
+            held: list[Callable[[], _T]] = [partial(work, await read())]
+            future = self._pool.submit(self._timed, held)
+            future.add_done_callback(lambda _: held.clear())  # where it is cancelled: the pool keeps what waits
+            return await asyncio.wait_for(asyncio.wrap_future(future), self._timeout)
+        except TimeoutError:
+            if future is None or (future.done() and not future.cancelled()):  # another's
+                raise
+            raise Problem(503, "timeout", f"Expected an answer within {self._timeout:g} s, found none; try again when "
+                                          f"there is less to do.", retry_after=5) from None  # fmt: skip
         finally:
-            if slot.future is None:
+            if future is None:
                 self._leave(None)
             else:
-                slot.future.add_done_callback(self._leave)
+                future.add_done_callback(self._leave)
 
     def close(self) -> None:
         """Begin nothing more. What is worked on is not waited for, since it cannot be stopped."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _submit(self, work: Callable[[], _T]) -> Future[_T]:
-        held = [work]  # emptied when it is cancelled: the pool keeps what waits until a thread is free
-        future = self._pool.submit(self._timed, held)
-        future.add_done_callback(lambda _: held.clear())
-        return future
 
     def _timed(self, held: list[Callable[[], _T]]) -> _T:
         work = held.pop()
@@ -86,25 +97,6 @@ class RequestLimiter:
             self.taken -= 1
 
 
-class Slot:
-    """Of one request; made by `RequestLimiter.slot`."""
-
-    def __init__(self, limiter: RequestLimiter) -> None:
-        self._limiter = limiter
-        self.future: Future[Any] | None = None
-
-    async def run(self, work: Callable[[], _T]) -> _T:
-        """What `work` returns or raises, in a thread. Raises Problem 503 where it has not ended in time."""
-        self.future = future = self._limiter._submit(work)
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), self._limiter._timeout)
-        except TimeoutError:
-            if future.done() and not future.cancelled():  # the work's own
-                raise
-            raise Problem(503, "timeout", f"Expected an answer within {self._limiter._timeout:g} s, found none; try "
-                                          f"again when there is less to do.", retry_after=5) from None  # fmt: skip
-
-
 _FORMS = ("multipart/", "application/json")
 _HOW = "send the file itself as the body: curl --data-binary @chest.dcm -H 'Content-Type: application/dicom'"
 
@@ -121,6 +113,7 @@ async def read_upload(request: Request, most: int, timeout_s: float) -> bytes:
     body = await read_body(request, most, timeout_s)
     if not body:
         raise Problem(400, "empty", f"Expected an image file as the body, found none; {_HOW}")
+    Trace.of(request.scope).uploaded = len(body)
     return body
 
 

@@ -35,8 +35,7 @@ def held() -> Iterator[Held]:
 
 
 async def ask(limiter: RequestLimiter, work: Callable[[], str]) -> str:
-    with limiter.slot() as slot:
-        return await slot.run(work)
+    return await limiter.run(lambda _: work())
 
 
 async def until(condition: object) -> None:
@@ -114,10 +113,13 @@ def test_what_raises_gives_its_slot_back() -> None:
         def fail() -> str:
             raise TimeoutError("the work's own")
 
-        with pytest.raises(TimeoutError, match="own"), limiter.slot() as slot:
-            await slot.run(fail)
-        with pytest.raises(RuntimeError), limiter.slot():
+        async def cut_off() -> bytes:
             raise RuntimeError
+
+        with pytest.raises(TimeoutError, match="own"):
+            await limiter.run(lambda _: fail())
+        with pytest.raises(RuntimeError):
+            await limiter.run(lambda _: fail(), cut_off)
         assert limiter.taken == 0
         limiter.close()
 
