@@ -81,6 +81,21 @@ class HttpServer(Closing):
         """Close its connections."""
         self._session.close()
 
+    @contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
+        """Errors of the libraries become PacsError, or PacsAwayError: their texts hold UIDs."""
+        requests = require("requests", "dicom")
+        try:
+            yield
+        except requests.RequestException as error:
+            status = getattr(error.response, "status_code", None)
+            is_away = status in _AWAY or isinstance(error, requests.ConnectionError | requests.Timeout)
+            found = type(error).__name__ if status is None else f"the server answered with status {status}"
+            raise (PacsAwayError if is_away else PacsError)(f"{self.url}: cannot {what}: {found}") from None
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            found = f"the answer is not as the standard has it ({what_failed(error)})"
+            raise PacsError(f"{self.url}: cannot {what}: {found}") from None
+
 
 class DicomWeb(HttpServer):
     """A DICOMweb server, such as `http://localhost:8042/dicom-web`: read from, and a destination of results."""
@@ -98,7 +113,7 @@ class DicomWeb(HttpServer):
         """Studies of a day or later with a series of these modalities, by their UIDs. Raises PacsError."""
         found: dict[str, StudyFound] = {}
         for modality in modalities:
-            with _asking(self.url, "search for studies"):
+            with self._asking("search for studies"):
                 answers = self._client.search_for_studies(
                     search_filters={"StudyDate": f"{first:%Y%m%d}-", "ModalitiesInStudy": modality},
                     fields=["NumberOfStudyRelatedInstances"], limit=_PAGE, get_remaining=True,
@@ -111,7 +126,7 @@ class DicomWeb(HttpServer):
     def instances(self, study_uid: str, modalities: Collection[str]) -> list[InstanceFound]:
         """The instances of a study in series of these modalities, or of none. Raises PacsError."""
         found = []
-        with _asking(self.url, "search for instances"):
+        with self._asking("search for instances"):
             for series in self._client.search_for_series(study_uid, get_remaining=True):
                 if _value(series, "00080060") not in (*modalities, ""):
                     continue
@@ -126,7 +141,7 @@ class DicomWeb(HttpServer):
         url = f"{self.url}/studies/{found.study_uid}/series/{found.series_uid}/instances/{found.sop_instance_uid}"
         accepted = {"Accept": 'multipart/related; type="application/dicom"; transfer-syntax=*'}
         with (
-            _asking(self.url, "retrieve an instance"),
+            self._asking("retrieve an instance"),
             self._session.get(url, headers=accepted, stream=True, timeout=TIMEOUT) as answer,
         ):
             if answer.status_code in (404, 410):
@@ -152,7 +167,7 @@ class DicomWeb(HttpServer):
             "Accept": "application/dicom+json",
         }
         try:
-            with _asking(self.url, "store instances"):
+            with self._asking("store instances"):
                 answer = self._session.post(f"{self.url}/studies", data=body, headers=headers, timeout=TIMEOUT)
                 reasons = _failure_reasons(answer)
         except PacsAwayError as error:
@@ -195,32 +210,12 @@ class OrthancRest(HttpServer):
         return None if study is None else str(study["MainDicomTags"]["StudyInstanceUID"])
 
     def _get(self, path: str, **query: int) -> Any:
-        with _asking(self.url, "ask Orthanc"):
+        with self._asking("ask Orthanc"):
             answer = self._session.get(self.url + path, params=query, timeout=TIMEOUT)
             if answer.status_code == 404:
                 return None
             answer.raise_for_status()
             return answer.json()
-
-
-@contextmanager
-def _asking(url: str, what: str) -> Iterator[None]:
-    """Errors of the libraries become PacsError, or PacsAwayError: their texts hold UIDs."""
-    requests = require("requests", "dicom")
-    try:
-        yield
-    except requests.HTTPError as error:
-        status = 0 if error.response is None else error.response.status_code
-        kind = PacsAwayError if status in _AWAY else PacsError
-        raise kind(f"{url}: cannot {what}: the server answered with status {status}") from None
-    except requests.RequestException as error:
-        is_away = isinstance(error, requests.ConnectionError | requests.Timeout)
-        kind = PacsAwayError if is_away else PacsError
-        raise kind(f"{url}: cannot {what}: {type(error).__name__}") from None
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise PacsError(
-            f"{url}: cannot {what}: the answer is not as the standard has it ({what_failed(error)})"
-        ) from None
 
 
 def _failure_reasons(answer: Any) -> list[int | None]:
