@@ -222,6 +222,7 @@ def test_the_query_command_takes_lateral_views_when_asked(
 ) -> None:
     (tmp_path / "side.dcm").write_bytes(make_dicom(ViewPosition="LL"))
     query = ["query", str(tiny_model), str(tiny_gallery), str(tmp_path / "side.dcm")]
-    assert cli.main(query, standalone_mode=False) == 2
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(query, standalone_mode=False)
     assert not cli.main([*query, "--allow-lateral"], standalone_mode=False)
     assert "Warning: lateral view" in capsys.readouterr().out
