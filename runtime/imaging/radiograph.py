@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cbmir.errors import BlankImageError, ImageSizeError
+from cbmir.errors import BlankImageError, ImageSizeError, NotAnImageError
 from cbmir.preprocessing import PERCENTILES
 
 # `warnings.catch_warnings` swaps state of the whole process: two threads inside it would undo each other's.
@@ -35,6 +35,13 @@ class ImageLimits:
     def max_inflated(self) -> int:
         """Bytes that a compressed data set may grow to: the largest image, of 16 bits a pixel, and a long header."""
         return 2 * self.max_pixels + 16 * 2**20
+
+    def check_bytes(self, size: int, name: str) -> None:
+        """Raise NotAnImageError for a file that is too large."""
+        if size > self.max_bytes:
+            raise NotAnImageError(
+                f"{name}: expected at most {self.max_bytes:,} bytes, found {size:,}; no X-ray needs so many"
+            )
 
     def check_size(self, width: int, height: int, name: str) -> None:
         """Raise ImageSizeError for an image of `width` x `height` pixels that is too small, too large or too long."""

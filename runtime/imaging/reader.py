@@ -106,8 +106,7 @@ def read_image(
         raise NotAnImageError(f"expected a path, a file's bytes or a NumPy array, found {type(source).__name__}")
     if not data:
         raise NotAnImageError(f"{name}: expected {_READS}, found an empty file")
-    if len(data) > limits.max_bytes:
-        raise _too_many_bytes(name, len(data), limits)
+    limits.check_bytes(len(data), name)
     if is_dicom(data):
         return read_dicom(
             data, name, limits, intensity=intensity, allow_lateral=allow_lateral, threads=threads,
@@ -125,20 +124,13 @@ def file_bytes(path: Path, limits: ImageLimits | None = None) -> bytes:
         size = path.stat().st_size
         if not path.is_file():
             raise NotAnImageError(f"{path}: expected an image file ({_READS}), found a device or pipe")
-        if size > limits.max_bytes:
-            raise _too_many_bytes(str(path), size, limits)
+        limits.check_bytes(size, str(path))
         return path.read_bytes()
     except FileNotFoundError:
         raise NotAnImageError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise NotAnImageError(f"{path}: the file cannot be read: {reason}") from error
-
-
-def _too_many_bytes(name: str, size: int, limits: ImageLimits) -> NotAnImageError:
-    return NotAnImageError(
-        f"{name}: expected at most {limits.max_bytes:,} bytes, found {size:,}; no X-ray needs so many"
-    )
 
 
 def _read_array(array: NDArray[Any], limits: ImageLimits, intensity: str) -> Radiograph:
