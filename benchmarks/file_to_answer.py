@@ -26,9 +26,9 @@ from tqdm import tqdm
 
 from cbmir.files import write_json
 from cbmir.runtime import Entry, Finder, Gallery, finder, open_engine
-from cbmir.training.phantom.dicom import write_dicom
-from cbmir.training.phantom.drawing import draw, render
+from cbmir.training.phantom.files import write_dicom
 from cbmir.training.phantom.patients import describe
+from cbmir.training.phantom.picture import draw, render
 
 ENTRIES = 10_000
 ROWS, COLUMNS = 3056, 2500

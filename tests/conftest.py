@@ -281,7 +281,9 @@ def write_tiny_run(folder: Path, manifest: Path, *, card: dict[str, Any] | None 
     import torch
 
     from cbmir.training.config import TrainConfig
-    from cbmir.training.run import RunFolder, build_model, embedding_fingerprint, split_targets, with_fold
+    from cbmir.training.dataset import split_targets
+    from cbmir.training.run import RunFolder, build_model, embedding_fingerprint
+    from cbmir.training.splits import with_fold
 
     run = RunFolder(folder)
     table = read_manifest(manifest)

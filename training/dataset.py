@@ -35,6 +35,16 @@ def label_array(manifest: Manifest) -> NDArray[np.float32]:
     return np.array(values, dtype=np.float32).reshape(len(manifest), len(manifest.labels))
 
 
+def split_rows(manifest: Manifest, *splits: str) -> list[int]:
+    """Positions of the rows of the named splits."""
+    return [position for position, row in enumerate(manifest.rows) if row.split in splits]
+
+
+def split_targets(manifest: Manifest, *splits: str) -> Tensor:
+    """Training targets of the named splits, float32 [N, C] in {0, 1, NaN}."""
+    return training_targets(label_array(manifest)[split_rows(manifest, *splits)])
+
+
 def cache_folder(manifest: str | Path) -> Path:
     """Where the decoded images of a manifest are kept: `.cbmir-cache` beside it."""
     return Path(manifest).resolve().parent / ".cbmir-cache"
@@ -104,13 +114,9 @@ class TrainingImages(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(
-        self,
-        images: NDArray[np.uint8],
-        rows: NDArray[np.intp],
-        labels: NDArray[np.float32],
-        spec: PreprocessSpec,
+        self, images: NDArray[np.uint8], rows: NDArray[np.intp], labels: NDArray[np.float32], spec: PreprocessSpec,
         seed: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.images, self.rows, self.spec, self.seed = images, rows, spec, seed
         self.targets = training_targets(labels[rows])
         self.epoch = 0

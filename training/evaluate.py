@@ -1,7 +1,4 @@
-"""Evaluate embeddings and scores of a manifest: AUC, and retrieval of the queries from the gallery.
-
-`cbmir evaluate`: a run or an exported model on a manifest, as figures, a text and a folder.
-"""
+"""AUC, and retrieval of queries from a gallery: of vectors, of a model, and `cbmir evaluate` of a run or model file."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import csv
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,27 +22,16 @@ from cbmir.files import replacing, write_json, write_text
 from cbmir.manifest import Manifest, read_manifest
 from cbmir.runtime.engines.base import Engine
 from cbmir.runtime.engines.registry import open_engine
-from cbmir.training.dataset import cache_folder, cached_images, evaluation_batches, label_array
-from cbmir.training.metrics import (
-    RETRIEVAL_METRICS,
-    RetrievalValues,
-    Similarity,
-    add_negative_class,
-    class_aucs,
-    inner_products,
-    interval,
-    mean_of_known,
-    nanmean,
-    patient_weights,
-    positives,
-    random_ranking_values,
-    resampled_class_aucs,
-    retrieval_values,
-    weighted_means,
-)
+from cbmir.training import metrics
+from cbmir.training.dataset import cache_folder, cached_images, evaluation_batches, label_array, split_rows
 from cbmir.training.model import RetrievalModel
-from cbmir.training.run import load_model, split_rows, with_fold
-from cbmir.training.splits import check_splits
+from cbmir.training.run import load_model
+from cbmir.training.splits import with_fold
+
+log = logging.getLogger("cbmir")
+
+#: Batches uint8 [B, 1, S, S] -> embeddings float32 [N, D] and scores float32 [N, C].
+Embedder = Callable[[Iterable[NDArray[np.uint8]]], tuple[NDArray[np.float32], NDArray[np.float32]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +43,16 @@ class Vectors:
     scores: NDArray[np.float32]
     labels: NDArray[np.float32]
     patients: Sequence[str]
+
+    @classmethod
+    def of_split(
+        cls, manifest: Manifest, split: str, embedding: NDArray[np.float32], scores: NDArray[np.float32] | None = None
+    ) -> Vectors:
+        """Those of one split's images, in the order of the manifest; a gallery needs no scores."""
+        rows = manifest.split(split)
+        none = np.empty((len(rows), 0), np.float32)
+        patients = [row.patient_id for row in rows]
+        return cls(embedding, none if scores is None else scores, label_array(rows), patients)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,50 +67,40 @@ class Evaluation:
     k: int
     gallery: int
     query: Vectors
-    retrieval: dict[str, RetrievalValues]
+    retrieval: dict[str, metrics.RetrievalValues]
 
     def summary(self, *, resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
         """Means with 95% bootstrap intervals over the queries' patients; JSON-ready, NaN as None."""
-        weights = patient_weights(self.query.patients, resamples=resamples, seed=seed)
-        aucs = class_aucs(self.query.scores, self.query.labels)
-        samples = resampled_class_aucs(self.query.scores, self.query.labels, weights)
-        counted = ~np.isnan(aucs)
-        macro = nanmean(samples[:, counted], axis=1)
-        result: dict[str, Any] = {
+        weights = metrics.patient_weights(self.query.patients, resamples=resamples, seed=seed)
+        aucs = metrics.class_aucs(self.query.scores, self.query.labels)
+        samples = metrics.resampled_class_aucs(self.query.scores, self.query.labels, weights)
+        return {
             "k": self.k,
             "queries": len(self.query.embedding),
             "gallery": self.gallery,
             "patients": len(set(self.query.patients)),
-            "auc": figure_of(float(aucs[counted].mean()) if counted.any() else float("nan"), macro),
-            "auc_by_label": {name: figure_of(aucs[j], samples[:, j]) for j, name in enumerate(self.labels)},
-            "auc_without_both_values": [n for n, known in zip(self.labels, counted, strict=True) if not known],
+            **auc_figures(aucs, samples, self.labels),
+            **{column: retrieval_figures(values, weights) for column, values in self.retrieval.items()},
         }
-        for column, values in self.retrieval.items():
-            known = ~np.isnan(values.ndcg)
-            result[column] = {"queries": int(known.sum()), "queries_left_out": int((~known).sum())} | {
-                name: figure_of(mean_of_known(getattr(values, name)), weighted_means(getattr(values, name), weights))
-                for name in RETRIEVAL_METRICS
-            }
-        return result
 
 
 def evaluate(
-    query: Vectors, gallery: Vectors, labels: tuple[str, ...], *, k: int, similarity: Similarity | None = None
+    query: Vectors, gallery: Vectors, labels: tuple[str, ...], *, k: int, similarity: metrics.Similarity | None = None
 ) -> Evaluation:
     """Retrieval of every query from the gallery, its own patient left out, and what a random ranking would get.
 
     Neighbours are those of least Euclidean distance, or of another `similarity`.
     """
-    similarity = similarity or inner_products(query.embedding, gallery.embedding)
-    own, theirs = positives(query.labels), positives(gallery.labels)
+    similarity = similarity or metrics.inner_products(query.embedding, gallery.embedding)
+    own, theirs = metrics.positives(query.labels), metrics.positives(gallery.labels)
     retrieval = {}
     for column, q, g in (
         ("positive queries", own, theirs),
-        ("all queries", add_negative_class(query.labels), add_negative_class(gallery.labels)),
+        ("all queries", metrics.add_negative_class(query.labels), metrics.add_negative_class(gallery.labels)),
     ):
         sides = (q, g, query.patients, gallery.patients)
-        retrieval[column] = retrieval_values(similarity, *sides, k=k)
-        retrieval[f"random, {column}"] = random_ranking_values(*sides, k=k)
+        retrieval[column] = metrics.retrieval_values(similarity, *sides, k=k)
+        retrieval[f"random, {column}"] = metrics.random_ranking_values(*sides, k=k)
     return Evaluation(labels, k, len(gallery.embedding), query, retrieval)
 
 
@@ -137,27 +123,48 @@ def on_fastest_device(model: RetrievalModel) -> None:
     model.to(memory_format=torch.channels_last)
 
 
-def figure_of(value: float, samples: NDArray[np.float64]) -> dict[str, float | None]:
+def figure_of(value: float, samples: metrics.Floats) -> dict[str, float | None]:
     """A value with the interval of its bootstrap samples, JSON-ready: NaN is None."""
-    low, high = interval(samples)
+    low, high = metrics.interval(samples)
     return {name: None if np.isnan(v) else float(v) for name, v in (("value", value), ("low", low), ("high", high))}
 
 
-log = logging.getLogger("cbmir")
+def auc_figures(aucs: metrics.Floats, samples: metrics.Floats, labels: Sequence[str]) -> dict[str, Any]:
+    """AUC by label [C], with its resamples [B, C], and their mean: {"value", "low", "high"} each."""
+    counted = ~np.isnan(aucs)
+    return {
+        "auc": figure_of(metrics.mean_of_known(aucs), metrics.nanmean(samples[:, counted], axis=1)),
+        "auc_by_label": {name: figure_of(aucs[j], samples[:, j]) for j, name in enumerate(labels)},
+        "auc_without_both_values": [name for name, known in zip(labels, counted, strict=True) if not known],
+    }
 
-#: Batches uint8 [B, 1, S, S] -> embeddings float32 [N, D] and scores float32 [N, C].
-Embedder = Callable[[Iterable[NDArray[np.uint8]]], tuple[NDArray[np.float32], NDArray[np.float32]]]
+
+def retrieval_figures(values: metrics.RetrievalValues, weights: metrics.Floats) -> dict[str, Any]:
+    """How many queries have a value, and the mean of each metric with its interval; weights [B, Q] (bootstrap)."""
+    known = ~np.isnan(values.ndcg)
+    figures = {name: mean_figure(getattr(values, name), weights) for name in metrics.RETRIEVAL_METRICS}
+    return {"queries": int(known.sum()), "queries_left_out": int((~known).sum()), **figures}
+
+
+def mean_figure(values: metrics.Floats, weights: metrics.Floats) -> dict[str, float | None]:
+    """The mean over queries [Q] with its interval over the resamples [B, Q] (`patient_weights`); NaN is left out."""
+    return figure_of(metrics.mean_of_known(values), metrics.weighted_means(values, weights))
 
 
 def evaluate_model(
     model: Path, manifest_path: Path, *, k: int = 10, queries: str = "test", gallery_model: Path | None = None
 ) -> Evaluation:
-    """Evaluate a RUN folder or an exported model: `queries` split against the train split as the gallery.
+    """Evaluate a RUN folder or an exported model: the split `queries` against the train split as the gallery.
 
-    `gallery_model`, such as the teacher of a distilled model, embeds the gallery where one is given. A model of a
-    cross-validation fold is judged on that fold's queries when the manifest is the one that it was trained on. Raises
-    SplitError (a split is empty, or a patient is in two), ManifestError (a label is missing), ModelError (the two
-    models have not one embedding space).
+    A model of a cross-validation fold is judged on that fold's queries when the manifest is the one of its training.
+
+    Args:
+        gallery_model: embeds the gallery in place of `model`, such as the teacher of a distilled model.
+
+    Raises:
+        SplitError: a split is empty, or a patient is in two.
+        ManifestError: a label is missing.
+        ModelError: the two models do not share one embedding space.
     """
     if k < 1:
         raise RunError(f"expected k of 1 or more, found {k}")
@@ -179,8 +186,7 @@ def evaluate_model(
             if not rows:
                 raise SplitError(f"{manifest_path}: expected images in split {split!r}, found none")
             batches = _progress(evaluation_batches(images, rows, card.preprocess), len(rows), split)
-            embedding, scores = embedder(batches)
-            return Vectors(embedding, scores, labels[rows], [manifest.rows[row].patient_id for row in rows])
+            return replace(Vectors.of_split(manifest, split, *embedder(batches)), labels=labels[rows])
 
         return evaluate(vectors(queries, embedder), vectors("train", gallery_embedder), card.labels.names, k=k)
 
@@ -200,7 +206,7 @@ def text_report(summary: dict[str, Any], title: str) -> str:
     for column in ("positive queries", "all queries"):
         for name in (column, f"random, {column}"):
             row = summary[name]
-            shown = " | ".join(figure(row[metric]) for metric in RETRIEVAL_METRICS)
+            shown = " | ".join(figure(row[metric]) for metric in metrics.RETRIEVAL_METRICS)
             lines.append(f"| {name} | {row['queries']} | {row['queries_left_out']} | {shown} |")
     lines += ["", f"AUC, mean over labels: {figure(summary['auc'])}", "", "| label | AUC |", "|---|---|"]
     lines += [f"| {name} | {figure(value)} |" for name, value in summary["auc_by_label"].items()]
@@ -211,18 +217,16 @@ def text_report(summary: dict[str, Any], title: str) -> str:
 
 
 def write_report(evaluation: Evaluation, summary: dict[str, Any], folder: Path, title: str) -> None:
-    """Write metrics.json, report.md and per_query.csv (a row a query, in the order of the manifest)."""
+    """Write metrics.json, report.md and per_query.csv (one row per query, in the order of the manifest)."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "metrics.json", summary)
     write_text(folder / "report.md", text_report(summary, title))
-    positive, every = evaluation.retrieval["positive queries"], evaluation.retrieval["all queries"]
-    columns = [(f"{name}, {side}", getattr(values, name)) for side, values in
-               (("positive queries", positive), ("all queries", every)) for name in RETRIEVAL_METRICS]  # fmt: skip
+    columns = {f"{name}, {side}": getattr(evaluation.retrieval[side], name)
+               for side in ("positive queries", "all queries") for name in metrics.RETRIEVAL_METRICS}  # fmt: skip
     with replacing(folder / "per_query.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
-        writer.writerow(["patient_id", *(name for name, _ in columns)])
-        for row, patient in enumerate(evaluation.query.patients):
-            values = [v[row] for _, v in columns]
+        writer.writerow(["patient_id", *columns])
+        for patient, *values in zip(evaluation.query.patients, *columns.values(), strict=True):
             writer.writerow([patient, *("" if np.isnan(v) else f"{v:.6f}" for v in values)])
 
 
@@ -252,13 +256,12 @@ def splits_of(card: ModelCard, manifest: Manifest) -> Manifest:
     Logs a warning where it is another. Raises SplitError for a patient in two splits.
     """
     fold = card.training.get("fold", "")
-    if fold and manifest.fingerprint == card.training.get("manifest_fingerprint"):
-        log.info("Fold %s, as in training.", fold)
-        return with_fold(manifest, fold)
     if manifest.fingerprint != card.training.get("manifest_fingerprint"):
         log.warning("This is not the table that the model was trained on: its patients may be among the queries.")
-    check_splits(manifest)
-    return manifest
+        fold = ""
+    elif fold:
+        log.info("Fold %s, as in training.", fold)
+    return with_fold(manifest, fold)
 
 
 def labels_of(card: ModelCard, manifest: Manifest) -> NDArray[np.float32]:

@@ -1,13 +1,10 @@
 """Training: the paper's procedure on Lightning, from a manifest to a finished RUN folder.
 
-Checkpoints that survive a kill, a full disk and a folder that was moved.
-
-metrics.csv, a row an epoch, and curves.png made from it.
+Checkpoints survive a kill, a full disk and a folder that was moved.
 """
 
 from __future__ import annotations
 
-import csv
 import logging
 import sys
 import time
@@ -21,7 +18,7 @@ import lightning as L  # noqa: N812 -- as its documentation has it
 import numpy as np
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.utilities import rank_zero_only
 from numpy.typing import NDArray
 from torch import Tensor
@@ -29,116 +26,23 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import cbmir
 from cbmir.card import ModelCard
-from cbmir.errors import RunError, SplitError, TrainingError, require
+from cbmir.errors import RunError, SplitError, TrainingError
 from cbmir.files import is_empty, replacing, write_json
 from cbmir.manifest import Manifest
+from cbmir.training import metrics
 from cbmir.training.config import TrainConfig, resolve_precision
-from cbmir.training.dataset import TrainingImages, cache_folder, cached_images, evaluation_batches, label_array
+from cbmir.training.dataset import (
+    TrainingImages,
+    cache_folder,
+    cached_images,
+    evaluation_batches,
+    label_array,
+    split_rows,
+)
 from cbmir.training.distillation import Teacher, build_student, load_teacher
 from cbmir.training.evaluate import Vectors, embed, evaluate, on_fastest_device
-from cbmir.training.metrics import (
-    class_aucs,
-    inner_products,
-    mean_of_known,
-    platt_calibration,
-    positives,
-    retrieval_values,
-    youden_threshold,
-)
 from cbmir.training.model import ProxyHead, RetrievalModel
-from cbmir.training.run import (
-    RunFolder,
-    best_state,
-    build_model,
-    embedding_fingerprint,
-    split_rows,
-    split_targets,
-    training_manifest,
-)
-
-
-def callbacks(folder: Path, patience: int) -> list[Callback]:
-    """best.ckpt by validation nDCG, last.ckpt after every epoch, and the end when nothing gets better."""
-    common: dict[str, Any] = {"dirpath": folder, "save_on_train_epoch_end": True, "enable_version_counter": False}
-    return [
-        MovableCheckpoint(filename="best", monitor="val_ndcg", mode="max", **common),
-        # after the stopping, so that last.ckpt knows of it
-        EarlyStopping("val_ndcg", mode="max", patience=patience, check_on_train_epoch_end=True),
-        MovableCheckpoint(filename="last", monitor=None, **common),
-    ]
-
-
-class MovableCheckpoint(ModelCheckpoint):
-    """Keeps what it knows of the best epoch when the run's folder has been moved; Lightning would forget it."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        file = str(Path(str(self.dirpath)) / f"{self.filename}.ckpt")
-        here = {"dirpath": self.dirpath, "best_model_path": file, "kth_best_model_path": file}
-        scores = list(state_dict["best_k_models"].values())
-        kept = {file: scores[0]} if scores else {}
-        super().load_state_dict(state_dict | here | {"best_k_models": kept})
-
-
-class ReplacingCheckpointIO(TorchCheckpointIO):
-    """Writes beside the file, then renames. Lightning's own way goes through the system's folder for temporary files,
-    and the move from there to another file system is a copy that a kill can cut off."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            torch.save(checkpoint, temporary)
-
-
-def stopped_early(last: Path) -> bool:
-    """Whether training had ended for want of progress when this checkpoint was written."""
-    states = torch.load(last, map_location="cpu", weights_only=True)["callbacks"]
-    return any(state["stopped_epoch"] > 0 for name, state in states.items() if name.startswith("EarlyStopping"))
-
-
-COLUMNS = ("epoch", "train_loss", "val_ndcg", "val_auc", "lr", "seconds")
-
-
-def append_epoch(path: Path, values: dict[str, Any]) -> None:
-    """Add the row of one epoch; rows of this and later epochs, left by a run that was stopped, are replaced."""
-    rows = [row for row in read_epochs(path) if int(row["epoch"]) < values["epoch"]] if path.exists() else []
-    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, COLUMNS)
-        writer.writeheader()
-        writer.writerows([*rows, values])
-
-
-def read_epochs(path: Path) -> list[dict[str, str]]:
-    """The rows of metrics.csv."""
-    with path.open(newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
-
-
-def draw_curves(metrics: Path, picture: Path) -> None:
-    """Loss, and validation nDCG and AUC, over epochs; the best epoch by nDCG is marked."""
-    require("matplotlib", "train")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    rows = read_epochs(metrics)
-    epochs = [int(row["epoch"]) for row in rows]
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    left.plot(epochs, [float(row["train_loss"]) for row in rows], "k.-")
-    left.set(xlabel="epoch", ylabel="training loss")
-    ndcg = [float(row["val_ndcg"]) for row in rows]
-    right.plot(epochs, ndcg, "k.-", label="nDCG")
-    right.plot(epochs, [float(row["val_auc"]) for row in rows], "s--", color="tab:blue", ms=3, label="AUC")
-    best = max(range(len(rows)), key=lambda i: ndcg[i])
-    right.axvline(epochs[best], color="grey", lw=0.8)
-    note = f"best nDCG {ndcg[best]:.3f}"
-    right.annotate(note, (epochs[best], ndcg[best]), textcoords="offset points", xytext=(4, -12))
-    right.set(xlabel="epoch", ylabel="on the validation split", ylim=(0, 1))
-    right.legend(loc="lower right")
-    with replacing(picture) as temporary:
-        figure.savefig(temporary, dpi=120, format="png")
-
+from cbmir.training.run import RunFolder, build_model, embedding_fingerprint, training_manifest
 
 log = logging.getLogger("cbmir")
 
@@ -150,8 +54,16 @@ SELECTION_QUERIES, SELECTION_GALLERY = 2_000, 5_000
 def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
     """Train and finish a run: best checkpoint by validation nDCG, thresholds, calibration, card.
 
-    A run that was stopped goes on with `resume` from its last whole epoch, and ends as an unbroken one would have.
-    Raises RunError (folder in use, other options), SplitError, ManifestError, EncoderError, TrainingError (NaN).
+    Args:
+        run: a new or empty folder, or that of a stopped run.
+        resume: go on from the last whole epoch; the run then ends as an unbroken one would have.
+
+    Raises:
+        RunError: the folder is in use, or the run began with other options.
+        SplitError: a split has no images or no positive labels, or shares a patient with another.
+        ManifestError: an image cannot be read.
+        EncoderError: the encoder or its weights do not fit.
+        TrainingError: the loss became NaN.
     """
     folder = RunFolder(run)
     if first_process():
@@ -164,16 +76,17 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
     L.seed_everything(config.seed, verbose=False)
     teacher = load_teacher(config, manifest) if config.distill else None  # first, since images may take an hour
     images = cached_images(manifest, config.preprocess, cache_folder(config.manifest))
-    weights = "none" if folder.last.exists() else config.weights
-    if teacher is None:
-        model, loss = build_model(config, split_targets(manifest, "train"), weights=weights)
-    else:
-        model, loss = build_student(config, teacher, weights=weights)
-    model.to(memory_format=torch.channels_last)  # 1.6 times the speed on a CPU, and tensor cores on a GPU
     data = TrainingImages(
         images, np.array(split_rows(manifest, "train")), label_array(manifest), config.preprocess, config.seed
     )
-    task = RetrievalTask(config, model, loss, _selection(manifest, images, config, teacher), folder, teacher)
+    weights = "none" if folder.last.exists() else config.weights
+    if teacher is None:
+        model, loss = build_model(config, data.targets, weights=weights)
+    else:
+        model, loss = build_student(config, teacher, weights=weights)
+    model.to(memory_format=torch.channels_last)  # 1.6 times the speed on a CPU, and tensor cores on a GPU
+    validation = Validation(config, manifest, images, teacher)
+    task = RetrievalTask(model, loss, validation, folder)
     trainer = _trainer(config, folder)
     if teacher is not None:  # which Lightning does not know of
         teacher.model.to(trainer.strategy.root_device).to(memory_format=torch.channels_last)
@@ -193,14 +106,14 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         last = folder.last if folder.last.exists() else None
-        if last is None or not stopped_early(last):
+        if last is None or not _stopped_early(last):
             trainer.fit(task, _loader(data, config, trainer), ckpt_path=last, weights_only=True)
     if trainer.interrupted:
         raise KeyboardInterrupt
     if trainer.is_global_zero:
-        model.load_state_dict(best_state(folder))
+        model.load_state_dict(folder.best_state())
         on_fastest_device(model)  # Lightning has put it back on the CPU
-        _finish(config, folder, manifest, images, model, teacher)
+        _finish(folder, validation, model)
     return folder
 
 
@@ -215,18 +128,10 @@ class RetrievalTask(L.LightningModule):
     With a teacher the loss is against its pooled features instead of the labels.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        model: RetrievalModel,
-        loss: torch.nn.Module,
-        selection: Selection,
-        folder: RunFolder,
-        teacher: Teacher | None = None,
-    ) -> None:
+    def __init__(self, model: RetrievalModel, loss: torch.nn.Module, validation: Validation, folder: RunFolder) -> None:
         super().__init__()
-        self.config, self.model, self.loss, self.selection, self.folder = config, model, loss, selection, folder
-        self.teacher = teacher
+        self.model, self.loss, self.validation, self.folder = model, loss, validation, folder
+        self.config, self.teacher = validation.config, validation.teacher
         self.started = 0.0
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -253,51 +158,50 @@ class RetrievalTask(L.LightningModule):
         self.started = time.time()
 
     def on_train_epoch_end(self) -> None:
-        for name, value in self.selection.measure(self.model).items():
+        for name, value in self.validation.measure(self.model).items():
             # Averaged over processes, so that all of them agree on the best epoch.
             self.log(name, torch.tensor(value, device=self.device), prog_bar=True, sync_dist=True)
         measured = {name: float(self.trainer.callback_metrics[name]) for name in ("train_loss", "val_ndcg", "val_auc")}
         if self.trainer.is_global_zero:
             seconds = time.time() - self.started
             row = {"epoch": self.current_epoch, "lr": self.config.lr, "seconds": f"{seconds:.1f}"}
-            append_epoch(self.folder.metrics, row | {name: f"{value:.6f}" for name, value in measured.items()})
-            draw_curves(self.folder.metrics, self.folder.curves)
+            self.folder.append_epoch(row | {name: f"{value:.6f}" for name, value in measured.items()})
+            self.folder.draw_curves()
             shown = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())
             log.info("epoch %d: %s (%.0f s)", self.current_epoch, shown, seconds)
 
 
-class Selection:
-    """The validation queries and the training images that they search, fixed for the whole run.
+class Validation:
+    """The validation queries and the training images that they search, drawn once for the whole run.
 
     With a teacher the training images are embedded by it: that gallery is what the student is for.
     """
 
     def __init__(
-        self,
-        manifest: Manifest,
-        images: NDArray[np.uint8],
-        config: TrainConfig,
-        query: list[int],
-        gallery: list[int],
-        teacher: Teacher | None = None,
+        self, config: TrainConfig, manifest: Manifest, images: NDArray[np.uint8], teacher: Teacher | None = None
     ) -> None:
-        self.images, self.config, self.query, self.gallery, self.teacher = images, config, query, gallery, teacher
+        self.config, self.manifest, self.images, self.teacher = config, manifest, images, teacher
         self.labels = label_array(manifest)
         self.patients = [row.patient_id for row in manifest]
+        draw, sides = np.random.default_rng(config.seed), []
+        for split, most in (("val", SELECTION_QUERIES), ("train", SELECTION_GALLERY)):
+            rows = np.array(split_rows(manifest, split))
+            sides.append(np.sort(draw.choice(rows, most, replace=False)) if len(rows) > most else rows)
+        self.query, self.gallery = sides
 
     def measure(self, model: RetrievalModel) -> dict[str, float]:
         """Mean nDCG@10 over queries with a positive label, and the mean AUC over classes that have one."""
         query, scores = embed(model, evaluation_batches(self.images, self.query, self.config.preprocess))
         gallery = self._gallery_of(model) if self.teacher is None else self._teachers_gallery
-        values = retrieval_values(
-            inner_products(query, gallery),
-            positives(self.labels[self.query]), positives(self.labels[self.gallery]),
+        values = metrics.retrieval_values(
+            metrics.inner_products(query, gallery),
+            metrics.positives(self.labels[self.query]), metrics.positives(self.labels[self.gallery]),
             [self.patients[i] for i in self.query], [self.patients[i] for i in self.gallery],
             k=SELECTION_K,
         )  # fmt: skip
-        aucs = class_aucs(scores, self.labels[self.query])
+        aucs = metrics.class_aucs(scores, self.labels[self.query])
         # Without a value there is nothing to prefer: 0, so that every epoch with one is better.
-        return {"val_ndcg": mean_of_known(values.ndcg, 0.0), "val_auc": mean_of_known(aucs, 0.0)}
+        return {"val_ndcg": metrics.mean_of_known(values.ndcg, 0.0), "val_auc": metrics.mean_of_known(aucs, 0.0)}
 
     @cached_property
     def _teachers_gallery(self) -> NDArray[np.float32]:
@@ -305,8 +209,7 @@ class Selection:
         return self._gallery_of(self.teacher.model)
 
     def _gallery_of(self, model: RetrievalModel) -> NDArray[np.float32]:
-        embedding, _ = embed(model, evaluation_batches(self.images, self.gallery, self.config.preprocess))
-        return embedding
+        return embed(model, evaluation_batches(self.images, self.gallery, self.config.preprocess))[0]
 
 
 class EpochSampler(DistributedSampler[Any]):
@@ -317,6 +220,28 @@ class EpochSampler(DistributedSampler[Any]):
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
         self.dataset.epoch = epoch
+
+
+class MovableCheckpoint(ModelCheckpoint):
+    """Keeps what it knows of the best epoch when the run's folder has been moved; Lightning would forget it."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        file = str(Path(str(self.dirpath)) / f"{self.filename}.ckpt")
+        here = {"dirpath": self.dirpath, "best_model_path": file, "kth_best_model_path": file}
+        scores = list(state_dict["best_k_models"].values())
+        kept = {file: scores[0]} if scores else {}
+        super().load_state_dict(state_dict | here | {"best_k_models": kept})
+
+
+class ReplacingCheckpointIO(TorchCheckpointIO):
+    """Writes beside the file, then renames. Lightning's own way goes through the system's folder for temporary files,
+    and the move from there to another file system is a copy that a kill can cut off."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            torch.save(checkpoint, temporary)
 
 
 def _check_folder(folder: RunFolder, config: TrainConfig, resume: bool) -> None:
@@ -342,28 +267,17 @@ def _check_learnable(manifest: Manifest) -> None:
             raise SplitError(f"expected images in split {split!r}, found none; assign splits, or use --fold 1/5")
     if not (label_array(manifest.split("train")) == 1).any():
         raise SplitError("expected positive labels in split 'train', found none; there is nothing to learn")
-    if not positives(label_array(manifest.split("val"))).any():
+    if not metrics.positives(label_array(manifest.split("val"))).any():
         raise SplitError("expected positive labels in split 'val', found none; the best epoch is chosen by them")
-
-
-def _selection(
-    manifest: Manifest, images: NDArray[np.uint8], config: TrainConfig, teacher: Teacher | None
-) -> Selection:
-    draw = np.random.default_rng(config.seed)
-    sides = []
-    for split, most in (("val", SELECTION_QUERIES), ("train", SELECTION_GALLERY)):
-        rows = np.array(split_rows(manifest, split))
-        if len(rows) > most:
-            rows = np.sort(draw.choice(rows, most, replace=False))
-        sides.append(rows.tolist())
-    return Selection(manifest, images, config, sides[0], sides[1], teacher)
 
 
 def _trainer(config: TrainConfig, folder: RunFolder) -> L.Trainer:
     terminal = sys.stderr.isatty()
-    bar = [TQDMProgressBar()] if terminal else []
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    checkpoint: dict[str, Any] = {
+        "dirpath": folder.checkpoints, "save_on_train_epoch_end": True, "enable_version_counter": False,
+    }  # fmt: skip
     return L.Trainer(
         max_epochs=config.epochs,
         devices=config.devices if config.devices == "auto" else int(config.devices),
@@ -371,12 +285,24 @@ def _trainer(config: TrainConfig, folder: RunFolder) -> L.Trainer:
         precision=resolve_precision(config.precision),
         gradient_clip_val=5.0,
         use_distributed_sampler=False,
-        callbacks=[*callbacks(folder.checkpoints, config.patience), *bar],
+        callbacks=[
+            MovableCheckpoint(filename="best", monitor="val_ndcg", mode="max", **checkpoint),
+            # after the stopping, so that last.ckpt knows of it
+            EarlyStopping("val_ndcg", mode="max", patience=config.patience, check_on_train_epoch_end=True),
+            MovableCheckpoint(filename="last", monitor=None, **checkpoint),
+            *([TQDMProgressBar()] if terminal else []),
+        ],
         plugins=[ReplacingCheckpointIO()],
         logger=False,
         enable_progress_bar=terminal,
         enable_model_summary=False,
     )
+
+
+def _stopped_early(last: Path) -> bool:
+    """Whether training had ended for want of progress when this checkpoint was written."""
+    states = torch.load(last, map_location="cpu", weights_only=True)["callbacks"]
+    return any(state["stopped_epoch"] > 0 for name, state in states.items() if name.startswith("EarlyStopping"))
 
 
 def _loader(data: TrainingImages, config: TrainConfig, trainer: L.Trainer) -> DataLoader[Any]:
@@ -386,31 +312,39 @@ def _loader(data: TrainingImages, config: TrainConfig, trainer: L.Trainer) -> Da
     return DataLoader(data, size, sampler=sampler, drop_last=len(sampler) % size == 1)
 
 
-def _finish(
-    config: TrainConfig,
-    folder: RunFolder,
-    manifest: Manifest,
-    images: NDArray[np.uint8],
-    model: RetrievalModel,
-    teacher: Teacher | None,
-) -> None:
+def _finish(folder: RunFolder, validation: Validation, model: RetrievalModel) -> None:
     """Thresholds and calibration from the validation split, its metrics, and the card, whose presence ends the run."""
 
+    config, manifest, teacher = validation.config, validation.manifest, validation.teacher
+
     def vectors(side: RetrievalModel, split: str) -> Vectors:
-        rows = split_rows(manifest, split)
-        embedding, scores = embed(side, evaluation_batches(images, rows, config.preprocess))
-        return Vectors(embedding, scores, label_array(manifest)[rows], [manifest.rows[i].patient_id for i in rows])
+        batches = evaluation_batches(validation.images, split_rows(manifest, split), config.preprocess)
+        return Vectors.of_split(manifest, split, *embed(side, batches))
 
     val, gallery = vectors(model, "val"), vectors(model if teacher is None else teacher.model, "train")
     summary = evaluate(val, gallery, config.labels, k=SELECTION_K).summary()
     pairs = [(val.scores[:, j], val.labels[:, j]) for j in range(len(config.labels))]
-    thresholds = tuple(youden_threshold(*pair) for pair in pairs)
+    thresholds = tuple(metrics.youden_threshold(*pair) for pair in pairs)
     lost = [name for name, threshold in zip(config.labels, thresholds, strict=True) if threshold is None]
     if lost and not np.isnan(val.scores).all():  # hashing methods have no scores, and need no warning
         log.warning("No threshold or probability for %s: the validation split lacks both values.", ", ".join(lost))
     head = model.head
     fingerprint = embedding_fingerprint(model, config.preprocess)
-    facts = _training_facts(config, folder, manifest)
+    keep = ("loss", "weights", "epochs", "batch_size", "lr", "weight_decay", "seed", "fold", "manifest_fingerprint")
+    facts = {name: getattr(config, name) for name in keep} | {
+        "manifest": Path(config.manifest).name,
+        "source": manifest.about.get("reader", "not stated"),
+        "class_weights": config.balanced,
+        "precision": resolve_precision(config.precision),
+        "best_epoch": int(torch.load(folder.best, map_location="cpu", weights_only=True)["epoch"]),
+        "images": {split: len(manifest.split(split)) for split in ("train", "val", "test")},
+        "patients": len(set(gallery.patients)),
+        "labels": {
+            name: {"positive": int((column == 1).sum()), "negative": int((column == 0).sum())}
+            for name, column in zip(config.labels, gallery.labels.T, strict=True)
+        },
+        "seconds": round(sum(float(row["seconds"]) for row in folder.read_epochs())),
+    }
     if teacher is not None:
         facts |= {"distilled_from": teacher.facts(), "weights_fingerprint": fingerprint}
     card = ModelCard(
@@ -423,7 +357,7 @@ def _finish(
         proxies_per_class=head.counts if isinstance(head, ProxyHead) else (),
         negative_proxies=config.negative_proxies and isinstance(head, ProxyHead),
         thresholds=thresholds,
-        calibration=tuple(platt_calibration(*pair) for pair in pairs),
+        calibration=tuple(metrics.platt_calibration(*pair) for pair in pairs),
         fingerprint=fingerprint if teacher is None else teacher.card.fingerprint,
         training=facts,
         metrics={f"val {name}": summary[name] for name in ("auc", "positive queries", "all queries")},
@@ -431,25 +365,3 @@ def _finish(
     )
     write_json(folder.card, card.to_json())
     log.info("Finished: best epoch %s, %s.", card.training["best_epoch"], folder.path)
-
-
-def _training_facts(config: TrainConfig, folder: RunFolder, manifest: Manifest) -> dict[str, Any]:
-    checkpoint = torch.load(folder.best, map_location="cpu", weights_only=True)
-    train_rows = manifest.split("train")
-    labels = label_array(train_rows)
-    counts = {
-        name: {"positive": int((labels[:, j] == 1).sum()), "negative": int((labels[:, j] == 0).sum())}
-        for j, name in enumerate(config.labels)
-    }
-    keep = ("loss", "weights", "epochs", "batch_size", "lr", "weight_decay", "seed", "fold", "manifest_fingerprint")
-    return {name: getattr(config, name) for name in keep} | {
-        "manifest": Path(config.manifest).name,
-        "source": manifest.about.get("reader", "not stated"),
-        "class_weights": config.balanced,
-        "precision": resolve_precision(config.precision),
-        "best_epoch": int(checkpoint["epoch"]),
-        "images": {split: len(manifest.split(split)) for split in ("train", "val", "test")},
-        "patients": len({row.patient_id for row in train_rows}),
-        "labels": counts,
-        "seconds": round(sum(float(row["seconds"]) for row in read_epochs(folder.metrics))),
-    }

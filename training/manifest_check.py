@@ -1,7 +1,4 @@
-"""What is wrong with a manifest, found before hours of training are spent on it.
-
-Counting what a manifest holds: for its sidecar and for `cbmir data check`.
-"""
+"""What a manifest holds, counted for its sidecar and `cbmir data check`, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ from cbmir.manifest import Manifest, Row
 from cbmir.runtime.imaging.reader import read_image
 from cbmir.training.splits import patients_in_two_splits
 
+_NAMED = 5  # so many examples of each problem are named in the text; the JSON holds all
 #: What a label's value is called in counts.
 VALUE_NAMES: dict[int | None, str] = {1: "positive", 0: "negative", -1: "uncertain", None: "unknown"}
 
@@ -50,9 +48,6 @@ def _values(manifest: Manifest, position: int) -> dict[str, int]:
     return {name: counts[value] for value, name in VALUE_NAMES.items()}
 
 
-_NAMED = 5  # so many examples of each problem are named in the text; the JSON holds all
-
-
 @dataclass(frozen=True)
 class CheckReport:
     """What `check_manifest` found.
@@ -81,24 +76,24 @@ class CheckReport:
 
     def text(self) -> str:
         """The report for people."""
-        return "\n".join([*_summary_lines(self.summary), "", *self._finding_lines()])
+        return "\n".join([*_summary_lines(self.summary), "", *self._findings()])
 
-    def _finding_lines(self) -> Iterator[str]:
+    def _findings(self) -> Iterator[str]:
         splits = self.patients_in_two_splits
-        yield from _problem("missing files", self.missing)
-        yield from _problem("patients in two splits", [f"{p}: {', '.join(names)}" for p, names in splits.items()])
+        yield from _examples("missing files", self.missing)
+        yield from _examples("patients in two splits", [f"{p}: {', '.join(names)}" for p, names in splits.items()])
         if self.quick:
             yield "not checked  unreadable images and duplicates (--quick)"
         else:
-            yield from _problem("unreadable images", self.unreadable.values())
-            yield from _problem("duplicate images in two splits", map(" = ".join, self.leaking_duplicates))
+            yield from _examples("unreadable images", self.unreadable.values())
+            yield from _examples("duplicate images in two splits", map(" = ".join, self.leaking_duplicates))
             leaking = set(self.leaking_duplicates)
-            yield from _note(
-                "duplicate images in one split", [" = ".join(d) for d in self.duplicates if d not in leaking]
-            )
-            yield from _note("images read with a warning", [f"{k}: {v}" for k, v in self.warnings.items()])
+            harmless = [group for group in self.duplicates if group not in leaking]
+            yield from _examples("duplicate images in one split", map(" = ".join, harmless), note=True)
+            warned = (f"{image}: {text}" for image, text in self.warnings.items())
+            yield from _examples("images read with a warning", warned, note=True)
         unassigned = self.summary["splits"].get("unassigned", {"images": 0})["images"]
-        yield from _note("images without a split, which no command uses", [""] * unassigned)
+        yield from _examples("images without a split, which no command uses", [""] * unassigned, note=True)
 
 
 def check_manifest(manifest: Manifest, *, quick: bool = False, workers: int = 2) -> CheckReport:
@@ -148,19 +143,11 @@ def _read(row: Row) -> tuple[str, tuple[str, ...]] | ImageError:
     return radiograph.sha256, radiograph.warnings
 
 
-def _problem(what: str, examples: Iterable[str]) -> Iterator[str]:
+def _examples(what: str, examples: Iterable[str], *, note: bool = False) -> Iterator[str]:
+    """How many there are, and the first of them; a note is left out where there are none."""
     found = list(examples)
-    yield f"{'PROBLEM' if found else 'ok':<11}  {what}: {len(found):,}"
-    yield from _examples(found)
-
-
-def _note(what: str, examples: list[str]) -> Iterator[str]:
-    if examples:
-        yield f"{'note':<11}  {what}: {len(examples):,}"
-        yield from _examples(examples)
-
-
-def _examples(found: list[str]) -> Iterator[str]:
+    if found or not note:
+        yield f"{'note' if note else 'PROBLEM' if found else 'ok':<11}  {what}: {len(found):,}"
     yield from (f"{'':<13}{example}" for example in found[:_NAMED] if example)
     if len(found) > _NAMED and found[0]:
         yield f"{'':<13}… and {len(found) - _NAMED:,} more (--json names all)"

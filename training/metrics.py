@@ -1,9 +1,7 @@
 """Metrics of METHOD.md, numpy only. Per-query values first; means and intervals are taken from them.
 
 Labels are float [N, C]: 1, 0, -1 (uncertain), NaN (unknown). For retrieval -1 counts as positive and NaN does not; for
-AUC both are left out.
-
-What is fitted on the validation split at the end: a threshold a finding, and a probability for its score.
+AUC both are left out. The last two are fitted on the validation split: a finding's threshold, and its probability.
 """
 
 from __future__ import annotations
@@ -65,14 +63,9 @@ def inner_products(query: NDArray[np.floating], gallery: NDArray[np.floating]) -
 
 
 def retrieval_values(
-    similarity: Similarity,
-    query_positive: NDArray[np.float32],
-    gallery_positive: NDArray[np.float32],
-    query_patients: Sequence[str],
-    gallery_patients: Sequence[str],
-    *,
-    k: int,
-) -> RetrievalValues:
+    similarity: Similarity, query_positive: NDArray[np.float32], gallery_positive: NDArray[np.float32],
+    query_patients: Sequence[str], gallery_patients: Sequence[str], *, k: int,
+) -> RetrievalValues:  # fmt: skip
     """nDCG@k, ACG@k and precision@k of each query, its own patient left out of the gallery and of the ideal.
 
     nDCG: gain 2^r - 1 with r the number of shared labels, ideal = the best ordering of the whole allowed gallery.
@@ -95,13 +88,9 @@ def retrieval_values(
 
 
 def random_ranking_values(
-    query_positive: NDArray[np.float32],
-    gallery_positive: NDArray[np.float32],
-    query_patients: Sequence[str],
-    gallery_patients: Sequence[str],
-    *,
-    k: int,
-) -> RetrievalValues:
+    query_positive: NDArray[np.float32], gallery_positive: NDArray[np.float32], query_patients: Sequence[str],
+    gallery_patients: Sequence[str], *, k: int,
+) -> RetrievalValues:  # fmt: skip
     """The exact expectation of `retrieval_values` under a random ranking of the gallery."""
     patient, others = patient_codes(query_patients, gallery_patients)
     values = np.full((3, len(query_positive)), np.nan)
@@ -269,10 +258,10 @@ def youden_threshold(scores: NDArray[np.floating], labels: NDArray[np.floating])
     lowest is taken, which favours sensitivity. None where the known labels do not hold both values, or a method has no
     scores (NaN).
     """
-    known = (labels == 0) | (labels == 1)
-    score, truth = scores[known].astype(np.float64), labels[known] == 1
-    if truth.all() or not truth.any() or np.isnan(score).any():
+    known = _two_sided(scores, labels)
+    if known is None:
         return None
+    score, truth = known
     levels, level = np.unique(score, return_inverse=True)
     between = np.r_[levels[0] / 2, (levels[1:] + levels[:-1]) / 2]
     positive, negative = (np.bincount(level[side], minlength=len(levels)) for side in (truth, ~truth))
@@ -281,16 +270,23 @@ def youden_threshold(scores: NDArray[np.floating], labels: NDArray[np.floating])
     return float(between[np.argmax(above[0] - above[1])])
 
 
+def _two_sided(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> tuple[Floats, NDArray[np.bool_]] | None:
+    """Scores and truth where the label is known; None where it does not hold both values or a score is NaN."""
+    known = (labels == 0) | (labels == 1)
+    score, truth = scores[known].astype(np.float64), labels[known] == 1
+    return None if truth.all() or not truth.any() or np.isnan(score).any() else (score, truth)
+
+
 def platt_calibration(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> Calibration | None:
     """Platt scaling, lightly regularised, with a slope that never turns the ranking round. scores, labels [N].
 
     Where the validation split says that a higher score is not more likely positive, the slope is 0: the probability
     is then the prevalence. None where there is no threshold either.
     """
-    known = (labels == 0) | (labels == 1)
-    score, truth = scores[known].astype(np.float64), labels[known] == 1
-    if truth.all() or not truth.any() or np.isnan(score).any():
+    known = _two_sided(scores, labels)
+    if known is None:
         return None
+    score, truth = known
     spread = score.std()
     if spread > 0:
         model = LogisticRegression(C=1.0).fit(score[:, None] / spread, truth)

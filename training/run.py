@@ -1,10 +1,13 @@
-"""The RUN folder: config.json, checkpoints/{last,best}.ckpt, metrics.csv, curves.png, and card.json when finished."""
+"""The RUN folder: config.json, checkpoints/{last,best}.ckpt, metrics.csv, curves.png, and card.json when finished.
+
+Also what a run is made of: its manifest, and its model and loss.
+"""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,55 +15,32 @@ import torch
 from torch import Tensor
 
 from cbmir.card import ModelCard
-from cbmir.errors import CardError, RunError
-from cbmir.files import write_json
+from cbmir.errors import CardError, RunError, require
+from cbmir.files import replacing, write_json
 from cbmir.manifest import Manifest, read_manifest
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.training.config import TrainConfig, proxy_counts
-from cbmir.training.dataset import label_array, training_targets
 from cbmir.training.encoder import build_encoder, encoder_of
 from cbmir.training.losses import HASHING_LOSSES, LOSSES, ONE_PROXY_LOSSES
 from cbmir.training.losses.targets import with_negative_class
 from cbmir.training.model import HashHead, HashingModel, LinearHead, ProxyHead, RetrievalModel
-from cbmir.training.splits import check_splits, fold_splits
+from cbmir.training.splits import with_fold
+
+COLUMNS = ("epoch", "train_loss", "val_ndcg", "val_auc", "lr", "seconds")
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """Where the parts of a run lie."""
+    """Where the parts of a run lie, and what they say."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.json"
-
-    @property
-    def card(self) -> Path:
-        return self.path / "card.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def last(self) -> Path:
-        return self.checkpoints / "last.ckpt"
-
-    @property
-    def best(self) -> Path:
-        return self.checkpoints / "best.ckpt"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.csv"
-
-    @property
-    def curves(self) -> Path:
-        return self.path / "curves.png"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config, self.card = path / "config.json", path / "card.json"
+        self.checkpoints = path / "checkpoints"
+        self.last, self.best = self.checkpoints / "last.ckpt", self.checkpoints / "best.ckpt"
+        self.metrics, self.curves = path / "metrics.csv", path / "curves.png"
 
     def read_config(self) -> TrainConfig:
-        """Raises RunError when the folder is no run."""
+        """The options that the run began with. Raises RunError when the folder is no run."""
         try:
             return TrainConfig.from_json(json.loads(self.config.read_text("utf-8")))
         except (OSError, ValueError, TypeError) as error:
@@ -71,10 +51,57 @@ class RunFolder:
         write_json(self.config, config.to_json())
 
     def read_card(self) -> ModelCard:
-        """Raises RunError when the run is not finished."""
+        """The card of the finished run. Raises RunError when it is not finished."""
         if not self.card.exists():
             raise RunError(f"{self.path}: this run is not finished; finish it with 'cbmir train … --resume'")
         return ModelCard.loads(self.card.read_text("utf-8"), str(self.card))
+
+    def best_state(self) -> dict[str, Any]:
+        """The model's state dict from best.ckpt. Raises RunError when there is none or it is damaged."""
+        try:
+            state = torch.load(self.best, map_location="cpu", weights_only=True)["state_dict"]
+        except Exception as error:  # torch.load raises whatever the unpickler meets
+            raise RunError(f"{self.best}: expected a checkpoint, found {type(error).__name__}: {error}") from error
+        return {key.removeprefix("model."): value for key, value in state.items() if key.startswith("model.")}
+
+    def read_epochs(self) -> list[dict[str, str]]:
+        """The rows of metrics.csv."""
+        with self.metrics.open(newline="", encoding="utf-8") as stream:
+            return list(csv.DictReader(stream))
+
+    def append_epoch(self, values: dict[str, Any]) -> None:
+        """Add the row of one epoch; rows of this and later epochs, left by a run that was stopped, are replaced."""
+        rows = self.read_epochs() if self.metrics.exists() else []
+        rows = [row for row in rows if int(row["epoch"]) < values["epoch"]]
+        with replacing(self.metrics) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, COLUMNS)
+            writer.writeheader()
+            writer.writerows([*rows, values])
+
+    def draw_curves(self) -> None:
+        """Loss, and validation nDCG and AUC, over epochs; the best epoch by nDCG is marked."""
+        require("matplotlib", "train")
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        rows = self.read_epochs()
+        epochs = [int(row["epoch"]) for row in rows]
+        figure = Figure(figsize=(9, 3.6), layout="constrained")
+        FigureCanvasAgg(figure)
+        left, right = figure.subplots(1, 2)
+        left.plot(epochs, [float(row["train_loss"]) for row in rows], "k.-")
+        left.set(xlabel="epoch", ylabel="training loss")
+        ndcg = [float(row["val_ndcg"]) for row in rows]
+        right.plot(epochs, ndcg, "k.-", label="nDCG")
+        right.plot(epochs, [float(row["val_auc"]) for row in rows], "s--", color="tab:blue", ms=3, label="AUC")
+        best = max(range(len(rows)), key=lambda i: ndcg[i])
+        right.axvline(epochs[best], color="grey", lw=0.8)
+        note = f"best nDCG {ndcg[best]:.3f}"
+        right.annotate(note, (epochs[best], ndcg[best]), textcoords="offset points", xytext=(4, -12))
+        right.set(xlabel="epoch", ylabel="on the validation split", ylim=(0, 1))
+        right.legend(loc="lower right")
+        with replacing(self.curves) as temporary:
+            figure.savefig(temporary, dpi=120, format="png")
 
 
 def training_manifest(config: TrainConfig) -> Manifest:
@@ -85,18 +112,6 @@ def training_manifest(config: TrainConfig) -> Manifest:
             f"{config.manifest}: the manifest has changed since this run began; restore it or start another run"
         )
     return with_fold(manifest, config.fold)
-
-
-def with_fold(manifest: Manifest, fold: str) -> Manifest:
-    """The manifest with the splits of fold "i/n", or as it is for an empty string; always patient-disjoint."""
-    if fold:
-        number, _, folds = fold.partition("/")
-        if not (number.isdigit() and folds.isdigit()):
-            raise RunError(f"expected a fold such as 1/5, found {fold!r}")
-        patients = [row.patient_id for row in manifest]
-        manifest = manifest.with_splits(fold_splits(patients, fold=int(number), folds=int(folds)))
-    check_splits(manifest)
-    return manifest
 
 
 def build_model(config: TrainConfig, targets: Tensor, *, weights: str) -> tuple[RetrievalModel, torch.nn.Module]:
@@ -114,33 +129,26 @@ def build_model(config: TrainConfig, targets: Tensor, *, weights: str) -> tuple[
 
 
 def load_model(run: Path) -> tuple[RetrievalModel, ModelCard, TrainConfig]:
-    """The best model of a finished run, in evaluation mode on the CPU, with its card. Raises RunError."""
+    """The best model of a finished run, in evaluation mode on the CPU, with its card and options.
+
+    Raises:
+        RunError: the folder is no finished run, or that of a hashing model.
+        CardError: the weights are not those that the card describes.
+    """
     folder = RunFolder(run)
     config, card = folder.read_config(), folder.read_card()
     if card.head == "hash":
         raise RunError(f"{run}: a hashing model ({config.loss}) is the benchmark's alone; use a loss of 'cbmir train'")
-    dim = card.embedding_dim
-    head: ProxyHead | LinearHead
-    if card.head == "linear":
-        head = LinearHead(dim, len(card.labels))
-    else:
-        head = ProxyHead(dim, card.proxies_per_class, len(card.labels), card.sigma)
+    dim, labels = card.embedding_dim, len(card.labels)
+    head = (
+        LinearHead(dim, labels) if card.head == "linear" else ProxyHead(dim, card.proxies_per_class, labels, card.sigma)
+    )
     model = RetrievalModel(encoder_of(card), head)
-    model.load_state_dict(best_state(folder))
+    model.load_state_dict(folder.best_state())
     model.eval()
     if embedding_fingerprint(model, card.preprocess) != card.weights:
         raise CardError(f"{folder.best}: the weights are not those that {folder.card} describes; train the run again")
     return model, card, config
-
-
-def best_state(folder: RunFolder) -> dict[str, Any]:
-    """The model's state dict from best.ckpt. Raises RunError when there is none or it is damaged."""
-    try:
-        checkpoint = torch.load(folder.best, map_location="cpu", weights_only=True)
-        state = checkpoint["state_dict"]
-    except Exception as error:  # torch.load raises whatever the unpickler meets
-        raise RunError(f"{folder.best}: expected a checkpoint, found {type(error).__name__}: {error}") from error
-    return {key.removeprefix("model."): value for key, value in state.items() if key.startswith("model.")}
 
 
 def embedding_fingerprint(model: RetrievalModel, spec: PreprocessSpec) -> str:
@@ -150,13 +158,3 @@ def embedding_fingerprint(model: RetrievalModel, spec: PreprocessSpec) -> str:
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def split_rows(manifest: Manifest, *splits: str) -> list[int]:
-    """Positions of the rows of the named splits."""
-    return [position for position, row in enumerate(manifest.rows) if row.split in splits]
-
-
-def split_targets(manifest: Manifest, *splits: str) -> Tensor:
-    """Training targets of the named splits, float32 [N, C] in {0, 1, NaN}."""
-    return training_targets(label_array(manifest)[split_rows(manifest, *splits)])

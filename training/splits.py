@@ -6,7 +6,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from cbmir.errors import SplitError
+from cbmir.errors import RunError, SplitError
 from cbmir.manifest import Manifest, Row
 
 
@@ -77,3 +77,15 @@ def check_splits(manifest: Manifest) -> None:
             f"expected each patient in one split, found {len(leaks)} in two or more: {named}{more}; "
             f"split by patient, or leave the splits out to have them assigned"
         )
+
+
+def with_fold(manifest: Manifest, fold: str) -> Manifest:
+    """The manifest with the splits of fold "i/n", or as it is for an empty string; always patient-disjoint."""
+    if fold:
+        number, _, folds = fold.partition("/")
+        if not (number.isdigit() and folds.isdigit()):
+            raise RunError(f"expected a fold such as 1/5, found {fold!r}")
+        patients = [row.patient_id for row in manifest]
+        manifest = manifest.with_splits(fold_splits(patients, fold=int(number), folds=int(folds)))
+    check_splits(manifest)
+    return manifest

@@ -16,7 +16,7 @@ from cbmir.manifest import read_manifest, write_manifest
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import SWEEPS
 from cbmir.training.comparison.protocols import PROTOCOLS
-from cbmir.training.run import with_fold
+from cbmir.training.splits import with_fold
 
 SMALL = ("--encoder", "timm:test_efficientnet", "--image-size", 32, "--epochs", 1, "--batch-size", 8, "--devices", 1)
 

@@ -14,7 +14,7 @@ from cbmir.export.compare import choose, limits_of
 from cbmir.labels import LabelSet
 from cbmir.manifest import read_manifest
 from cbmir.preprocessing import PreprocessSpec
-from cbmir.training.run import with_fold
+from cbmir.training.splits import with_fold
 
 
 def test_a_run_and_its_file(tiny_run: Path, tiny_export: Path, tiny_manifest: Path) -> None:

@@ -23,7 +23,8 @@ from cbmir.export.export import output_file
 from cbmir.manifest import Manifest, Row, read_manifest, write_manifest
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime import open_engine
-from cbmir.training.run import RunFolder, with_fold
+from cbmir.training.run import RunFolder
+from cbmir.training.splits import with_fold
 
 
 def test_files_and_report(tiny_export: Path, tiny_run: Path) -> None:

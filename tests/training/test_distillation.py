@@ -27,7 +27,7 @@ from cbmir.training.config import TrainConfig
 from cbmir.training.distillation import Teacher, build_student, load_teacher, teacher_options
 from cbmir.training.encoder import build_encoder, encoder_of, for_inference, with_projection
 from cbmir.training.evaluate import evaluate_model
-from cbmir.training.harness import RetrievalTask, read_epochs, train
+from cbmir.training.harness import RetrievalTask, train
 from cbmir.training.losses.distill import TEMPERATURE, DistillationLoss, bernoulli_divergence, neighbour_divergence
 from cbmir.training.model import LinearHead, ProxyHead, RetrievalModel
 from cbmir.training.run import RunFolder, load_model
@@ -172,14 +172,14 @@ def test_head_is_the_teachers_bit_for_bit_and_the_teacher_is_not_in_the_checkpoi
 
 
 def test_it_learns_to_stand_where_the_teacher_does(student: Path, teacher: Path, squares: Path) -> None:
-    losses = [float(row["train_loss"]) for row in read_epochs(RunFolder(student).metrics)]
+    losses = [float(row["train_loss"]) for row in RunFolder(student).read_epochs()]
     assert losses[-1] < losses[0] / 4
     cross = evaluate_model(student, squares, queries="val", gallery_model=teacher).summary()
     assert cross["positive queries"]["ndcg"]["value"] > 0.9
     card = RunFolder(student).read_card()
     for column in ("positive queries", "all queries"):  # the card's figures are those of the teacher's gallery
         assert card.metrics[f"val {column}"]["ndcg"] == pytest.approx(cross[column]["ndcg"], abs=1e-6)
-    best = max(float(row["val_ndcg"]) for row in read_epochs(RunFolder(student).metrics))
+    best = max(float(row["val_ndcg"]) for row in RunFolder(student).read_epochs())
     assert cross["positive queries"]["ndcg"]["value"] == pytest.approx(best, abs=1e-3)
 
 

@@ -16,8 +16,9 @@ import torch
 from cbmir.errors import CardError, RunError, SplitError, TrainingError
 from cbmir.manifest import read_manifest, write_manifest
 from cbmir.training.config import TrainConfig, proxy_counts, resolve_precision
-from cbmir.training.harness import RetrievalTask, Selection, read_epochs, train
-from cbmir.training.run import RunFolder, load_model, with_fold
+from cbmir.training.harness import RetrievalTask, Validation, train
+from cbmir.training.run import RunFolder, load_model
+from cbmir.training.splits import with_fold
 
 
 def config(manifest: Path, **options: Any) -> TrainConfig:
@@ -37,11 +38,11 @@ def test_a_finished_run_holds_what_the_readme_says(finished: RunFolder) -> None:
     assert names == [
         "card.json", "checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.json", "curves.png", "metrics.csv",
     ]  # fmt: skip
-    assert [row["epoch"] for row in read_epochs(finished.metrics)] == [str(n) for n in range(6)]
+    assert [row["epoch"] for row in finished.read_epochs()] == [str(n) for n in range(6)]
 
 
 def test_it_learns(finished: RunFolder) -> None:
-    card, epochs = finished.read_card(), read_epochs(finished.metrics)
+    card, epochs = finished.read_card(), finished.read_epochs()
     assert max(float(row["val_auc"]) for row in epochs) > 0.95
     ndcg = [float(row["val_ndcg"]) for row in epochs]
     assert card.training["best_epoch"] == ndcg.index(max(ndcg))
@@ -104,7 +105,7 @@ def test_a_stopped_run_resumes_to_the_same_weights(
 
 
 def _without_seconds(run: RunFolder) -> list[dict[str, str]]:
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_epochs(run.metrics)]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in run.read_epochs()]
 
 
 def worse_every_epoch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -117,7 +118,7 @@ def worse_every_epoch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         start(task)
 
     monkeypatch.setattr(RetrievalTask, "on_train_epoch_start", record)
-    monkeypatch.setattr(Selection, "measure", lambda self, model: {"val_ndcg": 1 / (1 + started[-1]), "val_auc": 0.5})
+    monkeypatch.setattr(Validation, "measure", lambda self, model: {"val_ndcg": 1 / (1 + started[-1]), "val_auc": 0.5})
     return started
 
 
@@ -223,7 +224,7 @@ def test_two_processes_train_one_model(squares: Path, tmp_path: Path) -> None:
         command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False
     )
     assert result.returncode == 0, result.stderr
-    assert len(read_epochs(RunFolder(tmp_path / "run").metrics)) == 2
+    assert len(RunFolder(tmp_path / "run").read_epochs()) == 2
     load_model(tmp_path / "run")
 
 

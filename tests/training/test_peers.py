@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torchmetrics.functional.retrieval import retrieval_normalized_dcg
 
-from cbmir.training.losses.ml_proxy_nca import MLProxyNCALoss
-from cbmir.training.losses.proxy_anchor import ProxyAnchorLoss
+from cbmir.training.losses.proxy import MLProxyNCALoss, ProxyAnchorLoss
 from cbmir.training.metrics import auc, inner_products, resampled_auc, retrieval_values
 from cbmir.training.model import ProxyHead
 

@@ -16,7 +16,7 @@ from PIL import Image
 from cbmir.errors import MissingDependencyError, SplitError, UserError
 from cbmir.labels import NIH_14
 from cbmir.manifest import read_manifest
-from cbmir.training.phantom import PHANTOM_LABELS, Finding, Phantom, describe, draw, generate, report, writing
+from cbmir.training.phantom import PHANTOM_LABELS, Phantom, PhantomFinding, describe, draw, files, generate, report
 from cbmir.training.phantom.anatomy import halves
 from cbmir.training.phantom.patients import BOTH, CAUSES, LEFT, RIGHT
 
@@ -28,7 +28,7 @@ def phantoms() -> list[Phantom]:
     return list(describe(COUNT, seed=7))
 
 
-def plain(phantom: Phantom, *findings: Finding) -> Phantom:
+def plain(phantom: Phantom, *findings: PhantomFinding) -> Phantom:
     """The same patient in a neutral pose and exposure, without noise."""
     return replace(
         phantom, findings=findings, view="PA", breath=0.5, rotation=0.0, shift=(0.0, 0.0), scale=1.0, gain=1.0,
@@ -136,7 +136,7 @@ def test_a_report_names_each_finding_and_no_other(phantoms: list[Phantom]) -> No
 
 
 def test_a_report_says_side_zone_and_size(phantoms: list[Phantom]) -> None:
-    mass = Finding("Mass", LEFT, "upper", severity=0.5, seed=1)
+    mass = PhantomFinding("Mass", LEFT, "upper", severity=0.5, seed=1)
     assert mass.diameter_cm == pytest.approx(5.3)
     text = report(plain(phantoms[0], mass))
     assert "5.3 cm" in text and "left upper zone" in text and "Left lung mass" in text and "right" not in text.lower()
@@ -172,7 +172,7 @@ _CASES = [
 def test_a_finding_shows_where_it_should(phantoms: list[Phantom], label, side, zone, severity, sign, box) -> None:
     size = 192
     for phantom in phantoms[:6]:
-        finding = Finding(label, side, zone, severity, seed=phantom.seed)
+        finding = PhantomFinding(label, side, zone, severity, seed=phantom.seed)
         change = draw(plain(phantom, finding), size).astype(int) - draw(plain(phantom), size)
         weight = np.clip(sign * change, 0, None)
         assert weight.max() > 20 and weight.sum() > 1.5 * np.clip(-sign * change, 0, None).sum()
@@ -190,7 +190,7 @@ def test_severity_is_size(phantoms: list[Phantom]) -> None:
     for label, side, zone, *_ in _CASES:
         normal = draw(plain(phantoms[0]), 128).astype(int)
         mild, severe = (
-            np.abs(draw(plain(phantoms[0], Finding(label, side, zone, severity, seed=5)), 128) - normal).sum()
+            np.abs(draw(plain(phantoms[0], PhantomFinding(label, side, zone, severity, seed=5)), 128) - normal).sum()
             for severity in (0.1, 0.9)
         )
         assert severe > mild, label
@@ -218,7 +218,7 @@ def test_cardiothoracic_ratio(phantoms: list[Phantom]) -> None:
     normal = [_measured_ratio(replace(phantom, findings=())) for phantom in phantoms[:12]]
     assert max(normal) < 0.48 and min(normal) > 0.36
     for severity in (0.0, 1.0):
-        finding = Finding("Cardiomegaly", BOTH, "", severity, seed=1)
+        finding = PhantomFinding("Cardiomegaly", BOTH, "", severity, seed=1)
         wide = [_measured_ratio(replace(phantom, findings=(finding,))) for phantom in phantoms[:6]]
         assert min(wide) > 0.5 and max(wide) < 0.66
 
@@ -276,7 +276,7 @@ def test_the_same_arguments_write_the_same_bytes(tmp_path: Path, image_format: s
 
 def test_processes_write_what_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     generate(tmp_path / "one", count=8, size=64, progress=False)
-    monkeypatch.setattr(writing, "_WORTH_A_PROCESS", 4)
+    monkeypatch.setattr(files, "_WORTH_A_PROCESS", 4)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     generate(tmp_path / "two", count=8, size=64, progress=False)
     assert _digests(tmp_path / "one") == _digests(tmp_path / "two")

@@ -1,15 +1,12 @@
 """One cell: train or take what is there, let the queries ask the gallery, and write down the answers.
 
-What a cell leaves behind: a value a query, from which every figure of the report is made.
-
-What `cbmir benchmark --dry-run` prints: which images would train and ask, and what would be run.
+A cell leaves a value for each query, from which every figure of the report is made.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -23,19 +20,21 @@ from numpy.typing import NDArray
 from cbmir.errors import RunError
 from cbmir.files import replacing, write_json
 from cbmir.manifest import Manifest, read_manifest
+from cbmir.runtime.imaging.preprocess import centre_crop
 from cbmir.training.comparison.methods.registry import METHODS, Answer, Given
-from cbmir.training.comparison.plan import Cell, Part, Plan, selection_path
+from cbmir.training.comparison.plan import Cell, Plan, selection_path
 from cbmir.training.comparison.protocols import PROTOCOLS
-from cbmir.training.config import TrainConfig
-from cbmir.training.dataset import cache_folder, cached_images, evaluation_batches, label_array
-from cbmir.training.evaluate import Evaluation, Vectors, embed, evaluate, on_fastest_device
+from cbmir.training.dataset import cache_folder, cached_images, evaluation_batches, split_rows, split_targets
+from cbmir.training.evaluate import Vectors, embed, evaluate, on_fastest_device
 from cbmir.training.harness import first_process, train
 from cbmir.training.metrics import RETRIEVAL_METRICS, RetrievalValues, Similarity, inner_products, patient_codes
-from cbmir.training.run import RunFolder, best_state, build_model, split_rows, split_targets
-from cbmir.training.splits import patients_in_two_splits
+from cbmir.training.run import RunFolder, build_model
 
 COLUMNS = ("positive queries", "all queries", "random, positive queries", "random, all queries")
 FACTS, VALUES, VECTORS, LOG, FAILED = "cell.json", "answers.npz", "vectors.npz", "log.txt", "failed.json"
+_ARRAYS = ("patients", "views", "sources", "labels", "scores", "neighbours")
+#: So many neighbours of each query are kept for the page of examples.
+NEIGHBOURS = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,48 +56,26 @@ class CellAnswers:
     retrieval: dict[str, RetrievalValues]
 
 
-def write_answers(
-    folder: Path,
-    evaluation: Evaluation,
-    *,
-    views: Sequence[str],
-    sources: Sequence[str],
-    neighbours: NDArray[np.intp],
-    facts: dict[str, Any],
-) -> None:
+def write_answers(folder: Path, answers: CellAnswers) -> None:
     """Write answers.npz, then cell.json, whose presence says that the cell is finished."""
-    values = {
-        f"{column}/{metric}": getattr(evaluation.retrieval[column], metric)
-        for column in COLUMNS
-        for metric in RETRIEVAL_METRICS
-    }
-    query = evaluation.query
+    arrays = {name: np.asarray(getattr(answers, name)) for name in _ARRAYS}
+    arrays |= {f"{c}/{metric}": getattr(answers.retrieval[c], metric) for c in COLUMNS for metric in RETRIEVAL_METRICS}
     with replacing(folder / VALUES) as temporary, temporary.open("wb") as stream:
-        np.savez_compressed(
-            stream, patients=np.array(query.patients), views=np.array(views), sources=np.array(sources),
-            labels=query.labels, scores=query.scores, neighbours=neighbours, **values,
-        )  # fmt: skip
-    write_json(folder / FACTS, facts)
+        np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
+    write_json(folder / FACTS, answers.facts)
 
 
 def read_answers(folder: Path) -> CellAnswers:
     """The answers of a finished cell."""
     with np.load(folder / VALUES) as data:
         arrays = dict(data)
-    return CellAnswers(
-        facts=json.loads((folder / FACTS).read_text("utf-8")),
-        patients=arrays["patients"].tolist(),
-        views=arrays["views"].tolist(),
-        sources=arrays["sources"].tolist(),
-        labels=arrays["labels"],
-        scores=arrays["scores"],
-        neighbours=arrays["neighbours"],
-        retrieval={c: RetrievalValues(*(arrays[f"{c}/{m}"] for m in RETRIEVAL_METRICS)) for c in COLUMNS},
-    )
+    own: dict[str, Any] = {n: arrays[n].tolist() if arrays[n].dtype.kind == "U" else arrays[n] for n in _ARRAYS}
+    retrieval = {c: RetrievalValues(*(arrays[f"{c}/{m}"] for m in RETRIEVAL_METRICS)) for c in COLUMNS}
+    return CellAnswers(json.loads((folder / FACTS).read_text("utf-8")), **own, retrieval=retrieval)
 
 
 def write_vectors(folder: Path, query: NDArray[np.float32], gallery: NDArray[np.float32], **more: Any) -> None:
-    """Write vectors.npz: what the t-SNE pictures show, and methods without a network work on."""
+    """Write vectors.npz: what the t-SNE maps show, and methods without a network work on."""
     with replacing(folder / VECTORS) as temporary, temporary.open("wb") as stream:
         np.savez(stream, query=query, gallery=gallery, **more)
 
@@ -109,32 +86,14 @@ def read_vectors(folder: Path) -> dict[str, NDArray[np.float32]]:
         return dict(data)
 
 
-def preview(plan: Plan, selections: dict[Part, Manifest]) -> str:
-    """Selections, methods and number of cells, as text."""
-    protocol = PROTOCOLS[plan.protocol]
-    lines = [f"{protocol.title}; nDCG@{protocol.k}", ""]
-    rows = [("selection", "training", "validation", "queries", "patients", "in two splits", "fingerprint")]
-    for part, selection in selections.items():
-        count = Counter(row.split for row in selection)
-        patients = {row.patient_id for row in selection if row.split}
-        shared = patients_in_two_splits(selection)
-        train, val, test = (f"{count[split]:,}" for split in ("train", "val", "test"))
-        rows.append((part.name, train, val, test, f"{len(patients):,}", f"{len(shared)}", selection.fingerprint[:12]))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines += ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
-    cells = Counter(cell.method for cell in plan.cells())
-    lines += ["", f"{sum(cells.values())} cells:"]
-    lines += [f"  {count:>3}  {name:<15} {METHODS[name].title}" for name, count in cells.items()]
-    return "\n".join(lines)
-
-
-#: So many neighbours of each query are kept for the page of examples.
-NEIGHBOURS = 10
-
-
 def cell_folder(report: Path, cell: Cell) -> Path:
     """Where a cell lies in the report."""
     return report / "cells" / cell.name
+
+
+def is_finished(report: Path, cell: Cell) -> bool:
+    """Whether a cell has all of its answers."""
+    return (cell_folder(report, cell) / FACTS).exists()
 
 
 def run_cell(report: Path, plan: Plan, cell: Cell) -> None:
@@ -145,88 +104,56 @@ def run_cell(report: Path, plan: Plan, cell: Cell) -> None:
     folder = cell_folder(report, cell)
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "lock") if first_process() else nullcontext():  # a second benchmark waits for the first
-        if not (folder / FACTS).exists():
+        if not is_finished(report, cell):
             _run(report, plan, cell, folder)
 
 
 def _run(report: Path, plan: Plan, cell: Cell, folder: Path) -> None:
     method, path = METHODS[cell.method], selection_path(report, cell.part)
     selection = read_manifest(path)
-    part = _Part(selection, plan.config(cell, selection, path), cache_folder(path))
+    config = plan.config(cell, selection, path)
+
+    def images() -> NDArray[np.uint8]:
+        return cached_images(selection, config.preprocess, cache_folder(path))
+
+    def batches(split: str) -> Iterator[NDArray[np.uint8]]:
+        return evaluation_batches(images(), split_rows(selection, split), config.preprocess)
+
+    facts: dict[str, Any] = {}
     if method.answer is None:
-        train(part.config, folder / "run", resume=True)
+        run = train(config, folder / "run", resume=True)
         if not first_process():
             return
         began = time.time()
-        answer, facts = _network(part, folder / "run"), _facts(folder / "run")
+        model, _ = build_model(config, split_targets(selection, "train"), weights="none")
+        model.load_state_dict(run.best_state())
+        on_fastest_device(model)
+        query, scores = embed(model, batches("test"))
+        gallery, _ = embed(model, batches("train"))
+        answer, facts = Answer(query, gallery, inner_products(query, gallery), scores), _facts(run)
     else:
         began = time.time()
-        answer, facts = method.answer(_given(part, _bce(report, cell) if method.needs_bce else {})), {}
-    scores = answer.scores
-    if scores is None:
-        scores = np.full((len(part.rows("test")), len(selection.labels)), np.nan, np.float32)
-    query, gallery = part.vectors("test", answer.query, scores), part.vectors("train", answer.gallery)
-    evaluation = evaluate(
-        query, gallery, selection.labels.names, k=PROTOCOLS[plan.protocol].k, similarity=answer.similarity
-    )
-    write_vectors(folder, answer.query, answer.gallery, scores=scores)
-    rows = [selection.rows[row] for row in part.rows("test")]
-    write_answers(
-        folder, evaluation,
-        views=[row.view for row in rows], sources=[row.source for row in rows],
-        neighbours=nearest(answer.similarity, query.patients, gallery.patients),
-        facts={
-            "training_images": len(gallery.patients),
-            "queries": len(rows),
-            **facts,
-            "seconds": round(facts.get("training_seconds", 0) + time.time() - began, 2),
-        },
-    )  # fmt: skip
+        given = Given(
+            **(_bce(report, cell) if method.needs_bce else {}),
+            targets=split_targets(selection, "train"),
+            images=lambda split: centre_crop(images()[split_rows(selection, split)], config.preprocess),
+            bits=config.code_bits,
+            seed=config.seed,
+        )
+        answer = method.answer(given)
+    _write(folder, plan, selection, answer, facts, began)
 
 
 def _bce(report: Path, cell: Cell) -> dict[str, NDArray[np.float32]]:
     """The vectors of the BCE network on the same part."""
     bce = Cell(cell.part, "bce")
-    if not (cell_folder(report, bce) / FACTS).exists():
+    if not is_finished(report, bce):
         raise RunError(f"{cell.name} works on the BCE network's features, and {bce.name} is not finished")
     return read_vectors(cell_folder(report, bce))
 
 
-@dataclass(frozen=True)
-class _Part:
-    """The images of one part; `test` asks, `train` is the gallery."""
-
-    selection: Manifest
-    config: TrainConfig
-    cache: Path
-
-    def rows(self, split: str) -> list[int]:
-        return split_rows(self.selection, split)
-
-    def batches(self, split: str) -> Iterator[NDArray[np.uint8]]:
-        images = cached_images(self.selection, self.config.preprocess, self.cache)
-        return evaluation_batches(images, self.rows(split), self.config.preprocess)
-
-    def vectors(self, split: str, embedding: NDArray[np.float32], scores: NDArray[np.float32] | None = None) -> Vectors:
-        """With labels and patients; the gallery needs no scores."""
-        rows = self.rows(split)
-        patients = [self.selection.rows[row].patient_id for row in rows]
-        none = np.empty((len(rows), 0), np.float32)
-        return Vectors(embedding, none if scores is None else scores, label_array(self.selection)[rows], patients)
-
-
-def _network(part: _Part, run: Path) -> Answer:
-    """What the best model of the run answers."""
-    model, _ = build_model(part.config, split_targets(part.selection, "train"), weights="none")
-    model.load_state_dict(best_state(RunFolder(run)))
-    on_fastest_device(model)
-    query, scores = embed(model, part.batches("test"))
-    gallery, _ = embed(model, part.batches("train"))
-    return Answer(query, gallery, inner_products(query, gallery), scores)
-
-
-def _facts(run: Path) -> dict[str, Any]:
-    card = RunFolder(run).read_card()
+def _facts(run: RunFolder) -> dict[str, Any]:
+    card = run.read_card()
     return {
         "negative_proxies": card.negative_proxies,
         "proxies_per_class": list(card.proxies_per_class),
@@ -236,25 +163,23 @@ def _facts(run: Path) -> dict[str, Any]:
     }
 
 
-def _given(part: _Part, bce: dict[str, NDArray[np.float32]]) -> Given:
-    none, side = np.empty((0, 0), np.float32), part.config.preprocess.crop
-
-    def crops(split: str) -> NDArray[np.uint8]:
-        images, filled = np.empty((len(part.rows(split)), side, side), np.uint8), 0
-        for batch in part.batches(split):
-            images[filled : filled + len(batch)] = batch[:, 0]
-            filled += len(batch)
-        return images
-
-    return Given(
-        query=bce.get("query", none),
-        scores=bce.get("scores", none),
-        gallery=bce.get("gallery", none),
-        targets=split_targets(part.selection, "train"),
-        images=crops,
-        bits=part.config.code_bits,
-        seed=part.config.seed,
+def _write(folder: Path, plan: Plan, selection: Manifest, answer: Answer, facts: dict[str, Any], began: float) -> None:
+    queries = selection.split("test").rows
+    scores = answer.scores
+    if scores is None:
+        scores = np.full((len(queries), len(selection.labels)), np.nan, np.float32)
+    query = Vectors.of_split(selection, "test", answer.query, scores)
+    gallery = Vectors.of_split(selection, "train", answer.gallery)
+    evaluation = evaluate(
+        query, gallery, selection.labels.names, k=PROTOCOLS[plan.protocol].k, similarity=answer.similarity
     )
+    neighbours = nearest(answer.similarity, query.patients, gallery.patients)
+    views, sources = [row.view for row in queries], [row.source for row in queries]
+    write_vectors(folder, answer.query, answer.gallery, scores=scores)
+    facts = {"training_images": len(gallery.patients), "queries": len(queries)} | facts
+    facts["seconds"] = round(facts.get("training_seconds", 0) + time.time() - began, 2)
+    answers = CellAnswers(facts, query.patients, views, sources, query.labels, scores, neighbours, evaluation.retrieval)
+    write_answers(folder, answers)
 
 
 def nearest(similarity: Similarity, query_patients: Sequence[str], gallery_patients: Sequence[str]) -> NDArray[np.intp]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from cbmir.manifest import Manifest, read_manifest, write_manifest
 from cbmir.training.comparison.methods.registry import METHODS, SWEPT, methods_of
 from cbmir.training.comparison.protocols import PROTOCOLS, Protocol, keep_training, select, sweep_sizes
 from cbmir.training.config import BALANCEABLE, TrainConfig
+from cbmir.training.splits import patients_in_two_splits
 
 #: What --resume may change: it adds to what was asked before, or says where the images now are. Everything else would
 #: make another benchmark.
@@ -106,20 +108,16 @@ class Plan:
 
     def cell(self, name: str) -> Cell:
         """The cell of this name. Raises RunError."""
-        for cell in self.cells():
-            if cell.name == name:
-                return cell
-        raise RunError(f"expected a cell of this benchmark, found {name!r}")
+        found = next((cell for cell in self.cells() if cell.name == name), None)
+        if found is None:
+            raise RunError(f"expected a cell of this benchmark, found {name!r}")
+        return found
 
     def config(self, cell: Cell, selection: Manifest, path: Path) -> TrainConfig:
         """How the network of a cell is trained; a method without one works on the BCE network's features."""
         method = METHODS[cell.method]
-        options: dict[str, Any] = {
-            "loss": "bce",
-            "negative_proxies": PROTOCOLS[self.protocol].negatives,
-        } | self.training
-        if cell.proxies:
-            options["proxies_per_class"] = cell.proxies
+        options: dict[str, Any] = {"loss": "bce", "negative_proxies": PROTOCOLS[self.protocol].negatives}
+        options |= self.training | ({"proxies_per_class": cell.proxies} if cell.proxies else {})
         options |= method.training
         if options["loss"] not in BALANCEABLE:
             options["class_weights"] = None
@@ -181,8 +179,11 @@ def make_plan(
     elif "negative-proxies" in sweeps:
         methods = tuple(dict.fromkeys((*methods, "proxy", "proxy-negative")))
     for pair in pairs:
-        for name in _both_of(pair):
-            manifest.labels.index(name)
+        first, slash, second = pair.partition("/")
+        if not slash:
+            raise RunError(f"expected a pair of labels such as Edema/Cardiomegaly, found {pair!r}")
+        for name in (first, second):
+            manifest.labels.index(name.strip())
     proxies = SWEPT_PROXIES if "proxies-per-class" in sweeps else (training["proxies_per_class"],)
     plan = Plan(
         protocol.name, str(path.resolve()), manifest.fingerprint, methods, seeds, folds, (0,), proxies, pairs,
@@ -190,9 +191,8 @@ def make_plan(
     )  # fmt: skip
     if "train-size" not in sweeps:
         return replace(plan, sizes=(protocol.size,))
-    return replace(
-        plan, sizes=sweep_sizes(protocol, [] if protocol.sizes else list(select_parts(plan, manifest).values()))
-    )
+    selections = [] if protocol.sizes else list(select_parts(plan, manifest).values())
+    return replace(plan, sizes=sweep_sizes(protocol, selections))
 
 
 def select_parts(plan: Plan, manifest: Manifest) -> dict[Part, Manifest]:
@@ -202,18 +202,11 @@ def select_parts(plan: Plan, manifest: Manifest) -> dict[Part, Manifest]:
         (part.seed, part.fold): select(protocol, manifest, part.seed, part.fold, plan.folds, most)
         for part in plan.parts()
     }
-    return {part: _of_size(largest[part.seed, part.fold], part) for part in plan.parts()}
-
-
-def _both_of(pair: str) -> tuple[str, str]:
-    first, slash, second = pair.partition("/")
-    if not slash:
-        raise RunError(f"expected a pair of labels such as Edema/Cardiomegaly, found {pair!r}")
-    return first.strip(), second.strip()
-
-
-def _of_size(selection: Manifest, part: Part) -> Manifest:
-    return keep_training(selection, part.size, seed=part.seed) if part.size else selection
+    selections = {part: largest[part.seed, part.fold] for part in plan.parts()}
+    return {
+        part: keep_training(selection, part.size, seed=part.seed) if part.size else selection
+        for part, selection in selections.items()
+    }
 
 
 def prepare(report: Path, plan: Plan, manifest: Manifest, *, resume: bool) -> Plan:
@@ -248,3 +241,22 @@ def prepare(report: Path, plan: Plan, manifest: Manifest, *, resume: bool) -> Pl
 def selection_path(report: Path, part: Part) -> Path:
     """The manifest of one part: its images, patients, splits and labels, as `cbmir train` reads them."""
     return report / "selections" / f"{part.name}.csv"
+
+
+def preview(plan: Plan, selections: dict[Part, Manifest]) -> str:
+    """Selections, methods and number of cells, as `cbmir benchmark --dry-run` prints them."""
+    protocol = PROTOCOLS[plan.protocol]
+    lines = [f"{protocol.title}; nDCG@{protocol.k}", ""]
+    rows = [("selection", "training", "validation", "queries", "patients", "in two splits", "fingerprint")]
+    for part, selection in selections.items():
+        count = Counter(row.split for row in selection)
+        patients = {row.patient_id for row in selection if row.split}
+        shared = patients_in_two_splits(selection)
+        train, val, test = (f"{count[split]:,}" for split in ("train", "val", "test"))
+        rows.append((part.name, train, val, test, f"{len(patients):,}", f"{len(shared)}", selection.fingerprint[:12]))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines += ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    cells = Counter(cell.method for cell in plan.cells())
+    lines += ["", f"{sum(cells.values())} cells:"]
+    lines += [f"  {count:>3}  {name:<15} {METHODS[name].title}" for name, count in cells.items()]
+    return "\n".join(lines)

@@ -9,7 +9,7 @@ from cbmir.errors import SplitError
 from cbmir.labels import CHEXPERT_9, NIH_13
 from cbmir.manifest import Manifest, Row
 from cbmir.training.readers.common import keep_labels
-from cbmir.training.splits import check_splits, fold_splits, shuffle_patients
+from cbmir.training.splits import shuffle_patients, with_fold
 
 #: Images on which epoch, thresholds and calibration are chosen (the paper names none).
 VALIDATION = 1_000
@@ -54,11 +54,8 @@ def select(protocol: Protocol, manifest: Manifest, seed: int, fold: int, folds: 
     if protocol.labels:
         manifest = keep_labels(manifest, protocol.labels)
         wanted = {"test": protocol.queries, "val": VALIDATION, "train": size}
-        return draw(manifest, wanted, seed=seed, eligible=_any if protocol.negatives else _has_finding)
-    if folds:
-        patients = [row.patient_id for row in manifest]
-        manifest = manifest.with_splits(fold_splits(patients, fold=fold, folds=folds))
-    check_splits(manifest)
+        return draw(manifest, wanted, seed=seed, eligible=lambda row: protocol.negatives or 1 in row.labels)
+    manifest = with_fold(manifest, f"{fold}/{folds}" if folds else "")
     empty = [name for name in ("train", "val", "test") if not manifest.split(name).rows]
     if empty:
         raise SplitError(
@@ -72,25 +69,20 @@ def draw(manifest: Manifest, wanted: dict[str, int], *, seed: int, eligible: Cal
 
     What a patient has beyond the last image needed is left out. Raises SplitError if there are too few.
     """
-    images_of: dict[str, list[int]] = {}
-    for position, row in enumerate(manifest):
-        if eligible(row):
-            images_of.setdefault(row.patient_id, []).append(position)
     split_of: dict[int, str] = {}
-    patients = iter(shuffle_patients(images_of, seed=seed))
+    patients = iter(_images_by_patient(manifest, eligible, seed))
     for split, count in wanted.items():
         left = count
         while left > 0:
-            patient = next(patients, None)
-            if patient is None:
+            images = next(patients, None)
+            if images is None:
                 asked = ", ".join(f"{number:,} for {name}" for name, number in wanted.items())
                 raise SplitError(
                     f"expected images of different patients ({asked}), ran out {left:,} short of the {count:,} for "
                     f"{split}; the protocol needs the whole data set, 'cbmir benchmark table' takes any"
                 )
-            taken = images_of[patient][:left]
-            split_of.update(dict.fromkeys(taken, split))
-            left -= len(taken)
+            split_of.update(dict.fromkeys(images[:left], split))
+            left -= len(images[:left])
     rows = tuple(replace(row, split=split_of[i]) for i, row in enumerate(manifest) if i in split_of)
     return replace(manifest, rows=rows, about=manifest.about | {"selection": {"seed": seed, **wanted}})
 
@@ -99,11 +91,8 @@ def keep_training(manifest: Manifest, size: int, *, seed: int) -> Manifest:
     """Without all training images but `size`, patient by patient: part of larger sets of the same seed, and what `draw`
     would have drawn. Raises SplitError when there are fewer.
     """
-    images_of: dict[str, list[int]] = {}
-    for position, row in enumerate(manifest):
-        if row.split == "train":
-            images_of.setdefault(row.patient_id, []).append(position)
-    order = [position for patient in shuffle_patients(images_of, seed=seed) for position in images_of[patient]]
+    images = _images_by_patient(manifest, lambda row: row.split == "train", seed)
+    order = [position for positions in images for position in positions]
     if len(order) < size:
         raise SplitError(f"expected {size:,} training images, found {len(order):,}; take smaller sizes")
     dropped = set(order[size:])
@@ -123,9 +112,10 @@ def sweep_sizes(protocol: Protocol, selections: Sequence[Manifest]) -> tuple[int
     return (least // 8, least // 4, least // 2, 0)
 
 
-def _has_finding(row: Row) -> bool:
-    return 1 in row.labels
-
-
-def _any(row: Row) -> bool:
-    return True
+def _images_by_patient(manifest: Manifest, eligible: Callable[[Row], bool], seed: int) -> list[list[int]]:
+    """Positions of the eligible rows, patient by patient, in the patients' order for this seed."""
+    images_of: dict[str, list[int]] = {}
+    for position, row in enumerate(manifest):
+        if eligible(row):
+            images_of.setdefault(row.patient_id, []).append(position)
+    return [images_of[patient] for patient in shuffle_patients(images_of, seed=seed)]

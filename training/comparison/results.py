@@ -1,4 +1,4 @@
-"""results.json: everything that the report says, from the finished cells."""
+"""results.json: everything that the report says, from the finished cells; and which of its rows are shown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 
 import cbmir
 from cbmir.manifest import Manifest, read_manifest
-from cbmir.training.comparison.cells import FACTS, FAILED, CellAnswers, cell_folder, read_answers
+from cbmir.training.comparison.cells import FAILED, CellAnswers, cell_folder, is_finished, read_answers
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Cell, Part, Plan, selection_path
 from cbmir.training.comparison.protocols import PROTOCOLS
@@ -43,19 +43,21 @@ def make_results(report: Path, plan: Plan) -> dict[str, Any]:
     """
     parts = plan.parts()
     labels = read_manifest(selection_path(report, parts[0])).labels.names
-    answers = {
-        cell: read_answers(cell_folder(report, cell))
-        for cell in plan.cells()
-        if (cell_folder(report, cell) / FACTS).exists()
-    }
-    rows = _rows(plan, answers, labels)
+    answers = {cell: read_answers(cell_folder(report, cell)) for cell in plan.cells() if is_finished(report, cell)}
+    failures = {cell: cell_folder(report, cell) / FAILED for cell in plan.cells() if cell not in answers}
+    failed = {cell: json.loads(path.read_text("utf-8")) for cell, path in failures.items() if path.exists()}
     protocol = PROTOCOLS[plan.protocol]
     return {
         "schema": SCHEMA,
         "protocol": {"name": protocol.name, "title": protocol.title, "k": protocol.k, "labels": list(labels)},
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": plan.command,
-        "plan": asdict(plan) | {"manifest": Path(plan.manifest).name, "training": _options(plan)},
+        "plan": asdict(plan)
+        | {
+            "manifest": Path(plan.manifest).name,
+            # of a file of weights its name, not where it lies
+            "training": plan.training | {"weights": Path(str(plan.training["weights"])).name},
+        },
         "shown": {"size": plan.shown_size, "proxies": plan.shown_proxies},
         "versions": {"cbmir": cbmir.__version__, "python": platform.python_version()}
         | {name: version(name) for name in _LIBRARIES},
@@ -72,16 +74,10 @@ def make_results(report: Path, plan: Plan) -> dict[str, Any]:
             if any(cell.method == name for cell in plan.cells())
         },
         "random": _random(plan, answers),
-        "rows": rows,
-        "failed": _failed(report, plan),
-        "unfinished": [c.name for c in plan.cells() if c not in answers and not _failure(report, c).exists()],
+        "rows": _rows(plan, answers, labels),
+        "failed": [{"cell": cell.name, "method": cell.method, **error} for cell, error in failed.items()],
+        "unfinished": [cell.name for cell in failures if cell not in failed],
     }
-
-
-def _options(plan: Plan) -> dict[str, Any]:
-    """Options of `cbmir train`; of a file of weights its name, not where it lies."""
-    weights = str(plan.training["weights"])
-    return plan.training | {"weights": Path(weights).name}
 
 
 def _rows(plan: Plan, answers: dict[Cell, CellAnswers], labels: Sequence[str]) -> list[dict[str, Any]]:
@@ -89,8 +85,7 @@ def _rows(plan: Plan, answers: dict[Cell, CellAnswers], labels: Sequence[str]) -
     for method, size, proxies in dict.fromkeys((c.method, c.part.size, c.proxies) for c in plan.cells()):
         cells = [c for c in plan.cells() if (c.method, c.part.size, c.proxies) == (method, size, proxies)]
         finished = [cell for cell in cells if cell in answers]
-        row: dict[str, Any] = {"method": method, "size": size, "proxies": proxies, "cells": len(cells)}
-        row |= {"finished": len(finished)}
+        row: Row = {"method": method, "size": size, "proxies": proxies, "cells": len(cells), "finished": len(finished)}
         if finished:
             facts = [answers[cell].facts for cell in finished]
             row |= {
@@ -141,18 +136,6 @@ def _random(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:
             pool = _pool((c for c in of_size if (c.method, c.proxies) == (method, proxies)), answers)
             found[str(size)] = random_ranking(pool)
     return found
-
-
-def _failure(report: Path, cell: Cell) -> Path:
-    return cell_folder(report, cell) / FAILED
-
-
-def _failed(report: Path, plan: Plan) -> list[dict[str, Any]]:
-    return [
-        {"cell": cell.name, "method": cell.method, **json.loads(_failure(report, cell).read_text("utf-8"))}
-        for cell in plan.cells()
-        if _failure(report, cell).exists() and not (cell_folder(report, cell) / FACTS).exists()
-    ]
 
 
 def selection_facts(part: Part, selection: Manifest) -> dict[str, Any]:

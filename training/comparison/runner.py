@@ -1,11 +1,7 @@
-"""Run the cells of a benchmark: each in a process of its own, several at a time, here or as Ray tasks.
+"""Run the cells of a benchmark, each in a process of its own, several at a time: here, or as tasks of a Ray cluster.
 
-A process a cell: one that crashes or is killed for memory takes nothing with it, Lightning can start it once more for
-each further GPU, and a finished cell is never run again.
-
-A process for each cell, on this machine.
-
-A process for each cell as Ray tasks, here or on a cluster whose nodes all see REPORT and the images.
+A cell that crashes or is killed for memory takes nothing with it, Lightning can start its process once more for each
+further GPU, and a finished cell is never run again.
 """
 
 from __future__ import annotations
@@ -30,9 +26,11 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from cbmir.errors import require
 from cbmir.files import write_json
-from cbmir.training.comparison.cells import FACTS, FAILED, LOG, cell_folder
+from cbmir.training.comparison.cells import FAILED, LOG, cell_folder, is_finished
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Cell, Plan
+
+log = logging.getLogger("cbmir")
 
 #: Runs cells and yields each with its process's exit code, as they end.
 Run = Callable[[Path, Sequence[Cell]], Generator[tuple[Cell, int], None, None]]
@@ -109,9 +107,6 @@ def on_this_machine(jobs: int) -> Run:
     return run
 
 
-log = logging.getLogger("cbmir")
-
-
 def on_ray(address: str, jobs: int) -> Run:
     """Ray tasks, each of which starts the same process on its node."""
     ray = require("ray", "distributed")
@@ -166,15 +161,15 @@ def run_cells(report: Path, plan: Plan, *, jobs: int = 1, ray: str = "") -> int:
     (that of RAY_ADDRESS, or a new one here), or empty: without Ray.
     Ctrl-C, or SIGTERM as schedulers send it, stops the running cells in a state from which they go on.
     """
-    waiting = [cell for cell in plan.cells() if not (cell_folder(report, cell) / FACTS).exists()]
+    every = list(plan.cells())
+    waiting = [cell for cell in every if not is_finished(report, cell)]
     # Those that rest on the BCE network's features have to wait for it.
     rounds = [[cell for cell in waiting if METHODS[cell.method].needs_bce is late] for late in (False, True)]
-    total = len(list(plan.cells()))
     run, failed = on_ray(ray, jobs) if ray else on_this_machine(jobs), 0
     with (
         _terminated_like_interrupted(),
         logging_redirect_tqdm(),
-        tqdm(total=total, initial=total - len(waiting), desc="cells", unit="cell", disable=None) as bar,
+        tqdm(total=len(every), initial=len(every) - len(waiting), desc="cells", unit="cell", disable=None) as bar,
     ):
         for cells in rounds:
             with closing(run(report, cells)) as ended:  # at once when interrupted: it stops the processes
@@ -199,7 +194,7 @@ def _terminated_like_interrupted() -> Iterator[None]:
 def _close(report: Path, cell: Cell, code: int) -> bool:
     """Say how a cell ended, and keep the error of one that failed; returns whether it is finished."""
     folder = cell_folder(report, cell)
-    if code == 0 and (folder / FACTS).exists():
+    if code == 0 and is_finished(report, cell):
         (folder / FAILED).unlink(missing_ok=True)
         log.info("%s: done", cell.name)
         return True
@@ -207,6 +202,7 @@ def _close(report: Path, cell: Cell, code: int) -> bool:
     last = text.splitlines()[-1] if text else "no message"
     if code < 0:
         last = f"killed by {signal.Signals(-code).name}, perhaps for want of memory; last words: {last}"
-    write_json(folder / FAILED, {"error": last.removeprefix("Error: "), "exit": code, "log": f"{cell.name}/{LOG}"})
-    log.error("%s failed: %s", cell.name, last.removeprefix("Error: "))
+    last = last.removeprefix("Error: ")
+    write_json(folder / FAILED, {"error": last, "exit": code, "log": f"{cell.name}/{LOG}"})
+    log.error("%s failed: %s", cell.name, last)
     return False

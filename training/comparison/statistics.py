@@ -1,25 +1,25 @@
-"""From answers to figures: means over queries and labels, their spread over seeds, intervals over patients, and the
-paired difference to BCE.
+"""From answers to figures: means, their spread over seeds, intervals over patients, the paired difference to BCE.
 
 Queries of several seeds and folds are pooled; a patient who asks in several of them is drawn or flipped as one. The
-intervals are over patients: they hold for these training runs, and `sd` (over the seeds' means) tells how far another
+intervals are over patients: they hold for these training runs, and `sd` (over the seeds' means) says how far another
 run would be off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from cbmir.training.comparison.cells import CellAnswers
-from cbmir.training.evaluate import figure_of
+from cbmir.training.evaluate import auc_figures, figure_of, mean_figure, retrieval_figures
 from cbmir.training.metrics import (
     RETRIEVAL_METRICS,
     Floats,
+    RetrievalValues,
     bootstrap_p,
     class_aucs,
     mean_of_known,
@@ -27,7 +27,6 @@ from cbmir.training.metrics import (
     patient_weights,
     resampled_class_aucs,
     sign_flip_p,
-    weighted_means,
 )
 
 #: The two columns of METHOD.md.
@@ -82,20 +81,13 @@ class Pool:
 
 def figures(pool: Pool, labels: Sequence[str]) -> dict[str, Any]:
     """Every figure of one method, JSON-ready: {"value", "low", "high", "sd"} each; `sd` is None for a single seed."""
-    aucs, samples = pool.aucs(), pool.resampled_aucs
-    counted = ~np.isnan(aucs)
-    result: dict[str, Any] = {
-        "auc": _with_sd(pool, figure_of(mean_of_known(aucs), nanmean(samples[:, counted], axis=1)), _macro_auc),
-        "auc_by_label": {name: figure_of(aucs[j], samples[:, j]) for j, name in enumerate(labels)},
-        "auc_without_both_values": [name for name, known in zip(labels, counted, strict=True) if not known],
-    }
+    result = auc_figures(pool.aucs(), pool.resampled_aucs, labels)
+    result["auc"] = _with_sd(pool, result["auc"], "auc")
     for column in QUERIES:
-        known = ~np.isnan(pool.values(column, "ndcg"))
-        result[column] = {"queries": int(known.sum()), "queries_left_out": int((~known).sum())}
+        values = RetrievalValues(*(pool.values(column, metric) for metric in RETRIEVAL_METRICS))
+        result[column] = retrieval_figures(values, pool.weights)
         for metric in RETRIEVAL_METRICS:
-            values = pool.values(column, metric)
-            figure = figure_of(mean_of_known(values), weighted_means(values, pool.weights))
-            result[column][metric] = _with_sd(pool, figure, partial(_mean, column=column, metric=metric))
+            result[column][metric] = _with_sd(pool, result[column][metric], metric, column)
     return result | {attribute: _breakdown(pool, attribute) for attribute in ("views", "sources")}
 
 
@@ -115,8 +107,7 @@ def differences(pool: Pool, reference: Pool) -> dict[str, Any]:
         result[column] = {}
         for metric in RETRIEVAL_METRICS:
             gain = pool.values(column, metric) - reference.values(column, metric)
-            figure = figure_of(mean_of_known(gain), weighted_means(gain, pool.weights))
-            result[column][metric] = figure | {"p": _json(sign_flip_p(gain, pool.patients))}
+            result[column][metric] = mean_figure(gain, pool.weights) | {"p": _json(sign_flip_p(gain, pool.patients))}
     return result
 
 
@@ -137,25 +128,17 @@ def _breakdown(pool: Pool, attribute: str) -> dict[str, Any]:
             values = np.where(group == name, pool.values(column, "ndcg"), np.nan)
             known = ~np.isnan(values)
             if len({pool.patients[i] for i in np.flatnonzero(known)}) >= LEAST:
-                figure = figure_of(mean_of_known(values), weighted_means(values, pool.weights))
+                figure = mean_figure(values, pool.weights)
                 result.setdefault(name, {})[column] = {"queries": int(known.sum()), "ndcg": figure}
     return result
 
 
-def _mean(pool: Pool, column: str, metric: str) -> float:
-    return mean_of_known(pool.values(column, metric))
-
-
-def _macro_auc(pool: Pool) -> float:
-    return mean_of_known(pool.aucs())
-
-
-def _with_sd(pool: Pool, figure: Figure, value: Callable[[Pool], float]) -> Figure:
+def _with_sd(pool: Pool, figure: Figure, metric: str, column: str = "") -> Figure:
     """With the standard deviation over the seeds that have all of their parts finished."""
     most = max(pool.seeds.count(seed) for seed in pool.seeds)
-    seeds = sorted(seed for seed in set(pool.seeds) if pool.seeds.count(seed) == most)
-    spread = np.std([value(pool.of_seed(seed)) for seed in seeds], ddof=1) if len(seeds) > 1 else np.nan
-    return figure | {"sd": _json(float(spread))}
+    pools = [pool.of_seed(seed) for seed in sorted(set(pool.seeds)) if pool.seeds.count(seed) == most]
+    means = [mean_of_known(one.aucs() if metric == "auc" else one.values(column, metric)) for one in pools]
+    return figure | {"sd": _json(float(np.std(means, ddof=1))) if len(means) > 1 else None}
 
 
 def _json(value: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Losses, one a file. `LOSSES` is where a name of `cbmir train --loss` or of a benchmark method becomes a class.
+"""Losses. `LOSSES` is where a name of `cbmir train --loss` or of a benchmark method becomes a class.
 
 A loss is a module called with (head, pooled [N, D], embedding [N, D] of unit length, targets [N, C]); targets are
 1, 0 or NaN (unknown or uncertain: no loss). It returns the mean over the batch as a float32 scalar.
@@ -7,12 +7,8 @@ A loss is a module called with (head, pooled [N, D], embedding [N, D] of unit le
 from __future__ import annotations
 
 from cbmir.training.losses.bce import BCELoss
-from cbmir.training.losses.dsh import DSHLoss
-from cbmir.training.losses.ml_proxy_nca import MLProxyNCALoss
-from cbmir.training.losses.osdh import OSDHLoss
-from cbmir.training.losses.proxy import MultiLabelProxyLoss
-from cbmir.training.losses.proxy_anchor import ProxyAnchorLoss
-from cbmir.training.losses.sdh import SDHLoss
+from cbmir.training.losses.hashing import DSHLoss, OSDHLoss, SDHLoss
+from cbmir.training.losses.proxy import MLProxyNCALoss, MultiLabelProxyLoss, ProxyAnchorLoss
 from cbmir.training.losses.soft_ndcg import SoftNDCGLoss
 
 LOSSES = {
@@ -33,16 +29,6 @@ ONE_PROXY_LOSSES = ("ml-proxy-nca", "proxy-anchor")
 WEIGHTED_LOSSES = ("proxy", "soft-ndcg")
 
 __all__ = [
-    "HASHING_LOSSES",
-    "LOSSES",
-    "ONE_PROXY_LOSSES",
-    "WEIGHTED_LOSSES",
-    "BCELoss",
-    "DSHLoss",
-    "MLProxyNCALoss",
-    "MultiLabelProxyLoss",
-    "OSDHLoss",
-    "ProxyAnchorLoss",
-    "SDHLoss",
-    "SoftNDCGLoss",
-]
+    "HASHING_LOSSES", "LOSSES", "ONE_PROXY_LOSSES", "WEIGHTED_LOSSES", "BCELoss", "DSHLoss", "MLProxyNCALoss",
+    "MultiLabelProxyLoss", "OSDHLoss", "ProxyAnchorLoss", "SDHLoss", "SoftNDCGLoss",
+]  # fmt: skip

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from cbmir.training.losses.targets import class_weights
+from cbmir.training.losses.targets import WeightedLoss
 from cbmir.training.model import LinearHead
 
 
-class BCELoss(nn.Module):
+class BCELoss(WeightedLoss):
     """Multi-label binary cross-entropy: the sum over known labels, the mean over the batch.
 
     Not weighted as the paper's baseline; `balanced` gives it the class weights of the proxy loss.
     """
 
     def __init__(self, targets: Tensor, *, negative: bool, balanced: bool = False) -> None:
-        super().__init__()
-        positive_weight, negative_weight = class_weights(targets, balanced=balanced)
-        self.register_buffer("positive_weight", positive_weight, persistent=False)
-        self.register_buffer("negative_weight", negative_weight, persistent=False)
-        self.positive_weight: Tensor
-        self.negative_weight: Tensor
+        super().__init__(targets, balanced=balanced)
 
     def forward(self, head: LinearHead, pooled: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
         y = targets.nan_to_num(0)

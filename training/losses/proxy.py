@@ -1,35 +1,32 @@
-"""The multi-label proxy loss of the paper (eq. "loss_function", with the sign of METHOD.md)."""
+"""Losses against the proxies of each class: the paper's, ML-Proxy-NCA (its baseline), and Proxy Anchor."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional
 
-from cbmir.training.losses.targets import class_weights, with_negative_class
+from cbmir.training.losses.targets import UnweightedLoss, WeightedLoss, with_negative_class
 from cbmir.training.model import ProxyHead
 
 # Keeps log(1 - S) and its gradient finite where S reaches 1; 1e-6 is a few float32 steps at 1.
 _EPSILON = 1e-6
+# Proxy Anchor's scale and margin.
+_ALPHA, _DELTA = 32.0, 0.1
 
 
-class MultiLabelProxyLoss(nn.Module):
+class MultiLabelProxyLoss(WeightedLoss):
     """-sum_j [ w+_j y_j log S_j + w-_j (1 - y_j) log(1 - S_j) ], S_j the mean Gaussian similarity to class j.
 
-    An image may belong to many proxies of many classes. `targets` are the training set's, [N, C] in {0, 1, NaN}: they
-    give the class weights. With `negative` the images without a finding are a class of their own, with proxies. Not
-    `balanced`: all weights are 1, so that common findings count more than rare ones.
+    The paper's eq. "loss_function", with the sign of METHOD.md. An image may belong to many proxies of many classes.
+    `targets` are the training set's, [N, C] in {0, 1, NaN}: they give the class weights. With `negative` the images
+    without a finding are a class of their own, with proxies. Not `balanced`: all weights are 1, so that common findings
+    count more than rare ones.
     """
 
     def __init__(self, targets: Tensor, *, negative: bool, balanced: bool = True) -> None:
-        super().__init__()
+        super().__init__(with_negative_class(targets) if negative else targets, balanced=balanced)
         self.negative = negative
-        positive_weight, negative_weight = class_weights(
-            with_negative_class(targets) if negative else targets, balanced=balanced
-        )
-        self.register_buffer("positive_weight", positive_weight, persistent=False)
-        self.register_buffer("negative_weight", negative_weight, persistent=False)
-        self.positive_weight: Tensor
-        self.negative_weight: Tensor
 
     def forward(self, head: ProxyHead, pooled: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
         if self.negative:
@@ -39,3 +36,53 @@ class MultiLabelProxyLoss(nn.Module):
         y = targets.nan_to_num(0)
         terms = self.positive_weight * y * log_s + self.negative_weight * (1 - y) * log_not_s
         return -terms.masked_fill(targets.isnan(), 0).sum(dim=1).mean()
+
+
+class MLProxyNCALoss(UnweightedLoss):
+    """-log( sum_i y_i a_i / sum_j a_j ), a_i the Gaussian similarity to the one proxy of class i.
+
+    The naive multi-label extension of Proxy-NCA, a baseline of the paper (eq. "proxynca"). Classes with an unknown
+    label are left out of both sums. An image without a positive class has no loss (log 0); with `negative` the images
+    without a finding are positive for the negative class, so that they are used too.
+    """
+
+    def forward(self, head: ProxyHead, pooled: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
+        if self.negative:
+            targets = with_negative_class(targets)
+        log_a = head.log_mean_similarity(embedding)
+        counted = (targets == 1).any(dim=1)
+        # Rows that do not count get finite stand-ins: a NaN gradient would survive the mask below.
+        positive = (targets == 1) | ~counted[:, None]
+        known = ~targets.isnan() | ~counted[:, None]
+        log_positive = torch.logsumexp(log_a.masked_fill(~positive, -torch.inf), dim=1)
+        log_all = torch.logsumexp(log_a.masked_fill(~known, -torch.inf), dim=1)
+        return (log_all - log_positive).masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
+
+
+class ProxyAnchorLoss(UnweightedLoss):
+    """mean_P+ log(1 + sum_X+ exp(-alpha (s - delta))) + mean_P log(1 + sum_X- exp(alpha (s + delta))).
+
+    Kim, Kim, Cho and Kwak, "Proxy Anchor Loss for Deep Metric Learning", CVPR 2020. s is the cosine of an image and the
+    one proxy of a class, X+ and X- are the batch's positives and negatives of the class, P+ the classes with a positive
+    in the batch. The hardest images of a class weigh most. With `negative` the images without a finding are one more
+    class.
+
+    The paper has one class per image. Here an image is a positive of every class whose label is 1 and a negative of
+    every class whose label is 0; where a label is unknown it is neither. The paper divides the second sum by the number
+    of all classes; here a class without any known label in the batch is not counted: with full labels both are equal.
+    """
+
+    def forward(self, head: ProxyHead, pooled: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
+        if self.negative:
+            targets = with_negative_class(targets)
+        cosine = embedding @ functional.normalize(head.weight, dim=1).T
+        pull = _log_one_plus_sum(-_ALPHA * (cosine - _DELTA), targets == 1)
+        push = _log_one_plus_sum(_ALPHA * (cosine + _DELTA), targets == 0)
+        with_positive, known = (targets == 1).any(dim=0).sum(), (~targets.isnan()).any(dim=0).sum()
+        return pull.sum() / with_positive.clamp(min=1) + push.sum() / known.clamp(min=1)
+
+
+def _log_one_plus_sum(exponent: Tensor, chosen: Tensor) -> Tensor:
+    """log(1 + the sum of exp over the chosen rows): two of [N, K] -> [K], 0 with zero gradient for an empty column."""
+    one = exponent.new_zeros(1, exponent.shape[1])
+    return torch.logsumexp(torch.cat([one, exponent.masked_fill(~chosen, -torch.inf)]), dim=0)

@@ -1,12 +1,30 @@
-"""What the losses share: the negative class and the class weights, both over known labels only.
-
-What the pairwise losses share: how many classes two images of a batch have in common.
-"""
+"""What the losses share: the negative class, class weights over known labels, and which images share a class."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+
+class UnweightedLoss(nn.Module):
+    """A loss that needs nothing of the training targets and has no class weights, `balanced` or not."""
+
+    def __init__(self, targets: Tensor, *, negative: bool, balanced: bool = False) -> None:
+        super().__init__()
+        self.negative = negative
+
+
+class WeightedLoss(nn.Module):
+    """A loss with the class weights of the training targets, [N, C] in {0, 1, NaN}; 1 unless `balanced`."""
+
+    positive_weight: Tensor
+    negative_weight: Tensor
+
+    def __init__(self, targets: Tensor, *, balanced: bool) -> None:
+        super().__init__()
+        positive_weight, negative_weight = class_weights(targets, balanced=balanced)
+        self.register_buffer("positive_weight", positive_weight, persistent=False)
+        self.register_buffer("negative_weight", negative_weight, persistent=False)
 
 
 def with_negative_class(targets: Tensor) -> Tensor:

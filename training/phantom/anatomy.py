@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
-from cbmir.training.phantom.patients import LEFT, LOWER, MIDDLE, RIGHT, UPPER, Finding, Phantom
+from cbmir.training.phantom.patients import LEFT, LOWER, MIDDLE, RIGHT, UPPER, Phantom, PhantomFinding
 
 Array = NDArray[np.float32]
 Points = Sequence[tuple[float, float]]
@@ -122,7 +122,7 @@ def _heart_border(side: str, bottom: float, width: float, knob: float) -> Array:
     return np.asarray(smooth * (width / smooth[Y[:, 0] > 0.42].max()), dtype=np.float32)[:, None]
 
 
-def on_side(finding: Finding, side: str) -> bool:
+def on_side(finding: PhantomFinding, side: str) -> bool:
     return finding.side in (side, "both")
 
 

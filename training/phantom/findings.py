@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -26,23 +25,18 @@ from cbmir.training.phantom.anatomy import (
     on_side,
     soft,
 )
-from cbmir.training.phantom.patients import LEFT, LOWER, UPPER, Finding
+from cbmir.training.phantom.patients import LEFT, LOWER, UPPER, PhantomFinding
 
 
-def _ones() -> Array:
-    return np.ones((GRID, GRID // 2), np.float32)
-
-
-@dataclass(eq=False)
 class Layers:
     """What the findings of one half change, each f32[GRID, GRID/2]."""
 
-    air: Array = field(default_factory=_ones)
-    vessels: Array = field(default_factory=_ones)
-    opacity: Array = field(default_factory=lambda: 0 * _ones())
+    def __init__(self) -> None:
+        self.air, self.vessels = np.ones((2, GRID, GRID // 2), np.float32)
+        self.opacity: Array = np.zeros((GRID, GRID // 2), np.float32)
 
 
-def paint(findings: tuple[Finding, ...], half: Half) -> Layers:
+def paint(findings: tuple[PhantomFinding, ...], half: Half) -> Layers:
     """All findings of one half."""
     layers = Layers()
     for finding in findings:
@@ -52,7 +46,7 @@ def paint(findings: tuple[Finding, ...], half: Half) -> Layers:
     return layers
 
 
-def _effusion(finding: Finding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
+def _effusion(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
     """Fluid fills the pleural space from below; its upper border climbs along the wall (the meniscus)."""
     height = 0.075 + 0.30 * finding.severity
     climb = (0.05 + 0.05 * finding.severity) * np.exp(-(half.lateral - U) / (0.05 + 0.04 * finding.severity))
@@ -62,7 +56,7 @@ def _effusion(finding: Finding, half: Half, layers: Layers, rng: np.random.Gener
     layers.vessels *= 1 - fluid
 
 
-def _pneumothorax(finding: Finding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
+def _pneumothorax(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
     """Air between the wall and a lung that has drawn back from it, most at the apex; the pleura shows as a line."""
     gap = 0.03 + 0.10 * finding.severity
     apex = half.apex + 0.04 + 0.15 * finding.severity
@@ -81,7 +75,7 @@ def _pneumothorax(finding: Finding, half: Half, layers: Layers, rng: np.random.G
     layers.opacity += 0.16 * pen.mask(0.0012) * half.lung
 
 
-def _consolidation(finding: Finding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
+def _consolidation(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
     """A patch whose alveoli are full, cut off at a fissure, with bronchi that still hold air."""
     u, y = half.place(finding.zone, rng.uniform(0.3, 0.6), rng.uniform(0.3, 0.8))
     radius = 0.085 + 0.055 * finding.severity
@@ -99,7 +93,7 @@ def _consolidation(finding: Finding, half: Half, layers: Layers, rng: np.random.
     layers.vessels *= 1 - 0.9 * patch
 
 
-def _edema(finding: Finding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
+def _edema(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
     """Haze around the hila that spares the periphery (bat wing), wide blurred vessels, and Kerley's B lines."""
     u, y = half.hilum
     wing = np.exp(-(((U - u - 0.055) / 0.095) ** 2) - ((Y - y - 0.04) / 0.17) ** 2)
@@ -113,7 +107,7 @@ def _edema(finding: Finding, half: Half, layers: Layers, rng: np.random.Generato
     layers.opacity += 0.10 * kerley.mask(0.001) * half.lung
 
 
-def _atelectasis(finding: Finding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
+def _atelectasis(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
     """Plates of airless lung above a raised diaphragm, and a wedge beside the heart when a lobe loses its volume."""
     plates = Pen()
     for step in range(2 + int(finding.severity > 0.4)):
@@ -126,10 +120,9 @@ def _atelectasis(finding: Finding, half: Half, layers: Layers, rng: np.random.Ge
     layers.opacity += 0.17 * wedge * half.lung
 
 
-def _spot(
-    finding: Finding, half: Half, layers: Layers, rng: np.random.Generator, density: float, wobble: float
-) -> None:
-    """A round opacity of `finding.diameter_cm`, whose border wobbles by a share of its radius."""
+def _spot(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
+    """A nodule or mass: round, of `finding.diameter_cm`, with a border that wobbles by a share of its radius."""
+    density, wobble = (0.29, 0.04) if finding.label == "Nodule" else (0.31, 0.14)
     radius = finding.diameter_cm * CM / 2
     u, y = half.place(finding.zone, rng.uniform(0.35, 0.7), rng.uniform(0, 1))
     angle = np.arctan2(Y - y, U - u)
@@ -141,15 +134,7 @@ def _spot(
     layers.vessels *= 1 - spot
 
 
-def _nodule(finding: Finding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
-    _spot(finding, half, layers, rng, 0.29, 0.04)
-
-
-def _mass(finding: Finding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
-    _spot(finding, half, layers, rng, 0.31, 0.14)
-
-
-def _emphysema(finding: Finding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
+def _emphysema(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
     """More air, fewer and thinner vessels; bullae in the upper zones. The flat diaphragm is in `anatomy`."""
     layers.air *= 1.13 + 0.12 * finding.severity
     layers.vessels *= 0.55 - 0.25 * finding.severity
@@ -160,7 +145,7 @@ def _emphysema(finding: Finding, half: Half, layers: Layers, rng: np.random.Gene
         layers.vessels *= 1 - 0.8 * bulla
 
 
-def _pleural_thickening(finding: Finding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
+def _pleural_thickening(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
     """A band along the wall: a cap over the apex, or a plaque beside the middle zone."""
     thickness = (0.028 + 0.024 * finding.severity) * (1 + 0.15 * cloud(rng, 16)[:, :1])
     if finding.zone == UPPER:
@@ -174,14 +159,14 @@ def _pleural_thickening(finding: Finding, half: Half, layers: Layers, rng: np.ra
     layers.opacity += 0.24 * soft(depth, 0.008) * along * half.lung
 
 
-_PAINTERS: dict[str, Callable[[Finding, Half, Layers, np.random.Generator], None]] = {
+_PAINTERS: dict[str, Callable[[PhantomFinding, Half, Layers, np.random.Generator], None]] = {
     "Effusion": _effusion,
     "Pneumothorax": _pneumothorax,
     "Consolidation": _consolidation,
     "Edema": _edema,
     "Atelectasis": _atelectasis,
-    "Nodule": _nodule,
-    "Mass": _mass,
+    "Nodule": _spot,
+    "Mass": _spot,
     "Emphysema": _emphysema,
     "Pleural_Thickening": _pleural_thickening,
 }

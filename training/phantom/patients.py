@@ -58,7 +58,7 @@ _ACUTE_STAYS = 0.6  # probability that a patient's acute findings are still ther
 
 
 @dataclass(frozen=True)
-class Finding:
+class PhantomFinding:
     """One finding. `severity` in [0, 1]; `seed` fixes place and shape, so that it stays itself over the studies."""
 
     label: str
@@ -73,6 +73,9 @@ class Finding:
         """Diameter of a nodule (at most 3 cm) or a mass (more than 3 cm). KeyError for other findings."""
         low, high = {"Nodule": (1.7, 2.9), "Mass": (3.6, 7.0)}[self.label]
         return low + (high - low) * self.severity
+
+
+Findings = tuple[PhantomFinding, ...]
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class Phantom:
     patient_id: str
     study: int
     anatomy: Anatomy
-    findings: tuple[Finding, ...]
+    findings: Findings
     view: str  # PA or AP
     breath: float  # 0 = shallow, 1 = deep
     rotation: float  # degrees
@@ -122,7 +125,7 @@ class Phantom:
         present = {finding.label for finding in self.findings}
         return tuple(int(name in present) for name in PHANTOM_LABELS)
 
-    def finding(self, label: str) -> Finding | None:
+    def finding(self, label: str) -> PhantomFinding | None:
         return next((finding for finding in self.findings if finding.label == label), None)
 
 
@@ -140,7 +143,7 @@ def describe_patient(seed: int, patient: int) -> tuple[Phantom, ...]:
     """All studies of one patient (1 to 5), in the order of time: one anatomy, findings that develop."""
     rng = np.random.default_rng([seed, patient])
     anatomy = _anatomy(rng)
-    findings: tuple[Finding, ...] = ()
+    findings: Findings = ()
     studies = []
     for study in range(1 + int(rng.choice(len(_IMAGES_A_PATIENT), p=_IMAGES_A_PATIENT))):
         findings = _develop(rng, findings) if study else _sample(rng, CAUSES, ())
@@ -169,9 +172,7 @@ def _anatomy(rng: np.random.Generator) -> Anatomy:
     )
 
 
-def _study(
-    rng: np.random.Generator, patient_id: str, study: int, anatomy: Anatomy, findings: tuple[Finding, ...]
-) -> Phantom:
+def _study(rng: np.random.Generator, patient_id: str, study: int, anatomy: Anatomy, findings: Findings) -> Phantom:
     supine = rng.random() < (0.35 if any(not _CAUSE[finding.label].chronic for finding in findings) else 0.12)
     return Phantom(
         patient_id=patient_id,
@@ -193,7 +194,7 @@ def _study(
     )
 
 
-def _sample(rng: np.random.Generator, causes: Iterable[Cause], known: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def _sample(rng: np.random.Generator, causes: Iterable[Cause], known: Findings) -> Findings:
     """Draw the causes from top to bottom, given what is known of those above them."""
     present = {finding.label: finding for finding in known}
     for cause in causes:
@@ -205,15 +206,15 @@ def _sample(rng: np.random.Generator, causes: Iterable[Cause], known: tuple[Find
     return tuple(present.values())
 
 
-def _new_finding(rng: np.random.Generator, cause: Cause, present: Mapping[str, Finding]) -> Finding:
+def _new_finding(rng: np.random.Generator, cause: Cause, present: Mapping[str, PhantomFinding]) -> PhantomFinding:
     side, zone = str(rng.choice(cause.sides)), str(rng.choice(cause.zones))
     neighbour, same_side = _BESIDE.get(cause.label, ("", True))
     if neighbour in present and present[neighbour].side != BOTH:
         side = present[neighbour].side if same_side else _OTHER[present[neighbour].side]
-    return Finding(cause.label, side, zone, rng.uniform(), _seed(rng))
+    return PhantomFinding(cause.label, side, zone, rng.uniform(), _seed(rng))
 
 
-def _develop(rng: np.random.Generator, before: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def _develop(rng: np.random.Generator, before: Findings) -> Findings:
     """The findings of the next study: chronic ones stay, acute ones stay together or are drawn anew."""
     chronic = tuple(finding for finding in before if _CAUSE[finding.label].chronic)
     after = before if rng.random() < _ACUTE_STAYS else _sample(rng, _ACUTE, chronic)
@@ -221,7 +222,7 @@ def _develop(rng: np.random.Generator, before: tuple[Finding, ...]) -> tuple[Fin
     return tuple(_changed(rng, finding, known.get(finding.label)) for finding in after)
 
 
-def _changed(rng: np.random.Generator, finding: Finding, before: Finding | None) -> Finding:
+def _changed(rng: np.random.Generator, finding: PhantomFinding, before: PhantomFinding | None) -> PhantomFinding:
     if before is None:
         return replace(finding, change="new")
     step = rng.normal(0, 0.05 if _CAUSE[finding.label].chronic else 0.2)

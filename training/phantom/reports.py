@@ -4,53 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from cbmir.training.phantom.patients import BOTH, UPPER, Finding, Phantom
+from cbmir.training.phantom.patients import BOTH, UPPER, Phantom, PhantomFinding
 
 NORMAL = "No acute cardiopulmonary abnormality."
 
 # Sentences for FINDINGS, in wordings that say the same, and the words for IMPRESSION.
 _SENTENCES: dict[str, tuple[str, ...]] = {
-    "Atelectasis": (
-        "{Degree} atelectasis at the {side} base with a raised hemidiaphragm.",
-        "Plate-like opacities of {degree} {side} lower zone atelectasis, with volume loss.",
-    ),
-    "Cardiomegaly": (
-        "The heart is enlarged ({degree} cardiomegaly), the cardiothoracic ratio is above 0.5.",
-        "{Degree} cardiomegaly.",
-    ),
-    "Effusion": (
-        "{Amount} {side} pleural effusion with a meniscus{reach}.",
-        "There is a {amount} {side} pleural effusion{reach}.",
-    ),
-    "Mass": (
-        "{cm} cm mass in the {side} {zone} zone.",
-        "A mass of {cm} cm projects over the {side} {zone} zone.",
-    ),
-    "Nodule": (
-        "{mm} mm nodule in the {side} {zone} zone.",
-        "A round nodule of {mm} mm lies in the {side} {zone} zone.",
-    ),
-    "Pneumothorax": (
-        "{Amount} {side} pneumothorax with a visible pleural line.",
-        "There is a {amount} {side} apical and lateral pneumothorax.",
-    ),
-    "Consolidation": (
-        "{Degree} consolidation in the {side} {zone} zone with air bronchograms.",
-        "Patchy {degree} consolidation of the {side} {zone} zone.",
-    ),
-    "Edema": (
-        "{Degree} bilateral perihilar haze with septal lines: pulmonary edema.",
-        "{Degree} pulmonary edema, perihilar on both sides.",
-    ),
-    "Emphysema": (
-        "Hyperlucent lungs with flattened diaphragms: {degree} emphysema.",
-        "{Degree} emphysema with hyperinflation and few peripheral vessels.",
-    ),
-    "Pleural_Thickening": (
-        "{Degree} {side} pleural thickening {where}.",
-        "There is {degree} pleural thickening on the {side}, {where}.",
-    ),
-}
+    "Atelectasis": ("{Degree} atelectasis at the {side} base with a raised hemidiaphragm.",
+                    "Plate-like opacities of {degree} {side} lower zone atelectasis, with volume loss."),
+    "Cardiomegaly": ("The heart is enlarged ({degree} cardiomegaly), the cardiothoracic ratio is above 0.5.",
+                     "{Degree} cardiomegaly."),
+    "Effusion": ("{Amount} {side} pleural effusion with a meniscus{reach}.",
+                 "There is a {amount} {side} pleural effusion{reach}."),
+    "Mass": ("{cm} cm mass in the {side} {zone} zone.", "A mass of {cm} cm projects over the {side} {zone} zone."),
+    "Nodule": ("{mm} mm nodule in the {side} {zone} zone.",
+               "A round nodule of {mm} mm lies in the {side} {zone} zone."),
+    "Pneumothorax": ("{Amount} {side} pneumothorax with a visible pleural line.",
+                     "There is a {amount} {side} apical and lateral pneumothorax."),
+    "Consolidation": ("{Degree} consolidation in the {side} {zone} zone with air bronchograms.",
+                      "Patchy {degree} consolidation of the {side} {zone} zone."),
+    "Edema": ("{Degree} bilateral perihilar haze with septal lines: pulmonary edema.",
+              "{Degree} pulmonary edema, perihilar on both sides."),
+    "Emphysema": ("Hyperlucent lungs with flattened diaphragms: {degree} emphysema.",
+                  "{Degree} emphysema with hyperinflation and few peripheral vessels."),
+    "Pleural_Thickening": ("{Degree} {side} pleural thickening {where}.",
+                           "There is {degree} pleural thickening on the {side}, {where}."),
+}  # fmt: skip
 _IMPRESSIONS = {
     "Atelectasis": "{Side} basal atelectasis",
     "Cardiomegaly": "Cardiomegaly",
@@ -81,8 +60,7 @@ def report(phantom: Phantom) -> str:
     rng = np.random.default_rng([phantom.seed, 1])
     if not phantom.findings:
         return f"FINDINGS: {rng.choice(_CLEAR)} IMPRESSION: {NORMAL}"
-    sentences = []
-    impressions = []
+    sentences, impressions = [], []
     for finding in phantom.findings:
         words = _words(finding)
         sentences.append(str(rng.choice(_SENTENCES[finding.label])).format(**words))
@@ -92,7 +70,7 @@ def report(phantom: Phantom) -> str:
     return f"FINDINGS: {' '.join(sentences)} IMPRESSION: {' '.join(impressions)}"
 
 
-def _words(finding: Finding) -> dict[str, str]:
+def _words(finding: PhantomFinding) -> dict[str, str]:
     side = "bilateral" if finding.side == BOTH else finding.side
     step = min(int(finding.severity * 3), 2)
     degree, amount = ("mild", "moderate", "severe")[step], ("small", "moderate", "large")[step]

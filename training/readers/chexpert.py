@@ -9,7 +9,16 @@ from typing import Literal
 from cbmir.errors import ManifestError
 from cbmir.labels import CHEXPERT_9, LabelSet
 from cbmir.manifest import Manifest, Row
-from cbmir.training.readers.common import Missing, cell, finish, keep_labels, label_value, locate, read_source
+from cbmir.training.readers.common import (
+    Missing,
+    cell,
+    check_folder,
+    finish,
+    keep_labels,
+    label_value,
+    locate,
+    read_source,
+)
 
 Blank = Literal["zero", "unknown"]
 
@@ -34,21 +43,25 @@ def read_chexpert(
 ) -> Manifest:
     """A manifest of CheXpert.
 
-    `root` is the folder that holds `CheXpert-v1.0-small`, or that folder itself under any name. Patient, study and
-    frontal or lateral come from the path; AP or PA from its column. -1 stays -1 (uncertain). `blank` is what an empty
-    cell (not mentioned in the report) means: `zero` as the paper and most users take it, or `unknown`; in a row whose
-    "No Finding" is 1 it is 0 in both.
-    9 findings are the paper's; an image that shows only one of the other four then has every label 0, which the
-    sidecar counts. CheXpert's own training and validation files are split anew: by patient, by `seed`.
-    Raises ManifestError for a table or folder that does not fit.
+    Patient, study and frontal or lateral come from the path; AP or PA from its column. -1 stays -1 (uncertain).
+    CheXpert's own training and validation files are split again: by patient, by `seed`.
+
+    Args:
+        root: the folder that holds `CheXpert-v1.0-small`, or that folder itself under any name.
+        table: train.csv or valid.csv.
+        findings: 9 (the paper's) or 13. With 9 an image that shows only one of the other four has every label 0, which
+            the sidecar counts.
+        blank: what an empty cell (not mentioned in the report) means: `zero` as the paper and most users take it, or
+            `unknown`; in a row whose "No Finding" is 1 it is 0 in both.
+        missing: `error`, or `skip` to leave rows without an image file out.
+
+    Raises:
+        ManifestError: table or folder do not fit.
     """
     if findings not in _FINDINGS:
         raise ManifestError(f"expected 9 or 13 findings, found {findings}")
     _, records = read_source(table, ("Path", *CHEXPERT_13), "CheXpert's train.csv or valid.csv")
-    if not root.is_dir():
-        raise ManifestError(
-            f"{root}: expected the folder that holds CheXpert, found {'a file' if root.exists() else 'nothing'}"
-        )
+    check_folder(root, "the folder that holds CheXpert")
     empty = 0 if blank == "zero" else None
     rows = [_entry(record, f"{table}, row {number}", empty) for number, record in enumerate(records, start=2)]
     lateral = sum(row.view == "LATERAL" for row in rows)

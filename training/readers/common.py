@@ -34,6 +34,12 @@ def read_source(path: Path, required: Iterable[str], what: str) -> tuple[list[st
     return columns, records
 
 
+def check_folder(folder: Path, what: str) -> None:
+    """Raise ManifestError where `folder` is none."""
+    if not folder.is_dir():
+        raise ManifestError(f"{folder}: expected {what}, found {'a file' if folder.exists() else 'nothing'}")
+
+
 def cell(record: dict[str, str], column: str, where: str) -> str:
     """A record's value without outer blanks. Raises ManifestError where the row ends before the column."""
     value: str | None = record[column]
@@ -94,14 +100,9 @@ def locate(
 
 
 def finish(
-    manifest: Manifest,
-    *,
-    reader: str,
-    sources: Collection[Path],
-    policies: dict[str, Any],
-    seed: int,
+    manifest: Manifest, *, reader: str, sources: Collection[Path], policies: dict[str, Any], seed: int,
     splits: str | None,
-) -> Manifest:
+) -> Manifest:  # fmt: skip
     """Splits and sidecar, the same for every reader.
 
     `splits` says where the rows' splits came from; None has them assigned by patient and `seed`.

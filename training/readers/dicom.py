@@ -49,12 +49,21 @@ def read_dicom_studies(
 ) -> tuple[Manifest, tuple[LeftOut, ...]]:
     """A manifest of the chest radiographs in a folder with its subfolders, or of those that a DICOMDIR file lists.
 
-    Each file is decoded once, by `workers` processes (`work_through`), so that what is in the manifest can be read: by
-    the same `intensity` (PreprocessSpec), since a file may be blank, or its window damaged, for one policy alone.
-    Patient and study ids, view and date are the header's, all `labels` unknown, patients split 70:10:20 by `seed` where
-    there are three. Left out, with the reason: what is no DICOM file or no chest radiograph, what is damaged, what has
-    no patient id, and an object that another file holds too. Lateral views go in, as LATERAL, with `allow_lateral`.
-    Raises ManifestError for a place that is neither, and where no file is left.
+    Each file is decoded once, so that whatever is in the manifest can be read. Patient and study ids, view and date are
+    the header's, all `labels` unknown, patients split 70:10:20 by `seed` where there are three.
+
+    Args:
+        place: the folder, or the DICOMDIR file.
+        allow_lateral: lateral views go in, as LATERAL.
+        intensity: the policy of PreprocessSpec; a file may be blank, or its window damaged, for one policy alone.
+        workers: so many processes decode (`work_through`).
+
+    Returns:
+        The manifest, and what was left out with the reason: what is no DICOM file or no chest radiograph, what is
+        damaged, what has no patient id, and an object that another file holds too.
+
+    Raises:
+        ManifestError: `place` is neither, or no file is left.
     """
     require("pydicom", "dicom")
     files, absent = _of_directory(place) if place.is_file() else _of_folder(place)
@@ -81,7 +90,7 @@ def read_dicom_studies(
 
 
 def write_left_out(left_out: Sequence[LeftOut], manifest: Path) -> Path:
-    """Write `manifest.csv`'s `manifest.left-out.csv`, which goes where nothing is left out; its path."""
+    """Write `manifest.left-out.csv` beside `manifest.csv`, or delete it where nothing is left out; returns its path."""
     path = manifest.with_suffix(".left-out.csv")
     path.unlink(missing_ok=True)
     if left_out:
@@ -125,14 +134,7 @@ def _read(labels: tuple[None, ...], allow_lateral: bool, intensity: str, path: P
     if not is_dicom(start):
         raise NotAnImageError(f"{path}: no DICOM file")
     radiograph = read_image(path, intensity=intensity, allow_lateral=allow_lateral)
-    row = Row(
-        image=path,
-        patient_id=radiograph.patient_id,
-        labels=labels,
-        study_id=radiograph.study_id,
-        view=radiograph.view,
-        date=radiograph.date,
-    )
+    row = Row(path, radiograph.patient_id, labels, radiograph.study_id, radiograph.view, date=radiograph.date)
     return row, radiograph.sop_instance_uid
 
 

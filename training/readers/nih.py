@@ -9,7 +9,7 @@ from pathlib import Path
 from cbmir.errors import ManifestError, SplitError
 from cbmir.labels import NIH_13, NIH_14, NO_FINDING, LabelSet
 from cbmir.manifest import Manifest, Row
-from cbmir.training.readers.common import Missing, cell, finish, keep_labels, locate, read_source
+from cbmir.training.readers.common import Missing, cell, check_folder, finish, keep_labels, locate, read_source
 
 _COLUMNS = ("Image Index", "Finding Labels", "Follow-up #", "Patient ID", "View Position")
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg"}
@@ -28,11 +28,18 @@ def read_nih(
 ) -> Manifest:
     """A manifest of ChestX-ray14, or of a part of it.
 
-    `images` is searched with its subfolders, and files are matched by their name without the ending, so that converted
-    copies (.jpg) fit too. With 13 findings Hernia is left out: an image that shows only a hernia then has every label
-    0 and is not a healthy image; the sidecar counts these. `splits` is a CSV `image,split`; without it patients
-    are split 70:10:20 by `seed`.
-    Raises ManifestError or SplitError for a table, folder or split file that does not fit.
+    Args:
+        images: searched with its subfolders; files are matched by their name without the ending, so that converted
+            copies (.jpg) fit too.
+        entries: the official table.
+        findings: 14, or 13 without Hernia: an image that shows only a hernia then has every label 0 and is not a
+            healthy image; the sidecar counts these.
+        splits: a CSV `image,split`; without it patients are split 70:10:20 by `seed`.
+        missing: `error`, or `skip` to leave rows without an image file out.
+
+    Raises:
+        ManifestError: table or folder do not fit.
+        SplitError: the split file does not fit.
     """
     if findings not in _FINDINGS:
         raise ManifestError(f"expected 13 or 14 findings, found {findings}")
@@ -91,10 +98,7 @@ def _entry(record: dict[str, str], where: str) -> Row:
 
 def _index_images(folder: Path) -> dict[str, Path]:
     """Every image below `folder`, by its name without the ending."""
-    if not folder.is_dir():
-        raise ManifestError(
-            f"{folder}: expected the folder of the X-rays, found {'a file' if folder.exists() else 'nothing'}"
-        )
+    check_folder(folder, "the folder of the X-rays")
     index: dict[str, Path] = {}
     for path in folder.resolve().rglob("*"):
         if path.suffix.lower() not in _IMAGE_SUFFIXES:

@@ -1,4 +1,4 @@
-"""An own table (CSV or Parquet): which column means what is said by the caller, never guessed."""
+"""Your own table (CSV or Parquet): the caller says which column means what; nothing is guessed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("cbmir")
 
 
 @dataclass(frozen=True)
-class Columns:
+class ColumnMapping:
     """Names of the table's columns; one that is None is left empty in the manifest."""
 
     image: str = "image"
@@ -32,7 +32,7 @@ class Columns:
 def read_own_table(
     table: Path,
     *,
-    columns: Columns = Columns(),
+    columns: ColumnMapping = ColumnMapping(),
     labels: Sequence[str] = (),
     labels_column: str | None = None,
     separator: str = "|",
@@ -40,14 +40,20 @@ def read_own_table(
     missing: Missing = "error",
     seed: int = 0,
 ) -> Manifest:
-    """A manifest of any table with a row for each image.
+    """A manifest of any table with one row per image.
 
-    Labels stand either in a column each (`labels` names them; cells hold 1, 0, -1 = uncertain or nothing = unknown),
-    or joined in `labels_column` ("Mass|Nodule"). In joined form the findings named are 1 and all others 0,
-    "No Finding" makes all 0, and an empty cell makes all unknown; `labels` may then fix names and order, else they are
-    all that occur, sorted. Relative image paths start at `images`, by default the table's folder.
-    Without a split column patients are split 70:10:20 by `seed`.
-    Raises ManifestError that names row and column, SplitError for a patient in two splits.
+    Args:
+        labels: names of label columns, whose cells hold 1, 0, -1 (uncertain) or nothing (unknown).
+        labels_column: the column that joins findings instead ("Mass|Nodule"). Those named are 1 and all others 0, "No
+            Finding" makes all 0, an empty cell all unknown. `labels` may then fix names and order; else they are all
+            that occur, sorted.
+        images: where relative image paths start; by default the table's folder.
+        missing: `error`, or `skip` to leave rows without an image file out.
+        seed: of the 70:10:20 split by patient, where there is no split column.
+
+    Raises:
+        ManifestError: names row and column of what does not fit.
+        SplitError: a patient is in two splits.
     """
     if not labels and labels_column is None:
         raise ManifestError(
@@ -97,7 +103,7 @@ def read_own_table(
     )
 
 
-def _row(record: dict[str, str], columns: Columns, labels: tuple[int | None, ...], where: str) -> Row:
+def _row(record: dict[str, str], columns: ColumnMapping, labels: tuple[int | None, ...], where: str) -> Row:
     def value(column: str | None) -> str:
         return "" if column is None else cell(record, column, where)
 

@@ -56,8 +56,7 @@ def benchmark(
     """
 
     require("lightning", "train")
-    from cbmir.training.comparison.cells import preview
-    from cbmir.training.comparison.plan import Plan, make_plan, prepare, select_parts
+    from cbmir.training.comparison.plan import Plan, make_plan, prepare, preview, select_parts
     from cbmir.training.comparison.protocols import PROTOCOLS
     from cbmir.training.comparison.report.render import write_report
 

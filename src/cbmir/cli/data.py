@@ -102,10 +102,10 @@ def table(
     FILE is a CSV or Parquet table with a row for each image. Columns are named by options, never guessed; those not
     named are not used, and the log lists them.
     """
-    from cbmir.training.readers.table import Columns, read_own_table
+    from cbmir.training.readers.table import ColumnMapping, read_own_table
 
     manifest = read_own_table(
-        file, columns=Columns(**columns), labels=[name.strip() for name in labels.split(",") if name.strip()],
+        file, columns=ColumnMapping(**columns), labels=[name.strip() for name in labels.split(",") if name.strip()],
         labels_column=labels_column, separator=separator, images=images, missing=missing, seed=seed,
     )  # fmt: skip
     _write(manifest, output, as_json)

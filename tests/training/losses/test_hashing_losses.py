@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cbmir.training.losses.dsh import DSHLoss
-from cbmir.training.losses.osdh import OSDHLoss
-from cbmir.training.losses.sdh import SDHLoss
+from cbmir.training.losses.hashing import DSHLoss, OSDHLoss, SDHLoss
 from cbmir.training.losses.targets import shared_classes
 from cbmir.training.model import HashHead
 

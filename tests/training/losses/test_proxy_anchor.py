@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cbmir.training.losses.proxy_anchor import ProxyAnchorLoss
+from cbmir.training.losses.proxy import ProxyAnchorLoss
 from cbmir.training.model import ProxyHead
 
 NAN = float("nan")

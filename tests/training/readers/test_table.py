@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from cbmir.errors import ManifestError, SplitError
-from cbmir.training.readers.table import Columns, read_own_table
+from cbmir.training.readers.table import ColumnMapping, read_own_table
 
-OWN = Columns("file", "pid", study="study", view="view", split="part", report="text")
+OWN = ColumnMapping("file", "pid", study="study", view="view", split="part", report="text")
 HEADER = "file,pid,study,view,part,text,age,Mass,Edema"
 ROWS = (
     'a.png,p1,s1,pa,train,"A mass, left.",50,1,0',
@@ -95,7 +95,7 @@ def test_a_missing_patient_column_explains_itself(tmp_path: Path) -> None:
     table = _write(tmp_path, "image,Mass", "a.png,1", "b.png,0", "c.png,1")
     with pytest.raises(ManifestError, match=r"'patient_id'.*look alike.*--patient-column image"):
         read_own_table(table, labels=["Mass"])
-    manifest = read_own_table(table, columns=Columns(patient="image"), labels=["Mass"])
+    manifest = read_own_table(table, columns=ColumnMapping(patient="image"), labels=["Mass"])
     assert [row.patient_id for row in manifest] == ["a.png", "b.png", "c.png"]
     assert manifest.about["policies"]["each_image_its_own_patient"] is True
 
@@ -154,7 +154,7 @@ def test_a_column_twice_is_refused(tmp_path: Path) -> None:
 
 def test_dates(tmp_path: Path) -> None:
     lines = ["image,patient_id,day,Mass", *(f"{name}.png,p{name},2020-01-0{n},1" for n, name in enumerate("abc", 1))]
-    columns = Columns(date="day")
+    columns = ColumnMapping(date="day")
     manifest = read_own_table(_write(tmp_path, *lines), columns=columns, labels=["Mass"])
     assert [row.date for row in manifest] == ["2020-01-01", "2020-01-02", "2020-01-03"]
     assert manifest.about["policies"]["columns"]["date"] == "day"

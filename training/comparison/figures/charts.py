@@ -153,7 +153,7 @@ def _over_sizes(results: Results, rows: list[Row], column: str, folder: Path) ->
         f"AUC, nDCG, ACG and precision of {len(lines)} methods after training on {_listed(counts)} images (logarithmic "
         f"axis). Retrieval is judged on {_MEANING[column]}; AUC is the same in both columns. {_BARS}",
     )
-    return _four_panels(results, lines, column, "training_images", "training images", counts, chart, folder)
+    return _four_panels(results, lines, column, "training_images", counts, chart, folder)
 
 
 def _over_proxies(results: Results, rows: list[Row], column: str, folder: Path) -> ReportFigure:
@@ -165,18 +165,17 @@ def _over_proxies(results: Results, rows: list[Row], column: str, folder: Path) 
         f"on {rows[0]['training_images']:,} images. Retrieval is judged on {_MEANING[column]}; AUC is the same in both "
         f"columns. {_BARS}",
     )
-    return _four_panels(results, by_method(rows), column, "proxies", "proxies per class", counts, chart, folder)
+    return _four_panels(results, by_method(rows), column, "proxies", counts, chart, folder)
 
 
 def _four_panels(
-    results: Results, lines: list[Line], column: str, x: str, x_label: str, ticks: list[int], chart: ReportFigure,
-    folder: Path,
-) -> ReportFigure:  # fmt: skip
+    results: Results, lines: list[Line], column: str, x: str, ticks: list[int], chart: ReportFigure, folder: Path
+) -> ReportFigure:
     """AUC, nDCG, ACG and precision over `x`, as in the paper."""
     with sheet(7.2, 5.6) as figure:
         for axis, metric in zip(np.ravel(figure.subplots(2, 2, sharex=True)), METRICS, strict=True):
             draw_lines(axis, lines, column, metric, x)
-            _log_axis(axis, ticks, x_label)
+            _log_axis(axis, ticks, {"training_images": "training images", "proxies": "proxies per class"}[x])
             axis.set(title=metric_title(results, metric))
         for axis in figure.axes[:2]:
             axis.set_xlabel("")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cbmir.errors import require
 from cbmir.files import replacing
-from cbmir.training.comparison.cells import FACTS, cell_folder
+from cbmir.training.comparison.cells import is_finished
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Cell, Plan
 
@@ -98,7 +98,7 @@ def shown_cells(report: Path, plan: Plan, methods: Collection[str]) -> dict[str,
     for part in plan.parts():
         if part.size == plan.shown_size:
             cells = [Cell(part, name, plan.shown_proxies if METHODS[name].many_proxies else "") for name in methods]
-            found = {cell.method: cell for cell in cells if (cell_folder(report, cell) / FACTS).exists()}
+            found = {cell.method: cell for cell in cells if is_finished(report, cell)}
             if found:
                 return found
     return {}

@@ -32,13 +32,13 @@ class Given:
     the gallery), uint8 [N, S, S].
     """
 
-    query: NDArray[np.float32]
-    scores: NDArray[np.float32]
-    gallery: NDArray[np.float32]
     targets: Tensor
     images: Callable[[str], NDArray[np.uint8]]
     bits: int
     seed: int
+    query: NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    scores: NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    gallery: NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,14 +32,9 @@ class SemiSupervisedHashing:
     """
 
     def __init__(
-        self,
-        features: NDArray[np.floating],
-        targets: NDArray[np.floating],
-        *,
-        bits: int,
-        seed: int = 0,
+        self, features: NDArray[np.floating], targets: NDArray[np.floating], *, bits: int, seed: int = 0,
         labelled: int = 5000,
-    ) -> None:
+    ) -> None:  # fmt: skip
         candidates = np.flatnonzero((targets == 1).any(axis=1))
         if len(candidates) == 0:
             raise RunError(f"semi-supervised hashing needs images with a label, found none in {len(targets)}")

@@ -10,7 +10,7 @@ from PIL import Image
 
 from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, Row, write_manifest
-from cbmir.training.comparison.cells import cell_folder, nearest, write_answers, write_vectors
+from cbmir.training.comparison.cells import CellAnswers, cell_folder, nearest, write_answers, write_vectors
 from cbmir.training.comparison.plan import Cell, Plan, selection_path
 from cbmir.training.dataset import label_array
 from cbmir.training.evaluate import Vectors, evaluate
@@ -60,8 +60,8 @@ def _write_cell(report: Path, cell: Cell, selection: Manifest) -> None:
     folder, none = cell_folder(report, cell), [""] * len(query.patients)
     folder.mkdir(parents=True)
     write_vectors(folder, query.embedding, gallery.embedding, scores=query.scores)
-    write_answers(
-        folder, evaluate(query, gallery, LABELS.names, k=10), views=none, sources=none,
-        neighbours=nearest(similarity, query.patients, gallery.patients),
-        facts={"seconds": 1.0, "training_images": len(gallery.patients)},
-    )  # fmt: skip
+    facts = {"seconds": 1.0, "training_images": len(gallery.patients)}
+    neighbours = nearest(similarity, query.patients, gallery.patients)
+    retrieval = evaluate(query, gallery, LABELS.names, k=10).retrieval
+    labels, scores = query.labels, query.scores
+    write_answers(folder, CellAnswers(facts, query.patients, none, none, labels, scores, neighbours, retrieval))

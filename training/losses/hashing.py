@@ -1,0 +1,114 @@
+"""The hashing baselines DSH, OSDH and SDH: losses that train binary codes of k bits; h is tanh of the layer's output.
+
+All pairs and triplets are those of a batch, as we read the papers, and sums over them are means here, so that a loss
+does not grow with the batch. Images are similar where they share a class; where an unknown label leaves that open, they
+are no pair. With `negative` the images without a finding share a class. None has class weights, `balanced` or not.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cbmir.training.losses.targets import UnweightedLoss, shared_classes, similar_pairs
+from cbmir.training.model import HashHead
+
+# Of the relaxation's distance from 1: DSH's alpha, and the beta of OSDH.
+_QUANTISATION = 0.01
+_SDH_ALPHA, _SDH_LAMBDA_1, _SDH_LAMBDA_2 = 1.0, 100.0, 0.001
+
+
+class DSHLoss(UnweightedLoss):
+    """Liu, Wang, Shan, Chen, "Deep supervised hashing for fast image retrieval", CVPR 2016, eq. 4.
+
+    For each pair of images with network outputs b_1, b_2, not squashed (y = 0 for a similar pair):
+
+        (1 - y) |b_1 - b_2|^2 / 2 + y max(m - |b_1 - b_2|^2, 0) / 2 + alpha (| |b_1| - 1 |_1 + | |b_2| - 1 |_1)
+
+    with m = 2k and alpha = 0.01; float32 scalar, 0 for a batch without a pair.
+    """
+
+    def forward(self, head: HashHead, pooled: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
+        codes = head.relaxed(pooled)
+        similar, dissimilar = similar_pairs(targets, negative=self.negative)
+        distance = (codes[:, None] - codes).square().sum(dim=2)
+        relaxation = (codes.abs() - 1).abs().sum(dim=1)
+        terms = torch.where(similar, distance, (2 * codes.shape[1] - distance).clamp(min=0)) / 2
+        return _mean(terms + _QUANTISATION * (relaxation[:, None] + relaxation), similar | dissimilar)
+
+
+class OSDHLoss(UnweightedLoss):
+    """Chen et al., "Order-sensitive deep hashing for multimorbidity medical image retrieval", MICCAI 2018.
+
+    With the relaxed Hamming distance D(i, j) = (k - h_i . h_j) / 2, each query q of a batch gets
+
+        sum over i, j with r_i > r_j of  (2^r_i - 2^r_j) / Z_q  max(0, D(q, i) - D(q, j) + rho)
+
+    where r_i is the number of classes that i shares with q, so that a wrong order costs its difference in nDCG's gain.
+    To its mean over the queries come the multi-label cross-entropy of a classifier on the codes (known labels of the
+    findings only, not weighted) and the quantisation beta |h - sgn h|^2, each a mean over the images.
+
+    The ranking term, as we read it, is that of Zhao et al., "Deep semantic ranking based hashing for multi-label image
+    retrieval", CVPR 2015. Chosen here: Z_q makes the weights of a query sum to 1, and a query without triplets does not
+    count; rho = k / 8, so that four steps of similarity fit between equal codes and unrelated ones (D = k / 2); ranking
+    and classification weigh the same; beta = 0.01 as in DSH.
+    """
+
+    def forward(self, head: HashHead, pooled: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
+        codes = head.relaxed(pooled).tanh()
+        images, bits = codes.shape
+        distance = (bits - codes @ codes.T) / 2
+        hinge = (distance[:, :, None] - distance[:, None, :] + bits / 8).clamp(min=0)
+        gain = shared_classes(targets, negative=self.negative).exp2()
+        itself = torch.eye(images, dtype=torch.bool, device=codes.device)
+        # The query is no i; it is never a j, as no image shares more with it than it does itself.
+        weight = (gain[:, :, None] - gain[:, None, :]).clamp(min=0).masked_fill(itself[:, :, None], 0)
+        total = weight.sum(dim=(1, 2))
+        # A triplet weighs at least 2 - 1, so that the bounds below act only where there is none.
+        ranking = ((weight * hinge).sum(dim=(1, 2)) / total.clamp(min=1)).sum() / (total > 0).sum().clamp(min=1)
+
+        logits, known = head.logits(pooled), targets.nan_to_num(0)
+        terms = functional.binary_cross_entropy_with_logits(logits, known, reduction="none")
+        classification = terms.masked_fill(targets.isnan(), 0).sum(dim=1).mean()
+        quantisation = (1 - codes.abs()).square().sum(dim=1).mean()
+        return ranking + classification + _QUANTISATION * quantisation
+
+
+class SDHLoss(UnweightedLoss):
+    """Erin Liong, Lu, Wang, Moulin, Zhou, "Deep hashing for compact binary codes learning", CVPR 2015, supervised.
+
+    With b = sgn(h) and W the hashing layer, as we read it:
+
+        J = J_1 - lambda_1 J_2 + lambda_2 J_3 + lambda_3 J_4
+        J_1 = |B - H|^2 / 2                                  quantisation
+        J_2 = tr(H H^T / N) / 2 + alpha tr(S_B - S_W) / 2    variance of the bits; dissimilar pairs apart, similar near
+        J_3 = |W W^T - I|^2 / 2                              independent bits
+
+    where S_B and S_W are the means of (h_i - h_j)(h_i - h_j)^T over dissimilar and over similar pairs, so that their
+    traces are mean squared distances; alpha = 1, lambda_1 = 100, lambda_2 = 0.001. Most often negative; 0 for a batch
+    of one image, which has no pair.
+
+    The paper leaves open how to train on batches: here N, S_B and S_W are the batch's, and J_1 is a mean over images as
+    J_2 is, so that their balance does not depend on the batch size. tr(H H^T / N) is the variance, and balances the
+    bits, only where the mean of H is 0; here it is taken about the batch's mean, since one code for all images would
+    maximise it otherwise. J_4 is weight decay, which is the optimiser's. The network is the benchmark's encoder with
+    this one layer, so that J_3 is of this layer.
+    """
+
+    def forward(self, head: HashHead, pooled: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
+        codes, weight = head.relaxed(pooled).tanh(), head.linear.weight
+        if len(codes) < 2:
+            return codes.sum() * 0
+        quantisation = (1 - codes.abs()).square().sum(dim=1).mean() / 2
+        distance = (codes[:, None] - codes).square().sum(dim=2)
+        similar, dissimilar = similar_pairs(targets, negative=self.negative)
+        scatter = _mean(distance, dissimilar) - _mean(distance, similar)
+        variance = (codes.var(dim=0, correction=0).sum() + _SDH_ALPHA * scatter) / 2
+        dependence = (weight @ weight.T - torch.eye(len(weight), device=weight.device)).square().sum() / 2
+        return quantisation - _SDH_LAMBDA_1 * variance + _SDH_LAMBDA_2 * dependence
+
+
+def _mean(values: Tensor, where: Tensor) -> Tensor:
+    """The mean of the chosen values, 0 of none."""
+    return values.masked_fill(~where, 0).sum() / where.sum().clamp(min=1)
