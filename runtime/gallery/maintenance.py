@@ -11,23 +11,14 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cbmir.errors import GalleryError
 from cbmir.manifest import Manifest, Row
-from cbmir.runtime.gallery import index_files
-from cbmir.runtime.gallery.database import (
-    DAMAGE,
-    DATABASE,
-    GALLERY,
-    SEE_VERIFY,
-    is_passing,
-    live_folder,
-    new_file,
-    said,
-    translated,
-)
+from cbmir.runtime.gallery import database, index_files
+from cbmir.runtime.gallery.database import DAMAGE, DATABASE, is_passing
 from cbmir.runtime.gallery.entry import Added, Entry
 from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.pictures import file_digest
@@ -42,6 +33,7 @@ _COMPACT = "'cbmir index compact' makes the database's indexes anew"
 _REBUILD = "nothing is lost: it is made again when it is needed, or now by 'cbmir index rebuild'"
 _OF_INDEX = re.compile(r"(row \d+ missing from|wrong # of entries in|non-unique entry in) index")
 _MOST = 100  # complaints of SQLite's own, each of which may follow from the one before
+_BLOCK = 1024  # entries in memory at once, with their embeddings and thumbnails
 
 
 @dataclass(frozen=True)
@@ -57,18 +49,21 @@ def verify(path: str | Path) -> list[GalleryProblem]:
     """All that is damaged in the gallery at `path`; empty where nothing is.
 
     Looks at the structure of the database, at every row by its digest, at norms, references and counts, and at the
-    digests of what is derived. Reads all of the gallery's files and changes nothing. Raises GalleryError where there is
-    no gallery at all or one of another schema, and where it cannot be read at this moment.
+    digests of what is derived. Reads all of the gallery's files and changes nothing.
+
+    Raises:
+        GalleryError: There is no gallery or one of another schema, or it cannot be read at this moment.
     """
     try:
         gallery = Gallery.open(path, read_only=True)
     except GalleryError as error:
-        if isinstance(error, SchemaError) or is_passing(error) or not (live_folder(Path(path)) / DATABASE).is_file():
+        there = (database.live_folder(Path(path)) / DATABASE).is_file()
+        if isinstance(error, SchemaError) or is_passing(error) or not there:
             raise
         return [_problem(error)]
     with gallery:
-        derivations = [GalleryProblem(what, (), _REBUILD) for what in index_files.problems(gallery.home, gallery.uuid)]
-        return verify_database(gallery) + derivations
+        derived = [GalleryProblem(what, (), _REBUILD) for what in index_files.problems(gallery.home, gallery.uuid)]
+        return verify_database(gallery) + derived
 
 
 def verify_database(gallery: Gallery) -> list[GalleryProblem]:
@@ -83,7 +78,7 @@ def verify_database(gallery: Gallery) -> list[GalleryProblem]:
 
 
 def _problem(error: GalleryError) -> GalleryProblem:
-    return GalleryProblem(str(error).partition(SEE_VERIFY)[0], (), _COPY)  # without the advice to do what has been done
+    return GalleryProblem(str(error).partition(database.SEE_VERIFY)[0], (), _COPY)  # verifying is what was done
 
 
 class _Check:
@@ -94,54 +89,44 @@ class _Check:
         self._found: dict[tuple[str, str], set[str]] = {}
 
     def problems(self) -> list[GalleryProblem]:
-        for line in self._structure():
-            if line != "ok":
-                what = f"the database's structure is damaged: {line}"
-                self._note(what, _COMPACT if _OF_INDEX.search(line) else _COPY)
-        numbers, names = self._numbers()
+        for (text,) in self._rows(f"PRAGMA integrity_check({_MOST})"):
+            if text != "ok":
+                line = str(text).replace("*** in database main ***\n", "")
+                remedy = _COMPACT if _OF_INDEX.search(line) else _COPY
+                self._note(f"the database's structure is damaged: {line}", remedy)
+        # Every entry that any table or index knows of, and the ids as the index has them: it may outlive its entry.
+        by_id = self._rows("SELECT number, id FROM entry INDEXED BY entry_id WHERE id > ''")
+        names = {int(number): str(name) for number, name in by_id}
+        numbers = set(names)
+        for table in ("entry NOT INDEXED", "embedding"):
+            numbers |= {int(number) for (number,) in self._rows(f"SELECT number FROM {table}")}
         for number in sorted(numbers):
             self._entry(number, names.get(number, f"number {number}"))
         if len(numbers) != self._reader.count:
             self._note(f"expected {self._reader.count} entries, found {len(numbers)}", _COPY)
         if self._reader.changes_since(self._reader.pruned) is None:
             self._note("the record of changes is damaged", _COMPACT)
-        self._references()
+        for table, number, parent, _ in self._rows("PRAGMA foreign_key_check"):
+            self._note(f"{table} {number} refers to a {parent} that is not there", _REPLACE)
         return [GalleryProblem(what, tuple(sorted(ids)), remedy) for (what, remedy), ids in self._found.items()]
 
     def _note(self, what: str, remedy: str, *ids: str) -> None:
         self._found.setdefault((what, remedy), set()).update(ids)
 
-    def _rows(self, sql: str) -> Iterator[tuple[object, ...]]:
+    def _rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
         """As many as can be read: damage ends the iteration, and is noted."""
         try:
             yield from self._reader.database.execute(sql)
         except DAMAGE as error:
             if is_passing(error):
                 raise
-            self._note(f"the database cannot be read through ({said(error)})", _COPY)
-
-    def _structure(self) -> Iterator[str]:
-        for (line,) in self._rows(f"PRAGMA integrity_check({_MOST})"):
-            yield str(line).replace("*** in database main ***\n", "")
-
-    def _numbers(self) -> tuple[set[int], dict[int, str]]:
-        """Every entry that any table or index knows of, and the ids as the index has them: it may outlive its entry."""
-        numbers: set[int] = set()
-        names: dict[int, str] = {}
-        for number, name in self._rows("SELECT number, id FROM entry INDEXED BY entry_id WHERE id > ''"):
-            names[int(str(number))] = str(name)
-        numbers |= names.keys()
-        for table in ("entry NOT INDEXED", "embedding"):
-            numbers |= {int(str(number)) for (number,) in self._rows(f"SELECT number FROM {table}")}
-        return numbers, names
+            self._note(f"the database cannot be read through ({database.said(error)})", _COPY)
 
     def _entry(self, number: int, name: str) -> None:
         """Its parts, up to the first that is damaged."""
-        for what, read in (
-            ("the entry", self._reader.entries),
-            ("the embedding", self._reader.vectors),
-            ("the thumbnail", self._reader.thumbnails),
-        ):
+        reader = self._reader
+        parts = {"the entry": reader.entries, "the embedding": reader.vectors, "the thumbnail": reader.thumbnails}
+        for what, read in parts.items():
             try:
                 read([number])
             except (GalleryError, *DAMAGE) as error:
@@ -150,22 +135,17 @@ class _Check:
                 self._note(f"{what} is missing or damaged", _REPLACE, name)
                 return
 
-    def _references(self) -> None:
-        for table, number, parent, _ in self._rows("PRAGMA foreign_key_check"):
-            self._note(f"{table} {number} refers to a {parent} that is not there", _REPLACE)
-
-
-_BLOCK = 1024  # entries in memory at once, with their embeddings and thumbnails
-
 
 def merge(target: Gallery, source: Gallery) -> Added:
-    """Add all entries of `source` to `target`, in one transaction: what went in, and the duplicates that did not.
+    """Add all entries of `source` to `target`, in one transaction.
 
     An entry whose content is in `target` already is left out. One whose id another image has there gets a longer id,
-    of more of its path, as an addition gives it. Ids of patients become pseudonyms where `target` keeps
-    these and was opened with their key. Until the end all that is added stands in the log of `target`: it needs room
-    twice. Raises GalleryError, and changes nothing, for galleries of different models, a label that `target` does not
-    have, an id that is there where no longer one is free or a file's digest is missing, and pseudonyms that do not fit.
+    of more of its path, as an addition gives it. Ids of patients become pseudonyms where `target` keeps these and was
+    opened with their key. Until the end all that is added stands in the log of `target`: it needs room twice.
+
+    Raises:
+        GalleryError: The galleries are of different models, `target` lacks a label, pseudonyms do not fit, or an id is
+            there and no longer one is free or a file's digest is missing. Nothing is changed then.
     """
     target.check_model(source.card)
     missing = [name for name in source.labels.names if name not in target.labels.names]
@@ -176,9 +156,7 @@ def merge(target: Gallery, source: Gallery) -> Added:
         raise GalleryError(f"{source.path} keeps pseudonyms, and {target.path} "
                            f"{'others' if target.pseudonym_check else 'none'}: one patient would pass for two; merge "
                            f"only galleries with pseudonyms of one key")  # fmt: skip
-    ids: list[str] = []
-    duplicates: list[tuple[str, str]] = []
-    renamed: list[tuple[str, str]] = []
+    ids, duplicates, renamed = list[str](), list[tuple[str, str]](), list[tuple[str, str]]()
     with source.reading() as reader, target.writing() as writer:
         for block in reader.columns(size=_BLOCK):
             entries, thumbnails = reader.entries(block.numbers), reader.thumbnails(block.numbers)
@@ -195,10 +173,11 @@ def export(source: Gallery, path: str | Path) -> None:
     The copy is a gallery of its own, under a new uuid. Raises GalleryError if there is something at `path`, and where
     anything in the gallery is damaged.
     """
-    with _folder(Path(path)) as part:
-        place = part / DATABASE
-        new_file(place)
-        with source.reading() as reader, translated(GALLERY, part, "write to"), closing(sqlite3.connect(place)) as copy:
+    with _new_folder(Path(path)) as part:
+        file = part / DATABASE
+        database.new_file(file)
+        translated = database.translated(database.GALLERY, part, "write to")
+        with source.reading() as reader, translated, closing(sqlite3.connect(file)) as copy:
             reader.copy(copy)
         with Gallery.open(part) as made, made.reading() as reader:  # opened, it gets its own uuid
             for _ in reader.columns():  # a copy that is needed must not turn out to be damaged then
@@ -220,10 +199,9 @@ def export_deidentified(source: Gallery, path: str | Path) -> int:
     Raises GalleryError if there is something at `path`, and for damage.
     """
     key = Pseudonyms.throw_away()
-    shuffle = np.random.default_rng(secrets.randbits(128)).permutation
-    with _folder(Path(path)) as part, source.reading() as reader:
+    with _new_folder(Path(path)) as part, source.reading() as reader:
         numbers = np.concatenate([np.empty(0, np.int64), *(block.numbers for block in reader.columns(size=_BLOCK))])
-        numbers = shuffle(numbers)
+        numbers = np.random.default_rng(secrets.randbits(128)).permutation(numbers)
         with Gallery.create(part, source.card, source.labels, pseudonyms=key) as target, target.writing() as writer:
             for start in range(0, len(numbers), _BLOCK):
                 chosen = numbers[start : start + _BLOCK]
@@ -247,8 +225,8 @@ def _deidentified(entry: Entry, key: Pseudonyms) -> Entry:
 
 
 @contextmanager
-def _folder(path: Path) -> Iterator[Path]:
-    """A hidden folder that takes the place of `path`, a new or empty folder, when the block ends without an error."""
+def _new_folder(path: Path) -> Iterator[Path]:
+    """A folder beside `path`, a new or empty folder, whose place it takes when the block ends without an error."""
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise GalleryError(f"{path}: expected a new or empty folder for the copy, found something there")
@@ -278,8 +256,11 @@ def update_gallery(gallery: EditableGallery, manifest: Manifest, *, splits: Sequ
     A row is for the entry of the same image path; where there is none, as after a move of the images, for the entry
     made from a file of the same content, never for one that just bears the same name. What a row leaves empty of study,
     view and date stays as it is, for it may be what the DICOM file says; a split or report that it leaves empty is
-    emptied. What the manifest has no column for stays. All in one transaction. Raises GalleryError where two rows are
-    for one entry, ManifestError for labels that the gallery does not have.
+    emptied. What the manifest has no column for stays. All in one transaction.
+
+    Raises:
+        GalleryError: Two rows are for one entry.
+        ManifestError: The gallery does not have a label.
     """
     names = [gallery.labels.names[gallery.labels.index(name)] for name in manifest.labels.names]
     by_image = {entry.image: entry for entry in gallery.every_entry()}

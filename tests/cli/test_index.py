@@ -15,6 +15,7 @@ from PIL import Image
 
 from cbmir.cli import main
 from cbmir.runtime import Gallery
+from cbmir.runtime.gallery.build import IndexReport
 from cbmir.runtime.gallery.database import live_folder
 
 
@@ -288,6 +289,44 @@ def test_export_and_merge(tmp_path: Path, tiny_gallery: Path, gallery: Path, cap
     with Gallery.open(tmp_path / "shared") as opened:
         assert not any(entry.report or entry.image for entry in opened.every_entry())
     assert run("index", "export", gallery, "-o", tmp_path / "copy") == 2
+
+
+def test_shards(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured) -> None:
+    shards = [tmp_path / f"shard{number}" for number in (1, 2)]
+    for _ in range(2):  # a shard that is there is kept
+        for number, shard in enumerate(shards, 1):
+            assert run("index", "build", tiny_model, tiny_manifest, "-o", shard, "--shard", f"{number}/2") == 0
+            assert capsys.readouterr().out == f"{shard}: 10 images\n"
+    path = tmp_path / "g"
+    assert run("index", "merge", path, shards[1]) == 2
+    assert "expected all 2 shards of the build, found 1; missing: 1" in capsys.readouterr().err
+    assert run("index", "merge", path, *shards[::-1]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{path}: 10 images of {shard} added, 0 were there" for shard in shards
+    ]
+    for words in (["0/2"], ["3/2"], ["2"], ["a/b"], ["-1/2"], [""]):
+        assert run("index", "build", tiny_model, tiny_manifest, "-o", tmp_path / "x", "--shard", *words) == 2
+        assert "expected a shard such as 3/64" in capsys.readouterr().err
+
+
+def test_by_ray(
+    tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What --ray asks for; that Ray does it is tested in tests/runtime/gallery/build/test_shards.py."""
+    asked: list[object] = []
+
+    def built(address: str, model: Path, manifest: object, path: str, **how: object) -> IndexReport:
+        asked.append((address, model, path, how["engine"], how["splits"], how["replace_others"]))
+        return IndexReport(20)
+
+    monkeypatch.setattr("cbmir.runtime.gallery.build.build_on_ray", built)
+    build = ["index", "build", tiny_model, tiny_manifest, "-o", tmp_path / "g", "--ray", "auto"]
+    assert run(*build) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'g'}: 20 images\n"
+    assert asked == [("auto", tiny_model, str(tmp_path / "g"), "auto", ("train",), False)]
+    for more in (["--workers", 2], ["--shard", "1/2"]):
+        assert run(*build, *more) == 2
+        assert "--workers and --shard mean nothing with --ray" in capsys.readouterr().err
 
 
 def test_pseudonyms(

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cbmir.card import ModelCard
 from cbmir.errors import GalleryError, UserError
@@ -31,9 +30,6 @@ from cbmir.runtime.gallery.maintenance import verify_database
 from cbmir.runtime.gallery.protocol import is_milvus
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 from cbmir.runtime.novelty import FEWEST
-
-if TYPE_CHECKING:
-    from cbmir.runtime.gallery.milvus.gallery import MilvusGallery
 
 log = logging.getLogger("cbmir")
 
@@ -79,12 +75,14 @@ def build_gallery(
     if is_milvus(path):
         if shard is not None:
             raise UserError("expected a folder for a shard, found a Milvus collection; build that at once")
-        return _build_collection(str(path), engine, work, pseudonyms, index)
+        return _fill_collection(str(path), engine, work, pseudonyms, index)
     folder = GalleryFolder(path)
     part = None if shard is None else Shard(*shard, digest)
     if part is not None:
-        if part == Shard.load(folder.path):
-            return _report_of(folder.path)
+        if part == Shard.load(folder.path):  # an earlier run built it
+            with Gallery.open(folder.path) as gallery:
+                images = len(gallery)
+            return IndexReport(images, images, 0, *(read_list(folder.path / name) for name in (UNREADABLE, DUPLICATES)))
         rows = part.rows(len(ids))
         ids, work, digest = ids[rows], replace(work, rows=work.rows[rows]), digest_of(part)
 
@@ -127,11 +125,7 @@ def add_to_gallery(
     """
     work = Work.of(engine.card, manifest, splits, reduced_jpeg2000, workers)
     if is_milvus(path):
-        from cbmir.runtime.gallery.milvus.gallery import MilvusGallery
-
-        with MilvusGallery.open(str(path), pseudonyms=pseudonyms) as collection:
-            collection.check_model(engine.card)
-            return _fill_collection(collection, engine, work)
+        return _fill_collection(str(path), engine, work, pseudonyms)
     folder = GalleryFolder(path)
     with Gallery.open(folder.path, pseudonyms=pseudonyms) as gallery:
         gallery.check_model(engine.card)
@@ -146,7 +140,7 @@ def build_version(
     folder: GalleryFolder, digest: str, fill: Callable[[Gallery], IndexReport], card: ModelCard, labels: LabelSet,
     pseudonyms: Pseudonyms | None, *, index: str, images: Collection[str] | None, shard: Shard | None = None,
 ) -> IndexReport:  # fmt: skip
-    """Let `fill` fill a version of a gallery, which an earlier call may have begun, and put it in place; under the lock.
+    """Let `fill` fill a version of a gallery, which an earlier call may have begun, and publish it; under the lock.
 
     `images` are those that go in: a gallery that holds others is not replaced. None: it is, whatever it holds.
     """
@@ -235,35 +229,26 @@ def _check_key(gallery: Gallery, pseudonyms: Pseudonyms | None) -> None:
     raise GalleryError(f"{gallery.path}: keeps {kept}; expected {expected}, found {found}")
 
 
-def _report_of(path: Path) -> IndexReport:
-    """Of a shard that an earlier run has built."""
-    with Gallery.open(path) as gallery:
-        images = len(gallery)
-    lists = [read_list(path / name) for name in (UNREADABLE, DUPLICATES)]
-    return IndexReport(images, images, 0, *lists)
-
-
-def _build_collection(
-    place: str, engine: Engine, work: Work, pseudonyms: Pseudonyms | None, index: str
+def _fill_collection(
+    place: str, engine: Engine, work: Work, pseudonyms: Pseudonyms | None, index: str | None = None
 ) -> IndexReport:
-    """Fill a new collection, or go on with one that holds nothing but some of the same images."""
+    """Add to a Milvus collection. With `index` build one: a new one, or one that holds some of the images alone."""
     from cbmir.runtime.gallery.milvus.gallery import MilvusGallery
 
     try:
-        gallery = MilvusGallery.open(place, pseudonyms=pseudonyms)
-    except GalleryError:  # says itself why, where it is for another reason than that there is none
-        gallery = MilvusGallery.create(place, work.card, work.labels, pseudonyms=pseudonyms, index=index)
-    with gallery:
-        gallery.check_model(work.card)
-        if not {entry.image for entry in gallery.every_entry()} <= work.images:
+        collection = MilvusGallery.open(place, pseudonyms=pseudonyms)
+    except GalleryError:
+        if index is None:
+            raise
+        # This says itself why it failed, where it was for another reason than that there is none.
+        collection = MilvusGallery.create(place, work.card, work.labels, pseudonyms=pseudonyms, index=index)
+    with collection:
+        collection.check_model(work.card)
+        if index is not None and not {entry.image for entry in collection.every_entry()} <= work.images:
             raise GalleryError(f"{place}: expected a new gallery, or one that an earlier run of this build began, "
                                f"found other images in it; drop its collections, choose another name, or add to it "
                                f"with 'cbmir index add'")  # fmt: skip
-        return _fill_collection(gallery, engine, work)
-
-
-def _fill_collection(gallery: MilvusGallery, engine: Engine, work: Work) -> IndexReport:
-    report = work.fill_in_place(gallery, engine)
-    gallery.calibrate()
+        report = work.fill_in_place(collection, engine)
+        collection.calibrate()
     write_lists(Path(), report, work.images)
     return report

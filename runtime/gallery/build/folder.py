@@ -1,7 +1,8 @@
 """The folder in which a gallery is built: one version of it is live, another may be under construction.
 
-`current` names the live version, a folder `gallery-…` within. A build fills another one, and then changes the pointer by
-one `os.replace`. A gallery that was not built (`Gallery.create`, an export) has no pointer: it lies in the folder itself.
+`current` names the live version, a folder `gallery-…` within. A build fills another one, and then changes the pointer
+by one `os.replace`. A gallery that was not built (`Gallery.create`, an export) has no pointer: it lies in the folder
+itself.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class GalleryFolder:
             raise GalleryError(f"{self.path}: another process builds this gallery, or adds to it, at this moment; "
                                f"wait for it") from error  # fmt: skip
         except OSError as error:
-            raise GalleryError(f"{self.path}: cannot write the gallery there ({error}); choose another place") from error
+            raise GalleryError(
+                f"{self.path}: cannot write the gallery there ({error}); choose another place"
+            ) from error
 
     def version(self, digest: str) -> Path:
         """Where a build of this digest fills its version: the same until another one is live, and then never again, so
@@ -76,7 +79,7 @@ class GalleryFolder:
         for place in self.path.iterdir():
             if place == version or place.name in (POINTER, _LOCK) or not _is_own(place.name):
                 continue
-            if _is_version(place.name) and place != former:
+            if VERSION.fullmatch(place.name) and place != former:
                 log.warning("%s: removed, the work of a build that was stopped", place)
             shutil.rmtree(place) if place.is_dir() else place.unlink()
 

@@ -17,11 +17,11 @@ from cbmir.runtime.gallery.build.build import build_gallery, build_version
 from cbmir.runtime.gallery.build.folder import GalleryFolder, digest_of
 from cbmir.runtime.gallery.build.shard import in_order
 from cbmir.runtime.gallery.build.work import IndexReport, Work, read_list
+from cbmir.runtime.gallery.entry import Added
 from cbmir.runtime.gallery.gallery import DUPLICATES, UNREADABLE, Gallery
 from cbmir.runtime.gallery.maintenance import merge
 from cbmir.runtime.gallery.protocol import is_milvus
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
-from cbmir.runtime.gallery.entry import Added
 
 log = logging.getLogger("cbmir")
 
@@ -36,7 +36,7 @@ def merge_galleries(
     pseudonyms: Pseudonyms | None = None,
     merged: Callable[[Path, Added], None] = lambda path, added: None,
 ) -> IndexReport:
-    """Merge galleries of one model into the one at `path`, each in one transaction; where there is none, into a new one.
+    """Merge galleries of one model into the one at `path`, each in one transaction; if there is none, into a new one.
 
     A new one becomes a gallery once all are in it: stopped before, the same call goes on. With shards it is the gallery
     that a build of the whole manifest makes. One that is there keeps those that were merged before a stop.
@@ -87,19 +87,11 @@ def _merge_each(target: Gallery, others: Sequence[Path], merged: Callable[[Path,
 
 
 def build_on_ray(
-    address: str,
-    model: str | Path,
-    manifest: Manifest,
-    path: str | Path,
-    *,
-    engine: str = "auto",
-    splits: Sequence[str] = ("train",),
-    reduced_jpeg2000: bool = False,
-    pseudonyms: Pseudonyms | None = None,
-    index: str = "auto",
-    replace_others: bool = False,
-) -> IndexReport:
-    """`build_gallery` by Ray: shards of 1,024 images, each a task that builds a gallery within the folder, then a merge.
+    address: str, model: str | Path, manifest: Manifest, path: str | Path, *, engine: str = "auto",
+    splits: Sequence[str] = ("train",), reduced_jpeg2000: bool = False, pseudonyms: Pseudonyms | None = None,
+    index: str = "auto", replace_others: bool = False,
+) -> IndexReport:  # fmt: skip
+    """`build_gallery` by Ray: shards of 1,024 images, each a task that builds a gallery in the folder, then a merge.
 
     Every node must see the model, the images and `path` under the same paths. Finished shards are kept, so the same
     call goes on after a stop. The key of the pseudonyms stays here: shards keep ids as they are until they are merged.

@@ -16,7 +16,7 @@ _FILE = "shard.json"
 
 @dataclass(frozen=True)
 class Shard:
-    """Part `number` (from 1) of `of` of the build that a digest names; it stands in the folder of the gallery's version."""
+    """Part `number` (from 1) of `of` of the build that a digest names; it stands in the gallery's folder."""
 
     number: int
     of: int

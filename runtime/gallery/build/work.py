@@ -1,4 +1,4 @@
-"""What goes into a gallery: rows of a manifest, whose images are read in worker processes, embedded and added in batches."""
+"""What goes into a gallery: rows of a manifest, whose images are read by workers, embedded and added in batches."""
 
 from __future__ import annotations
 

@@ -327,10 +327,9 @@ def test_what_a_killed_build_left_is_cleared(
         shutil.copytree(flat, path / name)
     assert len(unfinished(path)) == 3
     build_gallery(engine, manifest, path, splits=["test"], replace_others=True)
-    assert {message for message in caplog.messages if "removed" in message} == {
-        f"{path / name}: removed, the work of a build that was stopped"
-        for name in ("gallery-0123456789abcdef", "shards-0123456789abcdef")
-    }
+    assert [message for message in caplog.messages if "removed" in message] == [
+        f"{path / 'gallery-0123456789abcdef'}: removed, the work of a build that was stopped"
+    ]
     assert names_in(path) == {"current", "build.lock", live_folder(path).name}
 
 

@@ -84,7 +84,7 @@ folder.mkdir()
 anew()
 assert in_child() == 0
 total = int((folder / "calls").read_text())
-assert kind == "add" or any((folder / "g").glob("gallery-*/derived-*")), "what is derived is not written: no kill is in it"
+assert kind == "add" or any((folder / "g").glob("gallery-*/derived-*")), "no index is written: no kill is in it"
 import random
 for kill_at in sorted(random.Random(int(seed)).sample(range(1, total), int(kills))):
     anew()
