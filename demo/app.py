@@ -26,7 +26,7 @@ from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.serving.security import Guard, SecurityHeaders
 
 MAX_UPLOAD = 64 * 2**20
-#: Seconds: how often uploads that nobody asked about are looked for, and how old these may get.
+#: Seconds: how often Gradio looks for uploads that no question took, and how old these may get.
 _CACHE = (300, 900)
 #: Gradio runs this once the shell is there. The word "ask" in it makes the event of that name.
 _START = """
@@ -37,7 +37,7 @@ import(new URL("page/page.js", document.baseURI).href)
 _LISTEN = """
 watch("value", () => document.dispatchEvent(new CustomEvent("cbmir-answer", {detail: props.value})));
 """
-#: What Gradio itself could not have answered: a full queue, an error of its own.
+#: For a question that Gradio itself does not answer: a full queue, an error of its own.
 _FAILED = '() => document.dispatchEvent(new Event("cbmir-failed"))'
 #: Gradio's own scripts need what is inline and `eval`; nothing may come from, or go to, another machine.
 _POLICY = (

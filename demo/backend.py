@@ -1,4 +1,4 @@
-"""What the page asks the server, and what it is answered.
+"""The server's answers to the questions that the page asks.
 
 A question is a JSON object with its number `n`, an `action`, what that needs, and `about`: the number of the question
 that put the image on the page, 0 while there is none. An answer has the parts of the page that change, as HTML by their
@@ -41,7 +41,7 @@ log = logging.getLogger("cbmir")
 
 Question = Mapping[str, Any]
 Answer = dict[str, Any]
-#: What the page shows from then on, and what it is told.
+#: What the page shows from then on, and the answer.
 Step = tuple[View | None, Answer]
 _OPENING = ("open", "example")
 #: Actions that need nothing of what is on the page.
@@ -205,7 +205,7 @@ class Backend:
                 "search": escape(searched),
                 "map-note": map_note(self._chart, "" if place else _STRANGE if strange else _NOT_NEAR),
             },
-            # Every finding's map: small enough to go along, so that choosing one asks nobody.
+            # Every finding's map: small enough to go along, so that choosing one needs no question.
             "evidence": {
                 f"finding:{f.label}": _cells(readable(f.label), analysis.evidence_for_finding(f.label))
                 for f in analysis.findings

@@ -49,7 +49,7 @@ class Controls:
         return Filter(where=" and ".join(parts), view=self.view)
 
     def text(self, *, known: bool | None) -> str:
-        """What was searched for, in words; `known` says whether the image's patient is, None that there is no image."""
+        """The search in words. `known`: whether the image's patient is known; None without an image."""
         parts = [f"k = {self.k}"]
         if known is not None:
             out = "left out" if self.exclude and known else "NOT left out"

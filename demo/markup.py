@@ -28,7 +28,7 @@ def readable(label: str) -> str:
 
 
 def thumbnail_url(name: str) -> str:
-    """Where the server gives the thumbnail of an image of the gallery."""
+    """The address of the thumbnail of an image of the gallery."""
     return f"thumbnail?id={quote(name, safe='')}"
 
 
@@ -60,7 +60,7 @@ def error_html(text: str) -> str:
 
 
 def alerts_html(warnings: Sequence[str]) -> str:
-    """The flag first and by itself, then the other warnings; that there are none is said as well."""
+    """The flag first and by itself, then the other warnings, or a note that there are no warnings."""
     others = [warning for warning in warnings if warning != NOTHING_ALIKE]
     flag = f'<div class="note bad"><strong>Caution.</strong> {escape(NOTHING_ALIKE)}</div>'
     items = "".join(f"<li>{escape(warning)}</li>" for warning in others)
@@ -70,7 +70,7 @@ def alerts_html(warnings: Sequence[str]) -> str:
 
 
 def novelty_html(novelty: Novelty | None) -> str:
-    """How far from the gallery the image is, in a line; None is what cannot be told."""
+    """How far from the gallery the image is, in a line; None where that is not known."""
     if novelty is None:
         text = "Cannot tell whether the gallery has anything like this image: it is too small."
     else:

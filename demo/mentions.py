@@ -30,7 +30,7 @@ _WAYS = {
     "Pneumonia": r"pneumonia\w*",
     "Pneumothorax": r"pneumothora\w*|pleural line",
 }
-#: A sentence's end: reports are wrapped anywhere, so a line's end is none. A point between digits is none either.
+#: A sentence's end. Reports are wrapped anywhere, so a line's end does not count, nor does a point between digits.
 _END = re.compile(r"[.!?]+(?!\d)\s*|\n\s*\n\s*")
 #: "FINDINGS:" at the beginning of a line.
 _HEADING = re.compile(r"^\s*[A-Z][A-Z /&(),-]*:", re.MULTILINE)

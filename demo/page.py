@@ -56,7 +56,7 @@ def _options(values: Sequence[str]) -> str:
 
 
 def map_note(chart: GalleryProjection | None, placeless: str = "") -> str:
-    """What stands below the map; `placeless` is why the image on the page has no place on it, where it has none."""
+    """The note below the map. `placeless`: why the image on the page has no place on it, empty if it has one."""
     if chart is None:
         return "This gallery has no map yet: make one with 'cbmir index map GALLERY' and start the demo anew."
     place = f"Your image is put amid the {NEAREST} of its nearest look-alikes that are on the map."

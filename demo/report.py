@@ -1,7 +1,7 @@
 """The report of a case: one HTML page that needs nothing beside it, to keep or to print.
 
 It leaves the machine, so it names no file, no patient and no image of the gallery: look-alikes are labels and cosines
-under opaque case ids, as in `cbmir.runtime.dicom_output`. The image is told by its picture and its file's digest, or by
+under opaque case ids, as in `cbmir.runtime.dicom_output`. The image is named by its file's digest, or by
 its case id where it is in the gallery.
 """
 

@@ -1,4 +1,4 @@
-"""What the server keeps for each open page, until the page is closed, left alone for long, or crowded out."""
+"""The state that the server keeps for each open page, until it is closed, left alone for long, or crowded out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EVERY = 60.0  # seconds between looks for such
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """What a page shows. It never changes: an answer that succeeds puts another in its place.
+    """The state of one page. It never changes: an answer that succeeds puts another in its place.
 
     `about` is the number of the question that put the image there. `images` are those of the study that is open, `at`
     is which of them is asked about, `left_out` says what of the study could not be shown; `labels` are the findings
@@ -86,7 +86,7 @@ class Sessions:
             self._sessions.popitem(last=False)
 
     def _wait(self) -> None:
-        """Look for sessions that are over while there are any, even if nobody asks for anything any more."""
+        """Look for sessions that are over as long as there are sessions, even without further questions."""
         self._timer = Timer(_EVERY, self._look)
         self._timer.daemon = True
         self._timer.start()

@@ -129,7 +129,7 @@ def _card(
 
 
 def agreement_html(agreement: Sequence[LabelAgreement]) -> str:
-    """What the look-alikes have, the most agreed on first: a line, and a table behind it."""
+    """The labels that the look-alikes have, the most agreed on first: a line, and a table behind it."""
     seen = sorted((of for of in agreement if of.positive + of.uncertain), key=lambda of: (-(of.share or 0), of.label))
     if not agreement:
         return ""

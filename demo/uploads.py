@@ -46,7 +46,7 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """What is kept of an image that may have a hundred million pixels.
+    """The part of an image that a session keeps: the image itself may have a hundred million pixels.
 
     `radiograph` has a square of preprocessing's size as its pixels, uint8 [resize, resize], with the model's input in
     its middle: resizing that again changes nothing, so its analysis is that of the whole image. `picture` is
@@ -90,7 +90,7 @@ def picture_of(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def read_uploads(paths: Sequence[str], folder: Path, read: Callable[[bytes, str], T]) -> tuple[list[T], list[str]]:
-    """What `read` makes of the uploaded files, zip files opened: at most `MOST_IMAGES`. All the files are deleted.
+    """Read the uploaded files, those in zip files too: at most `MOST_IMAGES`. All the files are deleted.
 
     Args:
         folder: Where uploads lie: a path elsewhere is refused.

@@ -30,7 +30,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket, host: str) -> str:
-    """Where a bound socket is reached."""
+    """The URL at which a bound socket is reached."""
     return f"http://{name_of(host)}:{listener.getsockname()[1]}"
 
 
@@ -40,8 +40,10 @@ def name_of(host: str) -> str:
 
 
 def allowed_hosts(host: str) -> tuple[str, ...]:
-    """Names for which a server that listens at `host` may be asked: those of this machine where nobody else reaches
-    it, so that no web page gets in by a name of its own (DNS rebinding); empty, for any, elsewhere."""
+    """Names for which a server that listens at `host` may be asked; empty for any.
+
+    On a loopback address they are this machine's, so that no web page gets in by a name of its own (DNS rebinding).
+    """
     return (*LOCAL_NAMES, name_of(host)) if is_loopback(host) else ()
 
 

@@ -41,7 +41,7 @@ async function filesOf(entry) {
   return (await Promise.all(inside.map(filesOf))).flat();
 }
 
-/** Send files by Gradio's `upload`, each under a name of its own: where each lies then, nobody else can guess. */
+/** Send files by Gradio's `upload`, each under a name of its own, so that its place cannot be guessed. */
 export async function send(files, upload) {
   const paths = [];
   for (const file of files) {

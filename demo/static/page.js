@@ -8,7 +8,7 @@ import {Viewer} from "./viewer.js";
 const SLOW = 150; // milliseconds that controls wait for another change
 const BEAT = 3000; // milliseconds between looks at whether the server is still there, while it is asked something
 const PATIENCE = 10_000; // milliseconds within which it says so
-const LONGEST = 120_000; // milliseconds without an answer, or another place in the queue, that are told
+const LONGEST = 120_000; // milliseconds without an answer, or another place in the queue, after which the page says so
 const OPENING = ["open", "example", "member", "like", "findings"]; // what puts another image on the page
 
 /** `trigger(question)` sends a question to the server; `upload(file)` a file. */

@@ -16,7 +16,7 @@ export class Viewer {
       [...root.querySelectorAll("[data-tool]")].map((tool) => [tool.dataset.tool, tool]));
     this.slope = windowFilter(this.parts.picture);
     drawEvidence(this.parts.evidence, null);
-    this.moved = () => {}; // told of zoom and place, so that two viewers can move together
+    this.moved = () => {}; // called with zoom and place, so that two viewers can move together
     this.reset();
     this.#listen();
   }
@@ -88,7 +88,7 @@ export class Viewer {
     this.#draw();
   }
 
-  /** Take over another viewer's view, and tell nobody. */
+  /** Take over another viewer's view, without a call of `moved`. */
   follow(view) {
     this.view = {...view};
     this.#draw();

@@ -37,7 +37,7 @@ _PATIENT = (
     "in logs."
 )
 
-#: What starts and watches the service has no token; these say nothing but whether it is up.
+#: Without a token, since monitors have none; the answers say nothing but whether the service is up.
 _HEALTH = ("/health", "/health/live", "/health/ready")
 health = APIRouter(tags=["health"])
 #: `Guard` looks at the token; `HTTPBearer` documents it.

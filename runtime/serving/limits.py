@@ -46,7 +46,7 @@ class RequestLimiter:
         return max(0, self.taken - self.working)
 
     async def run(self, work: Callable[[bytes], _T], read: Callable[[], Awaitable[bytes]] = _no_body) -> _T:
-        """What `work` makes, in a thread, of the body that `read` gives.
+        """Read a body, work on it in a thread, and return the result.
 
         The slot is taken before `read` is called, and given back when the work has ended.
 

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from cbmir import errors
 
-MOST_ERRORS = 20  # of one request that are told
+MOST_ERRORS = 20  # listed of one request
 #: In place of an error's own words, which name paths and images of the gallery.
 _DETAILS = {
     "gallery-replaced": "The gallery was replaced on the disk while it was open. POST /v1/reload, or SIGHUP to the "
@@ -49,7 +49,7 @@ _OF_ERROR: tuple[tuple[type[errors.CbmirError], int, str], ...] = (
 
 @dataclass
 class Trace:
-    """What is known of one request. Log, metrics and audit trail are made of it.
+    """The record of one request, of which log, metrics and audit trail are made.
 
     `admitted` is whether the guard let it in: only then does the audit trail take it, since anyone could fill the disk
     else. `facts` are further members of its line in the audit trail, set by the route.
@@ -66,7 +66,7 @@ class Trace:
 
     @staticmethod
     def of(scope: Scope) -> Trace:
-        """That of a request, made when first asked for."""
+        """The trace of a request; the first call makes it."""
         trace: Trace = scope.setdefault("cbmir", Trace())
         return trace
 
@@ -91,7 +91,7 @@ class Problem(HTTPException):
 
 
 def problem_of(error: Exception) -> Problem:
-    """What to answer where something raised. Nothing is quoted of an error that is not cbmir's own."""
+    """The answer to an error. It quotes nothing of an error that is not cbmir's own."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, MemoryError):

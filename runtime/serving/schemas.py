@@ -1,4 +1,4 @@
-"""What requests and answers look like: checked on the way in, documented by OpenAPI on the way out."""
+"""The shapes of requests and answers: checked on the way in, documented by OpenAPI on the way out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Neighbours(BaseModel):
     include_same_patient: bool = Field(False, description="Let images of the same patient be neighbours.")
 
     def filter(self) -> Filter:
-        """Raises GalleryError for days that are none."""
+        """Raises GalleryError for a text that is not a day."""
         return Filter(where=self.where, view=self.view, since=self.since, until=self.until)
 
 
@@ -73,7 +73,7 @@ class Case(BaseModel):
 
 
 class Model(BaseModel):
-    """What answered."""
+    """The model that answered."""
 
     fingerprint: str = Field(description="Names the embedding space: only vectors of one may be compared.")
     weights: str
@@ -117,7 +117,7 @@ class EmbedAnswer(_Answer):
 
 
 class About(_Answer):
-    """What runs, and what may be asked of it."""
+    """The model and gallery that run, and the limits of requests."""
 
     labels: list[str]
     thresholds: list[float | None]

@@ -1,4 +1,4 @@
-"""Who is let in, and what browsers are told: ASGI middleware of the service and of the demo.
+"""Access control and security headers: ASGI middleware of the service and of the demo.
 
 Two tricks by which a web page that is open in a browser could reach a server that others cannot are shut out: a name of
 its own for this machine (DNS rebinding), and requests across sites. There is no CORS.
@@ -48,7 +48,7 @@ class SecurityHeaders:
 
 @dataclass(frozen=True)
 class Credential:
-    """What the header Authorization must bear: `scheme` and `secret`. `wanted` says so to people."""
+    """The scheme and secret that the header Authorization must bear. `wanted` describes it in a refusal."""
 
     scheme: str
     secret: bytes = field(repr=False)

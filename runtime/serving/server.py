@@ -196,7 +196,7 @@ class FinderServer(Server):
             return
         try:
             await asyncio.to_thread(warm_up)
-        except Exception as error:  # noqa: BLE001 - told: everything else is answered without it
+        except Exception as error:  # noqa: BLE001 - logged: everything else is answered without it
             log.error("no results can be made: the extra dicom is broken", extra={"fields": error_fields(error)})
 
     async def _reload(self) -> None:
@@ -205,7 +205,7 @@ class FinderServer(Server):
             log.info("reloaded", extra={"fields": {"generation": done.generation}})
         except Problem as problem:
             log.error("%s", problem.detail)
-        except Exception as error:  # noqa: BLE001 - told, and what was there goes on
+        except Exception as error:  # noqa: BLE001 - logged: the old model goes on
             log.error("reloading failed; what was there goes on", extra={"fields": error_fields(error)})
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:

@@ -1,6 +1,6 @@
-"""What is done for a request, in a thread: analyse, search, embed. All of it is of one finder, whatever is reloaded.
+"""Answer a request, in a thread: analyse, search, embed. One answer is of one finder, even during a reload.
 
-Other patients' images are named by case ids, and told of them is what `Settings.share` allows.
+Other patients' images are named by case ids, and `Settings.share` says what else is shown of them.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class FinderService:
         return image
 
     def about(self) -> schemas.About:
-        """What runs."""
+        """The model and gallery that run."""
         with self.live.use() as finder:
             state = None if finder.gallery is None else gallery_state(finder.gallery)
             card = finder.card
@@ -156,7 +156,7 @@ class FinderService:
                 gallery_state(finder.gallery)
 
     def reload(self) -> schemas.Reloaded:
-        """Open model and gallery anew. Raises Problem 409 where that fails (the old ones go on), or is under way."""
+        """Open model and gallery again. Raises Problem 409 where that fails (the old ones go on) or is under way."""
         if not self._reloading.acquire(blocking=False):
             raise Problem(409, "reloading", "A reload is under way; ask for another when it has ended.", retry_after=5)
         try:

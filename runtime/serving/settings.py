@@ -10,7 +10,7 @@ from cbmir.errors import UserError
 from cbmir.files import read_secret
 from cbmir.runtime.sockets import LOCAL_NAMES
 
-#: What a gallery's owner may let the service show of other patients, beside labels and distances.
+#: Parts of other patients' entries that a gallery's owner may share, beside labels and distances.
 SHAREABLE = ("reports", "thumbnails")
 #: No answer has more neighbours.
 MOST_NEIGHBOURS = 1000

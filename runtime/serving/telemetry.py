@@ -1,4 +1,4 @@
-"""What is kept of a request: metrics for Prometheus, a line of log, and a line of the audit trail.
+"""The traces of a request: metrics for Prometheus, a line of log, and a line of the audit trail.
 
 Nothing that a client sent stands in any of these but an image's digest: no path, query, header or message. Labels of
 metrics are of small, fixed sets. The audit trail names an image by the SHA-256 of its file: a reader who holds the file
