@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -216,11 +216,9 @@ def give_back_freed_memory() -> None:
         trim(ctypes.c_size_t(0))
 
 
-def check_graph(
-    path: str | Path, card: ModelCard, inputs: int, found: Mapping[str, tuple[str, Sequence[int | None]]]
-) -> None:
-    """Raise ModelError for a file whose graph is not cbmir's: `found` has the type and shape of its inputs and outputs,
-    with None for a dimension that the file leaves open. The batch must be open."""
+def check_graph(path: str | Path, card: ModelCard, inputs: int, found: Mapping[str, tuple[str, Sequence[Any]]]) -> None:
+    """Raise ModelError for a file whose graph is not cbmir's: `found` has the type and shape of its inputs and outputs.
+    A dimension that the file leaves open is no number; the batch must be one."""
     size, dim = card.preprocess.crop, card.embedding_dim
     expected: dict[str, tuple[str, tuple[int | None, ...]]] = {
         "image": ("uint8", (None, 1, size, size)),
@@ -232,7 +230,7 @@ def check_graph(
         raise ModelError(f"{path}: expected the input image and the outputs {', '.join(OUTPUTS)}, "
                          f"found {', '.join(found)}; export the model again")  # fmt: skip
     for name, (kind, shape) in expected.items():
-        found_kind, sides = found[name]
+        found_kind, sides = found[name][0], [side if isinstance(side, int) else None for side in found[name][1]]
         fits = len(sides) == len(shape) and sides[0] is None
         # Another dimension that the file leaves open is known only when it runs.
         fits &= all(None in (side, wanted) or side == wanted for side, wanted in zip(sides, shape, strict=False))

@@ -85,12 +85,7 @@ class OpenVinoEngine(Engine):
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        *,
-        threads: int | None = None,
-        mode: Mode = "auto",
-        cache: Path | None = None,
+        self, path: str | Path, *, threads: int | None = None, mode: Mode = "auto", cache: Path | None = None
     ) -> None:
         ov = import_openvino()
         self._path, self._version = Path(path), ov.__version__.split("-")[0]

@@ -98,7 +98,7 @@ class OnnxEngine(Engine):
         card = ModelCard.loads(metadata[CARD_KEY], source=str(path))
         head = decode_head(metadata.get(HEAD_KEY, ""), card, path)
         nodes = (*session.get_inputs(), *session.get_outputs())
-        found = {node.name: (_TYPES.get(node.type, node.type), [_size(side) for side in node.shape]) for node in nodes}
+        found = {node.name: (_TYPES.get(node.type, node.type), node.shape) for node in nodes}
         check_graph(path, card, len(session.get_inputs()), found)
         super().__init__(card, head, threads=threads, mode=mode)
         if not self.streams:
@@ -172,8 +172,3 @@ def _ort_errors() -> tuple[type[Exception], ...]:
     state = require("onnxruntime.capi.onnxruntime_pybind11_state", "cpu")
     found = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
     return (*found, RuntimeError)
-
-
-def _size(side: int | str | None) -> int | None:
-    """A dimension's size; None for one that the file leaves open, which has a name or none."""
-    return side if isinstance(side, int) else None
