@@ -218,17 +218,9 @@ def _row(path: Path, number: int, record: dict[str, str], names: tuple[str, ...]
     day = record.get(DATE_COLUMN, "").strip()
     if not is_date(day):
         raise ManifestError(f"{path}, row {number}: expected a date YYYY-MM-DD or nothing, found {day!r}")
-    return Row(
-        image=base / image,
-        patient_id=patient,
-        labels=tuple(_label(path, number, name, record[name]) for name in names),
-        study_id=record.get("study_id", "").strip(),
-        view=view,
-        split=split,
-        report=record.get("report", ""),
-        source=record.get(SOURCE_COLUMN, "").strip(),
-        date=day,
-    )
+    labels = tuple(_label(path, number, name, record[name]) for name in names)
+    study, source = record.get("study_id", "").strip(), record.get(SOURCE_COLUMN, "").strip()
+    return Row(base / image, patient, labels, study, view, split, record.get("report", ""), source, day)
 
 
 def is_date(text: str) -> bool:
@@ -258,9 +250,7 @@ def _record(row: Row, base: Path, optional: Sequence[str]) -> list[str]:
 
 def _write_parquet(path: Path, header: list[str], records: list[list[str]]) -> None:
     arrow, parquet = require("pyarrow", "train"), require("pyarrow.parquet", "train")
-    columns: list[Any] = [list(column) for column in zip(*records, strict=True)]
-    for position in range(header.index("report") + 1, len(header)):
-        if header[position] in OPTIONAL_COLUMNS:
-            continue
-        columns[position] = arrow.array([int(v) if v else None for v in columns[position]], type=arrow.int8())
-    parquet.write_table(arrow.table(dict(zip(header, columns, strict=True))), path)
+    columns: dict[str, Any] = dict(zip(header, map(list, zip(*records, strict=True)), strict=True))
+    for name in set(header) - {*FIXED_COLUMNS, *OPTIONAL_COLUMNS}:
+        columns[name] = arrow.array([int(value) if value else None for value in columns[name]], type=arrow.int8())
+    parquet.write_table(arrow.table(columns), path)

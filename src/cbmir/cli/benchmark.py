@@ -44,9 +44,9 @@ from cbmir.manifest import Manifest, read_manifest, read_table
 @option("--dry-run", is_flag=True, help="Print selections and cells, and train nothing.")
 @training_options
 def benchmark(
-    protocol: str, manifest: Path, report: Path | None, methods: str, seeds: int, folds: int,
-    sweeps: tuple[str, ...], code_bits: int, pairs: tuple[str, ...], jobs: int | None, ray: str, resume: bool,
-    report_only: bool, dry_run: bool, **options: Any,
+    protocol: str, manifest: Path, report: Path | None, methods: str, seeds: int, folds: int, sweeps: tuple[str, ...],
+    code_bits: int, pairs: tuple[str, ...], jobs: int | None, ray: str, resume: bool, report_only: bool, dry_run: bool,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Compare the paper's methods on MANIFEST, by the paper's protocol for NIH or CheXpert or on any table.
 

@@ -16,7 +16,7 @@ import click
 
 from cbmir import __version__
 from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import examples
+from cbmir.cli.options import examples, log
 from cbmir.errors import CbmirError
 
 # What these say below a warning quotes an image's tags, a patient's name or a UID among them.
@@ -144,7 +144,7 @@ def cli(verbose: int, quiet: bool) -> None:
     # Other libraries speak up only when everything is asked for.
     if verbose < 2:
         logging.getLogger().setLevel(logging.WARNING)
-    logging.getLogger("cbmir").setLevel(logging.DEBUG if verbose else level)
+    log.setLevel(logging.DEBUG if verbose else level)
     for name in _QUOTE_PATIENTS:
         logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -154,13 +154,11 @@ def main(args: list[str] | None = None) -> NoReturn:
     try:
         result: Any = cli.main(args=args, prog_name="cbmir", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)
-    except CbmirError as error:
+    except (CbmirError, OSError) as error:  # OSError: a full disk, a folder that may not be written
+        if isinstance(error, OSError):
+            log.debug("raised here:", exc_info=error)
         click.echo(f"Error: {error}", err=True)
-        sys.exit(error.exit_code)
-    except OSError as error:  # a full disk, a folder that may not be written
-        logging.getLogger("cbmir").debug("raised here:", exc_info=error)
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(2)
+        sys.exit(getattr(error, "exit_code", 2))
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -94,8 +94,8 @@ def chexpert(output: Path, as_json: bool, **options: Any) -> None:
 @option("--images", type=PATH, metavar="DIR", help="Where relative image paths start. Default: FILE's folder.")
 @_writes_manifest
 def table(
-    file: Path, labels: str, labels_column: str | None, separator: str, images: Path | None, missing: Any,
-    seed: int, output: Path, as_json: bool, **columns: Any,
+    file: Path, labels: str, labels_column: str | None, separator: str, images: Path | None, missing: Any, seed: int,
+    output: Path, as_json: bool, **columns: Any,
 ) -> None:  # fmt: skip
     """Manifest of your own table.
 
@@ -129,8 +129,8 @@ def table(
         "that is not in it and the reason.")  # fmt: skip
 @json_option
 def dicom(
-    place: Path, labels: str, allow_lateral: bool, intensity: str, workers: int | None, seed: int,
-    output: Path, as_json: bool,
+    place: Path, labels: str, allow_lateral: bool, intensity: str, workers: int | None, seed: int, output: Path,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Manifest of the DICOM studies in a folder, or on a medium with a DICOMDIR.
 

@@ -31,9 +31,8 @@ from cbmir.cli.options import (
 @pseudonyms_option
 @engine_option
 def demo(
-    model: Path, gallery: str, host: str, port: int, examples: Path | None, login: str | None,
-    **opening: Any,
-) -> None:  # fmt: skip
+    model: Path, gallery: str, host: str, port: int, examples: Path | None, login: str | None, **opening: Any
+) -> None:
     """Serve MODEL and GALLERY as a page in the browser, until Ctrl-C. Nothing leaves this machine.
 
     'cbmir index map GALLERY' beforehand gives the page a map of the gallery.

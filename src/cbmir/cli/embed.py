@@ -21,9 +21,8 @@ from cbmir.manifest import read_manifest
 @engine_option
 @json_option
 def embed(
-    model: Path, manifest: Path, output: Path, workers: int | None, reduced_jpeg2000: bool,
-    engine: str, as_json: bool,
-) -> None:  # fmt: skip
+    model: Path, manifest: Path, output: Path, workers: int | None, reduced_jpeg2000: bool, engine: str, as_json: bool
+) -> None:
     """Write the embeddings of MANIFEST's images to an array for NumPy: float32, one row per row of MANIFEST.
 
     Rows are of unit length; that of an image that cannot be read is NaN, and the exit code is then 2. The file is

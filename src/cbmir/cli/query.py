@@ -40,9 +40,8 @@ if TYPE_CHECKING:
 @option("--exact", is_flag=True, help="Compare every image of the gallery, rather than ask its index.")
 @finder_options
 def query(
-    model: Path, gallery: str, images: tuple[str, ...], k: int, as_json: bool,
-    patient_id: str | None, exclude_same_patient: bool, where: str, view: str | None, since: str, until: str,
-    exact: bool, **opening: Any,
+    model: Path, gallery: str, images: tuple[str, ...], k: int, as_json: bool, patient_id: str | None,
+    exclude_same_patient: bool, where: str, view: str | None, since: str, until: str, exact: bool, **opening: Any,
 ) -> None:  # fmt: skip
     """Show each IMAGE's findings by MODEL, and its nearest neighbours in GALLERY.
 

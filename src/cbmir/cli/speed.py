@@ -53,8 +53,8 @@ def _list_of(kind: Any) -> Callable[[click.Context, click.Parameter, str | None]
         help="Measure each contender for so long at each batch size.")  # fmt: skip
 @json_option
 def speed(
-    models: tuple[Path, ...], engines: tuple[str, ...], batches: tuple[int, ...],
-    threads: int | None, modes: tuple[Any, ...], peers: tuple[str, ...], peak: bool, seconds: float, as_json: bool,
+    models: tuple[Path, ...], engines: tuple[str, ...], batches: tuple[int, ...], threads: int | None,
+    modes: tuple[Any, ...], peers: tuple[str, ...], peak: bool, seconds: float, as_json: bool,
 ) -> None:  # fmt: skip
     """Time exported MODEL files, or those of a folder, against each other and against what one would write by hand.
 

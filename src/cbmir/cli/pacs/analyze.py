@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 @finder_options
 @json_option
 def analyze(
-    files: tuple[Path, ...], output: Path, model: Path, gallery: str | None, sr: bool, sc: bool,
-    kos: bool, fhir: bool, as_json: bool, **opening: Any,
+    files: tuple[Path, ...], output: Path, model: Path, gallery: str | None, sr: bool, sc: bool, kos: bool, fhir: bool,
+    as_json: bool, **opening: Any,
 ) -> None:  # fmt: skip
     """Analyse DICOM files, and write the results of each into a folder.
 
