@@ -64,6 +64,37 @@ def checked_ae_title(text: str) -> str:
     return title
 
 
+@dataclass(frozen=True)
+class Tls:
+    """TLS both ways for DICOM (PS3.15 annex B.12), by PEM files: the own certificate (with its chain), its key, and the
+    authorities whose certificates are trusted. Both contexts raise PacsError where the files do not fit."""
+
+    certificate: Path
+    key: Path
+    authorities: Path
+
+    def server(self) -> ssl.SSLContext:
+        """For connections that come in: a client without a certificate of the authorities is turned away."""
+        return self._context(ssl.PROTOCOL_TLS_SERVER)
+
+    def client(self) -> ssl.SSLContext:
+        """For connections that go out: the other side's certificate must bear its host's name."""
+        return self._context(ssl.PROTOCOL_TLS_CLIENT)
+
+    def _context(self, protocol: int) -> ssl.SSLContext:
+        context = ssl.SSLContext(protocol)
+        context.verify_mode, context.minimum_version = ssl.CERT_REQUIRED, ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.certificate, self.key, password="")
+            context.load_verify_locations(self.authorities)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise PacsError(
+                f"expected PEM files of a certificate, its key without a password, and the trusted authorities; found "
+                f"{self.certificate}, {self.key}, {self.authorities}: {error}"
+            ) from error
+        return context
+
+
 class Folder:
     """Results as files `<SOP Instance UID>.dcm`; a second run replaces them."""
 

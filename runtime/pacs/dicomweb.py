@@ -181,24 +181,15 @@ class DicomWeb(HttpServer):
             raise kind(f"{self.url}: refused {len(refused)} of {len(results)} results{code}")
 
 
-@dataclass(frozen=True)
-class Changes:
-    """A page of Orthanc's change feed: Orthanc's ids of studies that became stable, the number of the last change on
-    the page, and whether that is the newest."""
-
-    stable_studies: tuple[str, ...]
-    last: int
-    done: bool
-
-
 class OrthancRest(HttpServer):
     """Orthanc's own REST API, such as `http://localhost:8042`."""
 
-    def changes(self, since: int) -> Changes:
-        """The changes after that of this number."""
+    def changes(self, since: int) -> tuple[list[str], int, bool]:
+        """A page of the change feed, after the change of this number: Orthanc's ids of studies that became stable, the
+        number of the last change on the page, and whether that is the newest."""
         page = self._get("/changes", since=since, limit=_CHANGES)
         studies = (c["ID"] for c in page["Changes"] if c["ChangeType"] == "StableStudy")
-        return Changes(tuple(dict.fromkeys(studies)), int(page["Last"]), bool(page["Done"]))
+        return list(dict.fromkeys(studies)), int(page["Last"]), bool(page["Done"])
 
     def last_change(self) -> int:
         """The number of the newest change."""

@@ -88,17 +88,6 @@ class ResultObject:
     data: bytes
 
 
-@dataclass(frozen=True)
-class State:
-    """How many files wait or are worked on, how many of these have results that are not sent, for how many seconds the
-    oldest has been there (0 without one), and how many dead letters there are."""
-
-    waiting: int
-    unsent: int
-    oldest_s: float
-    dead_letters: int
-
-
 class Spool:
     """Two folders of files `NAME.dcm`, of jobs and of dead letters. The queue gives the names, which say nothing of a
     patient."""

@@ -56,17 +56,17 @@ class OrthancChanges:
         self._look_at_pending(stopping)
         if len(self._pending) >= _MOST_PENDING or stopping():
             return False
-        page = self._rest.changes(self._last)
-        if page.last < self._last:
+        studies, last, is_newest = self._rest.changes(self._last)
+        if last < self._last:
             raise PacsError(
-                f"expected Orthanc's change feed to go on from {self._last}, found that it ends at {page.last}: is it "
+                f"expected Orthanc's change feed to go on from {self._last}, found that it ends at {last}: is it "
                 f"another database? Say --since 0 to begin anew"
             )
-        for study in page.stable_studies:
+        for study in studies:
             self._pending.setdefault(study, self._last)
-        self._last = page.last
+        self._last = last
         self._look_at_pending(stopping)
-        return not page.done
+        return not is_newest
 
     def _look_at_pending(self, stopping: Callable[[], bool]) -> None:
         for study in list(self._pending):
@@ -174,7 +174,13 @@ class Studies:
                 self._known = found
                 continue
             try:
-                self._fetch(found)
+                data = self._web.retrieve(found, self._intake.limits.max_bytes)
+                if data is None:  # deleted since
+                    continue
+                self._known = found
+                status = self._intake.take(data, self._name, sop_instance_uid=found.sop_instance_uid)
+                if status is not IntakeStatus.KNOWN:
+                    log.info(status.value, extra=fields(source=self._name, bytes=len(data)))
             except PacsError as error:
                 failed = error
             except ImageError as error:
@@ -193,15 +199,6 @@ class Studies:
             )
         except PacsError:
             return False
-
-    def _fetch(self, found: InstanceFound) -> None:
-        data = self._web.retrieve(found, self._intake.limits.max_bytes)
-        if data is None:  # deleted since
-            return
-        self._known = found
-        status = self._intake.take(data, self._name, sop_instance_uid=found.sop_instance_uid)
-        if status is not IntakeStatus.KNOWN:
-            log.info(status.value, extra=fields(source=self._name, bytes=len(data)))
 
 
 class Follower:

@@ -29,7 +29,7 @@ from typing import Any
 from cbmir.errors import QueueError, QueueFullError
 from cbmir.process import Closing
 from cbmir.runtime.gallery.database import error_name
-from cbmir.runtime.pacs.jobs import Arrival, Job, ResultObject, Spool, State, content_digest, open_database
+from cbmir.runtime.pacs.jobs import Arrival, Job, ResultObject, Spool, content_digest, open_database
 
 #: How many answered objects are remembered, and how many that were passed over; the oldest are forgotten.
 REMEMBERED, PASSED_OVER = 1_000_000, 100_000
@@ -235,12 +235,13 @@ class DurableQueue(Closing):
         self.spool.bury(job.name, about)
         self._pass_over(job, None)
 
-    def state(self) -> State:
-        """How it does now."""
+    def state(self) -> dict[str, float]:
+        """How many files wait or are worked on, how many of these have results that are not sent, for how many seconds
+        the oldest has been there (0 without one), and how many dead letters there are."""
         query = "SELECT count(*), coalesce(sum(fingerprint <> ''), 0), min(received) FROM job"
         ((waiting, unsent, oldest),) = self._rows(query)
         age = 0.0 if oldest is None else round(max(0.0, self._clock() - oldest), 1)
-        return State(waiting, unsent, age, len(self.spool.buried()))
+        return {"waiting": waiting, "unsent": unsent, "oldest_s": age, "dead_letters": len(self.spool.buried())}
 
     def __len__(self) -> int:
         """How many files are waiting or worked on."""

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -20,7 +19,6 @@ from cbmir.errors import QueueError, WorkerError
 from cbmir.files import write_json
 from cbmir.process import RELOAD, SIGNALS, STOP
 from cbmir.runtime.hot_reload import ReloadableFinder
-from cbmir.runtime.pacs.jobs import State
 from cbmir.runtime.pacs.log import fields, log, what_failed
 from cbmir.runtime.pacs.queue import DurableQueue
 from cbmir.runtime.pacs.worker import Workers
@@ -34,7 +32,8 @@ STATUS = "status.json"
 
 
 class ImageSource(Protocol):
-    """Brings files: a node, or a feed that is followed. After `stop` nothing more comes."""
+    """Brings files: a node, or a feed that is followed. After `stop`, which may be called without a start, nothing more
+    comes."""
 
     def start(self) -> None: ...
 
@@ -52,22 +51,20 @@ def run(
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH)
     workers.start()
-    started: list[ImageSource] = []
     try:
         for source in sources:
             source.start()
-            started.append(source)
         ready()
         _wait(queue, workers, live)
     finally:
         log.info("stopping: what is begun is ended; a second signal ends it at once")
         with _signals_end_it():
             queue.stop()
-            for source in started:
+            for source in sources:
                 source.stop()
             workers.stop()
             sys.setswitchinterval(before)
-            log.info("stopped", extra=fields(**asdict(queue.state())))
+            log.info("stopped", extra=fields(**queue.state()))
 
 
 @contextmanager
@@ -84,7 +81,7 @@ def _signals_end_it() -> Iterator[None]:
 
 
 def _wait(queue: DurableQueue, workers: Workers, live: ReloadableFinder) -> None:
-    before: State | None = None
+    before: dict[str, float] = {}
     while True:
         before = _report(queue, before)
         received = signal.sigtimedwait(SIGNALS, _REPORT)
@@ -98,18 +95,18 @@ def _wait(queue: DurableQueue, workers: Workers, live: ReloadableFinder) -> None
                               "waits is on disk")  # fmt: skip
 
 
-def _report(queue: DurableQueue, before: State | None) -> State | None:
+def _report(queue: DurableQueue, before: dict[str, float]) -> dict[str, float]:
     """Log the queue's state where something waits or has changed, and write it to a file for monitoring."""
     try:
         queue.tidy()
         state = queue.state()
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        write_json(queue.folder / STATUS, {"time": now} | asdict(state))
+        write_json(queue.folder / STATUS, {"time": now} | state)
     except (OSError, QueueError) as error:
         log.error("the queue failed", extra=fields(reason=what_failed(error)))
         return before
-    if state.waiting or state != before:
-        log.info("queue", extra=fields(**asdict(state)))
+    if state["waiting"] or state != before:
+        log.info("queue", extra=fields(**state))
     return state
 
 

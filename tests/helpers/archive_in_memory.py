@@ -8,7 +8,7 @@ from datetime import date
 
 from pydicom import dcmread
 
-from cbmir.runtime.pacs.dicomweb import Changes, InstanceFound, StudyFound
+from cbmir.runtime.pacs.dicomweb import InstanceFound, StudyFound
 
 CR, CT = "1.2.840.10008.5.1.4.1.1.1", "1.2.840.10008.5.1.4.1.1.2"
 
@@ -51,9 +51,9 @@ class Archive:
             raise self.broken[found.sop_instance_uid]
         return self.files[found.study_uid].get(found.sop_instance_uid)
 
-    def changes(self, since: int) -> Changes:
+    def changes(self, since: int) -> tuple[list[str], int, bool]:
         page = self.stable[since : since + 2]
-        return Changes(tuple(page), since + len(page), since + len(page) >= len(self.stable))
+        return page, since + len(page), since + len(page) >= len(self.stable)
 
     def last_change(self) -> int:
         return len(self.stable)

@@ -15,7 +15,7 @@ import pytest
 
 from cbmir.errors import DeliveryAwayError, DeliveryError, ImageSizeError, PacsAwayError, PacsError
 from cbmir.runtime.pacs import dicomweb
-from cbmir.runtime.pacs.dicomweb import Changes, DicomWeb, InstanceFound, OrthancRest, StudyFound
+from cbmir.runtime.pacs.dicomweb import DicomWeb, InstanceFound, OrthancRest, StudyFound
 from cbmir.runtime.pacs.jobs import ResultObject
 from pacs_rig import PLANTED
 
@@ -256,7 +256,7 @@ def test_orthancs_changes(server: Server) -> None:
     server.json("/changes?last", {"Changes": [], "Done": True, "Last": 41})
     server.json("/changes", {"Changes": [*changes, changes[1]], "Done": False, "Last": 9})
     server.json("/studies/b", {"MainDicomTags": {"StudyInstanceUID": STUDY}})
-    assert rest.changes(5) == Changes(("b", "c", "a"), 9, False)
+    assert rest.changes(5) == (["b", "c", "a"], 9, False)
     assert "/changes?since=5&limit=20" in server.asked
     assert rest.last_change() == 41
     assert rest.study_uid("b") == STUDY

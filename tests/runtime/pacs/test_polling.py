@@ -13,7 +13,7 @@ import pytest
 from archive_in_memory import CT
 from cbmir.errors import PacsError, QueueFullError
 from cbmir.runtime.hot_reload import ReloadableFinder
-from cbmir.runtime.pacs.dicomweb import Changes, InstanceFound, StudyFound
+from cbmir.runtime.pacs.dicomweb import InstanceFound, StudyFound
 from cbmir.runtime.pacs.intake import Intake
 from cbmir.runtime.pacs.polling import DAYS_BACK, Follower, OrthancChanges, QidoPolling
 from cbmir.runtime.pacs.queue import DurableQueue
@@ -60,7 +60,7 @@ def test_it_begins_where_it_is_told_to_and_goes_on_from_there(
 
 def test_another_database_is_noticed(archive: Any, intake: Intake, radiograph: Callable[..., bytes]) -> None:
     feed = OrthancChanges(archive, archive, intake, since=7)
-    archive.changes = lambda since: Changes((), 3, True)
+    archive.changes = lambda since: ([], 3, True)
     with pytest.raises(PacsError, match="--since 0"):
         feed.poll()
 

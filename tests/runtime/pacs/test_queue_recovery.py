@@ -52,7 +52,7 @@ def test_a_file_that_ends_the_process_is_given_up(queue: DurableQueue, clock: Cl
         claimed(queue)
         queue = reopened(queue, clock)
         clock.now += 2
-    assert (len(queue), queue.state().dead_letters) == (0, 1)
+    assert (len(queue), queue.state()["dead_letters"]) == (0, 1)
     assert "the process ended at work on it" in next((queue.folder / DEAD_LETTERS).glob("*.json")).read_text()
     queue.close()
 
@@ -69,7 +69,7 @@ def test_a_burial_that_was_cut_off_is_ended(queue: DurableQueue, clock: Clock) -
     (queue.folder / DEAD_LETTERS / f"{file.stem}.json").write_text("{}")
     file.rename(queue.folder / DEAD_LETTERS / file.name)
     with reopened(queue, clock) as again:
-        assert (len(again), again.state().dead_letters) == (0, 1)
+        assert (len(again), again.state()["dead_letters"]) == (0, 1)
 
 
 def test_a_burial_that_was_cut_off_before_is_begun_anew(queue: DurableQueue, clock: Clock) -> None:
@@ -77,7 +77,7 @@ def test_a_burial_that_was_cut_off_before_is_begun_anew(queue: DurableQueue, clo
     (file,) = spooled(queue)
     (queue.folder / DEAD_LETTERS / f"{file.stem}.json").write_text("{}")
     with reopened(queue, clock) as again:
-        assert (len(again), again.state().dead_letters) == (1, 0)
+        assert (len(again), again.state()["dead_letters"]) == (1, 0)
 
 
 def test_marks_are_kept(queue: DurableQueue, clock: Clock) -> None:

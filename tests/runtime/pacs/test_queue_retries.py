@@ -10,7 +10,7 @@ import pytest
 
 from cbmir.errors import QueueError
 from cbmir.runtime.pacs import queue as queue_module
-from cbmir.runtime.pacs.jobs import DEAD_LETTERS, ResultObject, State
+from cbmir.runtime.pacs.jobs import DEAD_LETTERS, ResultObject
 from cbmir.runtime.pacs.queue import LONGEST_DELAY, LONGEST_HOLD, DurableQueue
 from pacs_rig import PLANTED
 from queue_rig import MODEL, Clock, claimed, put, reopened, spooled
@@ -27,7 +27,7 @@ def test_retries_come_ever_later_and_end_as_a_dead_letter(queue: DurableQueue, c
         assert queue.claim() is None
         clock.now += 1
     assert queue.failed(claimed(queue), "the archive is away") is None
-    assert (len(queue), queue.state().dead_letters, spooled(queue)) == (0, 1, [])
+    assert (len(queue), queue.state()["dead_letters"], spooled(queue)) == (0, 1, [])
     reason, file = sorted((queue.folder / DEAD_LETTERS).iterdir(), key=lambda path: path.suffix, reverse=True)
     assert file.read_bytes() == b"file 1 1"
     told = json.loads(reason.read_text())
@@ -107,7 +107,7 @@ def test_the_days_when_it_was_off_do_not_count(queue: DurableQueue, clock: Clock
     clock.now += 8 * 86400
     with reopened(queue, clock) as again:
         assert again.put_off(claimed(again), "it is away", hold=True) == 10
-        assert (len(again), again.state().dead_letters) == (1, 0)
+        assert (len(again), again.state()["dead_letters"]) == (1, 0)
 
 
 def test_what_is_held_back_uses_no_attempt_up(queue: DurableQueue, clock: Clock) -> None:
@@ -131,14 +131,14 @@ def test_a_job_that_is_released_is_claimed_again(queue: DurableQueue, clock: Clo
 
 
 def test_how_it_does(queue: DurableQueue, clock: Clock) -> None:
-    assert queue.state() == State(0, 0, 0, 0)
+    assert queue.state() == {"waiting": 0, "unsent": 0, "oldest_s": 0, "dead_letters": 0}
     for image in (1, 2, 3):
         put(queue, image=image)
         clock.now += 2
     job = claimed(queue)
     queue.keep(job, [], MODEL)
     queue.bury(claimed(queue), "no answer")
-    assert queue.state() == State(waiting=2, unsent=1, oldest_s=6, dead_letters=1)
+    assert queue.state() == {"waiting": 2, "unsent": 1, "oldest_s": 6, "dead_letters": 1}
 
 
 def test_delays_have_an_end(tmp_path: Path, clock: Clock) -> None:

@@ -114,7 +114,7 @@ def test_a_second_signal_ends_it_at_once(
                 wait_for(lambda: has_logged(node, "stopping"), "it stops")
                 assert node.end(signal.SIGTERM) == 128 + signal.SIGTERM
     with DurableQueue(tmp_path / "state") as queue:
-        assert queue.state().unsent == 1
+        assert queue.state()["unsent"] == 1
 
 
 # -- what is said while it runs
@@ -132,7 +132,7 @@ def test_what_waits_is_told_every_time(queue: DurableQueue, log: Callable[[], st
     assert log().count("oldest_s") == 1  # nothing has changed
     queue.put(b"a file", Arrival("1.2", "1.2", "SENDER"), "model")
     for times in (2, 3):
-        service._report(queue, service._report(queue, None))
+        service._report(queue, service._report(queue, {}))
         assert log().count('"waiting": 1') >= times
     assert json.loads((queue.folder / service.STATUS).read_text())["waiting"] == 1
 
@@ -145,7 +145,7 @@ def test_a_report_that_fails_ends_nothing(
         raise error
 
     monkeypatch.setattr(service, "write_json", fail)
-    assert service._report(queue, None) is None
+    assert service._report(queue, {}) == {}
     assert "the queue failed" in log()
 
 
@@ -199,7 +199,7 @@ def test_dead_letters_are_put_back(
     result = CliRunner().invoke(pacs, ["retry", "--state", str(state)])
     assert result.output == "1 dead letters are back in the queue, 0 stay\n"
     with DurableQueue(state) as queue:
-        assert (len(queue), queue.state().dead_letters) == (1, 0)
+        assert (len(queue), queue.state()["dead_letters"]) == (1, 0)
         assert queue.knows(f"{PLANTED[2]}.1.1")
     result = CliRunner().invoke(pacs, ["retry", "--state", str(state), "--json"])
     assert json.loads(result.output) == {"back": 0, "left": 0}

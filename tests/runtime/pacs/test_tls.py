@@ -16,12 +16,11 @@ from pynetdicom.sop_class import Verification
 
 from cbmir.errors import DeliveryError, PacsError
 from cbmir.runtime.hot_reload import ReloadableFinder
-from cbmir.runtime.pacs.destinations import Address, StoreScu
+from cbmir.runtime.pacs.destinations import Address, StoreScu, Tls
 from cbmir.runtime.pacs.intake import Intake
 from cbmir.runtime.pacs.jobs import ResultObject
 from cbmir.runtime.pacs.queue import DurableQueue
 from cbmir.runtime.pacs.storage_scp import StorageScp
-from cbmir.runtime.pacs.tls import Tls
 from pacs_rig import receiving, send_all, wait_for
 
 #: pynetdicom forgets to close a socket whose connection failed, and leaves that to Python.

@@ -112,7 +112,7 @@ def test_what_is_no_chest_is_refused_and_forgotten(
     intake.take(hip, "SENDER")
     work_off(queue, live, archive)
     assert archive.tried == []
-    assert (len(queue), queue.state().dead_letters) == (0, 0)
+    assert (len(queue), queue.state()["dead_letters"]) == (0, 0)
     assert "refused" in log()
     assert "BodyPartExamined (0018,0015)" in log()
     assert intake.take(hip, "SENDER") is IntakeStatus.KNOWN
@@ -180,7 +180,7 @@ def test_a_retry_sends_the_same_bytes(
     work_off(queue, live, archive)
     assert len(archive.tried) == 3
     assert archive.tried[0] == archive.tried[1] == archive.tried[2]
-    assert (len(queue), queue.state().dead_letters) == (0, 0)
+    assert (len(queue), queue.state()["dead_letters"]) == (0, 0)
     assert "the archive is away" in log()
 
 
@@ -215,7 +215,7 @@ def test_what_is_refused_holds_up_nobody(
         for _ in range(4):
             now[0] += 3600
             work_off(queue, live, archive)
-        assert (len(queue), queue.state().dead_letters) == (0, 1)
+        assert (len(queue), queue.state()["dead_letters"]) == (0, 1)
 
 
 @pytest.mark.parametrize("error", [GalleryError("it is away"), NotReadyError("it is closed"), EngineError("no GPU")])
@@ -237,7 +237,7 @@ def test_what_is_away_uses_no_attempt_up(
             for _ in range(5):
                 work_off(queue, live, archive)
                 now[0] += 3600
-        assert (len(tried), len(queue), queue.state().dead_letters) == (5, 1, 0)
+        assert (len(tried), len(queue), queue.state()["dead_letters"]) == (5, 1, 0)
         work_off(queue, live, archive)
         assert len(archive.reports) == 1
 
@@ -296,7 +296,7 @@ def test_a_radiograph_that_cannot_be_read_is_kept(
     assert next((queue.folder / DEAD_LETTERS).glob("*.dcm")).read_bytes() == data
     assert "given up" in log()
     assert retry(queue) == (1, 0)
-    assert (len(queue), queue.state().dead_letters) == (1, 0)
+    assert (len(queue), queue.state()["dead_letters"]) == (1, 0)
     archive = Archive()
     work_off(queue, live, archive)
     assert len(archive.reports) == 1
@@ -316,7 +316,7 @@ def test_dead_letters_without_their_file_stay(
         elif study == 2:
             file.write_bytes(b"no DICOM")
     assert retry(queue) == (1, 2)
-    assert (len(queue), queue.state().dead_letters) == (1, 2)
+    assert (len(queue), queue.state()["dead_letters"]) == (1, 2)
     assert log().count("stays a dead letter") == 2
 
 
@@ -341,7 +341,7 @@ def test_while_the_archive_is_away_images_are_analysed(
             Intake(queue, live).take(radiograph(study), "SENDER")
         work_off(queue, live, archive)
         assert len(archive.tried) == 1  # by the first; the second has its results and waits
-        assert (queue.state().waiting, queue.state().unsent) == (2, 2)
+        assert (queue.state()["waiting"], queue.state()["unsent"]) == (2, 2)
         assert "its results wait" in log()
         now[0] += 10
         work_off(queue, live, archive)
@@ -386,7 +386,7 @@ def test_a_queue_that_cannot_write_ends_no_worker(
             workers.stop()
         assert "the queue failed" in log()
         assert {report.StudyInstanceUID for report in archive.reports} == {f"{PLANTED[2]}.1"}
-        assert queue.state().dead_letters == 0
+        assert queue.state()["dead_letters"] == 0
 
 
 def test_results_that_are_kept_are_sent_whatever_model_came_since(

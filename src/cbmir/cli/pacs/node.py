@@ -44,9 +44,8 @@ def node(
     Research use only. Not a medical device, not for diagnosis.
     """
     require("pynetdicom", "dicom")
-    from cbmir.runtime.pacs.destinations import Address, Folder, StoreScu
+    from cbmir.runtime.pacs.destinations import Address, Folder, StoreScu, Tls
     from cbmir.runtime.pacs.storage_scp import StorageScp
-    from cbmir.runtime.pacs.tls import Tls
     from cbmir.runtime.sockets import is_loopback
 
     if not (allow_calling or allow_any_calling or tls or is_loopback(host)):
