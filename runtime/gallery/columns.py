@@ -190,6 +190,12 @@ class Snapshot:
         kept = self.tail.take(~np.isin(self.tail.numbers, numbers))
         return replace(self, generation=generation, tail=Columns.joined([kept, *blocks]), live=live)
 
+    def has_patient(self, number: int) -> bool:
+        """Whether a row that counts is of the patient with this number."""
+        rows = np.flatnonzero(self.base.patients == number)
+        is_live = self.live is None or self.live[rows].any()
+        return bool((len(rows) and is_live) or (self.tail.patients == number).any())
+
     def vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """float32 [n, D] of the rows at these positions."""
         return self._gathered(rows, self.base.vectors, self.tail.vectors)

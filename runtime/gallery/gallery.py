@@ -301,11 +301,9 @@ class Gallery(EditableGallery):
             return reader.find_case(case)
 
     def has_patient(self, patient_id: str) -> bool:
-        if not patient_id:
-            return False
-        selection = Selection(Filter(only_patients=frozenset({patient_id})), self._meta)
+        numbers = self._meta.patient_numbers([patient_id])
         with self._index.moment() as (_, snapshot):  # its rows are verified: a damaged index could hide a patient
-            return bool(np.any(snapshot.passing(selection)))
+            return any(map(snapshot.has_patient, numbers))
 
     def vector(self, id: str) -> NDArray[np.float32]:
         with self.reading() as reader:

@@ -57,7 +57,7 @@ def is_derived(name: str) -> bool:
 
 
 def exists(folder: Path) -> bool:
-    """Whether anything derived is there, whatever it is worth."""
+    """Whether anything derived is there, verified or not."""
     return bool(_folders(folder) or _leftovers(folder))
 
 
@@ -71,8 +71,8 @@ def find(folder: Path, gallery: str) -> Stamp | None:
 
 
 def newest(folder: Path) -> tuple[int, int] | None:
-    """The newest derived folder, whatever it is worth: its generation, and a number that tells it from one that was in
-    its place before. None where there is none. It costs a look into the gallery's folder."""
+    """The newest derived folder, verified or not: its generation, and a number that tells it from one that was in its
+    place before. None where there is none. It costs a look into the gallery's folder."""
     try:
         return next(((_generation(place), place.stat().st_ino) for place in _folders(folder)), None)
     except FileNotFoundError:  # it has gone just now
@@ -249,12 +249,9 @@ def _generation(place: Path) -> int:
 def _remove(places: Iterable[Path]) -> None:
     """Raises OSError where something stays; another process may remove the same at the same time."""
     for place in places:
-        if place.is_dir():
-            shutil.rmtree(place, ignore_errors=True)
-            if place.exists():
-                raise OSError(f"{place} cannot be removed")
-        else:
-            place.unlink(missing_ok=True)
+        shutil.rmtree(place, ignore_errors=True)
+        if place.exists():
+            raise OSError(f"{place} cannot be removed")
 
 
 def _read_about(place: Path, gallery: str) -> dict[str, Any]:

@@ -92,9 +92,13 @@ class Keys:
         self.check = check
 
     @property
+    def _found(self) -> str:
+        return self._given.check if self._given else ""
+
+    @property
     def fits(self) -> bool:
         """Whether ids can be looked up: the key is there, or none is needed."""
-        return (self._given.check if self._given else "") == self.check
+        return self._found == self.check
 
     def patient(self, id: str) -> str:
         """What the gallery keeps for a patient's id. Raises GalleryError where the key that this needs is not there."""
@@ -102,19 +106,19 @@ class Keys:
         return needed.patient(id) if needed else id
 
     def study(self, id: str) -> str:
-        """What the gallery keeps for a study's id. Raises GalleryError where the key that this needs is not there."""
+        """As `patient`, for a study's id."""
         needed = self._needed(id)
         return needed.study(id) if needed else id
 
     def _needed(self, id: str) -> Pseudonyms | None:
         if not id or (self.check and is_pseudonym(id)):
             return None
-        found = self._given.check if self._given else ""
-        if found != self.check:
+        if not self.fits:
+            found = "another key" if self._found else "none"
             what = (
-                "expected no key, since this gallery keeps ids as they are; found one" if not self.check else
-                "this gallery keeps pseudonyms: expected their key to look up or write an id, found "
-                + ("another key" if found else "none")
-            )  # fmt: skip
+                f"this gallery keeps pseudonyms: expected their key to look up or write an id, found {found}"
+                if self.check
+                else "expected no key, since this gallery keeps ids as they are; found one"
+            )
             raise GalleryError(f"{self._path}: {what}")
         return self._given

@@ -62,9 +62,7 @@ class Writer(Reader):
         renaming: bool = False,
     ) -> Added:
         """As `Gallery.add`. With `renaming`, an entry whose id another image has gets a longer one, from its path."""
-        check_vectors(embeddings, len(entries), self.meta.card.embedding_dim)
-        if thumbnails is not None and len(thumbnails) != len(entries):
-            raise GalleryError(f"expected {len(entries)} thumbnails, found {len(thumbnails)}")
+        check_batch(entries, embeddings, thumbnails, self.meta.card.embedding_dim)
         added, duplicates, renamed = [], [], []
         for position, entry in enumerate(entries):
             there = self._same_content(entry)
@@ -99,9 +97,7 @@ class Writer(Reader):
         self, *, ids: Collection[str] = (), patient_ids: Collection[str] = (), study_ids: Collection[str] = ()
     ) -> tuple[str, ...]:
         """As `Gallery.remove`."""
-        for name, given in (("ids", ids), ("patient_ids", patient_ids), ("study_ids", study_ids)):
-            if isinstance(given, str):
-                raise GalleryError(f"expected several {name} to remove, found a single text; put it into a list")
+        check_several(ids=ids, patient_ids=patient_ids, study_ids=study_ids)
         numbers = self._numbers("id", ids)
         # With a plus SQLite looks through all entries: in the index, a damaged page could hide some of a patient's.
         of_patients = self._numbers("+patient_id", map(self.meta.keys.patient, patient_ids))
@@ -197,12 +193,28 @@ def _even(vector: NDArray[np.float32]) -> NDArray[np.float32]:
     return vector if abs(norm - 1) < _ROUNDING else (vector / norm).astype(np.float32)
 
 
+def check_several(**given: Collection[str]) -> None:
+    """Raise GalleryError for a single text in the place of several."""
+    for name, values in given.items():
+        if isinstance(values, str):
+            raise GalleryError(f"expected several {name} to remove, found a single text; put it into a list")
+
+
 def check_one_patient_each(found: Collection[tuple[object, object]], place: object) -> None:
     """Raise GalleryError where a study among these (study, patient) is of several patients."""
     most = max(Counter(study for study, _ in set(found)).values(), default=0)
     if most > 1:
         raise GalleryError(f"{place}: expected a study id that is one patient's, found one of {most} patients; "
                            f"nothing was removed: name the patient as well")  # fmt: skip
+
+
+def check_batch(
+    entries: Sequence[Entry], embeddings: NDArray[np.float32], thumbnails: Sequence[bytes | None] | None, dim: int
+) -> None:
+    """Raise GalleryError unless there are a fit embedding and, if any, a thumbnail for each entry."""
+    check_vectors(embeddings, len(entries), dim)
+    if thumbnails is not None and len(thumbnails) != len(entries):
+        raise GalleryError(f"expected {len(entries)} thumbnails, found {len(thumbnails)}")
 
 
 def check_vectors(vectors: NDArray[np.float32], count: int, dim: int) -> None:

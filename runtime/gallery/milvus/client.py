@@ -1,4 +1,4 @@
-"""Where a Milvus collection is, and a connection to it whose errors are GalleryError.
+"""Where a Milvus collection is, a connection to it whose errors are GalleryError, and its rows.
 
 ::
 
@@ -7,8 +7,6 @@
 
 `?consistency=`, `?shards=` and `?replicas=` may follow (docs/milvus.md). What a server asks for to let one in, a token
 or `user:password`, is taken from the environment variable CBMIR_MILVUS_TOKEN, never from a place: those are logged.
-
-The rows of a Milvus collection: found by their fields, or as candidates near a query; written; removed.
 """
 
 from __future__ import annotations

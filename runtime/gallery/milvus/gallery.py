@@ -1,6 +1,6 @@
 """A gallery kept by Milvus, for where one machine is not enough: the protocol of `EditableGallery` over pymilvus.
 
-NAME has an entry a row (`milvus_rows`), NAME_pictures the thumbnails, NAME_about what the gallery says of itself.
+NAME has an entry a row (`records`), NAME_pictures the thumbnails, NAME_about what the gallery says of itself.
 Milvus finds the candidates; their cosines are computed here in float64 from the vectors that it sends, so that answers
 are those of a gallery on disk. Unlike there:
 
@@ -8,8 +8,6 @@ are those of a gallery on disk. Unlike there:
   content that is there is skipped; it is for the caller that no two programs add the same content at once;
 - there are no generations: `SearchResult.generation` is 0. What a search sees is said by the place's consistency
   level; by default all that was written before it began.
-
-What `cbmir.runtime.novelty` has to know of a Milvus collection: how far its own images are from it.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ from cbmir.runtime.gallery.milvus.client import HEAVY, MOST, Collection, Connect
 from cbmir.runtime.gallery.protocol import EditableGallery
 from cbmir.runtime.gallery.pseudonyms import Keys, Pseudonyms, case_id
 from cbmir.runtime.gallery.schema import LabelCodec, check_entry, check_index
-from cbmir.runtime.gallery.writer import check_one_patient_each, check_vectors
+from cbmir.runtime.gallery.writer import check_batch, check_one_patient_each, check_several, check_vectors
 
 
 def reference_distances(collection: Collection, *, sample: int, seed: int) -> NDArray[np.float32]:
@@ -165,9 +163,7 @@ class MilvusGallery(EditableGallery):
         thumbnails: Sequence[bytes | None] | None = None,
     ) -> Added:
         """As `EditableGallery.add`, and for texts that Milvus has no room for (docs/milvus.md)."""
-        check_vectors(embeddings, len(entries), self.card.embedding_dim)
-        if thumbnails is not None and len(thumbnails) != len(entries):
-            raise GalleryError(f"expected {len(entries)} thumbnails, found {len(thumbnails)}")
+        check_batch(entries, embeddings, thumbnails, self.card.embedding_dim)
         with self._connection.writing:
             by_content, content = self._there(entries)
             made, duplicates, pictures = [], [], {}
@@ -214,9 +210,7 @@ class MilvusGallery(EditableGallery):
         self, *, ids: Several[str] = (), patient_ids: Several[str] = (), study_ids: Several[str] = ()
     ) -> tuple[str, ...]:
         """As `EditableGallery.remove`. A server deletes the bytes when it next compacts (docs/milvus.md)."""
-        for name, given in (("ids", ids), ("patient_ids", patient_ids), ("study_ids", study_ids)):
-            if isinstance(given, str):
-                raise GalleryError(f"expected several {name} to remove, found a single text; put it into a list")
+        check_several(ids=ids, patient_ids=patient_ids, study_ids=study_ids)
         with self._connection.writing:
             gone = {row["id"] for row in self._rows.by("id", list(ids), "id")}
             conditions = [
