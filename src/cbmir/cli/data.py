@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 # The options that every reader shares.
 _writes_manifest = together(
-    option("--missing", type=click.Choice(["error", "skip"]), default="error",
-           help="A row whose image file is absent: stop, or leave the row out (counted in the sidecar)."),
     option("--seed", type=click.IntRange(min=0), default=0,
            help="Draws the patients of train, val and test where no splits are given."),
     option("-o", "--output", type=PATH, required=True, metavar="MANIFEST",
            help="Manifest to write (.csv, .csv.gz or .parquet); its sidecar .about.json says how it was made."),
     json_option,
 )  # fmt: skip
+_missing_option = option("--missing", type=click.Choice(["error", "skip"]), default="error",
+                         help="A row whose image file is absent: stop, or leave the row out (counted in the "
+                         "sidecar).")  # fmt: skip
 
 
 @command(
@@ -41,6 +42,7 @@ _writes_manifest = together(
         help="Columns image,split (train, val, test). Default: patients are split 70:10:20.")  # fmt: skip
 @option("--findings", type=click.Choice([13, 14]), default=14, help="13 leaves Hernia out, as the paper does; an image "
         "that shows only a hernia then has no finding.")  # fmt: skip
+@_missing_option
 @_writes_manifest
 def nih(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of NIH ChestX-ray14.
@@ -61,6 +63,7 @@ def nih(output: Path, as_json: bool, **options: Any) -> None:
         help='The paper\'s nine, or all columns but "No Finding" (Support Devices included).')  # fmt: skip
 @option("--blank", type=click.Choice(["zero", "unknown"]), default="zero", help="What an empty cell means, a finding "
         "that the report does not mention: absent, or unknown. -1 is uncertain.")  # fmt: skip
+@_missing_option
 @_writes_manifest
 def chexpert(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of CheXpert.
@@ -92,6 +95,7 @@ def chexpert(output: Path, as_json: bool, **options: Any) -> None:
         "cell means unknown.")  # fmt: skip
 @option("--separator", default="|", help="What joins them.")
 @option("--images", type=PATH, metavar="DIR", help="Where relative image paths start. Default: FILE's folder.")
+@_missing_option
 @_writes_manifest
 def table(
     file: Path, labels: str, labels_column: str | None, separator: str, images: Path | None, missing: Any, seed: int,
@@ -123,27 +127,19 @@ def table(
 @option("--intensity", type=click.Choice(INTENSITIES), default="header", help="How stored values become grey, as "
         "'cbmir train' has it: a file that cannot be read so is left out.")  # fmt: skip
 @option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one a processor]")
-@option("--seed", type=click.IntRange(min=0), default=0, help="Draws the patients of train, val and test.")
-@option("-o", "--output", type=PATH, required=True, metavar="MANIFEST",
-        help="Manifest to write (.csv, .csv.gz or .parquet); beside it .about.json, and .left-out.csv with every file "
-        "that is not in it and the reason.")  # fmt: skip
-@json_option
-def dicom(
-    place: Path, labels: str, allow_lateral: bool, intensity: str, workers: int | None, seed: int, output: Path,
-    as_json: bool,
-) -> None:  # fmt: skip
+@_writes_manifest
+def dicom(place: Path, labels: str, output: Path, as_json: bool, **reading: Any) -> None:
     """Manifest of the DICOM studies in a folder, or on a medium with a DICOMDIR.
 
     DIR is searched with its subfolders; of a DICOMDIR file, what it lists. Patient, study, view and date are those of
-    the headers, findings are unknown. What is no chest radiograph is left out and listed; where damaged files are among
-    it, the exit code is 2. The manifest names patients and paths: keep it as safe as the images.
+    the headers, findings are unknown. What is no chest radiograph is left out, and listed with the reason in
+    .left-out.csv beside MANIFEST; where damaged files are among it, the exit code is 2. The manifest names patients and
+    paths: keep it as safe as the images.
     """
     from cbmir.training.readers.dicom import read_dicom_studies, write_left_out
 
     names = [name.strip() for name in labels.split(",") if name.strip()] or NIH_14
-    manifest, left_out = read_dicom_studies(
-        place, labels=names, allow_lateral=allow_lateral, intensity=intensity, workers=workers, seed=seed
-    )
+    manifest, left_out = read_dicom_studies(place, labels=names, **reading)
     write_manifest(manifest, output)
     listed, damaged = write_left_out(left_out, output), sum(entry.damaged for entry in left_out)
     _tell(manifest, output, as_json, left_out={"files": len(left_out), "damaged": damaged})

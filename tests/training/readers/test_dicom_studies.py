@@ -14,7 +14,7 @@ import pytest
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, MediaStorageDirectoryStorage
 
-from cbmir.cli import cli
+from cbmir.cli import main
 from cbmir.errors import ManifestError
 from cbmir.manifest import read_manifest
 from cbmir.runtime import build_gallery, open_engine
@@ -202,10 +202,10 @@ def test_the_command(archive: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     output = tmp_path / "m" / "manifest.csv"
 
     def run(*more: str) -> int:
-        code = cli.main(
-            ["data", "dicom", str(archive), "-o", str(output), "--workers", "0", *more], standalone_mode=False
-        )
-        return int(code or 0)
+        with pytest.raises(SystemExit) as stop:
+            main(["data", "dicom", str(archive), "-o", str(output), "--workers", "0", *more])
+        assert isinstance(stop.value.code, int)
+        return stop.value.code
 
     assert run() == 2
     captured = capsys.readouterr()

@@ -34,8 +34,8 @@ def map_command(gallery: str, method: str, most: int, seed: int, as_json: bool) 
     if is_milvus(gallery):
         raise GalleryError("expected a gallery in a folder, found one in Milvus: a map lies in the gallery's folder")
     with open_gallery(gallery) as opened:
-        if method == "auto":
-            method = "tsne" if find_spec("sklearn") is not None and len(opened) >= _FEWEST else "pca"
+        if method == "auto":  # fewer than 20 images have no neighbourhoods to keep
+            method = "tsne" if find_spec("sklearn") is not None and len(opened) >= 20 else "pca"
         if method == "tsne":
             made = GalleryProjection.make(opened, _tsne(seed), "t-SNE", most=most, seed=seed)
         else:
@@ -43,9 +43,6 @@ def map_command(gallery: str, method: str, most: int, seed: int, as_json: bool) 
     made.save(Path(gallery))
     value = {"gallery": gallery, "images": len(made.ids), "method": made.method}
     print_answer(as_json, value, f"{gallery}: a map of {len(made.ids)} images by {made.method}")
-
-
-_FEWEST = 20  # with fewer, there are no neighbourhoods to keep
 
 
 def _tsne(seed: int) -> Any:

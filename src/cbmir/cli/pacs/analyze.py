@@ -16,7 +16,6 @@ from cbmir.files import replacing, write_json
 
 if TYPE_CHECKING:
     from cbmir.runtime.dicom_output import Results
-    from cbmir.runtime.finder import Finder
 
 
 @command(
@@ -50,8 +49,9 @@ def analyze(
     from tqdm import tqdm
     from tqdm.contrib.logging import logging_redirect_tqdm
 
-    from cbmir.runtime.dicom_output import KINDS
+    from cbmir.runtime.dicom_output import KINDS, make_results
     from cbmir.runtime.finder import Finder
+    from cbmir.runtime.imaging.reader import file_bytes
 
     kinds = [kind for kind, wanted in zip(KINDS, (sr, sc, kos, fhir), strict=True) if wanted] or ["sr"]
     images = list(dict.fromkeys(one.resolve() for given in files for one in _images(given)))
@@ -64,7 +64,9 @@ def analyze(
     ):
         for path, name in tqdm(list(zip(images, _names(images), strict=True)), "Analysing", unit="image", disable=None):
             try:
-                results = make_results_of(path, finder, kinds)
+                data = file_bytes(path)  # once: the file may be replaced meanwhile
+                image = finder.read(data)
+                results = make_results(data, finder.analyze(image), finder, kinds=kinds, image=image)
             except ImageError as error:
                 log.error("Error: %s", error if str(path) in str(error) else f"{path}: {error}")
                 failed.append({"image": path, "error": str(error)})
@@ -80,16 +82,6 @@ def analyze(
     print_answer(as_json, {"analysed": done, "failed": failed, "notice": NOT_A_DEVICE}, text)
     if failed or not images:
         sys.exit(2)
-
-
-def make_results_of(path: Path, finder: Finder, kinds: Sequence[str]) -> Results:
-    """Read, analyse and answer one file. Raises ImageError."""
-    from cbmir.runtime.dicom_output import make_results
-    from cbmir.runtime.imaging.reader import file_bytes
-
-    data = file_bytes(path)  # once: the file may be replaced meanwhile
-    image = finder.read(data)
-    return make_results(data, finder.analyze(image), finder, kinds=kinds, image=image)
 
 
 def write_results(results: Results, stem: Path) -> list[Path]:
