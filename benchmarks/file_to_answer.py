@@ -14,16 +14,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import click
 import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
+from cbmir.export.perf.process import memory
 from cbmir.files import write_json
 from cbmir.runtime import Entry, Finder, Gallery, finder, open_engine
 from cbmir.training.phantom.files import write_dicom
@@ -37,11 +39,9 @@ BATCHES = (1, 2, 1, 8, 1, 32, 1, 2)  # of the requests whose memory is watched
 FIRST_ANSWER = """
 import time; start = time.perf_counter()
 from cbmir.runtime import Finder
-from pathlib import Path
-image = Path({image!r})
 with Finder.open({model!r}, {gallery!r}) as finder:
-    finder.analyze(image)
-    print(time.perf_counter() - start, Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+    finder.analyze({image!r})
+    print(time.perf_counter() - start, open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
 """
 
 
@@ -102,7 +102,7 @@ def stages(opened: Finder, path: Path, requests: int) -> dict[str, Any]:
     spent = dict.fromkeys(STAGES, 0.0)
     times: dict[str, list[float]] = {stage: [] for stage in STAGES}
     with (
-        timed(finder, "read_image", spent, "read"),
+        timed(opened, "read", spent, "read"),
         timed(finder, "preprocess", spent, "preprocess"),
         timed(opened.engine, "run", spent, "model"),
     ):
@@ -118,23 +118,17 @@ def stages(opened: Finder, path: Path, requests: int) -> dict[str, Any]:
     return {"p50": p50, "p99": p99, "ratio": (p50["read"] + p50["preprocess"] + p50["search"]) / p50["model"]}
 
 
-@contextmanager
-def timed(owner: Any, name: str, spent: dict[str, float], stage: str) -> Iterator[None]:
+def timed(owner: Any, name: str, spent: dict[str, float], stage: str) -> AbstractContextManager[Any]:
     """Within, note how long each call of `owner.name` takes, in seconds."""
     real: Callable[..., Any] = getattr(owner, name)
 
     def call(*args: Any, **options: Any) -> Any:
         start = time.perf_counter()
-        try:
-            return real(*args, **options)
-        finally:
-            spent[stage] = time.perf_counter() - start
+        answer = real(*args, **options)
+        spent[stage] = time.perf_counter() - start
+        return answer
 
-    setattr(owner, name, call)
-    try:
-        yield
-    finally:
-        setattr(owner, name, real)
+    return patch.object(owner, name, call)
 
 
 def first_answer(model: Path, gallery: Path, image: Path) -> dict[str, float]:
@@ -154,8 +148,7 @@ def resident_over_requests(opened: Finder) -> dict[str, float]:
     for request in tqdm(range(1000), desc="requests", disable=None):
         opened.embed(images[: BATCHES[request % len(BATCHES)]])
         if request + 1 in (100, 1000):
-            kilobytes = Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]
-            figures[f"after_{request + 1}_mb"] = int(kilobytes) / 1024
+            figures[f"after_{request + 1}_mb"] = memory()["VmRSS"] / 2**20
     return figures | {"growth": figures["after_1000_mb"] / figures["after_100_mb"]}
 
 

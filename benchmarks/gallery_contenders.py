@@ -7,17 +7,16 @@ the vectors from one mapped file of the gallery; cbmir's indexes answer from the
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from cbmir.export.perf.process import memory
 
 THREADS = 2
 
@@ -47,10 +46,12 @@ class Cbmir:
         self.gallery = gallery
 
     def build(self, vectors: Floats) -> int:
+        from cbmir.runtime import Gallery
         from cbmir.runtime.gallery import index_files
         from cbmir.runtime.gallery.hnsw import HnswIndex
 
-        stamp = index_files.find(self.gallery, _uuid(self.gallery))
+        with Gallery.open(self.gallery) as gallery:
+            stamp = index_files.find(self.gallery, gallery.uuid)
         assert stamp is not None
         snapshot = index_files.load(self.gallery, stamp.gallery)
         assert snapshot is not None
@@ -153,14 +154,53 @@ class WholeGallery:
         return np.array([one + [-1] * (k - len(one)) for one in rows], np.int64)
 
 
-def make(name: str, gallery: Path) -> Contender:
-    """The contender of a name among `names`."""
-    kind, _, rest = name.partition(" ")
-    if kind == "faiss":
-        return Faiss(rest)
-    if kind == "hnswlib":
-        return Hnswlib()
-    return WholeGallery(gallery) if rest == "gallery" else Cbmir(rest, gallery)
+class TimedContender:
+    """A contender of a name among `names`, in the process that is its own."""
+
+    def __init__(self, name: str, gallery: Path) -> None:
+        os.environ["OMP_WAIT_POLICY"] = "passive"  # faiss's threads spin otherwise, and on a busy machine for minutes
+        kind, _, rest = name.partition(" ")
+        self._gallery = gallery
+        self._contender: Contender
+        if kind == "faiss":
+            self._contender = Faiss(rest)
+        elif kind == "hnswlib":
+            self._contender = Hnswlib()
+        else:
+            self._contender = WholeGallery(gallery) if rest == "gallery" else Cbmir(rest, gallery)
+
+    def settings(self) -> Sequence[int]:
+        """Those that it is searched with in turn."""
+        return self._contender.settings
+
+    def build(self) -> dict[str, float]:
+        """Seconds; MB of the index; and of the process's own memory, as far as building added to it."""
+        (file,) = self._gallery.glob("derived-*/vectors.npy")
+        vectors = np.load(file, mmap_mode="r").view(np.ndarray)
+        before = memory()["RssAnon"]
+        start = time.perf_counter()
+        size = self._contender.build(vectors)
+        seconds = time.perf_counter() - start
+        return {"build_s": seconds, "index_mb": size / 1e6, "own_mb": (memory()["RssAnon"] - before) / 1e6}
+
+    def search(self, queries: Floats, k: int, setting: int) -> Rows:
+        """int64 [M, k], a query at a time."""
+        return np.concatenate([self._contender.search(query[None], k, setting) for query in queries])
+
+    def singles(self, queries: Floats, k: int, setting: int) -> list[float]:
+        """Seconds of each query, asked one by one."""
+        self._contender.search(queries[:1], k, setting)  # what the others' turn has driven out of the caches
+        return [self.batch(query[None], k, setting) for query in queries]
+
+    def batch(self, queries: Floats, k: int, setting: int) -> float:
+        """Seconds of all queries, asked together."""
+        start = time.perf_counter()
+        self._contender.search(queries, k, setting)
+        return time.perf_counter() - start
+
+    def mapped_mb(self) -> float:
+        """Of files, in the memory of the process."""
+        return memory()["RssFile"] / 1e6
 
 
 def names(count: int) -> list[str]:
@@ -168,119 +208,3 @@ def names(count: int) -> list[str]:
     flat = ["faiss Flat"] if count <= 100_000 else []
     quantised = ["faiss IVF-PQ"] if count >= 100_000 else []
     return ["cbmir gallery", "cbmir exact", "cbmir bf16", "cbmir int8", *flat, "faiss HNSW", *quantised, "hnswlib"]
-
-
-@dataclass(frozen=True)
-class Built:
-    """`seconds` to build; `index_mb`; memory of the process that the build added: its own, and mapped from files."""
-
-    seconds: float
-    index_mb: float
-    own_mb: float
-
-
-class ContenderProcess:
-    """Starts the process at once, by spawn."""
-
-    def __init__(self, name: str, gallery: Path) -> None:
-        context = get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, name, gallery), daemon=True)
-        self._process.start()
-        theirs.close()
-        self.name = name
-        self.settings: Sequence[int] = self._ask("settings")
-
-    def build(self) -> Built:
-        """Build the index."""
-        built: Built = self._ask("build")
-        return built
-
-    def search(self, queries: Floats, k: int, setting: int) -> Rows:
-        """int64 [M, k], a query at a time."""
-        rows: Rows = self._ask("search", queries, k, setting)
-        return rows
-
-    def singles(self, queries: Floats, k: int, setting: int) -> list[float]:
-        """Seconds of each query, asked one by one."""
-        seconds: list[float] = self._ask("singles", queries, k, setting)
-        return seconds
-
-    def batch(self, queries: Floats, k: int, setting: int) -> float:
-        """Seconds of all queries, asked together."""
-        return float(self._ask("batch", queries, k, setting))
-
-    def memory(self) -> dict[str, float]:
-        """MB of the process: its own, and mapped from files."""
-        memory: dict[str, float] = self._ask("memory")
-        return memory
-
-    def close(self) -> None:
-        """End the process."""
-        self._connection.close()
-        self._process.join()
-
-    def _ask(self, *request: Any) -> Any:
-        self._connection.send(request)
-        answer = self._connection.recv()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
-def _serve(connection: Connection, name: str, gallery: Path) -> None:
-    os.environ["OMP_WAIT_POLICY"] = "passive"  # faiss's threads spin otherwise, and on a busy machine for minutes
-    contender = make(name, gallery)
-
-    def answer(request: str, *values: Any) -> Any:
-        if request == "settings":
-            return contender.settings
-        if request == "memory":
-            return _memory()
-        if request == "build":
-            return _build(contender, gallery)
-        queries, k, setting = values
-        if request == "search":
-            return np.concatenate([contender.search(query[None], k, setting) for query in queries])
-        if request == "batch":
-            return _timed(contender, queries, k, setting)
-        contender.search(queries[:1], k, setting)  # what the others' turn has driven out of the caches
-        return [_timed(contender, query[None], k, setting) for query in queries]
-
-    while True:
-        try:
-            request = connection.recv()
-        except EOFError:
-            return
-        try:
-            connection.send(answer(*request))
-        except Exception as error:  # noqa: BLE001 - the other process raises it
-            connection.send(RuntimeError(f"{name}: {type(error).__name__}: {error}"))
-
-
-def _build(contender: Contender, gallery: Path) -> Built:
-    (file,) = gallery.glob("derived-*/vectors.npy")
-    vectors = np.load(file, mmap_mode="r").view(np.ndarray)
-    before = _memory()["own"]
-    start = time.perf_counter()
-    size = contender.build(vectors)
-    return Built(time.perf_counter() - start, size / 1e6, _memory()["own"] - before)
-
-
-def _timed(contender: Contender, queries: Floats, k: int, setting: int) -> float:
-    start = time.perf_counter()
-    contender.search(queries, k, setting)
-    return time.perf_counter() - start
-
-
-def _memory() -> dict[str, float]:
-    status = Path(f"/proc/{os.getpid()}/status").read_text()
-    own, mapped = (int(re.findall(rf"{name}:\s+(\d+) kB", status)[0]) / 1000 for name in ("RssAnon", "RssFile"))
-    return {"own": own, "mapped": mapped}
-
-
-def _uuid(gallery: Path) -> str:
-    from cbmir.runtime.gallery.gallery import Gallery
-
-    with Gallery.open(gallery) as store:
-        return store.uuid

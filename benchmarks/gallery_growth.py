@@ -16,21 +16,22 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
+from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-from gallery_contenders import THREADS, ContenderProcess, names
-from measured_page import filled, table
+from figures import any_card, filled, ratio_text, reached, table
+from gallery_contenders import THREADS, TimedContender, names
 from numpy.typing import NDArray
 
-from cbmir.card import ModelCard
+from cbmir.export.perf.bench import ratio
 from cbmir.export.perf.machine import describe_machine, in_words
+from cbmir.export.perf.process import RemoteObject
 from cbmir.files import write_json, write_text
-from cbmir.labels import LabelSet
-from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime import Entry, Gallery
 
 Floats = NDArray[np.float32]
@@ -83,15 +84,6 @@ def passes(rate: int, rows: Rows) -> NDArray[np.bool_]:
     return rows % (1000 // rate) == 1000 // rate - 1
 
 
-def card() -> ModelCard:
-    """Of a model that does not exist: what a gallery needs to be made."""
-    return ModelCard(
-        labels=LabelSet(tuple(f"Rate{rate}" for rate in RATES)), preprocess=PreprocessSpec.for_image_size(224),
-        encoder="densenet121", embedding_dim=Mixture.dim, head="proxy", sigma=1.0, proxies_per_class=(1,) * 5,
-        negative_proxies=True, thresholds=(None,) * 4, calibration=(None,) * 4, fingerprint="growth",
-    )  # fmt: skip
-
-
 def entries(start: int, count: int) -> list[Entry]:
     """Of rows from `start`: an id that is the row, 2.5 images a patient, no thumbnail or report."""
     rows = np.arange(start, start + count)
@@ -138,49 +130,53 @@ def measure(count: int, scratch: Path) -> dict[str, Any]:
     queries = mixture.block(10**9, BATCH)
     gallery = make_gallery(mixture, count, scratch / "gallery")
     truth, filtered = exact_neighbours(mixture, count, queries[:QUERIES])
+    found: dict[tuple[str, int], float] = {}
     with ExitStack() as stack:
-        contenders = []
+        built, runners = {}, []
         for name in names(count):
-            contender = stack.enter_context(closing(ContenderProcess(name, scratch / "gallery")))
+            one = stack.enter_context(RemoteObject(name, partial(TimedContender, name, scratch / "gallery")))
             click.echo(f"{count}: {name}")
-            contenders.append((contender, contender.build()))
-        # Every way of every contender is a runner; the gallery's filters are ways of its own.
-        runners = [(one, setting) for one, _ in contenders for setting in one.settings]
-        found = {(one.name, way): one.search(queries[:QUERIES], K, way) for one, way in runners}
-        times: dict[tuple[str, int], list[list[float]]] = {(one.name, way): [] for one, way in runners}
-        batches: dict[tuple[str, int], list[float]] = {(one.name, way): [] for one, way in runners}
+            built[name] = one.call("build")
+            # Every way of every contender is a runner; the gallery's filters are ways of its own.
+            runners += [(one, way, number == 0) for number, way in enumerate(one.call("settings"))]
+        for one, way, _ in runners:
+            expected = filtered[way] if is_filter(one.name, way) else truth
+            found[one.name, way] = recall(one.call("search", queries[:QUERIES], K, way), expected)
+        times: dict[tuple[str, int], list[list[float]]] = {(one.name, way): [] for one, way, _ in runners}
+        batches: dict[tuple[str, int], list[float]] = {(one.name, way): [] for one, way, _ in runners}
         for turn in range(ROUNDS):
             own = queries[(turn * SINGLES + np.arange(SINGLES)) % QUERIES]
-            for position in range(len(runners)):
-                one, way = runners[(position + turn) % len(runners)]  # another begins each round
-                times[one.name, way].append(one.singles(own, K, way))
-                if way == one.settings[0] and turn < 3:
-                    batches[one.name, way].append(one.batch(queries, K, way))
-        memory = {one.name: one.memory() for one, _ in contenders}
-    rows = []
-    for one, built in contenders:
-        for way in one.settings:
-            of_filter = one.name == "cbmir gallery" and way != 1000
-            expected = filtered[way] if of_filter else truth
-            against = ("cbmir gallery", 1000) if of_filter else BASELINE
-            rounds = [float(np.median(seconds)) for seconds in times[one.name, way]]
-            base = [float(np.median(seconds)) for seconds in times[against]]
-            rows.append({
-                "name": one.name, "setting": way, "recall": recall(found[one.name, way], expected),
-                "ms": 1000 * float(np.median(rounds)), "p99_ms": 1000 * float(np.quantile(times[one.name, way], 0.99)),
-                "rounds": rounds, "ratio": ratio(rounds, base),
-                "qps": BATCH / min(batches[one.name, way]) if batches[one.name, way] else None,
-                "build_s": built.seconds, "index_mb": built.index_mb, "own_mb": built.own_mb,
-                "mapped_mb": memory[one.name]["mapped"],
-            })  # fmt: skip
+            first = turn % len(runners)  # another begins each round
+            for one, way, is_shown in runners[first:] + runners[:first]:
+                times[one.name, way].append(one.call("singles", own, K, way))
+                if is_shown and turn < 3:
+                    batches[one.name, way].append(one.call("batch", queries, K, way))
+        mapped = {one.name: one.call("mapped_mb") for one, _, is_shown in runners if is_shown}
+    rounds = {key: [float(np.median(seconds)) for seconds in turns] for key, turns in times.items()}
+    rows = [
+        {
+            "name": name, "setting": way, "recall": found[name, way], "ms": 1000 * float(np.median(rounds[name, way])),
+            "p99_ms": 1000 * float(np.quantile(turns, 0.99)), "rounds": rounds[name, way],
+            "ratio": times_as_long(
+                rounds[name, way], rounds[("cbmir gallery", 1000) if is_filter(name, way) else BASELINE]
+            ),
+            "qps": BATCH / min(batches[name, way]) if batches[name, way] else None, **built[name],
+            "mapped_mb": mapped[name],
+        }
+        for (name, way), turns in times.items()
+    ]  # fmt: skip
     return {"count": count, "dim": Mixture.dim, "threads": THREADS, "machine": describe_machine(), "gallery": gallery,
             "rows": rows}  # fmt: skip
 
 
-def ratio(own: Sequence[float], against: Sequence[float]) -> list[float]:
-    """Median, 10th and 90th percentile of how many times as long one took, round by round."""
-    ratios = np.array(own) / np.array(against)
-    return [float(np.quantile(ratios, share)) for share in (0.5, 0.1, 0.9)]
+def is_filter(name: str, way: int) -> bool:
+    """Whether it is `Gallery.search` with a filter that lets `way` per mille pass."""
+    return name == "cbmir gallery" and way != 1000
+
+
+def times_as_long(own: Sequence[float], against: Sequence[float]) -> tuple[float, float, float]:
+    """Median, 10th and 90th percentile, round by round."""
+    return astuple(ratio(against, own))
 
 
 def make_gallery(mixture: Mixture, count: int, path: Path) -> dict[str, float]:
@@ -188,7 +184,8 @@ def make_gallery(mixture: Mixture, count: int, path: Path) -> dict[str, float]:
     seconds: dict[str, float] = {}
     start = time.perf_counter()
     making = 0.0
-    with Gallery.create(path, card(), index="int8" if count >= 10_000 else "exact") as gallery:
+    card = any_card([f"Rate{rate}" for rate in RATES], Mixture.dim, fingerprint="growth")
+    with Gallery.create(path, card, index="int8" if count >= 10_000 else "exact") as gallery:
         for at in range(0, count, BLOCK):
             pause = time.perf_counter()
             vectors, own = mixture.block(at // BLOCK, min(BLOCK, count - at)), entries(at, min(BLOCK, count - at))
@@ -274,12 +271,12 @@ def search_table(report: dict[str, Any]) -> str:
     """Every way to search at one size but the filters."""
     rows = [
         (
-            _label(row), f"{row['recall']:.4f}", f"{row['ms']:.2f}", f"{row['p99_ms']:.2f}", _ratio(row["ratio"]),
+            _label(row), f"{row['recall']:.4f}", f"{row['ms']:.2f}", f"{row['p99_ms']:.2f}", ratio_text(*row["ratio"]),
             "" if row["qps"] is None else f"{row['qps']:,.0f}", f"{row['build_s']:.1f}", f"{row['index_mb']:,.0f}",
             f"{row['own_mb']:,.0f}",
         )
         for row in report["rows"]
-        if row["name"] != "cbmir gallery" or row["setting"] == 1000
+        if not is_filter(row["name"], row["setting"])
     ]  # fmt: skip
     header = ("", "recall@10", "ms", "p99", f"times `{BASELINE[0]} {BASELINE[1]}` [10-90%]", "queries/s", "build s",
               "index MB", "memory MB")  # fmt: skip
@@ -290,7 +287,7 @@ def filter_table(reports: Sequence[dict[str, Any]]) -> str:
     """`Gallery.search` under filters that let fewer and fewer pass."""
     rows = [
         (f"{report['count']:,}", f"{row['setting'] / 10:g}%", f"{row['recall']:.4f}", f"{row['ms']:.2f}",
-         "1" if row["setting"] == 1000 else _ratio(row["ratio"]))
+         "1" if row["setting"] == 1000 else ratio_text(*row["ratio"]))
         for report in reports
         for row in report["rows"]
         if row["name"] == "cbmir gallery"
@@ -327,16 +324,16 @@ def aims_table(reports: Sequence[dict[str, Any]]) -> str:
             row for (name, _), row in rows.items() if name == BASELINE[0] and row["recall"] >= own["recall"] - 0.002
         ]
         base = min(equal or [rows[BASELINE]], key=lambda row: row["ms"])
-        times = ratio(own["rounds"], base["rounds"])
+        times = times_as_long(own["rounds"], base["rounds"])
         words = f"recall@10 of {own['name']}, in times of the latency of {_label(base)} (recall {base['recall']:.4f})"
-        reached = _reached(own["recall"] >= 0.99 and times[0] <= 1)
-        lines.append((words, f"{own['recall']:.4f} in {_ratio(times)}", "0.99 in 1", reached))
+        is_reached = own["recall"] >= 0.99 and times[0] <= 1
+        lines.append((words, f"{own['recall']:.4f} in {ratio_text(*times)}", "0.99 in 1", reached(is_reached)))
     lines.append(("recall@10 of int8 with rerank, in a share of float32's memory",
                   f"{int8['recall']:.4f} in {share:.2f}", "0.995 in 0.33",
-                  _reached(int8["recall"] >= 0.995 and share <= 1 / 3)))  # fmt: skip
+                  reached(int8["recall"] >= 0.995 and share <= 1 / 3)))  # fmt: skip
     lines.append(("filter that leaves 0.1%: recall@10 in times of the unfiltered latency",
-                  f"{rare['recall']:.4f} in {_ratio(rare['ratio'])}", "1 in 3",
-                  _reached(rare["recall"] == 1 and rare["ratio"][0] <= 3)))  # fmt: skip
+                  f"{rare['recall']:.4f} in {ratio_text(*rare['ratio'])}", "1 in 3",
+                  reached(rare["recall"] == 1 and rare["ratio"][0] <= 3)))  # fmt: skip
     return table(("at 100,000 vectors", "measured", "aim", ""), lines)
 
 
@@ -372,14 +369,6 @@ def draw(reports: Sequence[dict[str, Any]], folder: Path) -> None:
 def _label(row: dict[str, Any]) -> str:
     setting = "" if row["setting"] in (0, 1000) else f" {row['setting']}"
     return f"`{row['name']}{setting}`"
-
-
-def _reached(reached: bool) -> str:
-    return "reached" if reached else "not reached"
-
-
-def _ratio(found: Sequence[float]) -> str:
-    return f"{found[0]:.2f} [{found[1]:.2f}, {found[2]:.2f}]"
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -22,13 +22,11 @@ from typing import Any
 
 import click
 import numpy as np
+from figures import any_card
 from numpy.typing import NDArray
 
-from cbmir.card import ModelCard
 from cbmir.export.perf.machine import describe_machine
 from cbmir.files import write_json
-from cbmir.labels import LabelSet
-from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime import Entry, Gallery
 from cbmir.runtime.gallery import index_cache
 from cbmir.runtime.gallery.entry import SearchResult
@@ -78,27 +76,23 @@ class Replica:
         rng = np.random.default_rng((11, number, version))
         values = rng.choice([1, 0, -1], len(LABELS)).tolist()
         return Entry(
-            id=f"{number:08}",
-            image=f"/{number}.png",
-            patient_id=f"p{number % 500}",
-            view=str(rng.choice(["PA", "AP"])),
-            report=f"Version {version}.",
-            labels=dict(zip(LABELS, values, strict=True)),
-        )
+            id=f"{number:08}", image=f"/{number}.png", patient_id=f"p{number % 500}", report=f"Version {version}.",
+            view=str(rng.choice(["PA", "AP"])), labels=dict(zip(LABELS, values, strict=True)),
+        )  # fmt: skip
 
     def nearest(self, query: NDArray[np.float32], wanted: Filter) -> tuple[list[Entry], NDArray[np.float64]]:
         """All entries that pass, nearest first, ties in the order of their ids; and their distances."""
-        passing = [
-            n
-            for n, entry in enumerate(self.entries)
-            if entry.patient_id not in wanted.exclude_patients
-            and (not wanted.view or entry.view == wanted.view)
-            and (not wanted.where or wanted.where in entry.positive)
-        ]
+        passing = [n for n, entry in enumerate(self.entries) if passes(entry, wanted)]
         differences = self.vectors[passing] - query
         distances = np.sqrt(np.vecdot(differences, differences))  # summed as the gallery does, so equal to the bit
         order = sorted(range(len(passing)), key=lambda n: (distances[n], self.entries[passing[n]].id))
         return [self.entries[passing[n]] for n in order], distances[order]
+
+
+def passes(entry: Entry, wanted: Filter) -> bool:
+    """Whether it passes a filter of `any_filter`."""
+    of_view = not wanted.view or entry.view == wanted.view
+    return entry.patient_id not in wanted.exclude_patients and of_view and wanted.where in ("", *entry.positive)
 
 
 def check(replica: Replica, query: NDArray[np.float32], wanted: Filter, found: SearchResult) -> float:
@@ -109,7 +103,7 @@ def check(replica: Replica, query: NDArray[np.float32], wanted: Filter, found: S
         raise AssertionError(f"an answer of generation {found.generation} after one of {replica.generation}")
     entries, distances = replica.nearest(query, wanted)
     expected = entries[:K]
-    hits = [hit.entry for hit in found.hits]
+    hits, far = [hit.entry for hit in found.hits], [hit.distance for hit in found.hits]
     if found.method == "exact" and hits != expected:
         raise AssertionError(f"generation {found.generation}: expected {expected}, found {hits}")
     true = {entry.id: (entry, distance) for entry, distance in zip(entries, distances.tolist(), strict=True)}
@@ -117,53 +111,39 @@ def check(replica: Replica, query: NDArray[np.float32], wanted: Filter, found: S
         entry, distance = true.get(hit.entry.id, (None, -1.0))
         if hit.entry != entry or hit.distance != distance:
             raise AssertionError(f"generation {found.generation}: expected {entry} at {distance}, found {hit}")
-    if len(hits) != len(expected) or [hit.distance for hit in found.hits] != sorted(hit.distance for hit in found.hits):
+    if len(hits) != len(expected) or far != sorted(far):
         raise AssertionError(f"generation {found.generation}: expected {len(expected)} in order, found {found.hits}")
     return len({entry.id for entry in hits} & {entry.id for entry in expected}) / max(len(expected), 1)
 
 
-@dataclass
-class Tally:
-    """What a reader saw."""
-
-    answers: int = 0
-    exact: int = 0
-    filtered: int = 0
-    generations: int = 0
-    recall: float = 0.0  # summed over the answers by the index
-    seconds: float = 0.0  # summed over all answers
-
-
-def read(gallery: Gallery, last: Any, seed: int) -> Tally:
-    """Ask and check until an answer is of the last generation, once that is known."""
+def read(gallery: Gallery, last: Any, seed: int) -> Counter[str]:
+    """Ask and check until an answer is of the last generation, once that is known; recall is that by the index."""
     rng = np.random.default_rng((13, seed))
-    replica, tally, seen = Replica(), Tally(), -1
+    replica, tally, seen = Replica(), Counter[str](), -1
     while not 0 < last.value <= seen:
         values = rng.normal(size=DIM) + 1
         query = (values / np.linalg.norm(values)).astype(np.float32)
-        wanted, exact = _filter(rng), bool(rng.integers(2))
+        wanted, exact = any_filter(rng), bool(rng.integers(2))
         start = time.perf_counter()
         found = gallery.search(query, K, filter=wanted, exact=exact)
-        tally.seconds += time.perf_counter() - start
+        seconds = time.perf_counter() - start
         if found.generation == 0:  # the writer has not begun
             continue
-        recall = check(replica, query, wanted, found)
-        tally.answers += 1
-        tally.generations += found.generation != seen
-        tally.exact += found.method == "exact"
-        tally.filtered += bool(wanted)
-        tally.recall += recall if found.method != "exact" else 0
+        recall, by_index = check(replica, query, wanted, found), found.method != "exact"
+        tally.update(
+            answers=1, generations=int(found.generation != seen), exact=int(not by_index), filtered=int(bool(wanted)),
+            recall=recall * by_index, seconds=seconds,
+        )  # fmt: skip
         seen = found.generation
     return tally
 
 
-def _filter(rng: np.random.Generator) -> Filter:
+def any_filter(rng: np.random.Generator) -> Filter:
+    """Mostly none; or without two patients, or one finding in one view."""
     kind = rng.integers(4)
     if kind == 0:
         return Filter(exclude_patients=frozenset({f"p{rng.integers(500)}", f"p{rng.integers(500)}"}))
-    if kind == 1:
-        return Filter(where=str(rng.choice(LABELS)), view="PA")
-    return Filter()
+    return Filter(where=str(rng.choice(LABELS)), view="PA") if kind == 1 else Filter()
 
 
 def reader(path: Path, last: Any, seeds: Sequence[int], results: Queue[Any]) -> None:
@@ -199,18 +179,9 @@ def write(path: Path, last: Any, seconds: float, operations: int, results: Queue
         results.put(f"{type(error).__name__}: {error}")
 
 
-def card() -> ModelCard:
-    """Of a model that does not exist: what a gallery needs to be made."""
-    return ModelCard(
-        labels=LabelSet(LABELS), preprocess=PreprocessSpec.for_image_size(224), encoder="densenet121",
-        embedding_dim=DIM, head="proxy", sigma=1.0, proxies_per_class=(1,) * 3, negative_proxies=True,
-        thresholds=(None,) * 2, calibration=(None,) * 2, fingerprint="load",
-    )  # fmt: skip
-
-
 def load(path: Path, seconds: float, operations: int, readers: int) -> dict[str, Any]:
     """Run it; the figures, in plain values. Raises AssertionError for a wrong answer."""
-    Gallery.create(path, card(), index="int8").close()
+    Gallery.create(path, any_card(LABELS, DIM, fingerprint="load"), index="int8").close()
     context = get_context("spawn")
     last, results = context.Value("q", 0), context.Queue()
     groups = [[seed] for seed in range(readers // 2)] + [list(range(readers // 2, readers))]
@@ -226,18 +197,16 @@ def load(path: Path, seconds: float, operations: int, readers: int) -> dict[str,
     if wrong:
         raise AssertionError("; ".join(wrong))
     tallies = [tally for one in found if isinstance(one, list) for tally in one]
-    answers, exact = sum(one.answers for one in tallies), sum(one.exact for one in tallies)
+    total = sum(tallies, Counter[str]())
     return {
         "seconds": time.perf_counter() - start,
         "readers": readers,
         "generations": next(one for one in found if isinstance(one, int)),
-        "answers": answers,
-        "exact": exact,
-        "filtered": sum(one.filtered for one in tallies),
+        **{name: total[name] for name in ("answers", "exact", "filtered")},
         "wrong": 0,
-        "recall_by_index": sum(one.recall for one in tallies) / max(answers - exact, 1),
-        "generations_seen": [one.generations for one in tallies],
-        "ms_an_answer": 1000 * sum(one.seconds for one in tallies) / answers,
+        "recall_by_index": total["recall"] / max(total["answers"] - total["exact"], 1),
+        "generations_seen": [one["generations"] for one in tallies],
+        "ms_an_answer": 1000 * total["seconds"] / total["answers"],
     }
 
 

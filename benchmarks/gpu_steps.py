@@ -6,12 +6,12 @@ Engines are timed host to host by the clock, since they answer only then; PyTorc
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
 import shutil
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from cbmir.choices import ENGINES
 from cbmir.errors import CbmirError
+from cbmir.export.perf.bench import synthetic_images
+from cbmir.export.perf.process import time_runs
 from cbmir.runtime.engines.availability import library, why_not
-from cbmir.runtime.engines.base import Engine
 from cbmir.runtime.engines.registry import open_engine
 
-Images = NDArray[np.uint8]
 #: The largest error of an embedding, as a share of the mean distance of two images, and the largest of a score.
 LIMITS = {"float32": (1e-3, 1e-4), "float16": (5e-2, 5e-3)}
 
@@ -79,7 +79,7 @@ def parity(out: Path, model: Path | None) -> Iterator[Row]:
         row = {"engine": name, "file": file.name}
         try:
             with open_engine(file, engine=name, cache=out / "cache") as engine:
-                images = some_images(engine, 48) if images is None else images
+                images = synthetic_images(48, engine.card.preprocess.crop) if images is None else images
                 found = engine.run(images)
                 limits = LIMITS.get(engine.card.precision, LIMITS["float16"])
         except (CbmirError, RuntimeError) as error:
@@ -112,22 +112,12 @@ def engines(out: Path, model: Path | None) -> Iterator[Row]:
         try:
             with open_engine(file, engine=name, cache=out / "cache") as engine:
                 for batch in BATCHES:
-                    images = some_images(engine, batch)
-                    row = timed(f"{name} {engine.card.precision}", batch, lambda images=images: clock(engine, images))
+                    images = synthetic_images(batch, engine.card.preprocess.crop)
+                    run = functools.partial(engine.run, images)
+                    row = timed(f"{name} {engine.card.precision}", batch, lambda run=run: milliseconds(run))
                     yield row | {"warnings": engine.health().warnings}
         except CbmirError as error:
             yield {"name": f"{name} {file.name}", "problem": str(error)}
-
-
-def clock(engine: Engine, images: Images) -> list[float]:
-    for _ in range(3):
-        engine.run(images)
-    times: list[float] = []
-    while sum(times) < 1e3 * SECONDS:
-        start = time.perf_counter()
-        engine.run(images)
-        times.append(1e3 * (time.perf_counter() - start))
-    return times
 
 
 def models(out: Path) -> list[Path]:
@@ -143,12 +133,10 @@ def choices(out: Path) -> Iterator[tuple[Path, str]]:
                 yield file, name
 
 
-def some_images(engine: Engine, count: int) -> Images:
-    """Smooth random images, uint8 [N, 1, S, S]."""
-    size = engine.card.preprocess.crop
-    blobs = np.random.default_rng(0).integers(0, 256, (count, 1, 8, 8), dtype=np.uint8)
-    rows = np.linspace(0, 7, size).round().astype(int)
-    return np.ascontiguousarray(blobs[:, :, rows][:, :, :, rows])
+def milliseconds(run: Callable[[], object]) -> list[float]:
+    """Of each run, after three to warm up."""
+    run(), run()
+    return [1e3 * seconds for seconds in time_runs(run, SECONDS)]
 
 
 STEPS = {

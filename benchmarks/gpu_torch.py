@@ -12,6 +12,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from figures import any_card
+
 from cbmir.errors import CbmirError
 
 Row = dict[str, Any]
@@ -150,8 +152,6 @@ def random_model(large: bool) -> tuple[Any, Any]:
     """A model of random weights and its card."""
     import torch
 
-    from cbmir.card import ModelCard
-    from cbmir.labels import LabelSet
     from cbmir.preprocessing import PreprocessSpec
     from cbmir.training.encoder import build_encoder
     from cbmir.training.model import ProxyHead, RetrievalModel
@@ -160,17 +160,8 @@ def random_model(large: bool) -> tuple[Any, Any]:
     torch.manual_seed(0)
     encoder, dim = build_encoder(name)
     head = ProxyHead(dim, (1,) * FINDINGS, FINDINGS)
-    card = ModelCard(
-        labels=LabelSet(tuple(f"Finding {n}" for n in range(FINDINGS))),
-        preprocess=PreprocessSpec.for_image_size(size),
-        encoder=name,
-        embedding_dim=dim,
-        head=head.kind,
-        sigma=0.7,
-        proxies_per_class=head.counts,
-        negative_proxies=False,
-        thresholds=(None,) * FINDINGS,
-        calibration=(None,) * FINDINGS,
-        fingerprint="random",
-    )
+    card = any_card(
+        [f"Finding {n}" for n in range(FINDINGS)], dim, preprocess=PreprocessSpec.for_image_size(size), encoder=name,
+        sigma=0.7, proxies_per_class=head.counts, negative_proxies=False,
+    )  # fmt: skip
     return RetrievalModel(encoder, head), card

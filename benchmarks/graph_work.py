@@ -23,7 +23,7 @@ import click
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
-from measured_page import table
+from figures import table
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 import click
 import numpy as np
 import pydicom
+from figures import table
 from numpy.typing import NDArray
 
 from cbmir.manifest import read_manifest
@@ -55,15 +56,15 @@ CHANGES: dict[str, Callable[[Pixels], Pixels]] = {
 
 
 def main(model: str, manifest: str, dicom: str) -> None:
-    table = read_manifest(manifest)
+    images = read_manifest(manifest)
     groups: dict[str, list[tuple[Pixels, str]]] = defaultdict(list)
     with open_engine(model) as engine, TemporaryDirectory() as folder:
         spec = engine.card.preprocess
-        inside = [row for row in table if row.split == "train"]
+        inside = [row for row in images if row.split == "train"]
         vectors = _embedded(
             engine, [preprocess(read_image(row.image, intensity=spec.intensity), spec) for row in inside]
         )
-        for row in table:
+        for row in images:
             if row.split != "train":
                 pixels = read_image(row.image, intensity=spec.intensity).pixels
                 for name, change in CHANGES.items():
@@ -74,24 +75,25 @@ def main(model: str, manifest: str, dicom: str) -> None:
         noise = np.random.default_rng(0).integers(0, 256, (20, 300, 300), dtype=np.uint8)
         groups["noise"] = [(preprocess(image, spec), "") for image in noise]
 
-        with Gallery.create(Path(folder) / "gallery", engine.card, table.labels) as gallery:
+        with Gallery.create(Path(folder) / "gallery", engine.card, images.labels) as gallery:
             gallery.add([Entry(f"{n}", "", row.patient_id) for n, row in enumerate(inside)], vectors)
             usual = [_measured(gallery, vector, row.patient_id)[1] for vector, row in zip(vectors, inside, strict=True)]
             limit = float(np.quantile(usual, QUANTILE))
             click.echo(f"Gallery: {len(inside)} images of {len({row.patient_id for row in inside})} patients. Flagged: "
                        f"past the gallery's own 99th percentile. AUC: against chests as they are.\n")  # fmt: skip
-            click.echo("| queries | n | mixture of 50: flagged | AUC | mean distance to 10: flagged | AUC |")
-            click.echo("|---|---|---|---|---|---|")
             base: tuple[Values, Values] | None = None
+            rows = []
             for name, items in groups.items():
                 found = _embedded(engine, [crop for crop, _ in items])
                 answers = [_measured(gallery, vector, of) for vector, (_, of) in zip(found, items, strict=True)]
                 mixture = np.array([novelty.distance for novelty, _ in answers])
                 mean = np.array([distance for _, distance in answers])
                 base = base or (mixture, mean)
-                click.echo(f"| {name} | {len(items)} | {np.mean([novelty.flagged for novelty, _ in answers]):.1%} "
-                           f"| {_auc(base[0], mixture):.2f} | {np.mean(mean > limit):.1%} "
-                           f"| {_auc(base[1], mean):.2f} |")  # fmt: skip
+                flagged = np.mean([novelty.flagged for novelty, _ in answers])
+                aucs = [f"{_auc(*pair):.2f}" for pair in zip(base, (mixture, mean), strict=True)]
+                rows.append((name, f"{len(items)}", f"{flagged:.1%}", aucs[0], f"{np.mean(mean > limit):.1%}", aucs[1]))
+    header = ("queries", "n", "mixture of 50: flagged", "AUC", "mean distance to 10: flagged", "AUC")
+    click.echo(table(header, rows))
 
 
 def _embedded(engine: Engine, crops: list[Pixels]) -> NDArray[np.float32]:

@@ -22,21 +22,22 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-from pydicom import Dataset
-from pydicom.dataset import FileMetaDataset
+from pydicom import Dataset, dcmread
 from pydicom.uid import ComputedRadiographyImageStorage, ExplicitVRLittleEndian
 from pynetdicom import AE, AllStoragePresentationContexts, _config, evt
 
 from cbmir.export.perf.machine import describe_machine
 from cbmir.files import write_json
+from cbmir.training.phantom.dicom import write_dicom
+from cbmir.training.phantom.patients import describe
 
-ROOT = "1.2.826.0.1.3680043.10.9"
 _PATIENCE = 600.0  # seconds without a report until the rest is taken for lost
 
 
@@ -67,27 +68,12 @@ class Archive:
 
 def radiograph(study: int, size: int) -> Dataset:
     """A CR object of `size` x `size` pixels in a study of its own."""
-    dataset = Dataset()
-    dataset.file_meta = FileMetaDataset()
-    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    rng = np.random.default_rng(study)
-    shade = np.hypot(*np.meshgrid(*[np.linspace(-1, 1, size)] * 2)) * 2500
-    pixels = np.clip(shade + rng.integers(0, 800, (size, size)), 0, 4095).astype("<u2")
-    values = {
-        "SOPClassUID": ComputedRadiographyImageStorage, "SOPInstanceUID": f"{ROOT}.{study}.1",
-        "StudyInstanceUID": f"{ROOT}.{study}", "SeriesInstanceUID": f"{ROOT}.{study}.0", "PatientName": "Bench^Mark",
-        "PatientID": str(study), "PatientBirthDate": "", "PatientSex": "", "StudyDate": "20260101", "StudyTime": "",
-        "StudyID": "", "AccessionNumber": "", "ReferringPhysicianName": "", "Modality": "CR",
-        "BodyPartExamined": "CHEST", "ViewPosition": "PA", "SeriesNumber": 1, "InstanceNumber": 1, "SamplesPerPixel": 1,
-        "PhotometricInterpretation": "MONOCHROME2", "Rows": size, "Columns": size, "BitsAllocated": 16,
-        "BitsStored": 12, "HighBit": 11, "PixelRepresentation": 0, "WindowCenter": 2048, "WindowWidth": 4096,
-    }  # fmt: skip
-    for keyword, value in values.items():
-        setattr(dataset, keyword, value)
-    dataset.add_new("PixelData", "OW", pixels.tobytes())
-    dataset.file_meta.MediaStorageSOPClassUID = dataset.SOPClassUID
-    dataset.file_meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID
-    return dataset
+    shade = np.hypot(*np.meshgrid(*[np.linspace(-1, 1, size)] * 2)) * 0.6
+    grey = np.clip(shade + 0.2 * np.random.default_rng(study).random((size, size)), 0, 1)
+    file = BytesIO()
+    phantom = replace(next(describe(1)), patient_id=f"phantom-{study}")
+    write_dicom(file, grey, phantom, seed=study, inverted=False)  # type: ignore[arg-type]
+    return dcmread(BytesIO(file.getvalue()))
 
 
 def send(port: int, studies: range, size: int) -> dict[str, tuple[float, float]]:

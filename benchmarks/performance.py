@@ -19,18 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from measured_page import filled, table
+from figures import filled, ratio_text, reached, table
 
 from cbmir.export.perf.bench import BenchReport, Ratio, Speed, bench, ratio
-from cbmir.export.perf.contenders import (
-    Contender,
-    MatrixPeak,
-    OnnxRuntimePeer,
-    OpenVinoPeer,
-    float32_file,
-    model_contenders,
-    torch_peers,
-)
+from cbmir.export.perf.contenders import float32_file, model_contenders, peer_contenders
 from cbmir.export.perf.machine import count_flops, in_words
 from cbmir.files import write_json, write_text
 from cbmir.runtime import open_engine
@@ -82,8 +74,7 @@ def main(export: Path, output: Path, seconds: float, threads: int | None, docs: 
     flops = count_flops(float32_file([export]))
     size = card.preprocess.crop
     models = model_contenders([export], threads=threads)
-    peers = _peers(export, flops, threads)
-    contenders = [*models, *torch_peers(card, threads), *peers]
+    contenders = [*models, *peer_contenders([export], card, ("torch", "onnxruntime", "openvino"), threads, peak=True)]
     report = bench(contenders, size, batches=BATCHES, baseline=TORCH, seconds=seconds)
     _check_finished(report, output / "bench.json")
     in_modes = model_contenders([export], modes=("latency", "throughput"), threads=threads)
@@ -106,16 +97,6 @@ def main(export: Path, output: Path, seconds: float, threads: int | None, docs: 
     if docs is not None:
         write_text(docs, filled(docs.read_text("utf-8"), "performance", sections))
     click.echo(output / "performance.md")
-
-
-def _peers(export: Path, flops: int, threads: int | None) -> list[Contender]:
-    file = float32_file([export])
-    return [
-        OnnxRuntimePeer("peer onnxruntime", file, threads),
-        OpenVinoPeer("peer openvino", file, threads),
-        MatrixPeak("peak float32", flops, "float32", threads),
-        MatrixPeak(PEAK, flops, "bfloat16", threads),
-    ]
 
 
 def _check_finished(report: BenchReport, path: Path) -> None:
@@ -166,8 +147,8 @@ def aims_table(report: BenchReport, beyond: Collection[str] = ()) -> str:
             continue
         found = ratio(own.rounds, against.rounds)
         words = aim.words if aim.own else f"{aim.words} (`{own.contender}`)"
-        reached = "reached" if found.median >= aim.least else "not reached"
-        rows.append((words, str(aim.batch), _ratio(found), f"{aim.least:g}", reached))
+        is_reached = found.median >= aim.least
+        rows.append((words, str(aim.batch), _ratio(found), f"{aim.least:g}", reached(is_reached)))
     return table(("comparison", "batch", "ratio [10-90%]", "aim", ""), rows)
 
 
@@ -218,7 +199,7 @@ def draw(report: BenchReport, folder: Path) -> None:
 
 
 def _ratio(found: Ratio) -> str:
-    return f"{found.median:.2f} [{found.low:.2f}, {found.high:.2f}]"
+    return ratio_text(found.median, found.low, found.high)
 
 
 if __name__ == "__main__":

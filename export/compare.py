@@ -135,10 +135,6 @@ def read_pixels(manifest: Manifest, spec: PreprocessSpec) -> NDArray[np.uint8]:
         return np.concatenate(list(evaluation_batches(squares, range(len(manifest)), spec)))
 
 
-#: From the finest to the coarsest: two files are held to the limits of the coarser.
-_PRECISIONS = ("float32", "float16", "bfloat16", "int8")
-
-
 def compare_models(a: Path, b: Path, manifest: Path, tolerances: Sequence[str] = ()) -> Parity:
     """How far the answers of model `b` are from those of `a`, on images of a manifest.
 
@@ -158,7 +154,13 @@ def compare_models(a: Path, b: Path, manifest: Path, tolerances: Sequence[str] =
         sample = sample_of(splits_of(card, table), card)
         reference = sample.answers(embedder, a.name)
     with opened_model(b) as (other, embedder):
-        _check_comparable(card, other)
+        if card.labels.names != other.labels.names:
+            names = [", ".join(one.labels.names) for one in (card, other)]
+            raise UserError(f"expected two models of the same labels, found {names[0]} and {names[1]}")
+        if card.preprocess != other.preprocess:
+            raise UserError(
+                f"expected two models that take images alike, found {card.preprocess} and {other.preprocess}"
+            )
         found = sample.answers(embedder, b.name)
     return measure_parity(reference, found, sample.cases, limits_of(card, other).changed(*tolerances))
 
@@ -168,12 +170,4 @@ def limits_of(a: ModelCard, b: ModelCard) -> ParityLimits:
     if a.weights != b.weights:
         log.warning("These are two models, of the embedding spaces %s and %s.", a.fingerprint, b.fingerprint)
         return ParityLimits()
-    return LIMITS[max(a.precision, b.precision, key=_PRECISIONS.index)]
-
-
-def _check_comparable(a: ModelCard, b: ModelCard) -> None:
-    if a.labels.names != b.labels.names:
-        raise UserError(f"expected two models of the same labels, found {', '.join(a.labels.names)} and "
-                        f"{', '.join(b.labels.names)}")  # fmt: skip
-    if a.preprocess != b.preprocess:
-        raise UserError(f"expected two models that take images alike, found {a.preprocess} and {b.preprocess}")
+    return LIMITS[max(a.precision, b.precision, key=list(LIMITS).index)]

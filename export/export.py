@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
 from cbmir.errors import EngineError, ModelError, ParityError, UserError
+from cbmir.export import openvino, quantize_ort, tensorrt
 from cbmir.export.calibration import check_percentile
 from cbmir.export.compare import Sample, calibration_pixels, run_sample
 from cbmir.export.onnx_graph import to_onnx
@@ -135,28 +135,23 @@ def _others(
 ) -> Iterator[tuple[str, Write, Callable[[], Sequence[str]] | None]]:
     """The ending of each file but the first, what writes it, and what ranks the layers of int8; the slowest last."""
     percentile = options.percentile
+
+    def plan(target: str) -> Write:
+        return lambda path, _: tensorrt.write_plan(half or exact, path, target=target, max_batch=options.max_batch)
+
     if half is not None:
         yield ".fp16.onnx", lambda path, _: path.write_bytes(half), None
-    if options.openvino:
-        from cbmir.export import openvino
     if "bf16" in options.openvino:
         yield ".openvino-bf16.xml", lambda path, _: openvino.write_openvino(exact, path, "bfloat16"), None
-    if options.targets:
-        from cbmir.export.tensorrt import resolve_target
-
-        for name in map(resolve_target, options.targets):
-            yield f".{name}.plan", partial(_write_plan, half or exact, name, options.max_batch), None
-    if pixels is None:
-        return
-    if options.int8:
-        from cbmir.export import quantize_ort
-
+    for target in map(tensorrt.resolve_target, options.targets):
+        yield f".{target}.plan", plan(target), None
+    if options.int8 and pixels is not None:
         yield (
             ".int8.onnx",
             lambda path, keep: path.write_bytes(quantize_ort.to_int8(exact, pixels, keep=keep, percentile=percentile)),
             lambda: quantize_ort.sensitive_layers(exact, pixels, percentile=percentile),
         )
-    if "int8" in options.openvino:
+    if "int8" in options.openvino and pixels is not None:
         yield (
             ".openvino-int8.xml",
             lambda path, keep: openvino.write_openvino(exact, path, "int8", pixels, keep=keep, percentile=percentile),
@@ -164,29 +159,17 @@ def _others(
         )
 
 
-def _write_plan(model: bytes, target: str, max_batch: int, path: Path, _: Sequence[str]) -> None:
-    from cbmir.export.tensorrt import write_plan
-
-    write_plan(model, path, target=target, max_batch=max_batch)
-
-
 def _check_possible(options: ExportOptions) -> None:
-    """Refuse what cannot be had before the long work: tolerances, packages and arithmetic that are missing, unknown
-    GPUs."""
+    """Refuse before the long work what cannot be had: tolerances, packages, arithmetic and GPUs."""
     LIMITS["float32"].changed(*options.tolerances)
     if options.openvino:
         import_openvino()
     if "bf16" in options.openvino and (why := why_no_bfloat16()):
         raise EngineError(why)
     if "int8" in options.openvino:
-        from cbmir.export.openvino import import_nncf
-
-        import_nncf()
-    if options.targets:
-        from cbmir.export.tensorrt import resolve_target
-
-        for target in options.targets:
-            resolve_target(target)
+        openvino.import_nncf()
+    for target in options.targets:
+        tensorrt.resolve_target(target)
 
 
 @dataclass(eq=False)
@@ -219,7 +202,7 @@ class _Export:
                 staged = Path(folder, str(len(kept)), path.name)
                 staged.parent.mkdir()
                 write(staged, kept)
-                if why := _why_not_here(staged):
+                if staged.suffix == ".plan" and (why := why_not("tensorrt") or read_plan_info(staged).why_not()):
                     self._let_in(staged, read_plan_info(staged).card, why)
                     return
                 card, parity = self._compare(staged)
@@ -244,7 +227,7 @@ class _Export:
         older = [
             name
             for name, facts in report.items()
-            if name.startswith(f"{self.target.stem}.") and _weights(facts) != self.card.weights
+            if name.startswith(f"{self.target.stem}.") and facts.get("weights") != self.card.weights
             if self.target.with_name(name).exists()
         ]
         if older:
@@ -290,17 +273,10 @@ class _Export:
         """A sentence about the file that stays where the one to replace it is not let in; "" where there is none."""
         if not self.target.with_name(name).exists():
             return ""
-        weights = _weights(read_report(self.target.with_name(REPORT)).get(name, {}))
+        weights = read_report(self.target.with_name(REPORT)).get(name, {}).get("weights")
         another = f"another model (fingerprint {weights})" if weights else "an unknown model"
         whose = "this model" if weights == self.card.weights else another
         return f" An older {name}, of {whose}, was left as it was."
-
-
-def _why_not_here(staged: Path) -> str:
-    """Why a TensorRT plan cannot run here; "" for one that can, and for any other file."""
-    if staged.suffix != ".plan":
-        return ""
-    return why_not("tensorrt") or read_plan_info(staged).why_not()
 
 
 def _more_and_more(rank: Callable[[], Sequence[str]]) -> Iterator[tuple[str, ...]]:
@@ -312,12 +288,6 @@ def _more_and_more(rank: Callable[[], Sequence[str]]) -> Iterator[tuple[str, ...
             yield ranked[:count]
 
 
-def _weights(facts: dict[str, Any]) -> str | None:
-    """What names the weights of a file in a report; reports of earlier versions have the fingerprint alone."""
-    weights: str | None = facts.get("weights", facts.get("fingerprint"))
-    return weights
-
-
 def output_file(output: str | Path) -> Path:
     """Where the float32 file goes: `output` itself, or `model.onnx` in it when it is (or reads as) a folder.
 
@@ -326,17 +296,14 @@ def output_file(output: str | Path) -> Path:
     path = Path(output)
     is_folder = path.is_dir() or str(output).endswith(("/", os.sep)) or not path.suffix
     if not is_folder and path.suffix.lower() != ".onnx":
-        raise UserError(
-            f"{output}: expected a file that ends in .onnx, or a folder, found the suffix {path.suffix!r}; "
-            f"for a folder of that name write {output}/"
-        )
+        raise UserError(f"{output}: expected a file that ends in .onnx, or a folder, found the suffix {path.suffix!r}; "
+                        f"for a folder of that name write {output}/")  # fmt: skip
     file = path / "model.onnx" if is_folder else path
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"{file.parent}: expected a folder to write to ({error.strerror}); choose another -o"
-        ) from error
+        why = f"{file.parent}: expected a folder to write to ({error.strerror}); choose another -o"
+        raise UserError(why) from error
     return file
 
 
@@ -347,6 +314,5 @@ def read_report(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise ModelError(
-            f"{path}: expected the report of an earlier export, found {error}; delete it to go on"
-        ) from error
+        why = f"{path}: expected the report of an earlier export, found {error}; delete it to go on"
+        raise ModelError(why) from error

@@ -94,12 +94,11 @@ def norms(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Node]]:
 def pointwise_reader(value: ir.Value) -> ir.Node | None:
     """The node that alone reads a map, if it is a 1x1 convolution over all channels, without padding."""
     readers = value.consumers()
-    if len(readers) != 1 or readers[0].op_type != "Conv" or not (weight := readers[0].inputs[1]):
+    if len(readers) != 1 or (node := readers[0]).op_type != "Conv" or not (weight := node.inputs[1]):
         return None
-    attributes = readers[0].attributes
-    if weight.const_value is None or weight.const_value.shape.numpy()[2:] != (1, 1):
-        return None
-    return readers[0] if attributes.get_int("group", 1) == 1 and not any(attributes.get_ints("pads", ())) else None
+    is_point = weight.const_value is not None and array(weight).shape[2:] == (1, 1)
+    pads, group = node.attributes.get_ints("pads", ()), node.attributes.get_int("group", 1)
+    return node if is_point and group == 1 and not any(pads) else None
 
 
 def column(values: Floats) -> Floats:

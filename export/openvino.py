@@ -43,13 +43,18 @@ def write_openvino(
     keep: Sequence[str] = (),
     percentile: float | None = None,
 ) -> None:
-    """Write `path` (.xml) and the .bin beside it from the bytes of a float32 ONNX file, its card and head inside.
+    """Write a .xml file and the .bin beside it. An int8 file has an embedding space of its own, whose name in its card
+    ends with the first digits of the SHA-256 of the .bin.
 
-    int8 needs `calibration`, real images uint8 [M, 1, S, S], which tell the ranges of activations: by the least and the
-    largest value, or by what `percentile` of an image's values (say 99.99) lies within on either side. `keep` names
-    layers that stay in float, the first of `sensitive_layers`. An int8 file has an embedding space of its own, whose
-    name in its card ends with the first digits of the SHA-256 of the .bin. Raises ModelError for int8 without images,
-    and for a layer to keep that is not there, UserError for a percentile that is not above 50.
+    Args:
+        model: The bytes of a float32 ONNX file, its card and head inside.
+        calibration: Real images, uint8 [M, 1, S, S], that tell int8 the ranges of activations.
+        keep: Layers that stay in float, the first of `sensitive_layers`.
+        percentile: What a range holds of an image's values on either side (say 99.99). None: all.
+
+    Raises:
+        ModelError: int8 without images, or a layer to keep that is not there.
+        UserError: A percentile that is not above 50.
     """
     check_percentile(percentile)
     if precision == "bfloat16":  # int8 steps fit a channel better after its norm than before
@@ -75,20 +80,28 @@ def sensitive_layers(
     it give. So one pass over the images tells it of all layers.
     """
     ov = import_openvino()
+    ops = ov.opset13
+
+    def mean_square(node: Any) -> Any:
+        return ops.reduce_mean(ops.multiply(node, node), [0, 1, 2, 3])
+
     model = equalised(model, calibration)
-    source = _read(model)
-    layers = {node.get_friendly_name(): node for node in _encoder(source) if node.get_type_name() in _CONVOLUTIONS}
+    exact_graph = _read(model)
+    layers = {node.get_friendly_name(): node for node in _encoder(exact_graph) if node.get_type_name() in _CONVOLUTIONS}
     graph = _quantise(_read(model), calibration, (), percentile, correct_bias=False)
     nodes = {node.get_friendly_name(): node for node in graph.get_ordered_ops()}
     outputs = []
     for name, layer in layers.items():
         quantised = nodes[name]
         readers = quantised.output(0).get_target_inputs()
-        inputs = _before_quantising(quantised.input_value(0)), layer.input_value(1)
-        exact = _make(layer)(*inputs, **layer.get_attributes())
+        source = quantised.input_value(0)
+        if source.get_node().get_type_name() == "FakeQuantize":
+            source = source.get_node().input_value(0)
+        convolution = ops.convolution if layer.get_type_name() == "Convolution" else ops.group_convolution
+        exact = convolution(source, layer.input_value(1), **layer.get_attributes())
         for reader in readers:
             reader.replace_source_output(exact.output(0))
-        outputs += [_mean_square(exact), _mean_square(ov.opset13.subtract(quantised, exact))]
+        outputs += [mean_square(exact), mean_square(ops.subtract(quantised, exact))]
     for node in nodes.values():  # all but the int8 convolutions read float maps
         if node.get_type_name() == "FakeQuantize":
             for reader in node.output(0).get_target_inputs():
@@ -173,21 +186,6 @@ def import_nncf() -> Any:
         require("nncf.quantization.range_estimator", "quantise")
     logging.getLogger("nncf").setLevel(logging.ERROR)  # not by its own function, which sets every handler too
     return nncf
-
-
-def _before_quantising(value: Any) -> Any:
-    node = value.get_node()
-    return node.input_value(0) if node.get_type_name() == "FakeQuantize" else value
-
-
-def _make(layer: Any) -> Any:
-    ops = import_openvino().opset13
-    return ops.convolution if layer.get_type_name() == "Convolution" else ops.group_convolution
-
-
-def _mean_square(node: Any) -> Any:
-    ops = import_openvino().opset13
-    return ops.reduce_mean(ops.multiply(node, node), [0, 1, 2, 3])
 
 
 def _save(graph: Any, card: ModelCard, path: Path) -> None:

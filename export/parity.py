@@ -49,22 +49,20 @@ class ParityLimits:
 
     def changed(self, *settings: str) -> ParityLimits:
         """These limits with some of them set, each by `NAME=NUMBER`. Raises UserError for anything else."""
-        limits = self
-        names = [field.name for field in fields(self)]
+        changes, names = {}, [field.name for field in fields(self)]
         for setting in settings:
             name, _, number = setting.partition("=")
             try:
-                value = float(number)
+                changes[name] = float(number)
             except ValueError:
-                value = math.nan
-            if name not in names or not value >= 0:
+                changes[name] = math.nan
+            if name not in names or not changes[name] >= 0:
                 raise UserError(f"expected a tolerance NAME=NUMBER, NAME one of {', '.join(names)}; found {setting!r}")
-            limits = replace(limits, **{name: value})
-        return limits
+        return replace(self, **changes)
 
 
-#: By the precision of the file. Files in half precision share a gallery with the float32 file, so they have a limit
-#: across too, of the maintainers' choice; an int8 file has a gallery of its own.
+#: By the precision of the file, finest first. Files in half precision share a gallery with the float32 file, so they
+#: have a limit across too, of the maintainers' choice; an int8 file has a gallery of its own.
 LIMITS = {
     "float32": ParityLimits(cosine=0.999999, score=1e-5),
     "float16": ParityLimits(overlap=0.97, cross=0.95, ndcg=0.002, auc=0.002),
@@ -133,23 +131,20 @@ class Parity:
         """What is beyond its limit, in words; empty when the file may be used. What is no number is beyond."""
         limits, k = self.limits, NEIGHBOURS
         own, cross = self.overlap, self.cross_overlap
-        least = [
-            ("cosine of the embeddings", limits.cosine, self.cosine_min, f"{self.cosine_min:.7f}"),
-            (f"unchanged top-{k} neighbours", limits.overlap, own.value, own.share()),
-            (f"unchanged top-{k} neighbours across", limits.cross, cross.value, cross.share()),
+        bounds = [
+            ("cosine of the embeddings at least", limits.cosine, self.cosine_min, f"{self.cosine_min:.7f}"),
+            (f"unchanged top-{k} neighbours at least", limits.overlap, own.value, own.share()),
+            (f"unchanged top-{k} neighbours across at least", limits.cross, cross.value, cross.share()),
+            ("difference of scores at most", limits.score, self.score_difference, f"{self.score_difference:.2g}"),
+            (f"difference of nDCG@{k} at most", limits.ndcg, *_size(self.ndcg)),
+            (f"difference of nDCG@{k} of all queries at most", limits.ndcg, *_size(self.ndcg_all)),
+            ("difference of AUC at most", limits.auc, *_size(self.auc)),
         ]
-        most = [
-            ("difference of scores", limits.score, self.score_difference, f"{self.score_difference:.2g}"),
-            (f"difference of nDCG@{k}", limits.ndcg, abs(self.ndcg.value), _or_why(self.ndcg)),
-            (f"difference of nDCG@{k} of all queries", limits.ndcg, abs(self.ndcg_all.value), _or_why(self.ndcg_all)),
-            ("difference of AUC", limits.auc, abs(self.auc.value), _or_why(self.auc)),
-        ]
-        return (
-            *(f"{what} at least {limit}, found {found}" for what, limit, value, found in least
-              if limit is not None and not value >= limit),
-            *(f"{what} at most {limit}, found {found}" for what, limit, value, found in most
-              if limit is not None and not value <= limit),
-        )  # fmt: skip
+        return tuple(
+            f"{what} {limit}, found {found}"
+            for what, limit, value, found in bounds
+            if limit is not None and not (value >= limit if what.endswith("least") else value <= limit)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """JSON types; None for what is no number."""
@@ -182,10 +177,12 @@ class Parity:
 
 
 def measure_parity(reference: Outputs, found: Outputs, cases: Cases, limits: ParityLimits) -> Parity:
-    """Compare answers to the same M images: embedding float32 [M, D], scores float32 [M, C].
+    """Compare answers to the same M images, embeddings float32 [M, D] and scores float32 [M, C], with the source's.
 
-    Cosines are computed in float64, since the limits are finer than a cosine in float32. Raises UserError for answers
-    that do not fit each other.
+    Cosines are computed in float64, since the limits are finer than a cosine in float32.
+
+    Raises:
+        UserError: The answers have other dimensions or labels.
     """
     own, theirs = _unit(reference.embedding), _unit(found.embedding)
     if own.shape != theirs.shape or reference.scores.shape != found.scores.shape:
@@ -227,11 +224,10 @@ def _unit(embedding: NDArray[np.float32]) -> Floats:
 def _nearest(queries: Floats, gallery: Floats, cases: Cases) -> list[set[int]]:
     """Positions of the ten nearest images of each query, its own patient's left out."""
     own, others = patient_codes(cases.patients[: cases.queries], cases.patients)
-    cosine = queries @ gallery.T
     found = []
-    for row in range(len(queries)):
-        allowed = np.flatnonzero(others != own[row])
-        order = np.argsort(-cosine[row, allowed], kind="stable")[:NEIGHBOURS]
+    for patient, cosines in zip(own, queries @ gallery.T, strict=True):
+        allowed = np.flatnonzero(others != patient)
+        order = np.argsort(-cosines[allowed], kind="stable")[:NEIGHBOURS]
         found.append(set(allowed[order].tolist()))
     return found
 
@@ -262,10 +258,10 @@ def _estimate(values: Floats, weights: Floats) -> Estimate:
     return Estimate(mean_of_known(values), *interval(weighted_means(values, weights)))
 
 
-def _or_why(estimate: Estimate) -> str:
-    """The estimate in words, or why there is none."""
+def _size(difference: Estimate) -> tuple[float, str]:
+    """Without its sign; and in words, or why there is none."""
     lacking = "none: not defined on these images; give labelled ones (cbmir export: by --images)"
-    return lacking if math.isnan(estimate.value) else str(estimate)
+    return abs(difference.value), lacking if math.isnan(difference.value) else str(difference)
 
 
 def _json(value: Any) -> Any:

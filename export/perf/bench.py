@@ -83,19 +83,7 @@ class BenchReport:
     schema: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types::
-
-        schema    1
-        finished  false where it was stopped before the last round
-        baseline  name of the contender that every ratio is to
-        seconds   measured for each contender and batch size
-        images    what was run, in words
-        machine   processor, processors, usable, features, system, python, packages {name: version}
-        entrants  [{name, health {engine, requested, reason, device, precision, threads, mode, version, warnings},
-                    load_seconds, peak_memory_mb or null, cosine_distance or null}]
-        speeds    [{batch, contender, milliseconds, p99 or null, images_per_second, ratio {median, low, high}, runs,
-                    rounds [milliseconds]}], by batch size, the fastest first
-        """
+        """Plain JSON types, by the names of these classes' fields; speeds by batch size, the fastest first."""
         return asdict(self)
 
 
@@ -113,11 +101,16 @@ def bench(
     baseline: str | None = None,
     seconds: float = 3.0,
 ) -> BenchReport:
-    """Time contenders on images of `size` pixels, each for about `seconds` at each batch size.
+    """Time contenders, which take turns and are in memory at the same time. Ctrl-C after the first round ends it.
 
-    `baseline` is the name of one; None means the first. All are in memory at the same time. Ctrl-C after the first
-    round ends it with what there is. Raises EngineError for no contenders or a batch size below 1, and CbmirError for
-    a contender that cannot be opened or run; an optional one is left out then, with a warning.
+    Args:
+        size: Pixels a side of the images.
+        baseline: The name of a contender; None means the first.
+        seconds: For each contender at each batch size, about.
+
+    Raises:
+        EngineError: No contenders, or a batch size below 1.
+        CbmirError: A contender cannot be opened or run. An optional one is left out, with a warning.
     """
     if not contenders or min(batches, default=0) < 1:
         raise EngineError(f"expected contenders and batch sizes of at least 1, found {len(contenders)} and {batches}")

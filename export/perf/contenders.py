@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from cbmir.card import ModelCard
 from cbmir.choices import Mode
 from cbmir.errors import ModelError, require
+from cbmir.export.perf.machine import count_flops
 from cbmir.process import available_threads
 from cbmir.runtime.engines.base import EngineHealth
 from cbmir.runtime.engines.openvino import import_openvino
@@ -155,12 +156,25 @@ class MatrixPeak(Contender):
         return answer, peer_health("torch", torch.__version__, self.threads, reason, self.precision)
 
 
-def torch_peers(card: ModelCard, threads: int | None) -> tuple[TorchPeer, TorchPeer]:
-    """The plain one, and the one in channels_last."""
-    return (
-        TorchPeer("peer torch", card, threads=threads),
-        TorchPeer("peer torch channels_last", card, channels_last=True, threads=threads),
-    )
+def peer_contenders(
+    models: Sequence[Path], card: ModelCard, libraries: Sequence[str], threads: int | None, *, peak: bool = False
+) -> Iterator[Contender]:
+    """What one would write by hand in libraries of torch, onnxruntime, openvino; with `peak` bare matrix products too.
+
+    Raises:
+        ModelError: There is no float32 .onnx file among the models, or with one, for all but torch.
+    """
+    for library in libraries:
+        if library == "torch":
+            yield TorchPeer("peer torch", card, threads=threads)
+            yield TorchPeer("peer torch channels_last", card, channels_last=True, threads=threads)
+        else:
+            kind = OnnxRuntimePeer if library == "onnxruntime" else OpenVinoPeer
+            yield kind(f"peer {library}", float32_file(models), threads)
+    if peak:
+        flops = count_flops(float32_file(models))
+        yield MatrixPeak("peak float32", flops, "float32", threads)
+        yield MatrixPeak("peak bfloat16", flops, "bfloat16", threads)
 
 
 def peer_health(

@@ -23,6 +23,7 @@ def test_a_small_run(
     tiny_card: ModelCard,
     make_xray: Callable[..., NDArray[np.uint8]],
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Images that are bright above and dark below: upside down, each is flagged."""
     ramp = np.linspace(230, 20, 64)[:, None] * np.ones((64, 64))
@@ -32,6 +33,7 @@ def test_a_small_run(
         Image.fromarray(np.clip(ramp + (make_xray(n) - 128.0) / 12, 0, 255).astype(np.uint8)).save(image)
         rows.append(Row(image, f"p{n // 2}", (1, 0, None), split="train" if n < 120 else "test"))
     write_manifest(Manifest(tiny_card.labels, tuple(rows)), tmp_path / "manifest.csv")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     script = runpy.run_path(str(ROOT / "benchmarks" / "novelty.py"))
     script["main"](str(tiny_model), str(tmp_path / "manifest.csv"), str(tmp_path))
     printed = capsys.readouterr().out.splitlines()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from cbmir.cli import main
-from cbmir.cli.speed import WIDTH, _others, table, text
+from cbmir.cli.speed import WIDTH, table, text
 from cbmir.export.perf.bench import BenchReport, Entrant, Ratio, Speed
-from cbmir.export.perf.contenders import MatrixPeak, peer_health
+from cbmir.export.perf.contenders import MatrixPeak, peer_contenders, peer_health
 from cbmir.export.perf.process import BenchProcess
 from cbmir.runtime import open_engine
 
@@ -81,7 +81,7 @@ def test_a_folder_s_first_file_may_be_one_that_cannot_be_run(
 def test_all_that_can_be_compared_with(tiny_model: Path) -> None:
     with open_engine(tiny_model, threads=1) as engine:
         card = engine.card
-    found = list(_others([tiny_model], card, ("onnxruntime", "torch", "openvino"), 2, peak=True))
+    found = list(peer_contenders([tiny_model], card, ("onnxruntime", "torch", "openvino"), 2, peak=True))
     assert [one.name for one in found] == [
         "peer onnxruntime", "peer torch", "peer torch channels_last", "peer openvino", "peak float32", "peak bfloat16",
     ]  # fmt: skip

@@ -16,7 +16,7 @@ from cbmir.errors import CbmirError, EngineError
 if TYPE_CHECKING:
     from cbmir.card import ModelCard
     from cbmir.export.perf.bench import BenchReport
-    from cbmir.export.perf.contenders import Contender, ModelContender
+    from cbmir.export.perf.contenders import ModelContender
 
 WIDTH = 100
 
@@ -63,11 +63,11 @@ def speed(
     the embeddings are from the first model's. Ctrl-C prints what was measured so far.
     """
     from cbmir.export.perf.bench import bench as measure
-    from cbmir.export.perf.contenders import model_contenders
+    from cbmir.export.perf.contenders import model_contenders, peer_contenders
 
     own = model_contenders(models, engines=engines, modes=modes, threads=threads)
     card = _card(own)
-    others = list(_others(models, card, peers, threads, peak=peak))
+    others = list(peer_contenders(models, card, peers, threads, peak=peak))
     baseline = others[0].name if peers else None
     report = measure([*own, *others], card.preprocess.crop, batches=batches, baseline=baseline, seconds=seconds)
     print_answer(as_json, report.to_json(), text(report))
@@ -89,25 +89,6 @@ def _card(contenders: Sequence[ModelContender]) -> ModelCard:
                 raise
             whys.append(str(error))
     raise EngineError(f"none of these files can be run here: {'; '.join(whys)}")
-
-
-def _others(
-    models: Sequence[Path], card: ModelCard, peers: Sequence[str], threads: int | None, *, peak: bool
-) -> Iterator[Contender]:
-    from cbmir.export.perf.contenders import MatrixPeak, OnnxRuntimePeer, OpenVinoPeer, float32_file, torch_peers
-
-    for peer in peers:
-        if peer == "torch":
-            yield from torch_peers(card, threads)
-        else:
-            kind = OnnxRuntimePeer if peer == "onnxruntime" else OpenVinoPeer
-            yield kind(f"peer {peer}", float32_file(models), threads)
-    if peak:
-        from cbmir.export.perf.machine import count_flops
-
-        flops = count_flops(float32_file(models))
-        yield MatrixPeak("peak float32", flops, "float32", threads)
-        yield MatrixPeak("peak bfloat16", flops, "bfloat16", threads)
 
 
 def text(report: BenchReport) -> str:

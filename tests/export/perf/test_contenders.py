@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cbmir.errors import MissingDependencyError
-from cbmir.export.perf.contenders import MatrixPeak, torch_peers
+from cbmir.export.perf.contenders import MatrixPeak, peer_contenders
 from cbmir.runtime import open_engine
 
 
@@ -25,7 +25,7 @@ def _threads_as_before() -> Iterator[None]:
 def test_the_peer_is_the_cards_architecture(tiny_export: Path) -> None:
     with open_engine(tiny_export / "model.onnx", threads=1) as engine:
         card = engine.card
-    for peer, layout in zip(torch_peers(card, 1), ("NCHW", "channels_last"), strict=True):
+    for peer, layout in zip(peer_contenders([], card, ["torch"], 1), ("NCHW", "channels_last"), strict=True):
         answer, health = peer.open()
         embedding = answer(np.random.default_rng(0).integers(0, 256, (3, 1, 32, 32), dtype=np.uint8))
         assert embedding.shape == (3, card.embedding_dim) and embedding.dtype == np.float32
@@ -38,7 +38,7 @@ def test_the_peer_is_the_cards_architecture(tiny_export: Path) -> None:
 def test_the_peer_of_a_student_has_its_projection(tiny_export: Path) -> None:
     with open_engine(tiny_export / "model.onnx", threads=1) as engine:
         card = engine.card.with_(embedding_dim=24, training={"distilled_from": {}})
-    answer, _ = torch_peers(card, 1)[0].open()
+    answer, _ = next(peer_contenders([], card, ["torch"], 1)).open()
     assert answer(np.zeros((1, 1, 32, 32), np.uint8)).shape == (1, 24)
 
 
@@ -46,7 +46,7 @@ def test_without_torch(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with open_engine(tiny_model, threads=1) as engine:
         card = engine.card
     monkeypatch.setitem(sys.modules, "torch", None)
-    for contender in (*torch_peers(card, 1), MatrixPeak("peak", 1, "float32")):
+    for contender in (*peer_contenders([], card, ["torch"], 1), MatrixPeak("peak", 1, "float32")):
         with pytest.raises(MissingDependencyError, match=r"cbmir\[train\]"):
             contender.open()
 
