@@ -1,16 +1,14 @@
 """A gallery is killed at random moments, and its files are damaged at random places.
 
 Killed: what was acknowledged is there, what was under way is there wholly or not at all. Damaged: the process lives,
-and every answer is the right one or an error. What is done to the gallery is done in processes that this file also is
-(`python test_faults.py`), since they are to die.
+and every answer is the right one or an error. What is done to the gallery is done in processes of
+`gallery_process.py`, since they are to die.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
-import logging
 import os
 import random
 import select
@@ -18,145 +16,32 @@ import shutil
 import signal
 import subprocess
 import sys
-import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from PIL import Image
 
-from cbmir.card import ModelCard
-from cbmir.errors import GalleryError
-from cbmir.labels import LabelSet
+import gallery_process
 from cbmir.manifest import Manifest, Row
-from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.gallery import search
-from cbmir.runtime.gallery.build import add_to_gallery, build_gallery, work
+from cbmir.runtime.gallery.build import build_gallery
 from cbmir.runtime.gallery.build.folder import GalleryFolder
-from cbmir.runtime.gallery.entry import Entry
-from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.gallery.gallery import Gallery, is_gallery_file
-from cbmir.runtime.gallery.maintenance import merge, verify
-
-DIM, PATIENTS = 8, 9
-CARD = ModelCard(
-    labels=LabelSet(("Effusion", "Mass")), preprocess=PreprocessSpec.for_image_size(32), encoder="none",
-    embedding_dim=DIM, head="linear", sigma=1.0, proxies_per_class=(), negative_proxies=False, thresholds=(None, None),
-    calibration=(None, None), fingerprint="none",
-)  # fmt: skip
-
-
-def drawn(name: str) -> np.random.Generator:
-    return np.random.default_rng(list(hashlib.sha256(name.encode()).digest()))
-
-
-def vector_of(name: str) -> NDArray[np.float32]:
-    vector = drawn(name).normal(size=DIM)
-    return (vector / np.linalg.norm(vector)).astype(np.float32)
-
-
-def patient_of(name: str) -> str:
-    return f"patient{int(drawn(name).integers(PATIENTS))}"
-
-
-def entry_of(name: str, report: str) -> Entry:
-    """Everything that is known of an entry follows from its id and its report."""
-    number = int(drawn(name).integers(1000))
-    return Entry(
-        id=name, image=f"/{name}.png", patient_id=patient_of(name), study_id=f"study {name}", view="PA",
-        date=f"2020-01-{1 + number % 28:02}", split="train", report=report,
-        labels={"Effusion": number % 2, "Mass": None}, sha256=hashlib.sha256(name.encode()).hexdigest(),
-    )  # fmt: skip
-
-
-def jpeg_of(name: str) -> bytes:
-    return f"jpeg of {name}".encode() * 5
-
-
-def contents(names: list[str]) -> tuple[list[Entry], NDArray[np.float32], list[bytes]]:
-    return [entry_of(n, "") for n in names], np.array([vector_of(n) for n in names]), [jpeg_of(n) for n in names]
-
-
-def tell(what: object) -> None:
-    """Say a line to the test."""
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
-
-
-# -- what dies
-
-
-def write(folder: Path, seed: int) -> None:
-    """Change the gallery for ever; say what is about to be done, and what is done."""
-    rng = random.Random(seed)
-    with Gallery.open(folder) as gallery:
-        for step in range(10_000):
-            ids = gallery.ids()
-            new = [f"{seed}-{step}-{n}" for n in range(rng.randint(1, 9))]
-            kind = rng.choice(["add", "add", "merge", "remove", "patient", "update", "compact", "rebuild", "index"])
-            kind = kind if ids else "add"
-            some = rng.sample(ids, min(len(ids), rng.randint(1, 4)))
-            task: dict[str, Any] = {"kind": kind}
-            if kind in ("add", "merge"):
-                task["ids"] = new
-            elif kind in ("remove", "update"):
-                task["ids"] = some
-            if kind == "patient":
-                task["patient"] = patient_of(some[0])
-            if kind == "update":
-                task["report"] = f"report {seed} {step}"
-            tell({"begun": task})
-            perform(gallery, task, rng)
-            tell({"done": task})
-
-
-def perform(gallery: Gallery, task: dict[str, Any], rng: random.Random) -> None:
-    match task["kind"]:
-        case "add":
-            gallery.add(*contents(task["ids"]))
-        case "merge":
-            other = gallery.path.with_name("other")
-            shutil.rmtree(other, ignore_errors=True)
-            with Gallery.create(other, CARD) as source:
-                source.add(*contents(task["ids"]))
-                merge(gallery, source)
-        case "remove":
-            gallery.remove(ids=task["ids"])
-        case "patient":
-            gallery.remove(patient_ids=[task["patient"]])
-        case "update":
-            gallery.update([entry_of(name, task["report"]) for name in task["ids"]])
-        case "compact":
-            gallery.compact()
-        case "rebuild":
-            gallery.rebuild()
-        case "index":
-            gallery.rebuild(rng.choice(["exact", "bf16", "int8", "auto"]))
-            gallery.search(vector_of("query"), 5)
-
-
-class _Engine:
-    """Stands for a model: the embedding follows from the image's bytes."""
-
-    card = CARD
-    threads, streams, max_batch = 1, False, 32
-
-    def run(self, batch: NDArray[np.uint8], **_: object) -> Any:
-        vectors = np.array([vector_of(hashlib.sha256(one.tobytes()).hexdigest()) for one in batch])
-        return type("Outputs", (), {"embedding": vectors})()
-
-
-ENGINE: Any = _Engine()
-
-
-def let_the_index_propose_all() -> None:
-    """And rank all: its answers are exact then, however often it was made anew."""
-    search._AND = search._AND_RANKED = 1000
+from cbmir.runtime.gallery.maintenance import verify
+from gallery_process import (
+    CARD,
+    DIM,
+    ENGINE,
+    contents,
+    entry_of,
+    jpeg_of,
+    let_the_index_propose_all,
+    patient_of,
+    vector_of,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -164,111 +49,6 @@ def exact_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_AND", "_AND_RANKED"):
         monkeypatch.setattr(search, name, getattr(search, name))  # to be put back
     let_the_index_propose_all()
-
-
-def build(folder: Path, seed: int) -> None:
-    """Build and add to a gallery of the images in the folder, again and again; each goes on where it was stopped."""
-    work.BATCH = 4
-    rng = random.Random(seed)
-    images = sorted((folder / "images").glob("*.png"))
-    rows = [Row(image, patient_of(image.name), (1, None)) for image in images]
-    for _ in range(1000):
-        half = rng.randint(1, len(rows) - 1)
-        anew = partial(build_gallery, replace_others=True)
-        for function, own in ((anew, rows[:half]), (add_to_gallery, rows)):
-            tell({"begun": len(own)})
-            manifest = Manifest(CARD.labels, tuple(own))
-            function(ENGINE, manifest, folder / "built", splits=["all"], workers=0)
-            tell({"done": len(own)})
-
-
-# -- what looks
-
-
-def look(folder: Path) -> dict[str, Any]:
-    """Everything that can be asked of a gallery: each answer, or "GalleryError: …"."""
-    answers: dict[str, Any] = {}
-
-    def ask(what: str, question: Callable[[], Any]) -> None:
-        try:
-            answers[what] = question()
-        except GalleryError as error:
-            answers[what] = f"GalleryError: {error}"
-
-    try:
-        gallery = Gallery.open(folder)
-    except GalleryError as error:
-        return {"open": f"GalleryError: {error}"}
-    with gallery:
-        for number in range(3):
-            query = vector_of(f"query {number}")
-            for exact in (None, True):
-                for one in (Filter(), Filter(where="not Effusion", exclude_patients=frozenset({"patient3"}))):
-                    ask(f"search {number} {exact} {one}", partial(found, gallery, query, exact, one))
-        ask("ids", gallery.ids)
-        ask("len", lambda: len(gallery))
-        ask("info", partial(about, gallery))
-        for name in [f"e{n}" for n in range(0, 60, 7)]:
-            for question in (entry_in, vector_in, thumbnail_in, same_file):
-                ask(f"{question.__name__} {name}", partial(question, gallery, name))
-        for number in range(PATIENTS + 1):
-            ask(f"patient {number}", partial(gallery.has_patient, f"patient{number}"))
-    return answers
-
-
-def found(gallery: Gallery, query: NDArray[np.float32], exact: bool | None, filter: Filter) -> Any:
-    answer = gallery.search(query, 5, filter=filter, exact=exact)
-    return [answer.generation, [[asdict(hit.entry), hit.distance] for hit in answer.hits]]
-
-
-def about(gallery: Gallery) -> Any:
-    changing = ("path", "bytes", "changed", "search")
-    return {name: value for name, value in gallery.info().items() if name not in changing}
-
-
-def entry_in(gallery: Gallery, name: str) -> Any:
-    return asdict(gallery.entry(name))
-
-
-def vector_in(gallery: Gallery, name: str) -> Any:
-    return gallery.vector(name).tolist()
-
-
-def thumbnail_in(gallery: Gallery, name: str) -> Any:
-    return str(gallery.thumbnail(name))
-
-
-def same_file(gallery: Gallery, name: str) -> Any:
-    return [entry.id for entry in gallery.find(entry_of(name, "").sha256)]
-
-
-# -- processes
-
-
-def serve() -> None:
-    """For each line [task, folder, seed]: do it in a fork of this process, or look here; a line says how it ended."""
-    logging.disable()
-    tell("ready")
-    for line in sys.stdin:
-        task, folder, seed = json.loads(line)
-        if task == "look":
-            try:
-                answer: Any = look(Path(folder))
-                answer = {"answers": answer, "problems": [asdict(problem) for problem in verify(folder)]}
-            except Exception:  # noqa: BLE001 - told to the test, which fails
-                answer = {"bug": traceback.format_exc()}
-            tell(answer)
-            continue
-        child = os.fork()
-        if child == 0:
-            try:
-                tell({"pid": os.getpid()})
-                {"write": write, "build": build}[task](Path(folder), seed)
-            except BaseException:  # noqa: BLE001 - told to the test, which fails
-                tell({"bug": traceback.format_exc()})
-            os._exit(1)
-        os.waitpid(child, 0)
-        tell({"dead": True})
 
 
 class Server:
@@ -279,7 +59,9 @@ class Server:
 
     def ask(self, *task: object) -> None:
         if self.process is None:
-            self.process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self.process = subprocess.Popen(
+                [sys.executable, gallery_process.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
             self._buffer = b""
             assert self.line() == "ready"
         assert self.process.stdin is not None
@@ -526,8 +308,3 @@ def test_damage_gives_no_wrong_answer(server: Server, undamaged: Path, tmp_path:
 @pytest.mark.slow
 def test_200_damages_give_no_wrong_answer(server: Server, undamaged: Path, tmp_path: Path) -> None:
     damage_files(server, undamaged, tmp_path, 200)
-
-
-if __name__ == "__main__":
-    let_the_index_propose_all()
-    serve()
