@@ -35,7 +35,7 @@ from pynetdicom import AE, AllStoragePresentationContexts, _config, evt
 
 from cbmir.export.perf.machine import describe_machine
 from cbmir.files import write_json
-from cbmir.training.phantom.dicom import write_dicom
+from cbmir.training.phantom.files import write_dicom
 from cbmir.training.phantom.patients import describe
 
 _PATIENCE = 600.0  # seconds without a report until the rest is taken for lost
