@@ -12,7 +12,7 @@ import logging
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from cbmir.errors import GalleryError
 from cbmir.files import replacing, sync
 from cbmir.runtime.gallery.database import DATABASE, POINTER, VERSION, live_folder
-from cbmir.runtime.gallery.gallery import Gallery, is_gallery_file
+from cbmir.runtime.gallery.gallery import LISTS, MAP, Gallery, is_gallery_file
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 
 log = logging.getLogger("cbmir")
@@ -81,7 +81,7 @@ class GalleryFolder:
                 continue
             if VERSION.fullmatch(place.name) and place != former:
                 log.warning("%s: removed, the work of a build that was stopped", place)
-            shutil.rmtree(place) if place.is_dir() else place.unlink()
+            _delete(place)
 
     def unfinished(self) -> list[Path]:
         """Databases' folders other than the live one: of builds that were stopped or are under way, and of a gallery
@@ -97,22 +97,27 @@ class GalleryFolder:
         Returns:
             For each place where they may have stayed, a line that says why.
         """
-        failed: list[str] = []
-        if not (places := self.unfinished()):
-            return failed
+        places = self.unfinished()
         try:
-            with self.locked():
-                for place in places:
-                    try:
-                        with Gallery.open(place, pseudonyms=pseudonyms) as gallery:
-                            if removed := gallery.remove(**given):
-                                log.info("%s: %d images removed from unfinished work", place, len(removed))
-                    except GalleryError as error:
-                        failed.append(f"{place}: unfinished work that may hold the same images; delete the folder "
-                                      f"({error})")  # fmt: skip
+            with self.locked() if places else nullcontext():
+                return [failed for place in places if (failed := self._remove_from(place, pseudonyms, given))]
         except GalleryError as error:
-            failed.append(f"{error}; then remove again, from the unfinished work too")
-        return failed
+            return [f"{error}; then remove again, from the unfinished work too"]
+
+    def _remove_from(self, place: Path, pseudonyms: Pseudonyms | None, given: dict[str, Sequence[str]]) -> str:
+        """Why entries may have stayed in unfinished work; empty where none has."""
+        if place == self.path:  # without a pointer to it, so it was replaced: all of it goes
+            for file in self.path.iterdir():
+                if is_gallery_file(file.name) and file.name not in (*LISTS, MAP):
+                    _delete(file)
+            return ""
+        try:
+            with Gallery.open(place, pseudonyms=pseudonyms) as gallery:
+                if removed := gallery.remove(**given):
+                    log.info("%s: %d images removed from unfinished work", place, len(removed))
+        except GalleryError as error:
+            return f"{place}: unfinished work that may hold the same images; delete the folder ({error})"
+        return ""
 
     def _make(self) -> None:
         if self.path.exists() and not self.path.is_dir():
@@ -131,6 +136,10 @@ def digest_of(*values: object) -> str:
     for value in values:
         hashed.update(repr(value).encode("utf-8", "surrogatepass"))
     return hashed.hexdigest()
+
+
+def _delete(place: Path) -> None:
+    shutil.rmtree(place) if place.is_dir() else place.unlink()
 
 
 def _is_version(name: str) -> bool:

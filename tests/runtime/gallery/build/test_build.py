@@ -367,6 +367,19 @@ def test_a_removal_reaches_unfinished_work(tmp_path: Path, engine: Engine, tiny_
     assert "unfinished work that may hold the same images; delete the folder" in failed
 
 
+def test_a_removal_takes_away_what_a_killed_build_had_replaced(
+    tmp_path: Path, engine: Engine, manifest: Manifest, tiny_gallery: Path
+) -> None:
+    """A gallery without a pointer, whose place another has taken."""
+    flat = live_folder(tiny_gallery)
+    build_gallery(engine, manifest, tmp_path / "g")
+    shutil.copytree(flat, tmp_path / "g", dirs_exist_ok=True)
+    (tmp_path / "g" / "map.npz").touch()
+    assert unfinished(tmp_path / "g") == [tmp_path / "g"]
+    assert GalleryFolder(tmp_path / "g").remove_from_unfinished(None, patient_ids=["patient_03"]) == []
+    assert names_in(tmp_path / "g") == {"current", "build.lock", "map.npz", live_folder(tmp_path / "g").name}
+
+
 @pytest.mark.parametrize("done", [True, False])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 @pytest.mark.parametrize("step", ["replace", "rmtree"])
