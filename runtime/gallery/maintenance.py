@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import shutil
@@ -21,7 +22,6 @@ from cbmir.runtime.gallery import database, index_files
 from cbmir.runtime.gallery.database import DAMAGE, DATABASE, is_passing
 from cbmir.runtime.gallery.entry import Added, Entry
 from cbmir.runtime.gallery.gallery import Gallery
-from cbmir.runtime.gallery.pictures import file_digest
 from cbmir.runtime.gallery.protocol import EditableGallery
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 from cbmir.runtime.gallery.reader import Reader
@@ -239,6 +239,15 @@ def _new_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
         raise GalleryError(f"{path}: cannot write the copy there ({error}); choose another folder") from error
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits; empty where it cannot be read: `read_image` says why."""
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except (OSError, ValueError):
+        return ""
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,28 @@ from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cbmir.card import ModelCard
 from cbmir.errors import ImageError, SplitError
 from cbmir.files import replacing
 from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, Row
+from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.engines.base import Engine
 from cbmir.runtime.gallery.build.folder import digest_of
 from cbmir.runtime.gallery.entry import Entry, entry_ids
 from cbmir.runtime.gallery.gallery import CHANGED, DUPLICATES, UNREADABLE
-from cbmir.runtime.gallery.pictures import BATCH, Picture, Source, embed_pictures, read_picture
+from cbmir.runtime.gallery.maintenance import file_digest
 from cbmir.runtime.gallery.protocol import EditableGallery
+from cbmir.runtime.imaging.preprocess import preprocess
+from cbmir.runtime.imaging.reader import read_image, thumbnail_jpeg
 
 log = logging.getLogger("cbmir")
 
+#: Images that go to the engine, and into the gallery, at once.
+BATCH = 32
 #: Images by their paths, each with a reason or an id.
 Listed = tuple[tuple[str, str], ...]
 
@@ -146,9 +154,57 @@ class Work:
         from cbmir.runtime.imaging.workers import work_through
 
         spec = self.card.preprocess
-        read = partial(read_picture, spec, spec if self.reduced_jpeg2000 else None)
-        sources = (Source.of(task.row, task.there[1] if task.there else "") for task in tasks)
+        read = partial(_read_picture, spec, spec if self.reduced_jpeg2000 else None)
+        sources = ((task.row.image, task.row.view == "LATERAL", task.there[1] if task.there else "") for task in tasks)
         return work_through(read, sources, workers=self.workers)
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """What is kept of an image file, and the model's input `crop` (uint8 [S, S]).
+
+    `study_uid`, `sop_instance_uid`, `view` and `date` (YYYY-MM-DD) are what a DICOM file says of itself, empty where it
+    does not.
+    """
+
+    sha256: str
+    thumbnail: bytes = b""
+    study_uid: str = ""
+    sop_instance_uid: str = ""
+    view: str = ""
+    date: str = ""
+    crop: NDArray[np.uint8] | None = None
+
+
+def _read_picture(spec: PreprocessSpec, reduced_for: PreprocessSpec | None, source: tuple[Path, bool, str]) -> Picture:
+    """Read an image, in a worker: its path, whether a lateral view is expected, and the SHA-256 that is known of it.
+
+    One whose content is as known comes back with its digest alone. `reduced_for` is as `read_image` has it.
+    """
+    path, lateral, known = source
+    if known and file_digest(path) == known:
+        return Picture(known)
+    radiograph = read_image(path, intensity=spec.intensity, allow_lateral=lateral, reduced_for=reduced_for)
+    return Picture(
+        radiograph.sha256,
+        thumbnail_jpeg(radiograph.pixels),
+        radiograph.study_id,
+        radiograph.sop_instance_uid,
+        radiograph.view,
+        radiograph.date,
+        crop=preprocess(radiograph, spec),
+    )
+
+
+def embed_pictures(engine: Engine, pictures: Sequence[Picture]) -> NDArray[np.float32]:
+    """float32 [N, D], unit norm: the engine's embeddings of the pictures' crops.
+
+    A CPU engine of one thread gets them one by one, as streams of one thread do: the values are then the same, whatever
+    the number of threads, for an engine opened in mode throughput.
+    """
+    crops = np.stack([picture.crop for picture in pictures if picture.crop is not None])[:, None]
+    size = 1 if engine.streams and engine.threads == 1 else len(crops)
+    return np.concatenate([engine.run(crops[at : at + size]).embedding for at in range(0, len(crops), size)])
 
 
 def write_lists(folder: Path, report: IndexReport, images: Iterable[str] = ()) -> None:

@@ -45,7 +45,7 @@ def test_adding_skips_what_is_there(
         assert gallery.entry("image_07").report == "Report 7.\nSecond line."
         with gallery.reading() as reader:
             before = reader.generation
-    monkeypatch.delattr("cbmir.runtime.gallery.pictures.read_image")  # nothing is decoded again
+    monkeypatch.delattr("cbmir.runtime.gallery.build.work.read_image")  # nothing is decoded again
     report = add_to_gallery(engine, manifest, started, splits=["all"], workers=0)
     assert (report.images, report.there, counter.images) == (0, 24, 20)
     with Gallery.open(started) as gallery, gallery.reading() as reader:
