@@ -60,7 +60,7 @@ class Cbmir:
             return 0
         index = HnswIndex.build("int8" if self.codes == "int8" else "bf16", vectors, threads=THREADS)
         self.snapshot = replace(snapshot, index=index)
-        return index.bytes
+        return int(index._index.serialized_length)
 
     def search(self, queries: Floats, k: int, setting: int) -> Rows:
         from cbmir.runtime.gallery.search import nearest

@@ -169,11 +169,6 @@ class HnswIndex:
     def __len__(self) -> int:
         return len(self._index)
 
-    @property
-    def bytes(self) -> int:
-        """What it takes on the disk, and in memory where all of it is used."""
-        return int(self._index.serialized_length)
-
     @classmethod
     def build(cls, codes: Codes, vectors: NDArray[np.float32], *, threads: int | None = None) -> HnswIndex:
         """Index unit vectors float32 [N, D]. Only a build with one thread repeats to the bit."""

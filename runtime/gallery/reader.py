@@ -29,9 +29,7 @@ _DIGEST = len(COLUMN)
 _OF_ENTRY = [name for name in Entry.__dataclass_fields__ if name != "labels"]
 _SELECT = f"SELECT {', '.join(f'e.{column}' for column in (*schema.COLUMNS, 'digest'))}"
 _ONE, _ALL = f"{_SELECT} FROM entry e WHERE e.number = ?", f"{_SELECT} FROM entry e ORDER BY e.number"
-_WITH_VECTOR = (
-    f"{_SELECT}, v.dtype, v.vector, v.digest FROM {{}} LEFT JOIN embedding v ON v.number = e.number ORDER BY e.number"
-)
+_WITH_VECTOR = f"{_SELECT}, v.vector, v.digest FROM {{}} LEFT JOIN embedding v ON v.number = e.number ORDER BY e.number"
 # CROSS JOIN: SQLite keeps this order of the two, and does not look through all entries for a few.
 _GIVEN = "json_each(?) AS given CROSS JOIN entry e ON e.number = given.value"
 # The plus keeps SQLite from putting ?1 in the place of sha256 in the other condition, which would scan all entries.
@@ -135,8 +133,8 @@ class Reader:
         """float32 [n, D] in the order of the numbers. Raises GalleryError for one that is not there."""
         rows = []
         for number in map(int, numbers):
-            found = self.query("SELECT dtype, vector, digest FROM embedding WHERE number = ?", number)
-            rows.append((number, *(found[0] if found else (None, None, None))))
+            found = self.query("SELECT vector, digest FROM embedding WHERE number = ?", number)
+            rows.append((number, *(found[0] if found else (None, None))))
         return self._checked_vectors(rows)
 
     def thumbnails(self, numbers: Numbers) -> list[bytes | None]:
@@ -248,14 +246,14 @@ class Reader:
         return rows
 
     def _checked_vectors(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        """Of rows (number, dtype, vector, digest)."""
+        """Of rows (number, vector, digest)."""
         dim = self.meta.card.embedding_dim
-        for number, dtype, vector, found in rows:
-            if vector is None or schema.digest_bytes(vector, number, dtype) != found:
+        for number, vector, found in rows:
+            if vector is None or schema.digest_bytes(vector, number) != found:
                 raise self._damaged(f"the embedding of the entry {self._name(number)} is damaged")
-            if dtype != schema.DTYPE or len(vector) != 4 * dim:
-                raise self._damaged(f"expected embeddings of {dim} values in {schema.DTYPE}, found others")
-        data = b"".join(vector for _, _, vector, _ in rows)
+            if len(vector) != 4 * dim:
+                raise self._damaged(f"expected embeddings of {dim} values in float32, found others")
+        data = b"".join(vector for _, vector, _ in rows)
         vectors = np.frombuffer(data, "<f4").astype(np.float32, copy=False).reshape(len(rows), dim)
         wrong = np.flatnonzero(~schema.are_unit(vectors))
         if len(wrong):  # it would hide its own image and others: a NaN compares as nearest and as farthest
@@ -286,7 +284,7 @@ class Reader:
             views=np.array([codes[name] for name in column("view")], np.int32),
             dates=np.array([schema.day_number(day) for day in column("date")], np.int32),
             labels=np.ascontiguousarray(self.meta.codec.decode_many(column("labels")).T),
-            vectors=self._checked_vectors([(row[0], *row[-3:]) for row in rows]),
+            vectors=self._checked_vectors([(row[0], *row[-2:]) for row in rows]),
             names=tuple(names),
         )
 

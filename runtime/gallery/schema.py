@@ -44,8 +44,6 @@ from cbmir.runtime.gallery.pseudonyms import Keys, Pseudonyms
 
 #: Of the tables below; a gallery of another is refused.
 SCHEMA = 3
-#: The only type in which embeddings are kept: float32, little-endian.
-DTYPE = "float32"
 #: A label whose value is not known, in an int8 array where the others are 1, 0 and -1 (uncertain).
 UNKNOWN = -2
 
@@ -71,8 +69,7 @@ DEFINITIONS = {
 ) STRICT""",
     "embedding": """CREATE TABLE embedding (
     number INTEGER PRIMARY KEY REFERENCES entry (number) ON DELETE CASCADE,
-    dtype TEXT NOT NULL,
-    vector BLOB NOT NULL, -- little-endian, unit norm
+    vector BLOB NOT NULL, -- float32, little-endian, unit norm
     digest INTEGER NOT NULL
 ) STRICT""",
     "thumbnail": """CREATE TABLE thumbnail (

@@ -151,8 +151,7 @@ class Writer(Reader):
         number = self._last = self._last + 1
         self._write(_INSERT, number, entry, None if jpeg is None else schema.digest_bytes(jpeg))
         vector = _even(embedding).astype("<f4").tobytes()
-        digest = schema.digest_bytes(vector, number, schema.DTYPE)
-        self.query("INSERT INTO embedding VALUES (?, ?, ?, ?)", number, schema.DTYPE, vector, digest)
+        self.query("INSERT INTO embedding VALUES (?, ?, ?)", number, vector, schema.digest_bytes(vector, number))
         if jpeg is not None:
             self.query("INSERT INTO thumbnail VALUES (?, ?)", number, jpeg)
         self._changed.append(number)

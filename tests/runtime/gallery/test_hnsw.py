@@ -59,7 +59,6 @@ def test_a_saved_index_is_mapped(codes: Codes, tmp_path: Path) -> None:
     vectors, queries = unit(COUNT), unit(20, seed=1)
     index = HnswIndex.build(codes, vectors, threads=1)
     index.save(tmp_path / "index")
-    assert index.bytes == (tmp_path / "index").stat().st_size
     viewed = HnswIndex.view(tmp_path / "index", index.coding)
     assert len(viewed) == COUNT
     for mine, theirs in zip(index.search(queries, 30), viewed.search(queries, 30), strict=True):
