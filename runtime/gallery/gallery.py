@@ -38,7 +38,7 @@ from cbmir.runtime.gallery.index_cache import IndexCache
 from cbmir.runtime.gallery.protocol import EditableGallery
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms, case_id
 from cbmir.runtime.gallery.reader import Reader
-from cbmir.runtime.gallery.schema import SCHEMA, WITNESS
+from cbmir.runtime.gallery.schema import LAST_COMMIT, SCHEMA
 from cbmir.runtime.gallery.search import answer, nearest
 from cbmir.runtime.gallery.writer import Writer, check_vectors
 
@@ -48,7 +48,7 @@ log = logging.getLogger("cbmir")
 UNREADABLE, DUPLICATES, CHANGED = LISTS = "unreadable.csv", "duplicates.csv", "changed.csv"
 #: A picture of the gallery, where `cbmir index map` made one (`cbmir.runtime.gallery.projection`).
 MAP = "map.npz"
-_FILES = frozenset({DATABASE, LOG_FILE, SHARED_FILE, WITNESS, *LISTS, MAP})
+_FILES = frozenset({DATABASE, LOG_FILE, SHARED_FILE, LAST_COMMIT, *LISTS, MAP})
 
 
 def is_gallery_file(name: str) -> bool:

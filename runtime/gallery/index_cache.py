@@ -44,7 +44,7 @@ class IndexCache:
         self._snapshot: Snapshot | None = None
         self._refreshing = threading.Lock()
         self._seen: tuple[int, int] | None = None  # the newest index folder that this process has tried or written
-        self._own: tuple[int, NDArray[np.float32]] | None = None  # reference distances, of so many entries
+        self._measured: tuple[int, NDArray[np.float32]] | None = None  # reference distances, of so many entries
         self._measuring = threading.Lock()
 
     @contextmanager
@@ -66,10 +66,10 @@ class IndexCache:
             return snapshot.reference_distances
         with self._measuring:
             count = len(snapshot.base) if base_tells else len(snapshot)
-            if self._own is None or abs(count - self._own[0]) > self._own[0] // 10:
+            if self._measured is None or abs(count - self._measured[0]) > self._measured[0] // 10:
                 rows = snapshot.base if base_tells else Columns.joined(list(snapshot.blocks()) or [snapshot.tail])
-                self._own = count, reference_distances(rows.vectors, rows.patients)
-            return self._own[1]
+                self._measured = count, reference_distances(rows.vectors, rows.patients)
+            return self._measured[1]
 
     # -- files
 

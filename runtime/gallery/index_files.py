@@ -35,7 +35,7 @@ log = logging.getLogger("cbmir")
 LOCK = "derived.lock"
 _FOLDER = re.compile(r"derived-(\d{12,})")
 _PART = re.compile(r"\.derived-\d{12,}\.part")
-_ABOUT, _INDEX, _CODING, _OWN = "about.json", "index.usearch", "coding.npz", "reference_distances.npy"
+_ABOUT, _INDEX, _CODING, _REFERENCE = "about.json", "index.usearch", "coding.npz", "reference_distances.npy"
 _FORMAT = 2
 _CHUNK = 4 << 20  # bytes that are hashed at once, by as many threads as there are processors
 
@@ -189,7 +189,7 @@ def _write(
         if name != "vectors":
             np.save(part / f"{name}.npy", getattr(columns, name))
     vectors = _map(part / "vectors.npy")
-    np.save(part / _OWN, reference_distances(vectors, columns.patients))
+    np.save(part / _REFERENCE, reference_distances(vectors, columns.patients))
     if stamp.codes is not None:
         index = None if former is None or former.codes != stamp.codes else former.extended(vectors)
         if index is None:
@@ -289,7 +289,7 @@ def _mapped(place: Path, about: dict[str, Any]) -> Snapshot:
     base = Columns(**columns, names=tuple(about["views"]))
     tail = Columns.empty(len(base.labels), base.vectors.shape[1])
     generation = about["generation"]
-    return Snapshot(generation, generation, base, tail, np.load(place / _OWN), index, is_mapped=True)
+    return Snapshot(generation, generation, base, tail, np.load(place / _REFERENCE), index, is_mapped=True)
 
 
 def _map(path: Path) -> Any:

@@ -300,7 +300,7 @@ def check_index(setting: str) -> None:
 
 log = logging.getLogger("cbmir")
 
-WITNESS = "gallery.generation"
+LAST_COMMIT = "gallery.generation"
 _LENGTH = 128
 
 
@@ -316,19 +316,19 @@ class LastCommit:
         text = json.dumps([self.uuid, self.generation, digest((self.uuid, self.generation))]).encode()
         try:
             # In place, by one call and at one length: nothing is left over where the process is killed.
-            descriptor = os.open(folder / WITNESS, os.O_WRONLY | os.O_CREAT, 0o600)
+            descriptor = os.open(folder / LAST_COMMIT, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
                 os.write(descriptor, text.ljust(_LENGTH))
             finally:
                 os.close(descriptor)
         except OSError as error:
-            log.warning("%s: cannot write %s (%s); what was written to the gallery is safe", folder, WITNESS, error)
+            log.warning("%s: cannot write %s (%s); what was written to the gallery is safe", folder, LAST_COMMIT, error)
 
     @classmethod
     def read(cls, folder: Path) -> LastCommit | None:
         """None where there is none, or a damaged one."""
         try:
-            uuid, generation, stamp = json.loads((folder / WITNESS).read_text("utf-8"))
+            uuid, generation, stamp = json.loads((folder / LAST_COMMIT).read_text("utf-8"))
         except (OSError, ValueError, TypeError):
             return None
         return cls(str(uuid), int(generation)) if stamp == digest((uuid, generation)) else None
@@ -340,7 +340,7 @@ class LastCommit:
                 f"{folder}: expected generation {self.generation}, the last that was acknowledged, found generation "
                 f"{generation}: its write-ahead log was lost or damaged, or an older database put in its place. Bring "
                 f"back a whole copy; to go on without the {self.generation - generation} writes that are lost, delete "
-                f"{WITNESS}"
+                f"{LAST_COMMIT}"
             )
 
 

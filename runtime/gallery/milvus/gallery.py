@@ -83,8 +83,8 @@ class MilvusGallery(EditableGallery):
             self.labels = LabelSet.from_json(json.loads(about["labels"]))
             self.created = about["created"]
             self.index_setting = about["index"]
-            own = base64.b64decode(about.get("own distances", ""), validate=True)
-            self._own = np.frombuffer(own, "<f4").astype(np.float32)
+            own = base64.b64decode(about.get("reference_distances", ""), validate=True)
+            self._reference = np.frombuffer(own, "<f4").astype(np.float32)
             self._keys = Keys(Path(self._place.name), about["pseudonyms"], pseudonyms)
             self._case_key = about["case_key"]
         except (KeyError, ValueError, CardError) as error:
@@ -232,8 +232,8 @@ class MilvusGallery(EditableGallery):
         """Measure `reference_distances` now and keep them: after building, and once the gallery has grown by much."""
         values = reference_distances(self._rows, sample=sample, seed=seed).astype("<f4")
         with self._connection.writing:
-            _about(self._connection).write({"own distances": base64.b64encode(values.tobytes()).decode()})
-        self._own = values.astype(np.float32)
+            _about(self._connection).write({"reference_distances": base64.b64encode(values.tobytes()).decode()})
+        self._reference = values.astype(np.float32)
 
     # -- searching
 
@@ -272,7 +272,7 @@ class MilvusGallery(EditableGallery):
     @property
     def reference_distances(self) -> NDArray[np.float32]:
         """As `calibrate` had left them when the gallery was opened, or has since then; empty before."""
-        return self._own
+        return self._reference
 
     def entry(self, id: str) -> Entry:
         return rows.entry_of(self._row(id, "entry"))

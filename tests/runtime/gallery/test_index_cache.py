@@ -208,7 +208,9 @@ def test_a_removal_of_what_is_in_no_derived_file_leaves_these(
     assert not about.exists()
 
 
-def test_own_distances_are_kept_with_what_is_derived(gallery: Gallery, tmp_path: Path, tiny_card: ModelCard) -> None:
+def test_reference_distances_are_kept_with_what_is_derived(
+    gallery: Gallery, tmp_path: Path, tiny_card: ModelCard
+) -> None:
     assert len(gallery.reference_distances) == 0  # of 60 images nothing can be said
     rng = np.random.default_rng(0)
     values = rng.normal(size=(300, 8))
@@ -226,7 +228,7 @@ def test_own_distances_are_kept_with_what_is_derived(gallery: Gallery, tmp_path:
         np.testing.assert_array_equal(saved, in_memory)
 
 
-def test_own_distances_of_a_gallery_that_was_small_when_it_was_opened(
+def test_reference_distances_of_a_gallery_that_was_small_when_it_was_opened(
     gallery: Gallery, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []

@@ -282,7 +282,7 @@ def test_others_search_and_read_while_an_index_is_built(
 def test_an_earlier_database_does_not_believe_what_was_derived_of_a_later_one(
     gallery: Gallery, make_entries: Make, make_vectors: Make, tmp_path: Path
 ) -> None:
-    """A copy of the database alone is brought back, and its witness deleted as the error says."""
+    """A copy of the database alone is brought back, and the record of its last commit deleted as the error says."""
     gallery.close()
     shutil.copy(gallery.path / "gallery.sqlite", tmp_path / "copy")
     with Gallery.open(gallery.path) as later:

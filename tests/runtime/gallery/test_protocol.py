@@ -431,7 +431,7 @@ class TestAnyGallery:
                 with pytest.raises(GalleryError, match="pseudonyms"):
                     use()
 
-    def test_own_distances(self, make: Make, place: str | Path, tiny_card: ModelCard) -> None:
+    def test_reference_distances(self, make: Make, place: str | Path, tiny_card: ModelCard) -> None:
         rng = np.random.default_rng(5)
         vectors, patients = unit(rng, 160), rng.integers(0, 40, 160)
         patients[::20] = 0

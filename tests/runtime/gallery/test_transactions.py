@@ -267,22 +267,22 @@ def test_a_lost_log_is_noticed(store: Gallery, tmp_path: Path, make_vectors: Mak
         name = again.uuid
         again.add([Entry("other", "", "p")], make_vectors(1))
     for damage, same in (("", True), ("{", False)):
-        with (copy / "gallery.generation").open("r+") as witness:
-            witness.write(damage)
+        with (copy / "gallery.generation").open("r+") as record:
+            record.write(damage)
         with Gallery.open(copy) as again:
             assert (again.uuid == name) is same
 
 
 def test_openers_of_a_restored_copy_give_it_one_name(store: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other gets to it between the new name and the witness of it."""
+    """No other gets to it between the new name and the record of it."""
     store.close()
     (store.path / "gallery.generation").unlink()
     real = LastCommit.write
 
-    def write(witness: LastCommit, folder: Path) -> None:
+    def write(record: LastCommit, folder: Path) -> None:
         with pytest.raises(GalleryError, match="another is writing to it"):
             Gallery.open(folder, wait=0.01)
-        real(witness, folder)
+        real(record, folder)
 
     monkeypatch.setattr(LastCommit, "write", write)
     with Gallery.open(store.path) as one, Gallery.open(store.path) as other:
