@@ -1,4 +1,4 @@
-"""What int8 asks of real images: the ranges of a graph's activations, and how far rounding one tensor turns an answer.
+"""Int8 calibration on real images: the ranges of activations, and how far rounding one tensor turns an embedding.
 
 Images are run one at a time, so that memory stays flat.
 """
@@ -132,10 +132,7 @@ def _with_rounding(model: ir.Model, grids: dict[str, Grid]) -> ir.Model:
     for number, (name, (scale, zero)) in enumerate(grids.items()):
         readers = values[name].uses()
         facts = {"scale": scale, "zero": zero, "number": np.int64(number)}
-        known = [
-            ir.val(f"{name}.{what}", const_value=ir.tensor(np.asarray(value), name=f"{name}.{what}"))
-            for what, value in facts.items()
-        ]
+        known = [ir.val(f"{name}.{what}", const_value=ir.tensor(np.asarray(value))) for what, value in facts.items()]
         for value in known:
             graph.register_initializer(value)
         rounded = ir.node("Rounded", [values[name], *known, which], domain="cbmir")

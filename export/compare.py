@@ -1,4 +1,4 @@
-"""`cbmir parity`: do two models, of runs and exported files, answer alike? And the real images that tell it."""
+"""`cbmir parity`: do two models, runs or exported files, answer alike? And the real images to compare them on."""
 
 from __future__ import annotations
 

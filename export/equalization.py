@@ -23,7 +23,7 @@ _LEAST = 1e-3
 
 
 class _Reader(NamedTuple):
-    """What reads a tensor's channels, which are those from `first` on in its own input; whether behind a ReLU."""
+    """A reader of a tensor's channels, which are those from `first` on in its own input; whether behind a ReLU."""
 
     node: ir.Node | None  # None: the caller, who reads an output of the graph
     first: int
@@ -65,7 +65,7 @@ def _is_depthwise_point(node: ir.Node | None) -> bool:
 
 
 def _readers(value: ir.Value, first: int = 0, rectified: bool = False) -> Iterator[_Reader]:
-    """What reads a tensor's channels in the end: past concats, pooling and ReLUs, which treat each channel alike."""
+    """The final readers of a tensor's channels, past concats, pooling and ReLUs, which treat each channel alike."""
     if value.is_graph_output():
         yield _Reader(None, first, rectified)
     for node in value.consumers():

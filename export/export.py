@@ -50,7 +50,7 @@ _PACKAGES = ("torch", "onnx", "onnxruntime", "openvino", "nncf")
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What is wanted beside the float32 file. See `cbmir export --help`.
+    """The files to write beside the float32 file, and how. See `cbmir export --help`.
 
     Args:
         openvino: Of bf16 and int8.
@@ -243,7 +243,7 @@ class _Export:
         return card, measure_parity(self.reference, found, self.sample.cases, limits)
 
     def _let_in(self, staged: Path, card: ModelCard, found: Parity | str, more: Mapping[str, Any] = {}) -> None:
-        """`found` is the comparison, or why there is none; `more` goes into the report."""
+        """`found` is the comparison, or the reason that there is none; `more` goes into the report."""
         path = self.target.with_name(staged.name)
         machine = describe_machine()
         facts = {
@@ -270,7 +270,7 @@ class _Export:
         log.info("%s: %s, %.1f MB; %s.", path.name, card.precision, size / 1e6, words)
 
     def _older(self, name: str) -> str:
-        """A sentence about the file that stays where the one to replace it is not let in; "" where there is none."""
+        """A sentence about the older file of that name, which stays; "" if there is no such file."""
         if not self.target.with_name(name).exists():
             return ""
         weights = read_report(self.target.with_name(REPORT)).get(name, {}).get("weights")

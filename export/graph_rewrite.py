@@ -21,7 +21,7 @@ from cbmir.errors import require
 
 Floats = NDArray[np.float64]
 _LARGE = 3e38
-_SMALL = 1e-12  # a slope below it is none
+_SMALL = 1e-12  # a slope below it counts as zero
 
 
 def read_graph(model: bytes) -> ir.Model:
@@ -138,9 +138,9 @@ def bound_channels(model: ir.Model) -> None:
 def quantisable(model: bytes) -> ir.Model:
     """The graph of a float32 file of cbmir, ready for int8: the same function in operators that have int8 kernels.
 
-    What a convolution can take in (a BatchNorm after it) is folded. A BatchNorm that is left, as each one after a
-    Concat, becomes a depthwise 1x1 convolution: there is no int8 BatchNorm, and going to float and back for it costs
-    more than int8 gains. Each node has a name of its own, and card and head are gone.
+    A BatchNorm after a convolution is folded into it. A BatchNorm that is left, as each one after a Concat, becomes a
+    depthwise 1x1 convolution: there is no int8 BatchNorm, and going to float and back for it costs more than int8
+    gains. Each node has a name of its own, and card and head are gone.
     """
     quantization = require("onnxruntime.quantization", "export")
     with TemporaryDirectory() as folder:

@@ -107,7 +107,7 @@ def _strip_sources(graph: ir.Graph) -> None:
 
 
 def _check(model: ModelProto, card: ModelCard) -> None:
-    """What users of the file rely on. Raises EncoderError for an encoder whose graph cannot keep to it."""
+    """Check the contract of the file. Raises EncoderError for an encoder whose graph cannot keep to it."""
     onnx.checker.check_model(model, full_check=True)
     size, dim = card.preprocess.crop, card.embedding_dim
     expected = {

@@ -77,7 +77,7 @@ def sensitive_layers(
 
     They are ranked by the ratio of signal to quantisation noise of a layer's output when that layer alone is int8, over
     at most so many of the images: each layer is there in float and in int8, and both read what the float layers before
-    it give. So one pass over the images tells it of all layers.
+    it give. So one pass over the images ranks all layers.
     """
     ov = import_openvino()
     ops = ov.opset13

@@ -1,7 +1,5 @@
-"""Does a file answer as its source does? Pure comparison of two sets of answers to the same images.
-
-What counts is what a user sees: the neighbours that are found, how well they fit, and how well findings are told apart.
-"""
+"""Does a file answer as its source does? Two sets of answers to the same images are compared by what a user sees: the
+neighbours that are found, how well they fit, and how well findings are told apart."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ParityLimits:
-    """What a file must hold: the least cosine of an image's two embeddings, the largest difference of a score, the
+    """A file must keep these: the least cosine of an image's two embeddings, the largest difference of a score, the
     least share of unchanged neighbours in its own gallery (`overlap`) and in the source's (`cross`), the largest
     |difference| of nDCG and of AUC. None: any."""
 
@@ -73,9 +71,9 @@ LIMITS = {
 
 @dataclass(frozen=True, eq=False)
 class Cases:
-    """What is known of M images, of which the first `queries` search all of them but their own patient's.
+    """The facts about M images, of which the first `queries` search all of them but their own patient's.
 
-    labels: float32 [M, C] in {1, 0, -1, NaN}; patients: M names; thresholds: C scores, NaN where there is none.
+    labels: float32 [M, C] in {1, 0, -1, NaN}; patients: M names; thresholds: C scores, NaN for a label without one.
     """
 
     queries: int
@@ -128,7 +126,7 @@ class Parity:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What is beyond its limit, in words; empty when the file may be used. What is no number is beyond."""
+        """The figures beyond their limits, in words; NaN is beyond. Empty when the file may be used."""
         limits, k = self.limits, NEIGHBOURS
         own, cross = self.overlap, self.cross_overlap
         bounds = [
@@ -259,7 +257,7 @@ def _estimate(values: Floats, weights: Floats) -> Estimate:
 
 
 def _size(difference: Estimate) -> tuple[float, str]:
-    """Without its sign; and in words, or why there is none."""
+    """Its absolute value; and in words, or the reason that it is not defined."""
     lacking = "none: not defined on these images; give labelled ones (cbmir export: by --images)"
     return abs(difference.value), lacking if math.isnan(difference.value) else str(difference)
 

@@ -2,8 +2,8 @@
 
 The encoder is quantised, the head (all that follows the feature map) stays float32. Tensors that meet in a Concat or
 pass a pooling share one scale, so that those copy bytes. A ReLU or a clipping costs nothing, since the range of a
-convolution's output ends where it cuts. What has no int8 kernel (hard swish, the gates of squeeze and excitation) stays
-float32 between two int8 layers.
+convolution's output ends where it cuts. Operators without an int8 kernel (hard swish, the gates of squeeze and
+excitation) stay float32 between two int8 layers.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _calibrated(
 
 
 def _tensors(nodes: Iterable[ir.Node]) -> dict[str, ir.Value]:
-    """What the nodes read and write, by name, but for inputs of the graph and constants."""
+    """The tensors that the nodes read and write, by name, but for inputs of the graph and constants."""
     values = (value for node in nodes for value in (*node.inputs, *node.outputs))
     return {value.name: value for value in values if value is not None and value.name and value.producer()}
 
