@@ -118,7 +118,10 @@ def build_on_ray(
     options = {"splits": splits, "reduced_jpeg2000": reduced_jpeg2000}
 
     def fill(gallery: Gallery) -> IndexReport:
-        _connect(ray, address)
+        if not ray.is_initialized():
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the cluster
+            cluster = os.environ.get("RAY_ADDRESS", "local") if address == "auto" else address
+            ray.init(address=cluster, log_to_driver=False, include_dashboard=False)
         needs = task_needs([node["Resources"] for node in ray.nodes() if node["Alive"]])
         log.info("Ray: %d shards, each on %s.", len(shards), needs)
         # With max_calls=0 a process goes on to the next task with its model, also on a GPU.
@@ -138,15 +141,6 @@ def build_on_ray(
     with folder.locked(make=True):
         images = None if replace_others else work.images
         return build_version(folder, digest, fill, card, work.labels, pseudonyms, index=index, images=images)
-
-
-def _connect(ray: Any, address: str) -> None:
-    if ray.is_initialized():
-        return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the cluster
-    if address == "auto":
-        address = os.environ.get("RAY_ADDRESS", "local")
-    ray.init(address=address, log_to_driver=False, include_dashboard=False)
 
 
 def task_needs(nodes: Sequence[Mapping[str, float]]) -> dict[str, Any]:

@@ -201,10 +201,13 @@ class RayHere:
         RayError = RuntimeError
 
     def __init__(self, fails_at: int = -1) -> None:
-        self.fails_at, self.tasks = fails_at, 0
+        self.fails_at, self.tasks, self.address = fails_at, 0, ""
 
     def is_initialized(self) -> bool:
-        return True
+        return bool(self.address)
+
+    def init(self, address: str, **_: bool) -> None:
+        self.address = address
 
     def nodes(self) -> list[dict[str, Any]]:
         return [{"Alive": True, "Resources": {"CPU": 1.0}}, {"Alive": False, "Resources": {"GPU": 1.0}}]
@@ -233,11 +236,13 @@ def test_a_build_by_ray_goes_on_with_the_shards_that_are_not_there(
     """The 20th image is embedded too: that it is the 2nd once more is seen when the shards are merged."""
     build_gallery(engine, table, tmp_path / "whole", splits=["all"])
     monkeypatch.setattr(merge, "TASK_IMAGES", 10)
-    monkeypatch.setattr(merge, "require", lambda *_: RayHere(fails_at=3))
+    ray = RayHere(fails_at=3)
+    monkeypatch.setattr(merge, "require", lambda *_: ray)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     counter.images = 0
     with pytest.raises(WorkerError, match=r"Ray could not build a shard \(a node is gone\); the same command goes on"):
         build_on_ray("auto", tiny_model, table, tmp_path / "ray", splits=["all"])
-    assert counter.images == 15
+    assert (counter.images, ray.address) == (15, "head:6379")
     assert not GalleryFolder(tmp_path / "ray").has_gallery()
     assert len(GalleryFolder(tmp_path / "ray").unfinished()) == 3, "two shards, and what they are to be merged into"
     monkeypatch.setattr(merge, "require", lambda *_: RayHere())
