@@ -17,6 +17,11 @@ from cbmir.runtime.gallery.entry import Hit, SearchResult
 from cbmir.runtime.gallery.hnsw import HnswIndex, products
 from cbmir.runtime.gallery.reader import Reader
 
+Vectors = NDArray[np.float32]
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Selections = Sequence[Selection | None]
+
 #: By so much two cosines may be off in float32, as norms are rounded and products are summed in varying order.
 _SLACK = 2e-6
 _BLOCK = 16_384  # rows that are multiplied at once
@@ -38,20 +43,13 @@ class Nearest:
     """Rows in the order of their distances, ties undecided: more than k where the k-th is tied. Distances and cosines
     are float64."""
 
-    rows: NDArray[np.int64]
+    rows: Rows
     distances: NDArray[np.float64]
     cosines: NDArray[np.float64]
     method: str
 
 
-def nearest(
-    snapshot: Snapshot,
-    queries: NDArray[np.float32],
-    k: int,
-    selections: Sequence[Selection | None],
-    *,
-    exact: bool,
-) -> list[Nearest]:
+def nearest(snapshot: Snapshot, queries: Vectors, k: int, selections: Selections, *, exact: bool) -> list[Nearest]:
     """For each of the unit vectors float32 [M, D] the k nearest of the rows that its selection lets pass, or all where
     there are fewer. Without an index all answers are exact."""
     if k == 0:
@@ -77,7 +75,7 @@ def answer(reader: Reader, snapshot: Snapshot, found: Nearest, k: int, vectors: 
     return SearchResult(snapshot.generation, hits, found.method, stored)
 
 
-def _ordered(reader: Reader, snapshot: Snapshot, found: Nearest, k: int) -> NDArray[np.int64]:
+def _ordered(reader: Reader, snapshot: Snapshot, found: Nearest, k: int) -> Rows:
     """Positions in `found`, equal distances in the order of the ids as far as the first k go."""
     distances = found.distances
     order = np.arange(len(distances))
@@ -93,7 +91,7 @@ def _ordered(reader: Reader, snapshot: Snapshot, found: Nearest, k: int) -> NDAr
     return order
 
 
-def _ranked(snapshot: Snapshot, query: NDArray[np.float32], k: int, rows: NDArray[np.int64], method: str) -> Nearest:
+def _ranked(snapshot: Snapshot, query: Vectors, k: int, rows: Rows, method: str) -> Nearest:
     wanted = min(k, len(rows))
     if not wanted:
         return Nearest(np.empty(0, np.int64), np.empty(0), np.empty(0), method)
@@ -109,19 +107,17 @@ def _ranked(snapshot: Snapshot, query: NDArray[np.float32], k: int, rows: NDArra
     return Nearest(rows[order], distances[order], np.clip(np.vecdot(exactly, own)[order], -1, 1), method)
 
 
-def _near(cosines: NDArray[np.float32], wanted: int) -> NDArray[np.bool_]:
+def _near(cosines: Vectors, wanted: int) -> Mask:
     """Which may be among the `wanted` nearest, for all that rounding can do; also NaN, of a file that was damaged."""
-    near: NDArray[np.bool_] = ~(cosines < np.partition(cosines, -wanted)[-wanted] - _SLACK)
+    near: Mask = ~(cosines < np.partition(cosines, -wanted)[-wanted] - _SLACK)
     return near
 
 
 # -- all rows
 
 
-def _by_product(
-    snapshot: Snapshot, queries: NDArray[np.float32], k: int, selections: Sequence[Selection | None]
-) -> list[tuple[NDArray[np.int64], str]]:
-    found: dict[int, NDArray[np.int64]] = {}
+def _by_product(snapshot: Snapshot, queries: Vectors, k: int, selections: Selections) -> list[tuple[Rows, str]]:
+    found: dict[int, Rows] = {}
     parts = (snapshot.base.vectors, snapshot.tail.vectors)
     for at in range(0, len(queries), _QUERIES):
         some = selections[at : at + _QUERIES]
@@ -138,12 +134,7 @@ def _by_product(
     return [(found[number], "exact") for number in range(len(queries))]
 
 
-def _best(
-    parts: Sequence[NDArray[np.float32]],
-    queries: NDArray[np.float32],
-    k: int,
-    passing: Sequence[NDArray[np.bool_] | None],
-) -> list[NDArray[np.int64]]:
+def _best(parts: Sequence[Vectors], queries: Vectors, k: int, passing: Sequence[Mask | None]) -> list[Rows]:
     """For each query, rows of the parts, counted through, among which its k nearest are: a block of products after the
     other, of which is kept what reaches the k-th best so far."""
     kept = [(np.empty(0, np.int64), np.empty(0, np.float32))] * len(queries)
@@ -173,17 +164,13 @@ def _best(
 
 
 def _by_index(
-    snapshot: Snapshot,
-    index: HnswIndex,
-    queries: NDArray[np.float32],
-    k: int,
-    selections: Sequence[Selection | None],
-) -> list[tuple[NDArray[np.int64], str]]:
+    snapshot: Snapshot, index: HnswIndex, queries: Vectors, k: int, selections: Selections
+) -> list[tuple[Rows, str]]:
     """The base's candidates by the index, and the tail's by product."""
     fetch = _MORE * k + _AND
     proposed = index.search(queries, fetch)
     tail = _near_in_tail(snapshot, queries, k, selections)
-    every: dict[Selection | None, NDArray[np.int64]] = {}  # rows of the base that pass, where that had to be known
+    every: dict[Selection | None, Rows] = {}  # rows of the base that pass, where that had to be known
     found = []
     for number, (query, selection) in enumerate(zip(queries, selections, strict=True)):
         near, method = snapshot.passing_base(selection, proposed[number]), f"hnsw {index.codes}"
@@ -197,13 +184,11 @@ def _by_index(
     return found
 
 
-def _near_in_tail(
-    snapshot: Snapshot, queries: NDArray[np.float32], k: int, selections: Sequence[Selection | None]
-) -> list[NDArray[np.int64]]:
+def _near_in_tail(snapshot: Snapshot, queries: Vectors, k: int, selections: Selections) -> list[Rows]:
     """For each query, rows among which the k nearest of the tail are."""
     if not len(snapshot.tail):
         return [np.empty(0, np.int64)] * len(queries)
-    found: list[NDArray[np.int64]] = []
+    found: list[Rows] = []
     for at in range(0, len(queries), _QUERIES):
         some = selections[at : at + _QUERIES]
         masks = {one: None if one is None else one.passes(snapshot.tail, slice(None)) for one in set(some)}
@@ -211,9 +196,7 @@ def _near_in_tail(
     return [rows + len(snapshot.base) for rows in found]
 
 
-def _with_growth(
-    index: HnswIndex, query: NDArray[np.float32], wanted: int, rows: NDArray[np.int64], near: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], str]:
+def _with_growth(index: HnswIndex, query: Vectors, wanted: int, rows: Rows, near: Rows) -> tuple[Rows, str]:
     """The index has no filter. Where too few of its candidates are among the rows that pass, it is asked for more, as
     long as that costs less than to compare them all."""
     passing = np.zeros(len(index), np.bool_)
