@@ -22,7 +22,7 @@ from cbmir.demo import similar_images
 from cbmir.demo.controls import Controls
 from cbmir.demo.examples import Example
 from cbmir.demo.findings import findings_html
-from cbmir.demo.markup import RESTING, alerts_html, error_html, escape, novelty_html, readable, thumbnail_url
+from cbmir.demo.markup import RESTING, alerts_html, error_html, escape, novelty_html, thumbnail_url
 from cbmir.demo.mentions import mark_mentions
 from cbmir.demo.page import map_note
 from cbmir.demo.report import report_html
@@ -30,6 +30,7 @@ from cbmir.demo.sessions import Session, Sessions, View, members_html
 from cbmir.demo.similar_images import Likeness, uncertain_of
 from cbmir.demo.uploads import MOST_FILES, Upload, read_uploads
 from cbmir.errors import CbmirError, GalleryError, ImageError, UserError
+from cbmir.labels import readable
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.projection import NEAREST, GalleryProjection

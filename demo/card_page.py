@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cbmir.card import NOT_A_DEVICE, ModelCard
-from cbmir.demo.markup import escape, readable, table
+from cbmir.demo.markup import escape, table
+from cbmir.labels import readable
 
 _LIMITS = (
     "It knows frontal chest X-rays of adults like those it was trained on. Of others, its numbers mean nothing; the "

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from cbmir.demo.markup import readable
 from cbmir.errors import UserError
-from cbmir.labels import LabelSet
+from cbmir.labels import LabelSet, readable
 from cbmir.runtime.gallery.filters import Filter
 
 MOST_NEIGHBOURS = 40

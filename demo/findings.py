@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cbmir.card import ModelCard
-from cbmir.demo.markup import escape, readable
+from cbmir.demo.markup import escape
+from cbmir.labels import readable
 from cbmir.runtime.results import Finding, most_probable_first
 
 VERDICTS = {True: ("predicted", "● predicted"), False: ("absent", "not predicted"), None: ("open", "no threshold")}

@@ -22,11 +22,6 @@ def escape(text: str) -> str:
     return html.escape(text).translate(_TEMPLATE_SIGNS)
 
 
-def readable(label: str) -> str:
-    """A label as people write it."""
-    return label.replace("_", " ")
-
-
 def thumbnail_url(name: str) -> str:
     """The address of the thumbnail of an image of the gallery."""
     return f"thumbnail?id={quote(name, safe='')}"

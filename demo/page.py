@@ -10,8 +10,9 @@ from cbmir.card import NOT_A_DEVICE
 from cbmir.demo.card_page import card_html
 from cbmir.demo.examples import Example
 from cbmir.demo.findings import findings_html
-from cbmir.demo.markup import RESTING, escape, image_uri, readable
+from cbmir.demo.markup import RESTING, escape, image_uri
 from cbmir.demo.similar_images import EMPTY
+from cbmir.labels import readable
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.projection import NEAREST, GalleryProjection
 

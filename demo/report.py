@@ -17,9 +17,10 @@ from PIL import Image
 from cbmir import __version__
 from cbmir.card import NOT_A_DEVICE, ModelCard
 from cbmir.demo.findings import VERDICTS, threshold_probability
-from cbmir.demo.markup import alerts_html, escape, image_uri, novelty_html, readable, table
+from cbmir.demo.markup import alerts_html, escape, image_uri, novelty_html, table
 from cbmir.demo.page import STATIC
 from cbmir.demo.uploads import Upload
+from cbmir.labels import readable
 from cbmir.runtime.evidence import overlay
 from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.results import Analysis, Finding, Neighbour, most_probable_first

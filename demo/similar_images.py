@@ -12,9 +12,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cbmir.demo.markup import escape, readable, table, thumbnail_url, unseen
+from cbmir.demo.markup import escape, table, thumbnail_url, unseen
 from cbmir.demo.mentions import mark_mentions
-from cbmir.labels import canonical
+from cbmir.labels import canonical, readable
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.results import LabelAgreement, Neighbour

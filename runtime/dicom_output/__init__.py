@@ -17,12 +17,4 @@ a second run replaces the first. docs/dicom_output.md has all codes.
 from cbmir.runtime.dicom_output.identifiers import answers_fingerprint, result_uid
 from cbmir.runtime.dicom_output.results import KINDS, Results, is_own_result, make_results, warm_up
 
-__all__ = [
-    "KINDS",
-    "Results",
-    "answers_fingerprint",
-    "is_own_result",
-    "make_results",
-    "result_uid",
-    "warm_up",
-]
+__all__ = ["KINDS", "Results", "answers_fingerprint", "is_own_result", "make_results", "result_uid", "warm_up"]

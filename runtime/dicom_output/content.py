@@ -14,7 +14,8 @@ from typing import Self
 
 from cbmir import __version__
 from cbmir.errors import ImageError
-from cbmir.runtime.dicom_output.identifiers import answers_fingerprint, readable, result_uid
+from cbmir.labels import readable
+from cbmir.runtime.dicom_output.identifiers import answers_fingerprint, result_uid
 from cbmir.runtime.dicom_output.source import SourceImage
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.entry import Hit
@@ -38,12 +39,6 @@ class Prior:
     source: SourceImage
     cosine: float
 
-    @property
-    def day(self) -> str:
-        """The day of its study, YYYY-MM-DD."""
-        day = str(self.source.header.StudyDate)
-        return f"{day[:4]}-{day[4:6]}-{day[6:]}" if day else "unknown day"
-
 
 @dataclass(frozen=True)
 class LookAlike:
@@ -61,31 +56,25 @@ class LookAlike:
 
     @property
     def words(self) -> str:
-        """The labels as people read them."""
         uncertain = (f"{readable(label)} (uncertain)" for label in self.uncertain)
         return ", ".join((*map(readable, self.labels), *uncertain)) or "no finding known"
 
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What a result says: findings most probable first, and the patient's own priors where they were asked for.
-
-    `collection` is the number of images in the gallery, None without one; `fingerprint` is `answers_fingerprint`;
-    `version` and `parameters` identify the model to a reader; `predecessor` is the SOP Instance UID of an earlier
-    model's SR, or empty.
-    """
+    """What a result says."""
 
     source: SourceImage
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...]  # most probable first
     look_alikes: tuple[LookAlike, ...]
-    priors: tuple[Prior, ...]
-    collection: int | None
+    priors: tuple[Prior, ...]  # where they were asked for
+    collection: int | None  # images in the gallery
     warnings: tuple[str, ...]
-    fingerprint: str
-    version: str
+    fingerprint: str  # `answers_fingerprint`
+    version: str  # with `parameters`: what identifies the model to a reader
     parameters: tuple[str, ...]
     moment: datetime
-    predecessor: str = ""
+    predecessor: str = ""  # the SOP Instance UID of an earlier model's SR
 
     @classmethod
     def of(
@@ -115,7 +104,7 @@ class Content:
         )
 
     def uid(self, kind: str) -> str:
-        """The SOP Instance UID of the result of a kind."""
+        """The SOP Instance UID of one kind of result."""
         return result_uid(self.source, self.fingerprint, kind)
 
 
@@ -140,12 +129,11 @@ def _own_priors(
             unreadable += 1
         elif _is_prior(found, source):
             priors.append(Prior(found, hit.cosine))
-    if not unreadable:
-        return tuple(priors), ()
-    return tuple(priors), (
+    note = (
         f"{unreadable} image(s) of this patient in the gallery are not marked as priors: their DICOM files cannot be "
-        f"read here, or do not name the same patient.",
+        f"read here, or do not name the same patient."
     )
+    return tuple(priors), (note,) if unreadable else ()
 
 
 def _look_up(hit: Hit, source: SourceImage) -> SourceImage | None:
@@ -175,14 +163,10 @@ def _is_same_patient(one: SourceImage, other: SourceImage) -> bool:
 
 def _agree(one: SourceImage, other: SourceImage, keyword: str) -> bool | None:
     """Whether both state the same; None where one of them states nothing."""
-    first, second = (_stated(of, keyword) for of in (one, other))
+    first, second = (str(of.header.get(keyword, "")).casefold().rstrip("^= ") for of in (one, other))
+    if keyword == "PatientBirthDate" and any(day.endswith("0101") for day in (first, second)):
+        return None  # an unknown birth date is often filled in as January 1
     return first == second if first and second else None
-
-
-def _stated(source: SourceImage, keyword: str) -> str:
-    """Empty where nothing is stated: a birth date of January 1 is what an unknown one is filled in with."""
-    text = str(source.header.get(keyword, "")).casefold().rstrip("^= ")
-    return "" if keyword == "PatientBirthDate" and text.endswith("0101") else text
 
 
 def _is_prior(found: SourceImage, source: SourceImage) -> bool:

@@ -1,7 +1,7 @@
 """FHIR R4 (4.0.1): a transaction Bundle of DiagnosticReport, Observation, ImagingStudy and Device.
 
 Each resource has an identifier that a second run makes again, and a conditional update by it: a server that receives
-the Bundle twice has it once. The patient is referred to by the image's own Patient ID, and is no part of the Bundle.
+the Bundle twice has it once. The patient is referred to by the image's own Patient ID.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from cbmir.labels import Code
+from cbmir.labels import Code, readable
 from cbmir.runtime.dicom_output import identifiers as own
 from cbmir.runtime.dicom_output.content import ALGORITHM, MANUFACTURER, Content, LookAlike
-from cbmir.runtime.dicom_output.identifiers import part_uid
+from cbmir.runtime.dicom_output.source import SourceImage
 from cbmir.runtime.results import Finding
 
 _URI = "urn:ietf:rfc:3986"  # the system of identifiers that are URIs
@@ -36,14 +36,13 @@ def bundle(content: Content) -> Resource:
         "note": [{"text": own.DISCLAIMER}],
     }
     observations = [
-        _made(content, "Observation", part_uid(uid, "finding", one.label)) | shared | _finding(one)
+        _made(content, "Observation", own.part_uid(uid, "finding", one.label)) | shared | _finding(one)
         for one in content.findings
     ]
     if content.look_alikes:
-        observations.append(
-            _made(content, "Observation", part_uid(uid, "look-alikes")) | shared | _look_alikes(content.look_alikes)
-        )
-    over = [own.readable(one.label) for one in content.findings if one.predicted]
+        made = _made(content, "Observation", own.part_uid(uid, "look-alikes"))
+        observations.append(made | shared | _look_alikes(content.look_alikes))
+    over = [readable(one.label) for one in content.findings if one.predicted]
     summary = f"Scores over the model's thresholds: {', '.join(over) or 'none'}."
     report = _made(content, "DiagnosticReport", uid) | {
         "category": [_category("v2-0074", "RAD", "Radiology")],
@@ -108,35 +107,31 @@ def _look_alikes(look_alikes: Sequence[LookAlike]) -> Resource:
 
 def _imaging_study(content: Content) -> Resource:
     """The study, with the series and instance that were analysed: a server may know more of it."""
-    source = content.source
-    header = source.header
-    started = _started(content)
+    source, started = content.source, _started(content.source)
+    instance = {
+        "uid": source.uid,
+        "sopClass": {"system": _URI, "code": f"urn:oid:{source.sop_class}"},
+        "number": source.number,
+    }
+    series = {
+        "uid": str(source.header.SeriesInstanceUID),
+        "modality": {"system": own.SYSTEMS["DCM"], "code": source.modality},
+        "instance": [instance],
+    }
     return {
         "resourceType": "ImagingStudy",
         "identifier": [{"system": "urn:dicom:uid", "value": f"urn:oid:{source.study_uid}"}],
         "status": "available",
         **(_subject(content) or {"subject": {"type": "Patient", "display": "not known"}}),
         **({"started": started} if started else {}),
-        "series": [
-            {
-                "uid": str(header.SeriesInstanceUID),
-                "modality": {"system": own.SYSTEMS["DCM"], "code": source.modality},
-                "instance": [
-                    {
-                        "uid": source.uid,
-                        "sopClass": {"system": _URI, "code": f"urn:oid:{source.sop_class}"},
-                        "number": source.number,
-                    }
-                ],
-            }
-        ],
+        "series": [series],
     }
 
 
 def _device(content: Content) -> Resource:
     return {
         "resourceType": "Device",
-        "identifier": [_identifier(part_uid(content.fingerprint, "device"))],
+        "identifier": [_identifier(own.part_uid(content.fingerprint, "device"))],
         "status": "active",
         "manufacturer": MANUFACTURER,
         "deviceName": [{"name": ALGORITHM, "type": "model-name"}],
@@ -196,14 +191,9 @@ def _concept(code: Code, text: str = "") -> Resource:
     return {"coding": [coding], "text": text or code.meaning}
 
 
-def _started(content: Content) -> str:
+def _started(source: SourceImage) -> str:
     """The study's day; with its time where the image states a time zone, without which FHIR has no time."""
-    header = content.source.header
-    day, clock = str(header.StudyDate), str(header.StudyTime)
-    if not day:
-        return ""
-    text = f"{day[:4]}-{day[4:6]}-{day[6:]}"
-    zone = str(header.get("TimezoneOffsetFromUTC", ""))
-    if not zone or len(clock) < 6:
-        return text
-    return f"{text}T{clock[:2]}:{clock[2:4]}:{clock[4:6]}{zone[:3]}:{zone[3:]}"
+    clock, zone = str(source.header.StudyTime), str(source.header.get("TimezoneOffsetFromUTC", ""))
+    if not source.day or not zone or len(clock) < 6:
+        return source.day
+    return f"{source.day}T{clock[:2]}:{clock[2:4]}:{clock[4:6]}{zone[:3]}:{zone[3:]}"

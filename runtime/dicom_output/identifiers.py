@@ -1,8 +1,7 @@
 """The names of results: UIDs that a second run makes again, and codes.
 
-A UID is `2.25.` and the integer of a UUID (DICOM PS3.5 B.2), here a version 5 one: made of names, without chance.
-Codes are standard ones where a concept means just that, else those of cbmir's own scheme 99CBMIR; `concept` converts
-one for highdicom.
+A UID is `2.25.` and the integer of a UUID of version 5 (DICOM PS3.5 B.2). Codes are standard ones where a concept means
+just that, else those of cbmir's own scheme 99CBMIR.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from cbmir.card import ModelCard
-from cbmir.labels import Code, canonical, code_for
+from cbmir.labels import Code, canonical, code_for, readable
 from cbmir.runtime.results import Finding
 
 if TYPE_CHECKING:
@@ -34,8 +33,7 @@ def result_uid(source: SourceImage, fingerprint: str, kind: str) -> str:
 
 
 def series_uid(study_instance_uid: str, kind: str) -> str:
-    """The Series Instance UID of all results of one kind in a study, by any model: a predecessor's series is known by
-    its study."""
+    """The Series Instance UID of all results of one kind in a study, by any model."""
     return _uid("series", study_instance_uid, kind)
 
 
@@ -45,10 +43,9 @@ def part_uid(result: str, *names: str) -> str:
 
 
 def answers_fingerprint(card: ModelCard) -> str:
-    """32 hexadecimal digits: the same for models whose results replace each other.
+    """32 hexadecimal digits of what decides a model's answers: the same for models whose results replace each other.
 
-    Made of what decides the answers: weights, labels, preprocessing, thresholds, calibration. Precision is no part of
-    it (but for int8, whose embedding space is its own), nor are metrics, versions and the gallery.
+    Precision is no part of it (but for int8, whose embedding space is its own), nor are metrics, versions and gallery.
     """
     of_card = card.to_json()
     names = ("labels", "preprocess", "encoder", "head", "sigma", "thresholds", "calibration", "fingerprint")
@@ -100,11 +97,7 @@ _LONGEST_MEANING = 64  # characters of an LO (PS3.5 6.2)
 def measured(finding: Finding) -> list[tuple[Code, float, Code]]:
     """Name, value and unit of all that is known of a finding: certainty, score and threshold."""
     certainty = None if finding.probability is None else 100 * finding.probability
-    every = [
-        (CERTAINTY, certainty, PERCENT),
-        (SCORE, finding.score, NO_UNITS),
-        (THRESHOLD, finding.threshold, NO_UNITS),
-    ]
+    every = (CERTAINTY, certainty, PERCENT), (SCORE, finding.score, NO_UNITS), (THRESHOLD, finding.threshold, NO_UNITS)
     return [(name, value, unit) for name, value, unit in every if value is not None]
 
 
@@ -117,11 +110,6 @@ def label_code(label: str) -> Code:
     """A label's standard code, else one of 99CBMIR: its canonical name."""
     name = "".join(one if one.isprintable() and one != "\\" else "?" for one in canonical(label))
     return code_for(label) or Code(SCHEME, name, readable(name)[:_LONGEST_MEANING])
-
-
-def readable(label: str) -> str:
-    """A label as people write it."""
-    return label.replace("_", " ")
 
 
 def concept(code: Code) -> CodedConcept:

@@ -12,8 +12,7 @@ from pydicom.uid import KeyObjectSelectionDocumentStorage
 
 from cbmir.runtime.dicom_output import identifiers as own
 from cbmir.runtime.dicom_output.content import Content
-from cbmir.runtime.dicom_output.identifiers import part_uid, series_uid
-from cbmir.runtime.dicom_output.objects import complete, document, identity, itself, observer, references
+from cbmir.runtime.dicom_output.objects import document, item, observer, references
 from cbmir.runtime.dicom_output.source import SourceImage
 
 _INTRODUCTION = "The image, and earlier images of the same patient by similarity:"
@@ -26,43 +25,34 @@ def key_objects(content: Content, *, copies: bool = True) -> list[Dataset]:
     studies = {content.source.study_uid: content.source}
     for prior in content.priors if copies else ():
         studies.setdefault(prior.source.study_uid, prior.source)
-    uids = {
-        study: content.uid("kos") if study == content.source.study_uid else part_uid(content.uid("kos"), study)
-        for study in studies
+    uids = {study: own.part_uid(content.uid("kos"), study) for study in studies}
+    uids[content.source.study_uid] = content.uid("kos")
+    copy_of = {
+        study: (study, own.series_uid(study, "kos"), KeyObjectSelectionDocumentStorage, uid)
+        for study, uid in uids.items()
     }
-    made = []
-    for study, of_study in studies.items():
-        others = [
-            (other, series_uid(other, "kos"), KeyObjectSelectionDocumentStorage, uids[other])
-            for other in studies if other != study
-        ]  # fmt: skip
-        made.append(_selection(content, of_study, uids[study], references(others)))
-    return made
+    return [
+        _selection(content, of_study, uids[study], references(copy_of[other] for other in studies if other != study))
+        for study, of_study in studies.items()
+    ]
 
 
 def _selection(content: Content, of_study: SourceImage, uid: str, others: list[Dataset]) -> Dataset:
     lines = (
-        f"{number}. study of {prior.day}: cosine similarity {prior.cosine:.3f}"
+        f"{number}. study of {prior.source.day or 'unknown day'}: cosine similarity {prior.cosine:.3f}"
         for number, prior in enumerate(content.priors, 1)
     )
     images = [content.source, *(prior.source for prior in content.priors)]
     tree = KeyObjectSelection(
         document_title=own.concept(own.FOR_RESEARCH),
-        referenced_objects=[_image(one) for one in images],
+        # highdicom takes it for an image, since it has rows and columns
+        referenced_objects=[item(SOPClassUID=i.sop_class, SOPInstanceUID=i.uid, Rows=1, Columns=1) for i in images],
         observer_device_context=observer(content),
         description="\r\n".join((own.DISCLAIMER, _INTRODUCTION, *lines)),
     )
-    arguments = identity(content, "kos", of_study) | {"sop_instance_uid": uid}
-    made = document(KeyObjectSelectionDocumentStorage, "KO", tree[0], arguments)
+    made = document(content, "kos", of_study, KeyObjectSelectionDocumentStorage, "KO", tree[0], uid=uid)
     made.ReferencedPerformedProcedureStepSequence = []
-    made.CurrentRequestedProcedureEvidenceSequence = references(map(itself, images))
+    made.CurrentRequestedProcedureEvidenceSequence = references(one.reference for one in images)
     if others:
         made.IdenticalDocumentsSequence = others
-    return complete(made, of_study)
-
-
-def _image(source: SourceImage) -> Dataset:
-    """A reference that highdicom takes for an image, since it has rows and columns."""
-    image = Dataset()
-    image.SOPClassUID, image.SOPInstanceUID, image.Rows, image.Columns = source.sop_class, source.uid, 1, 1
-    return image
+    return made

@@ -25,24 +25,17 @@ _CLASSES = ("1.2.840.10008.5.1.4.1.1.88.34", "1.2.840.10008.5.1.4.1.1.7", "1.2.8
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """The results that were asked for; None for the rest, and for `kos` where the gallery has no prior of the patient.
-
-    Attributes:
-        fhir: a Bundle, plain values for JSON.
-        kos_copies: the selection of priors as it stands in the priors' own studies.
-        warnings: of the analysis and of making these, without patient data; they stand in the results too.
-    """
+    """The results that were asked for; None for the rest, and for `kos` without a prior of the patient."""
 
     sr: Dataset | None = None
     sc: Dataset | None = None
     kos: Dataset | None = None
-    fhir: dict[str, Any] | None = None
-    kos_copies: tuple[Dataset, ...] = ()
-    warnings: tuple[str, ...] = ()
+    fhir: dict[str, Any] | None = None  # a Bundle, plain values for JSON
+    kos_copies: tuple[Dataset, ...] = ()  # the selection of priors as it stands in the priors' own studies
+    warnings: tuple[str, ...] = ()  # without patient data; they stand in the results too
 
     def named(self) -> list[tuple[str, Dataset]]:
-        """The DICOM objects with their names: `sr`, `sc`, `kos`, and `kos-2` … for the copies. They are ready to be
-        stored: file meta and transfer syntax are set."""
+        """The DICOM objects, ready to be stored, by their names: `sr`, `sc`, `kos`, and `kos-2` … for the copies."""
         copies = ((f"kos-{number}", copy) for number, copy in enumerate(self.kos_copies, 2))
         named = (("sr", self.sr), ("sc", self.sc), ("kos", self.kos), *copies)
         return [(name, dataset) for name, dataset in named if dataset is not None]
@@ -70,7 +63,7 @@ def make_results(
         kinds: which of `KINDS` to make.
         image: what was read from the same bytes, if it is at hand: the page shows it.
         predecessor: the SOP Instance UID of the SR that an earlier model made of the image, in the same study. The new
-            SR names it in its Predecessor Documents Sequence, unless it is of the same model, which it replaces.
+            SR names it, unless it replaces it, being of the same model.
         copies: whether the selection of priors stands in the priors' studies too, not in the image's own alone.
 
     Raises:

@@ -11,18 +11,17 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
-from highdicom import UID
 from highdicom.sc import SCImage
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from pydicom import Dataset
 from pydicom.uid import ExplicitVRLittleEndian
 
+from cbmir.labels import readable
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.dicom_output import identifiers as own
 from cbmir.runtime.dicom_output.content import ALGORITHM, Content, Prior
-from cbmir.runtime.dicom_output.identifiers import readable
-from cbmir.runtime.dicom_output.objects import complete, identity
+from cbmir.runtime.dicom_output.objects import complete, identity, item
 from cbmir.runtime.evidence import MORE, overlay
 from cbmir.runtime.imaging.radiograph import Radiograph
 from cbmir.runtime.results import Analysis, Finding
@@ -61,7 +60,7 @@ def _draw_page(content: Content, analysis: Analysis, image: Radiograph, spec: Pr
     end = _draw_priors(sheet, content.priors, end)
     _draw_warnings(sheet, content.warnings, end + 16)
     _draw_footer(sheet, content)
-    return sheet.pixels()
+    return np.array(sheet.image)
 
 
 def _draw_findings(sheet: _Sheet, findings: Sequence[Finding]) -> None:
@@ -133,7 +132,9 @@ def _draw_priors(sheet: _Sheet, priors: Sequence[Prior], y: int) -> int:
     """Draw the patient's own similar priors, by their days. Returns where they end."""
     if not priors:
         return y
-    text = "Similar earlier images of this patient: " + ", ".join(f"{one.day} ({one.cosine:.3f})" for one in priors)
+    text = "Similar earlier images of this patient: " + ", ".join(
+        f"{one.source.day or 'unknown day'} ({one.cosine:.3f})" for one in priors
+    )
     return sheet.lines(_MARGIN, y + 12, text, 18, 2 * _PICTURE + _GAP, at_most=2, colour=_INK)
 
 
@@ -169,11 +170,8 @@ class _Sheet:
     """A black page to draw on. Positions are left and top in pixels; text has `_font`."""
 
     def __init__(self) -> None:
-        self._image = Image.new("RGB", (WIDTH, HEIGHT))
-        self._draw = ImageDraw.Draw(self._image)
-
-    def pixels(self) -> NDArray[np.uint8]:
-        return np.array(self._image)
+        self.image = Image.new("RGB", (WIDTH, HEIGHT))
+        self._draw = ImageDraw.Draw(self.image)
 
     def text(self, x: int, y: int, text: str, size: int, colour: Colour = _INK, anchor: str = "la") -> None:
         self._draw.text((x, y), text, fill=colour, font=_font(size), anchor=anchor)
@@ -223,13 +221,12 @@ class _Sheet:
         self.text(x, _TOP, self.cut(title, 24, _PICTURE), 24)
         top = _TOP + 40
         left, above = x + (_PICTURE - pixels.shape[1]) // 2, top + (_PICTURE - pixels.shape[0]) // 2
-        self._image.paste(Image.fromarray(pixels).convert("RGB"), (left, above))
+        self.image.paste(Image.fromarray(pixels).convert("RGB"), (left, above))
         self._draw.rectangle((x - 1, top - 1, x + _PICTURE, top + _PICTURE), outline=_LINE)
 
 
 def page(content: Content, analysis: Analysis, image: Radiograph, spec: PreprocessSpec) -> Dataset:
-    """The page of an analysis of `image`, ready to be stored. Its tags name the patient; its pixels only where the
-    image's own do."""
+    """The page of an analysis of `image`, ready to be stored. Its pixels name the patient only where the image's do."""
     source = content.source
     made = SCImage(
         pixel_array=_draw_page(content, analysis, image, spec),
@@ -248,8 +245,12 @@ def page(content: Content, analysis: Analysis, image: Radiograph, spec: Preproce
         made.BurnedInAnnotation = source.burned_in
     made.ImageComments = own.DISCLAIMER
     made.DerivationDescription = "Page of findings, evidence and look-alikes"
-    reference = Dataset()
-    reference.ReferencedSOPClassUID, reference.ReferencedSOPInstanceUID = UID(source.sop_class), UID(source.uid)
-    reference.PurposeOfReferenceCodeSequence = [own.concept(own.SOURCE_IMAGE)]
-    made.SourceImageSequence = [reference]
-    return complete(made, source)
+    made.SourceImageSequence = [
+        item(
+            ReferencedSOPClassUID=source.sop_class,
+            ReferencedSOPInstanceUID=source.uid,
+            PurposeOfReferenceCodeSequence=[own.concept(own.SOURCE_IMAGE)],
+        )
+    ]
+    complete(made, source)
+    return made

@@ -1,7 +1,7 @@
 """The image that was analysed, as results refer to it: its patient, its study, and its own UIDs.
 
-Objects are read tolerantly and written strictly: a value that the standard does not allow is left empty in the results,
-with a warning that names the tag. The UIDs alone must be there.
+A value that the standard does not allow is left empty in the results, with a warning that names the tag. Only the UIDs
+must be there.
 """
 
 from __future__ import annotations
@@ -34,15 +34,13 @@ UTF_8 = "ISO_IR 192"
 
 @dataclass(frozen=True, eq=False)
 class SourceImage:
-    """`header` has the four UIDs, the patient and the study, in UTF-8 and as the standard has them. No warning holds a
-    value. `number` is the Instance Number, or 1; `modality` is OT (other) where the image has none; `burned_in` is YES
-    or NO where the image says whether its pixels name the patient, else empty."""
+    """What a DICOM file's header says of one image."""
 
-    header: Dataset
-    warnings: tuple[str, ...]
-    number: int
-    modality: str
-    burned_in: str
+    header: Dataset  # the four UIDs, the patient and the study, in UTF-8 and as the standard has them
+    warnings: tuple[str, ...]  # without values
+    number: int  # Instance Number, or 1
+    modality: str  # OT (other) where the image has none
+    burned_in: str  # YES or NO: whether the pixels name the patient; empty where the image does not say
 
     @classmethod
     def read(cls, stream: BinaryIO) -> Self:
@@ -58,9 +56,8 @@ class SourceImage:
             try:
                 found = dcmread(stream, force=True, stop_before_pixels=True)
             except read_errors() as error:
-                raise DamagedImageError(
-                    f"the DICOM file is damaged or cut off ({type(error).__name__})"
-                ) from None  # whose message may quote a tag
+                name = type(error).__name__  # its message may quote a tag
+                raise DamagedImageError(f"the DICOM file is damaged or cut off ({name})") from None
             header, warnings = Dataset(), []
             header.SpecificCharacterSet = UTF_8
             for keyword in UIDS:
@@ -76,14 +73,11 @@ class SourceImage:
                     warnings.append(f"{tag_name(keyword)} of the image is not as DICOM has it: left out of the results")
                 if text or keyword in _PRESENT:
                     setattr(header, keyword, text or "")
-            number = _text(found, "InstanceNumber", collected) or "1"
-            modality = _text(found, "Modality", collected) or "OT"
-            burned_in = _text(found, "BurnedInAnnotation", collected) or ""
-            if burned_in == "YES":
-                warnings.append(
-                    f"{tag_name('BurnedInAnnotation')} of the image is YES: its pixels may name the patient"
-                )
-        return cls(header, tuple(warnings), max(1, int(number)), modality, burned_in)
+            words = ("InstanceNumber", "Modality", "BurnedInAnnotation")
+            number, modality, burned_in = (_text(found, keyword, collected) for keyword in words)
+        if burned_in == "YES":
+            warnings.append(f"{tag_name('BurnedInAnnotation')} of the image is YES: its pixels may name the patient")
+        return cls(header, tuple(warnings), max(1, int(number or 1)), modality or "OT", burned_in or "")
 
     @property
     def uid(self) -> str:
@@ -101,6 +95,17 @@ class SourceImage:
     @property
     def patient_id(self) -> str:
         return str(self.header.PatientID)
+
+    @property
+    def day(self) -> str:
+        """The day of its study, YYYY-MM-DD or empty."""
+        day = str(self.header.StudyDate)
+        return f"{day[:4]}-{day[4:6]}-{day[6:]}" if day else ""
+
+    @property
+    def reference(self) -> tuple[str, str, str, str]:
+        """As `objects.references` takes it: study, series, SOP class and SOP instance."""
+        return self.study_uid, str(self.header.SeriesInstanceUID), self.sop_class, self.uid
 
     def local(self, moment: datetime) -> datetime:
         """A time in the time zone that the image states, and its results with it; else as this machine has it."""
@@ -142,6 +147,5 @@ def _is_fit(keyword: str, text: str, has_character_set: bool) -> bool:
         return re.fullmatch(r"[+-](0\d|1[0-4])[0-5]\d", text) is not None
     if keyword.endswith(("Date", "Time")):
         return "-" not in text  # a range is for queries
-    if any(unicodedata.category(character) == "Cc" for character in text):
-        return False
-    return has_character_set or text.isascii()  # without one, nothing says what other bytes mean
+    has_control = any(unicodedata.category(character) == "Cc" for character in text)
+    return not has_control and (has_character_set or text.isascii())  # else nothing says what other bytes mean

@@ -21,23 +21,21 @@ from pydicom.uid import Comprehensive3DSRStorage
 from cbmir.labels import Code
 from cbmir.runtime.dicom_output import identifiers as own
 from cbmir.runtime.dicom_output.content import ALGORITHM, Content, LookAlike
-from cbmir.runtime.dicom_output.identifiers import part_uid, series_uid
-from cbmir.runtime.dicom_output.objects import complete, document, identity, itself, observer, references
+from cbmir.runtime.dicom_output.objects import document, observer, references
 from cbmir.runtime.results import Finding
 
 
 def measurement_report(content: Content) -> Dataset:
     """The SR of an analysis, ready to be stored."""
-    arguments = identity(content, "sr", content.source)
-    made = document(Comprehensive3DSRStorage, "SR", _tree(content)[0], arguments)
+    made = document(content, "sr", content.source, Comprehensive3DSRStorage, "SR", _tree(content)[0])
     made.CompletionFlag, made.VerificationFlag, made.PreliminaryFlag = "COMPLETE", "UNVERIFIED", "PRELIMINARY"
     made.PerformedProcedureCodeSequence = made.ReferencedPerformedProcedureStepSequence = []  # type 2: not known
-    made.CurrentRequestedProcedureEvidenceSequence = references([itself(content.source)])
+    made.CurrentRequestedProcedureEvidenceSequence = references([content.source.reference])
     if content.predecessor:
         study = content.source.study_uid
-        earlier = (study, series_uid(study, "sr"), Comprehensive3DSRStorage, content.predecessor)
+        earlier = (study, own.series_uid(study, "sr"), Comprehensive3DSRStorage, content.predecessor)
         made.PredecessorDocumentsSequence = references([earlier])
-    return complete(made, content.source)
+    return made
 
 
 def _tree(content: Content) -> MeasurementReport:
@@ -58,7 +56,9 @@ def _tree(content: Content) -> MeasurementReport:
 
 def _finding(content: Content, finding: Finding) -> MeasurementsAndQualitativeEvaluations:
     return MeasurementsAndQualitativeEvaluations(
-        tracking_identifier=TrackingIdentifier(part_uid(content.uid("sr"), "finding", finding.label), finding.label),
+        tracking_identifier=TrackingIdentifier(
+            own.part_uid(content.uid("sr"), "finding", finding.label), finding.label
+        ),
         finding_type=own.concept(own.label_code(finding.label)),
         algorithm_id=_algorithm(content),
         measurements=[_measurement(*one) for one in own.measured(finding)],
@@ -69,7 +69,7 @@ def _finding(content: Content, finding: Finding) -> MeasurementsAndQualitativeEv
 
 def _look_alike(content: Content, one: LookAlike) -> MeasurementsAndQualitativeEvaluations:
     return MeasurementsAndQualitativeEvaluations(
-        tracking_identifier=TrackingIdentifier(part_uid(content.uid("sr"), "look-alike", one.case), one.case),
+        tracking_identifier=TrackingIdentifier(own.part_uid(content.uid("sr"), "look-alike", one.case), one.case),
         finding_type=own.concept(own.LOOK_ALIKE),
         algorithm_id=_algorithm(content),
         measurements=[_measurement(own.COSINE, one.cosine, own.NO_UNITS)],

@@ -29,12 +29,7 @@ _WORKSPACE = 1 << 30
 
 
 def provider_options(
-    engine: str,
-    *,
-    precision: str = "float32",
-    size: int = 0,
-    memory: int = 0,
-    cache: Path | None = None,
+    engine: str, *, precision: str = "float32", size: int = 0, memory: int = 0, cache: Path | None = None
 ) -> list[tuple[str, Options]]:
     """The providers of an engine (a name of PROVIDERS) and their options, for `InferenceSession(providers=…)`.
 

@@ -72,6 +72,11 @@ def canonical(name: str) -> str:
     return _CANONICAL.get(" ".join(name.replace("_", " ").split()).lower(), name)
 
 
+def readable(label: str) -> str:
+    """A label as people write it."""
+    return label.replace("_", " ")
+
+
 def code_for(name: str) -> Code | None:
     """The standard code of a finding, or None where no concept means just that."""
     return _CODES.get(canonical(name))
