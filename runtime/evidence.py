@@ -36,8 +36,7 @@ def evidence_map(feature_map: NDArray[np.float32], vector: NDArray[np.float32]) 
         vector: float32 [D] of any norm.
 
     Returns:
-        float32 [h, w], which sums to the cosine; negative cells speak against it. All zeros where the feature map's
-        mean or the vector is zero.
+        float32 [h, w], which sums to the cosine. All zeros where the feature map's mean or the vector is zero.
     """
     cells = feature_map.astype(np.float64)
     direction = vector.astype(np.float64)
@@ -54,9 +53,8 @@ def finding_vectors(
 ) -> dict[str, NDArray[np.float32]]:
     """The vector [D] whose evidence map explains each finding of an image with this embedding [D].
 
-    For a proxy head it is the class's best proxy, which gave the score (METHOD "Scores": the maximum). For a linear
-    head it is the class's weight row: the map then sums to the cosine between embedding and weights, which the logit
-    follows but for the row's norm and the bias.
+    For a proxy head it is the class's best proxy, which gave the score (METHOD "Scores": the maximum); for a linear
+    head, the class's weight row.
     """
     names = card.labels.names
     if card.head == "linear":
@@ -69,10 +67,7 @@ def finding_vectors(
 
 
 def seen_box(height: int, width: int, spec: PreprocessSpec) -> tuple[int, int, int, int]:
-    """The part of an image [height, width] that the model sees, as (top, bottom, left, right) in pixels.
-
-    Preprocessing squashes the image to a square of `resize` and keeps the middle `crop`.
-    """
+    """The part of an image [height, width] that the model sees, as (top, bottom, left, right) in pixels."""
     start = (spec.resize - spec.crop) // 2
     first, last = start / spec.resize, (start + spec.crop) / spec.resize
     return round(height * first), round(height * last), round(width * first), round(width * last)
@@ -83,9 +78,8 @@ def overlay(
 ) -> NDArray[np.uint8]:
     """Blend an evidence map float32 [h, w] over the grey image uint8 [H, W]: uint8 [H, W, 3].
 
-    The map is spread bilinearly over the part that the model sees, whose edge is marked by a thin line. Each cell is
-    shown by its difference from the mean cell: the greatest, of either sign, gets `opacity` in [0, 1], smaller ones
-    less in proportion. Cells of `TOLD` or more bear a sign in their middle.
+    The map is spread over the part that the model sees, whose edge is marked by a thin line. Each cell is shown by its
+    difference from the mean cell: the greatest gets `opacity` in [0, 1], smaller ones less in proportion.
     """
     height, width = pixels.shape
     top, bottom, left, right = seen_box(height, width, spec)
@@ -126,10 +120,9 @@ def _signed(picture: NDArray[np.uint8], shares: NDArray[np.float32]) -> NDArray[
 def combination_vector(card: ModelCard, head: NDArray[np.float32], labels: Sequence[str]) -> NDArray[np.float32]:
     """The direction that stands for one or several of the model's labels together: float32 [D], unit norm.
 
-    Training draws images towards the proxies of the findings that they show (METHOD, "Loss"), so an image that shows
-    several lies between them. The direction is that of the mean of the labels' own directions; each of these is the
-    mean of the label's proxies, or the weight row of a linear head. Raises UserError for no label, one that is given
-    twice, and labels whose directions cancel out; ManifestError for one that the model does not have.
+    Training draws an image towards the proxies of the findings that it shows (METHOD, "Loss"), so this is the mean of
+    the labels' directions: the mean of a label's proxies, or the weight row of a linear head. Raises UserError for no
+    label, one that is given twice, and labels that cancel out; ManifestError for one that the model does not have.
     """
     rows = sorted(card.labels.index(label) for label in labels)
     if not rows or len(set(rows)) < len(rows):

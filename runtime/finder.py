@@ -66,8 +66,7 @@ class Finder(Closing):
         """Takes engine and gallery over: `close` closes both.
 
         Args:
-            reduced_jpeg2000: decode large JPEG 2000 images at a lower resolution: faster, and within one grey level of
-                the model's input but for a few pixels (`read_image`, `reduced_for`).
+            reduced_jpeg2000: decode large JPEG 2000 images at a lower resolution (`read_image`, `reduced_for`).
             allow_lateral: accept DICOM files of lateral views, with a warning.
 
         Raises:
@@ -139,14 +138,8 @@ class Finder(Closing):
 
         The same patient's images are left out of the neighbours: those of `patient_id`, of the patients of the
         gallery's entries made from the same file, and of the DICOM file's patient. A warning says where none of these
-        is known, or none is in the gallery, and where nothing in the gallery looks like the image.
-
-        Args:
-            image: a path, a file's bytes, a grey array [H, W], or what `read` returned.
-            filter: which entries count (`Gallery.search`, as `exact`).
-
-        Raises:
-            ImageError: the image cannot be analysed.
+        is known, or none is in the gallery, and where nothing in the gallery looks like the image. `filter` and `exact`
+        are those of `Gallery.search`. Raises ImageError.
         """
         radiograph = image if isinstance(image, Radiograph) else self.read(image)
         outputs, feature_map = self._run(radiograph)
@@ -166,9 +159,8 @@ class Finder(Closing):
             vectors = {hit.entry.id: vector for hit, vector in zip(hits, found.vectors, strict=False)}
             if novelty is not None and novelty.flagged:
                 warnings.insert(0, NOTHING_ALIKE)
-        query_labels = {name for entry in known for name in entry.positive}
-        if not known:
-            query_labels = {f.label for f in findings if f.predicted}
+        predicted = {finding.label for finding in findings if finding.predicted}
+        query_labels = {name for entry in known for name in entry.positive} if known else predicted
         names = {canonical(name) for name in query_labels}
 
         return Analysis(
@@ -193,12 +185,10 @@ class Finder(Closing):
         *,
         filter: Filter = Filter(),  # noqa: B008
     ) -> tuple[Neighbour, ...]:
-        """The k entries of the gallery nearest to a combination of findings: a query without an image
-        (`cbmir.runtime.evidence.combination_vector`). Of each, `shared` holds those of `labels` that it has.
+        """The k entries of the gallery nearest to a combination of findings (`evidence.combination_vector`): a query
+        without an image. Of each, `shared` holds those of `labels` that it has.
 
-        Raises:
-            UserError: without a gallery, and as `combination_vector`.
-            ManifestError: the model does not have a label.
+        Raises UserError without a gallery, and as `combination_vector` does.
         """
         if self.gallery is None:
             raise UserError("expected a gallery to search, found none: open the finder with one")
@@ -207,15 +197,11 @@ class Finder(Closing):
         return tuple(neighbour_of(hit, wanted) for hit in self.gallery.search(vector, k, filter=filter).hits)
 
     def evidence_towards(self, image: Image | Radiograph, vector: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Each cell's share in the cosine between an image and a vector [D], as of another image, float32 [h, w]: what
-        makes *this* image similar to that one. Raises ImageError for an image that cannot be analysed."""
+        """Each cell's share in the cosine between an image and a vector [D], as of another image: float32 [h, w]."""
         return evidence_map(self._run(image if isinstance(image, Radiograph) else self.read(image))[1], vector)
 
     def embed(self, batch: Sequence[Image] | NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Embeddings float32 [N, D], unit norm, of a list of images or of preprocessed uint8 [N, 1, S, S].
-
-        Raises UserError for a single image that is not in a list.
-        """
+        """Embeddings float32 [N, D], unit norm, of a list of images or of preprocessed uint8 [N, 1, S, S]."""
         if isinstance(batch, str | bytes | Path):
             raise UserError("expected a list of images, found a single one; put it into a list")
         if not isinstance(batch, np.ndarray):
@@ -229,12 +215,8 @@ class Finder(Closing):
     ) -> Iterator[NDArray[np.float32] | ImageError]:
         """For each image, in order: its embedding float32 [D], unit norm, or the ImageError that reading it raised.
 
-        There may be any number of images: a bounded number is taken ahead, and read by `workers` processes
-        (`imaging.workers.work_through`) while the engine runs.
-
-        Raises:
-            UserError: for a single image, and for a negative number of workers.
-            WorkerError: a worker died.
+        A bounded number of images is taken ahead, and read by `workers` processes (`imaging.workers.work_through`)
+        while the engine runs. Raises UserError for a negative number of workers, WorkerError where one dies.
         """
         from cbmir.runtime.imaging.workers import work_through  # multiprocessing, which one answer has no use for
 
@@ -269,11 +251,9 @@ class Finder(Closing):
         return outputs, outputs.feature_map[0]
 
     def _findings(self, scores: NDArray[np.float32]) -> tuple[Finding, ...]:
-        card = self.card
-        findings = []
-        for label, score, threshold, calibration in zip(
-            card.labels.names, scores.tolist(), card.thresholds, card.calibration, strict=True
-        ):
+        card, findings = self.card, []
+        columns = card.labels.names, scores.tolist(), card.thresholds, card.calibration
+        for label, score, threshold, calibration in zip(*columns, strict=True):
             probability = None if calibration is None else calibration.probability(score)
             predicted = None if threshold is None else score > threshold
             findings.append(Finding(label, score, probability, predicted, threshold))
@@ -287,8 +267,7 @@ def _preprocessed(spec: PreprocessSpec, read: Callable[[Image], Radiograph], ima
 def _known_of(
     gallery: SearchableGallery, image: Radiograph, patient_id: str, exclude: bool
 ) -> tuple[tuple[Entry, ...], frozenset[str], list[str]]:
-    """Before the search: the gallery's entries made from the same file, the patients that the image may be of, and
-    warnings, which name no patient."""
+    """The gallery's entries made from the same file, the patients that the image may be of, and warnings."""
     known = tuple(gallery.find(image.sha256))
     warnings = [IN_GALLERY] if known else []
     of_file = image.patient_id.strip()
@@ -313,8 +292,7 @@ def _search(
     known: tuple[Entry, ...],
     patients: frozenset[str],
 ) -> tuple[SearchResult, Novelty | None]:
-    """The k neighbours that were asked for, and how unusual the image is: compared with all of the gallery but itself
-    and its own patient's images, with no other filter."""
+    """The k neighbours, and how unusual the image is among the gallery's images but itself and its own patient's."""
     reference = gallery.reference_distances
     if not len(reference):
         return gallery.search(embedding, k, filter=wanted, exact=exact), None

@@ -32,16 +32,10 @@ class _SharedFinder:
 
 
 class ReloadableFinder(Closing):
-    """A Finder that can be replaced while it is in use: a block that began with the old one ends with it.
-
-    All of it is safe from many threads.
-    """
+    """A thread-safe Finder that can be replaced while in use: a block that began with the old one ends with it."""
 
     def __init__(self, open: Callable[[], Finder], *, at_once: bool = True) -> None:  # noqa: A002 - what it does
-        """Opens a finder and warms it up, unless `at_once` is False: then the first `reload` does.
-
-        Raises what `open` and a first analysis raise.
-        """
+        """Opens a finder and warms it up; if `at_once` is False, the first `reload` does. Raises as `reload`."""
         self._open = open
         self._current: _SharedFinder | None = None
         self._generation = 0
@@ -67,11 +61,7 @@ class ReloadableFinder(Closing):
     def reload(self) -> None:
         """Open and warm up a finder, then put it in the old one's place, which closes with its last user.
 
-        The old one answers until the new one is warm. One reload waits for another.
-
-        Raises:
-            NotReadyError: this is closed.
-            Exception: what `open` and a first analysis raise; the old finder stays then.
+        Raises NotReadyError if this is closed, and what `open` and a first analysis raise: the old finder then stays.
         """
         with self._reloading:
             with self._lock:
@@ -124,8 +114,7 @@ class ReloadableFinder(Closing):
 
 
 def warm_up(finder: Finder) -> None:
-    """Analyse a grey ramp, so that the first request does not wait for what is set up lazily: graphs, the gallery's
-    vectors and reference distances. Raises what an analysis raises."""
+    """Analyse a grey ramp, so that the first request does not wait for graphs, vectors and reference distances."""
     side = max(finder.card.preprocess.crop, 64)
     ramp = np.linspace(0, 255, side * side).astype(np.uint8).reshape(side, side)
     finder.analyze(ramp, 1, exclude_same_patient=False)

@@ -1,9 +1,8 @@
 """Novelty: does anything in the gallery look like this image at all?
 
 The measure is the distance from an image's embedding to the nearest mixture of the `NEAREST` images of other patients
-that are nearest to it. Neighbours of a chest X-ray surround it: it is nearly a mixture of them. Something else has
-neighbours as well, and may be no farther from each, but they all lie to one side of it (measured in docs/novelty.md:
-the mean distance to the neighbours recognises inverted and rotated chests far less often).
+that are nearest to it. Neighbours of a chest X-ray surround it; those of something else all lie to one side of it
+(docs/novelty.md compares it with the mean distance to the neighbours).
 
 The gallery's own images, each measured against the others in the same way, give the reference distances: an image
 farther out than all but 1 in 100 of them is flagged.
@@ -65,11 +64,10 @@ def mixture_distance(embedding: NDArray[np.float32], nearest: NDArray[np.float32
 def reference_distances(
     vectors: NDArray[np.float32], patients: NDArray[np.int64], *, sample: int = 1000, seed: int = 0
 ) -> NDArray[np.float32]:
-    """How far the gallery's own images are from the rest of it, each with its patient left out.
+    """`as_reference` of how far a random `sample` of the gallery's images is from the rest, each without its patient.
 
-    `vectors` are float32 [N, D], unit norm, perhaps mapped from a file; `patients` int64 [N], 0 where not known (then
-    only the image itself is left out). A random `sample` of images is measured; those with fewer than `NEAREST` images
-    of others are not. Returns `as_reference` of them.
+    `vectors` are float32 [N, D], unit norm; `patients` int64 [N], 0 where not known (then only the image itself is left
+    out). Images with fewer than `NEAREST` images of others are not measured.
     """
     if len(vectors) < FEWEST:
         return np.empty(0, np.float32)
@@ -87,8 +85,7 @@ def as_reference(distances: Sequence[float]) -> NDArray[np.float32]:
 def _nearest_of_others(
     vectors: NDArray[np.float32], patients: NDArray[np.int64], chosen: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The `NEAREST` rows of other patients to each of the chosen rows, in no order, [c, NEAREST]; and bool [m]: which
-    of the chosen have as many, c of them."""
+    """The `NEAREST` rows of other patients to each of c chosen rows, in no order, and bool [m]: which have as many."""
     queries, owners = vectors[chosen], patients[chosen]
     best = np.full((len(chosen), NEAREST), -np.inf, np.float32)
     at = np.zeros((len(chosen), NEAREST), np.int64)

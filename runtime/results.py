@@ -18,8 +18,8 @@ from cbmir.runtime.novelty import Novelty
 
 @dataclass(frozen=True)
 class Finding:
-    """A label's score in [0, 1]. `probability` is the calibrated one; it, `threshold` and `predicted` (score >
-    threshold) are None where the model's validation data could not give them."""
+    """A label's score in [0, 1]. The calibrated `probability`, `threshold` and `predicted` (score > threshold) are None
+    where the model's validation data could not give them."""
 
     label: str
     score: float
@@ -31,18 +31,18 @@ class Finding:
 def most_probable_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The one order in which people read findings: on the command line, in the demo and in DICOM and FHIR results.
 
-    By calibrated probability. Findings without one follow, by score: a score is on no scale of probabilities, so it
-    can't be compared with one. Equal ones are in the order of their labels.
+    By calibrated probability. Findings without one follow, by score, which can't be compared with a probability. Equal
+    ones are in the order of their labels.
     """
     return tuple(sorted(findings, key=lambda f: (f.probability is None, -(f.probability or 0), -f.score, f.label)))
 
 
 @dataclass(frozen=True)
 class LabelAgreement:
-    """How many of the neighbours have a label as 1, 0, -1 or not at all; together, all of them.
+    """How many of the neighbours have a label as 1, 0, -1 or not at all.
 
-    `share` in [0, 1] is the weight of the positive and uncertain ones (uncertain counts as positive in retrieval),
-    divided by the weight of all for which the label is known; None where it is known for none.
+    `share` in [0, 1] is the weight of the positive and uncertain ones, divided by the weight of all for which the label
+    is known; None where it is known for none.
     """
 
     label: str
@@ -54,16 +54,10 @@ class LabelAgreement:
 
 
 def agreement(hits: Sequence[Hit], labels: Sequence[str], sigma: float) -> tuple[LabelAgreement, ...]:
-    """How far the neighbours agree on each label: one LabelAgreement per label, in the order of `labels`.
+    """How far the neighbours agree on each of `labels`; empty without hits.
 
-    A neighbour at distance d weighs exp(-d^2 / (2 sigma^2)): the Gaussian similarity that the model was trained with
-    (METHOD, "Loss"). So a neighbour weighs as much as a proxy at the same distance does in a score.
-
-    Args:
-        sigma: the model card's, greater than 0.
-
-    Returns:
-        An empty tuple without hits.
+    A neighbour at distance d weighs exp(-d^2 / (2 sigma^2)), as a proxy does in a score (METHOD, "Loss"), with `sigma`
+    of the model card.
     """
     weights = [math.exp(-(hit.distance**2) / (2 * sigma**2)) for hit in hits]
     found = []
@@ -71,9 +65,8 @@ def agreement(hits: Sequence[Hit], labels: Sequence[str], sigma: float) -> tuple
         values = [(hit.entry.labels or {}).get(label) for hit in hits]
         known = sum(weight for value, weight in zip(values, weights, strict=True) if value is not None)
         present = sum(weight for value, weight in zip(values, weights, strict=True) if value in (1, -1))
-        positive, negative, uncertain, unknown = (values.count(value) for value in (1, 0, -1, None))
-        share = present / known if known else None
-        found.append(LabelAgreement(label, positive, negative, uncertain, unknown, share))
+        counts = (values.count(value) for value in (1, 0, -1, None))
+        found.append(LabelAgreement(label, *counts, share=present / known if known else None))
     return tuple(found)
 
 
@@ -105,10 +98,8 @@ class Analysis:
         embedding: float32 [D], unit norm.
         feature_map: float32 [D, h, w].
         agreement: one per label of the gallery; empty without neighbours.
-        novelty: whether anything in the gallery looks like the image, independent of the neighbours that were asked
-            for; None without a gallery, and with a small one.
-        query_labels: the labels that the image is known to have, where it is in the gallery, or else is predicted to
-            have.
+        novelty: None without a gallery, and with a small one.
+        query_labels: those known of the image, where it is in the gallery, or else predicted.
         known: ids of the gallery's entries that were made from the same file.
     """
 
@@ -126,19 +117,11 @@ class Analysis:
     known: tuple[str, ...] = ()
 
     def evidence_for_finding(self, label: str) -> NDArray[np.float32]:
-        """float32 [h, w]: each cell's share in the cosine to the finding's vector (`evidence.finding_vectors`).
-
-        Raises:
-            UserError: the model does not have this label.
-        """
+        """float32 [h, w]: each cell's share in the cosine to the finding's vector. Raises UserError."""
         return self._evidence(self.finding_vectors, label, "finding")
 
     def evidence_for_neighbour(self, id: str) -> NDArray[np.float32]:
-        """float32 [h, w]: each cell's share in the cosine to this neighbour.
-
-        Raises:
-            UserError: no neighbour has this id.
-        """
+        """float32 [h, w]: each cell's share in the cosine to this neighbour. Raises UserError."""
         return self._evidence(self.neighbour_vectors, id, "neighbour")
 
     def to_json(self) -> dict[str, Any]:
@@ -147,7 +130,7 @@ class Analysis:
             "image": self.image,
             "known": list(self.known),
             "findings": [asdict(finding) for finding in self.findings],
-            "neighbours": [_plain(n) for n in self.neighbours],
+            "neighbours": [_plain(one) for one in self.neighbours],
             "agreement": [asdict(of_label) for of_label in self.agreement],
             "novelty": None if self.novelty is None else asdict(self.novelty),
             "warnings": list(self.warnings),
@@ -155,9 +138,8 @@ class Analysis:
 
     def _evidence(self, vectors: Mapping[str, NDArray[np.float32]], key: str, what: str) -> NDArray[np.float32]:
         if key not in vectors:
-            raise UserError(
-                f"expected a {what} of this analysis ({', '.join(vectors) or 'it has none'}), found {key!r}"
-            )
+            known = ", ".join(vectors) or "it has none"
+            raise UserError(f"expected a {what} of this analysis ({known}), found {key!r}")
         return evidence_map(self.feature_map, vectors[key])
 
 

@@ -21,14 +21,12 @@ _IDENTITY = (
     b'\x08\x08:;\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x05probeZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
     b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x02\x10\x12"
 )
-_SILENT = 4  # log severity: what goes wrong is in the answer
 
 
 def why_not(engine: str) -> str:
-    """Why an engine, any of ENGINES but auto, cannot run here and what to install, in a sentence; "" where it can.
+    """Why an engine, any of ENGINES but auto, cannot run here and what to install; "" where it can. Never raises.
 
-    A provider of ONNX Runtime must run a model to count: one that is listed may lack its libraries or a driver. Never
-    raises.
+    A provider of ONNX Runtime must run a model to count: one that is listed may lack its libraries or a driver.
     """
     try:
         if engine in PROVIDERS:
@@ -59,7 +57,7 @@ def _onnxruntime(engine: str) -> str:
     if provider not in ort.get_available_providers():
         return f'the installed ONNX Runtime has no {provider}; pip install "cbmir[gpu]" in place of onnxruntime'
     options = ort.SessionOptions()
-    options.log_severity_level = _SILENT
+    options.log_severity_level = 4  # silent: an error is in the answer
     value = np.array([1.5], np.float32)
     try:
         session = ort.InferenceSession(_IDENTITY, options, providers=[provider], enable_fallback=False)

@@ -1,8 +1,7 @@
 """What an engine is: a batch of preprocessed images in, embeddings and scores out, by any library.
 
-One engine serves any number of threads, and belongs to the process that opened it. After a fork the libraries' own
-threads are gone, so `run` in the child raises EngineError rather than wait for ever, and an engine cannot be pickled:
-open the model again in each process, and start processes by `spawn` or `forkserver`.
+One engine serves any number of threads, and belongs to the process that opened it: after a fork the libraries' own
+threads are gone. Open the model again in each process, and start processes by `spawn` or `forkserver`.
 """
 
 from __future__ import annotations
@@ -54,13 +53,8 @@ class Outputs:
 
 @dataclass(frozen=True)
 class EngineHealth:
-    """What really runs.
-
-    Attributes:
-        engine: one of ENGINES; `requested` is what was asked for, `reason` says why it is this one.
-        precision: of the arithmetic: float32, float16, bfloat16 or int8.
-        mode: latency where there is nothing to choose: on one thread, or a GPU.
-    """
+    """What really runs. `requested` is the engine that was asked for, `reason` says why it is this one; `precision` is
+    float32, float16, bfloat16 or int8; `mode` is latency on one thread or a GPU."""
 
     engine: str
     requested: str
@@ -74,11 +68,11 @@ class EngineHealth:
 
 
 class Engine(Closing):
-    """A loaded model. A kind of engine says how to `_open` a runner, and what it is (`_describe`).
+    """A loaded model. A subclass says how to `_open` a runner, and what it is (`_describe`).
 
     On a CPU (`streams`), mode `latency` runs a batch with all threads at once; `throughput` runs its images one by one
-    on streams of one thread each, which answers more images a second and a single one later; `auto` takes the first for
-    one image and the second for more. A GPU has only the first.
+    on streams of one thread each: more images a second, and a single one later. `auto` takes the first for one image
+    and the second for more. A GPU has only the first.
     """
 
     streams = True
@@ -113,9 +107,7 @@ class Engine(Closing):
     def run(self, batch: NDArray[np.uint8], *, feature_map: bool = False) -> Outputs:
         """Run a batch uint8 [N, 1, S, S]; N may be 0. An image's answer does not depend on the others beyond rounding.
 
-        Raises:
-            EngineError: the batch has another dtype or shape, the outputs are not finite, the engine is closed, or this
-                is a forked process.
+        Raises EngineError for another batch, outputs that are not finite, a closed engine, and in a forked process.
         """
         self._check_usable()
         size, dim, labels = self.card.preprocess.crop, self.card.embedding_dim, len(self.card.labels)
@@ -165,17 +157,11 @@ class Engine(Closing):
 
     def health(self) -> EngineHealth:
         engine, device, version = self._describe()
+        mode = self._mode if self.streams and self.threads > 1 else "latency"
         return EngineHealth(
-            engine=engine,
-            requested=self.requested or engine,
-            reason=self.reason,
-            device=device,
-            precision=self.card.precision,
-            threads=self.threads,
-            mode=self._mode if self.streams and self.threads > 1 else "latency",
-            version=version,
-            warnings=self.warnings,
-        )
+            engine, self.requested or engine, self.reason, device, self.card.precision, self.threads, mode, version,
+            self.warnings,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Give the memory back; calls under way in other threads finish normally. May be called again."""
@@ -211,14 +197,13 @@ class Engine(Closing):
 
 def give_back_freed_memory() -> None:
     """Return to the system what glibc keeps for later allocations: loading a model takes several times its size."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(ctypes.c_size_t(0))
 
 
 def check_graph(path: str | Path, card: ModelCard, inputs: int, found: Mapping[str, tuple[str, Sequence[Any]]]) -> None:
-    """Raise ModelError for a file whose graph is not cbmir's: `found` has the type and shape of its inputs and outputs.
-    A dimension that the file leaves open is no number; the batch must be one."""
+    """Raise ModelError for a file whose graph is not cbmir's. `found`: type and shape of its inputs and outputs, open
+    dimensions being no numbers."""
     size, dim = card.preprocess.crop, card.embedding_dim
     expected: dict[str, tuple[str, tuple[int | None, ...]]] = {
         "image": ("uint8", (None, 1, size, size)),

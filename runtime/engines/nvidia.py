@@ -1,6 +1,5 @@
-"""NVIDIA's parts as they are found here: the GPU, TensorRT in either of its two builds, and CUDA with every status
-checked. The GPU is the first one; CUDA_VISIBLE_DEVICES says which that is.
-"""
+"""NVIDIA's parts: the first GPU (CUDA_VISIBLE_DEVICES says which that is), TensorRT in either of its two builds, and
+CUDA with every status checked."""
 
 from __future__ import annotations
 
@@ -59,20 +58,18 @@ def current_gpu() -> Gpu:
 
 
 def find_tensorrt(*flavours: str) -> tuple[ModuleType, str]:
-    """TensorRT's module, and which of FLAVOURS it is: the first that is installed, of all or of those named.
+    """TensorRT's module and which of FLAVOURS it is: the first that is installed, of all or of those named.
 
-    Raises MissingDependencyError where none is, EngineError for one that does not import.
+    Raises MissingDependencyError without one, EngineError for one that does not import.
     """
     flavours = flavours or tuple(FLAVOURS)
     for flavour in flavours:
         for name in FLAVOURS[flavour]:
             try:
                 return importlib.import_module(name), flavour
-            except ModuleNotFoundError as error:
-                if error.name != name:
-                    raise EngineError(f"{name} does not import: {error}; {_install(flavour)}") from error
             except (ImportError, OSError, RuntimeError) as error:
-                raise EngineError(f"{name} does not import: {error}; {_install(flavour)}") from error
+                if not isinstance(error, ModuleNotFoundError) or error.name != name:
+                    raise EngineError(f"{name} does not import: {error}; {_install(flavour)}") from error
     raise MissingDependencyError(
         f"{' or '.join(flavours)} is needed here and is not installed. Install it with: "
         f"{' or '.join(_install(flavour) for flavour in flavours)}"
@@ -115,7 +112,7 @@ def tensorrt_logger(trt: Any) -> Any:
 class Cuda:
     """CUDA's runtime by cuda-python: `cuda("cudaMalloc", 64)` returns the value, or raises EngineError by its name.
 
-    `flavour` is of FLAVOURS: the extra that brings cuda-python, for the MissingDependencyError where it is not here.
+    `flavour`, of FLAVOURS, is the extra that brings cuda-python.
     """
 
     def __init__(self, flavour: str = "tensorrt") -> None:

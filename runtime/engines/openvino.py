@@ -1,8 +1,8 @@
 """OpenVINO on a CPU: the files of `cbmir export --openvino`, and any float .onnx file of cbmir.
 
 An .xml file keeps to the contract of `cbmir.runtime.engines.ort`, with its weights in the .bin beside it. Card and head
-stand where OpenVINO reads an ONNX file's metadata to: rt_info `framework`. With them stands the SHA-256 of the weights,
-since OpenVINO would take those of another model of the same shape without a word.
+stand in rt_info `framework`, as an ONNX file's metadata do, with the SHA-256 of the weights: OpenVINO would take those
+of another model of the same shape without a word.
 """
 
 from __future__ import annotations
@@ -34,24 +34,21 @@ _LOCK = threading.RLock()  # of sys.modules, while something is hidden
 
 
 def import_openvino() -> ModuleType:
-    """The module `openvino`, without its telemetry, and so that several threads may use it. Raises
-    MissingDependencyError.
+    """The module `openvino`, for use by several threads. Raises MissingDependencyError.
 
-    `import openvino` imports `openvino.tools.ovc`, which reports the import to Google Analytics, writes an identifier
-    into the home folder, and takes as long as all the rest. OpenVINO does without where it cannot be imported, and
-    `from openvino.tools.ovc import convert_model` still works afterwards.
+    It is imported without its `openvino.tools.ovc`, which reports the import to Google Analytics, writes an identifier
+    into the home folder, and takes as long as all the rest.
     """
     with hidden("openvino.tools.ovc"):
         openvino = require("openvino", "openvino")
-        # Its table of types is made when one is first asked for, and two threads that do so at once wait for each other
-        # for ever (met with 2026.4.1): one holds Python's lock, the other that of the table.
+        # Two threads that ask for their first type at once wait for each other for ever (met with 2026.4.1).
         openvino.Type.u8.to_dtype()
         return openvino
 
 
 @contextmanager
 def hidden(*names: str) -> Iterator[None]:
-    """Let importing these modules fail for a while, as if they were not installed; for one thread at a time."""
+    """Let importing these modules fail within; for one thread at a time."""
     with _LOCK:
         before = {name: sys.modules[name] for name in names if name in sys.modules}
         sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]  # None is what makes the import fail
@@ -64,10 +61,7 @@ def hidden(*names: str) -> Iterator[None]:
 
 
 def why_no_bfloat16() -> str:
-    """Why OpenVINO cannot compute in bfloat16 on this processor, in a sentence; "" where it can.
-
-    Raises MissingDependencyError without OpenVINO.
-    """
+    """Why OpenVINO cannot compute in bfloat16 on this processor, in a sentence; "" where it can."""
     core = import_openvino().Core()
     if "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         return ""
@@ -77,11 +71,10 @@ def why_no_bfloat16() -> str:
 
 
 class OpenVinoEngine(Engine):
-    """An .xml or .onnx file of cbmir in OpenVINO. `cache` is a folder for compiled models, from which the next start is
-    faster; see `open_engine` for the rest.
+    """An .xml or .onnx file of cbmir in OpenVINO; arguments as in `open_engine`.
 
-    Images go through one by one, in a batch too: a fixed shape needs a third of the memory of an open one, and streams
-    of single images are the fastest way through a batch.
+    Images go through one by one: a fixed shape needs a third of the memory of an open one, and streams of single images
+    are the fastest way through a batch.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ def provider_options(
     """The providers of an engine (a name of PROVIDERS) and their options, for `InferenceSession(providers=…)`.
 
     For a GPU: `precision` is the file's, `size` the side of its image, `memory` the GPU's in bytes. `cache` is a folder
-    for what TensorRT compiles of this file on this GPU: nothing else may be in it.
+    only for what TensorRT compiles of this file on this GPU.
     """
     cuda = {
         "device_id": "0",
@@ -43,21 +43,15 @@ def provider_options(
         "cudnn_conv_algo_search": "HEURISTIC",  # EXHAUSTIVE measures again for each new batch size
         "use_tf32": "0",  # which would round float32 to 10 bits of mantissa
     }
-    image = f"image:{{}}x1x{size}x{size}"
     tensorrt = {
         "device_id": "0",
         "trt_fp16_enable": str(int(precision == "float16")),
         "trt_max_workspace_size": str(_WORKSPACE),
-        **{f"trt_profile_{name}_shapes": image.format(batch)
-           for name, batch in zip(("min", "opt", "max"), BATCHES, strict=True)},
-    }  # fmt: skip
-    if cache is not None:
-        tensorrt |= {
-            "trt_engine_cache_enable": "1",
-            "trt_engine_cache_path": str(cache),
-            "trt_timing_cache_enable": "1",
-            "trt_timing_cache_path": str(cache),
-        }
+    }
+    for name, batch in zip(("min", "opt", "max"), BATCHES, strict=True):
+        tensorrt[f"trt_profile_{name}_shapes"] = f"image:{batch}x1x{size}x{size}"
+    for kind in ("engine", "timing") if cache is not None else ():
+        tensorrt |= {f"trt_{kind}_cache_enable": "1", f"trt_{kind}_cache_path": str(cache)}
     options = {"CUDAExecutionProvider": cuda, "TensorrtExecutionProvider": tensorrt}
     return [(provider, options.get(provider, {})) for provider in PROVIDERS[engine]]
 
@@ -65,7 +59,6 @@ def provider_options(
 #: It rounds the layers that an int8 file leaves in float, with one scale a tensor (onnxruntime pull request 25673).
 DISABLED_OPTIMIZERS = ("WeightBiasQuantization",)
 _TYPES = {"tensor(uint8)": "uint8", "tensor(float)": "float32"}
-_FATAL = 4  # what goes wrong is raised, so ONNX Runtime need not print it as well
 
 
 class OnnxEngine(Engine):
@@ -126,16 +119,12 @@ class OnnxEngine(Engine):
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.enable_cpu_mem_arena = False
         options.intra_op_num_threads = threads
-        options.log_severity_level = _FATAL
+        options.log_severity_level = 4  # fatal: an error is raised, so it need not be printed as well
         # Threads that wait by spinning take the processors from all that is not the model (twice the time to read).
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             session = ort.InferenceSession(
-                str(self._path),
-                options,
-                providers=providers,
-                enable_fallback=False,
-                disabled_optimizers=DISABLED_OPTIMIZERS,
+                str(self._path), options, providers, enable_fallback=False, disabled_optimizers=DISABLED_OPTIMIZERS
             )
         except self._errors as error:
             if wanted != "CPUExecutionProvider":  # the CPU has loaded the file: the fault is not in it

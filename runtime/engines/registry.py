@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from cbmir.choices import ENGINES, MODES, Mode
@@ -69,26 +68,24 @@ def open_engine(
 ) -> Engine:
     """Open a model file, or a folder that `cbmir export` wrote.
 
-    A file is run as it is, in its own precision: `auto` takes CUDA for an .onnx file where it works, else ONNX Runtime
-    on the CPU, or OpenVINO where ONNX Runtime is missing; OpenVINO for an .xml, TensorRT for a .plan. Of a folder,
-    `auto` takes the fastest file that this machine runs, among those that share an embedding space (so never int8).
-    What was picked, and why, is in `health()`, and of a folder in the log.
+    A file is run in its own precision: by `auto`, an .onnx file on CUDA where it works, else by ONNX Runtime on the
+    CPU, or OpenVINO where ONNX Runtime is missing; an .xml by OpenVINO, a .plan by TensorRT. Of a folder, `auto` takes
+    the fastest file that this machine runs, among those that share an embedding space (so never int8). `health()` says
+    which it was and why.
 
     Args:
         threads: None means every processor that this process may use.
         cache: a folder where engines may keep what they compile.
-        allow_fallback: where the engine that was asked for is not there, run this file, or the folder's .onnx file, on
-            the CPU by ONNX Runtime, with a warning.
+        allow_fallback: run on the CPU by ONNX Runtime, with a warning, where the engine that was asked for is missing.
 
     Raises:
-        ModelError: the file is not cbmir's.
-        CardError: the file has no usable card.
-        EngineError: the engine is not there (the message names what to install) or cannot run this file, or `threads`
-            or `mode` is wrong.
+        ModelError: the file is not cbmir's; CardError: it has no usable card.
+        EngineError: the engine is missing (the message names what to install) or cannot run this file, or `threads` or
+            `mode` is wrong.
     """
     path = Path(path)
     _check_arguments(path, engine, threads, mode)
-    every = list(_of_folder(path) if path.is_dir() else _of_file(path))
+    every = _of_folder(path) if path.is_dir() else _of_file(path)
     choices = [(file, name) for file, name in every if name == engine or (engine == "auto" and name != _BY_NAME_ONLY)]
     if not choices:
         if path.is_dir():
@@ -96,6 +93,19 @@ def open_engine(
                              f"to make one")  # fmt: skip
         others = " or ".join(name for _, name in every)
         raise EngineError(f"{path.name} is run by {others}, not by {engine}")
+
+    def open_one(file: Path, name: str, reason: str) -> Engine:
+        kept = None if cache is None else Path(cache)
+        opened: Engine
+        if name in PROVIDERS:
+            opened = OnnxEngine(file, engine=name, threads=threads, mode=mode, cache=kept)
+        elif name == "openvino":
+            opened = OpenVinoEngine(file, threads=threads, mode=mode, cache=kept)
+        else:
+            opened = TensorRtEngine(file)
+        opened.requested, opened.reason = engine, reason
+        return opened
+
     absent: dict[tuple[Path, str], str] = {}
     for file, name in choices:
         if why := _why_not(file, name):
@@ -104,7 +114,7 @@ def open_engine(
         reason = f"asked for {engine}"
         if engine == "auto":
             reason = "; ".join([f"{name} runs {file.name}", *_words(absent)])
-        opened = _open(file, name, engine, reason, threads, mode, cache)
+        opened = open_one(file, name, reason)
         log.log(logging.INFO if path.is_dir() else logging.DEBUG, "Engine: %s.", reason)
         return opened
     if engine == "auto":  # what is most easily installed first
@@ -115,7 +125,7 @@ def open_engine(
     if not allow_fallback or engine == "onnxruntime" or not on_cpu:
         raise EngineError(f"engine {engine} was asked for, but cannot be used here: {whys}")
     warning = f"engine {engine} was asked for and cannot be used: {whys}. Running on onnxruntime instead."
-    opened = _open(on_cpu[0], "onnxruntime", engine, warning, threads, mode, cache)
+    opened = open_one(on_cpu[0], "onnxruntime", warning)
     opened.warn(warning)
     return opened
 
@@ -148,32 +158,17 @@ def _why_not(file: Path, name: str) -> str:
     return why_no_bfloat16() if file.name.endswith(_BFLOAT16) else ""
 
 
-def _open(
-    file: Path, name: str, requested: str, reason: str, threads: int | None, mode: Mode, cache: str | Path | None
-) -> Engine:
-    cache = None if cache is None else Path(cache)
-    opened: Engine
-    if name in PROVIDERS:
-        opened = OnnxEngine(file, engine=name, threads=threads, mode=mode, cache=cache)
-    elif name == "openvino":
-        opened = OpenVinoEngine(file, threads=threads, mode=mode, cache=cache)
-    else:
-        opened = TensorRtEngine(file)
-    opened.requested, opened.reason = requested, reason
-    return opened
-
-
-def _of_file(path: Path) -> Iterator[tuple[Path, str]]:
+def _of_file(path: Path) -> list[tuple[Path, str]]:
     suffix = path.suffix.lower()
     if suffix not in _OF_SUFFIX:
         raise ModelError(f"{path}: expected a model file ({', '.join(_OF_SUFFIX)}) or a folder of them, found the "
                          f"suffix {path.suffix!r}; 'cbmir export' writes one")  # fmt: skip
     if path.name.lower().endswith(".int8.onnx"):  # quantised for the CPU's instructions
-        return iter([(path, "onnxruntime")])
-    return ((path, name) for name in _OF_SUFFIX[suffix])
+        return [(path, "onnxruntime")]
+    return [(path, name) for name in _OF_SUFFIX[suffix]]
 
 
-def _of_folder(path: Path) -> Iterator[tuple[Path, str]]:
+def _of_folder(path: Path) -> list[tuple[Path, str]]:
     """The folder's files and what runs them, fastest first. Raises ModelError for none, or for those of two models."""
     files = model_files(path)
     models = sorted({stem(file) for file in files})
@@ -184,4 +179,4 @@ def _of_folder(path: Path) -> Iterator[tuple[Path, str]]:
     if not choices:
         raise ModelError(f"{path}: expected model.onnx or another file of its embedding space, found "
                          f"{', '.join(file.name for file in files)}; an int8 file is opened by its name")  # fmt: skip
-    return iter(choices)
+    return choices

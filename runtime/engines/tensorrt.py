@@ -1,8 +1,7 @@
 """TensorRT plans on an NVIDIA GPU: TensorRT runs the plan, and `cuda-python` moves the data.
 
 A plan has no room for a model card, so a sidecar, `model.sm86.plan.json`, stands beside it. Batches of 1 and of the
-plan's largest size are captured as a CUDA graph when they first come, and replayed from then on; others are enqueued
-kernel by kernel.
+plan's largest size are captured as a CUDA graph at first, then replayed; others are enqueued kernel by kernel.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class _Buffer:
 
 
 class TensorRtEngine(Engine):
-    """A plan of `cbmir export --tensorrt`, with its sidecar beside it, on the first GPU: one thread at a time.
+    """A plan of `cbmir export --tensorrt` on the first GPU: one thread at a time.
 
     Raises CardError for a sidecar that is missing or damaged, ModelError for a plan that is not the sidecar's,
     EngineError where its GPU or its TensorRT is not here, MissingDependencyError without cuda-python.
@@ -192,8 +191,8 @@ class TensorRtEngine(Engine):
         return _Buffer(np.frombuffer(memory, dtype).reshape(shape), int(device))
 
     def _context(self, count: int) -> Any:
-        """The execution context for a batch size, set to it: one for each size that is captured, since its graph holds
-        only while nothing else is done with the context, and one for all others."""
+        """The execution context for a batch size: one for each size that is captured, since its graph holds only while
+        nothing else is done with the context, and one for all others."""
         key = count if count in self._fixed else 0
         if key not in self._contexts:
             self._contexts[key] = self._make_context(fixed=bool(key))

@@ -1,7 +1,7 @@
 """How a DICOM object's stored values become grey: the chain of its look-up tables.
 
 Stored value -> modality LUT or rescale -> VOI LUT or window -> inverted if MONOCHROME1 (DICOM PS3.3 C.7.6.3.1.2,
-C.11.1, C.11.2). The whole chain is worked out once for each possible stored value, then looked up pixel by pixel.
+C.11.1, C.11.2), worked out once for each possible stored value.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ class Chain:
 
     @property
     def averages(self) -> bool:
-        """Whether the chain may be applied to averages of stored values: without padding, which would be mixed with the
-        image, and with a range that does not depend on the values present."""
+        """Whether it may be applied to averages of stored values: no padding, and a range known beforehand."""
         return self.voi is not None and not self.padding.any()
 
     def greys(self, stored: NDArray[Any], tags: Tags) -> NDArray[np.uint8]:
@@ -80,8 +79,7 @@ def _padding(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 def _modality(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Modality LUT, or rescale slope and intercept (PS3.3 C.11.1)."""
-    found = _looked_up(tags, "ModalityLUTSequence", values)
-    if found is not None:
+    if found := _looked_up(tags, "ModalityLUTSequence", values):
         return found[0]
     slope, intercept = tags.number("RescaleSlope"), tags.number("RescaleIntercept")
     if slope is not None and (slope == 0 or not math.isfinite(slope)):
@@ -93,8 +91,7 @@ def _modality(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _voi(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.float64] | None:
     """VOI LUT or first usable window -> 0..1 (PS3.3 C.11.2); None, and a warning, where there is neither."""
-    found = _looked_up(tags, "VOILUTSequence", values)
-    if found is not None:
+    if found := _looked_up(tags, "VOILUTSequence", values):
         return found[0] / found[1]
     function = tags.text("VOILUTFunction").upper() or "LINEAR"
     if function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):

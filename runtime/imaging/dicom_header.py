@@ -1,8 +1,7 @@
 """What a DICOM object's header says: whether it is one chest radiograph, and of which view.
 
-What is known to be something else is refused with the tag and its value, and so are tags that contradict each other;
-what is not known, like a vendor's own code, is a warning. Messages never name a patient: pydicom's own are not passed
-on, since they quote any value that they trip over.
+Another object, and tags that contradict each other, are refused with the tag and its value; an unknown value, like a
+vendor's own code, is a warning. Messages never name a patient: those of pydicom, which quote values, are not passed on.
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ def _is_heard(_: logging.LogRecord) -> bool:
 def pydicom_unlogged() -> Iterator[None]:
     """Keep what pydicom and its codecs log in this thread out of the logs: they quote the values of a patient's tags.
 
-    A logger's filter does not see what its children log, so each gets one. It stays there: removing it while another
-    thread logs could let a record through.
+    Each logger gets a filter, which stays: removing it while another thread logs could let a record through.
     """
     for name in list(logging.root.manager.loggerDict):
         if name.split(".", 1)[0] in _LIBRARIES:
@@ -88,7 +86,7 @@ def pydicom_unlogged() -> Iterator[None]:
 def read_errors() -> tuple[type[Exception], ...]:
     """All that pydicom and its codecs raise on damaged content (a fuzz test holds this list).
 
-    Not MemoryError: sizes are checked first, so that it says nothing of the file, which may be read another time.
+    Not MemoryError: sizes are checked first, so it says nothing of the file.
     """
     from pydicom.errors import BytesLengthException, InvalidDicomError
 
@@ -133,7 +131,7 @@ class Tags:
     def text_of_first(self, keyword: str) -> str:
         """The first text of a tag that may hold several."""
         value = self.value(keyword)
-        several = value is not None and not isinstance(value, str) and hasattr(value, "__getitem__")
+        several = not isinstance(value, str) and hasattr(value, "__getitem__")
         return str(value[0] if several else value or "").strip()
 
     def number(self, keyword: str) -> float | None:
@@ -158,7 +156,7 @@ class Tags:
         return int(number)
 
     def refusal(self, keyword: str, expected: str, *, found: str = "") -> DicomImageError:
-        """The error to raise. `found` replaces the tag's value in the message, and must hold nothing of a patient."""
+        """The error to raise. `found` replaces the tag's value, and must hold nothing of a patient."""
         text = found[:64] or self.text(keyword)
         said = repr(text) if text else "it missing or empty"
         # No code or number: a damaged length may take in other tags.

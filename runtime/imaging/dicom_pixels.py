@@ -1,8 +1,8 @@
 """The one frame of a DICOM object: where its encoded pixels lie in the file, and how they become stored values.
 
-imagecodecs decodes JPEG Lossless, JPEG-LS and JPEG 2000 two to three times as fast as pydicom's plugins, and to the
-same values. Where it is not installed or does not understand a frame, pydicom's plugins have the last word. RLE is
-decoded here. A few bytes may claim gigabytes, so a frame's own size is read from its header before it is decoded.
+imagecodecs decodes JPEG Lossless, JPEG-LS and JPEG 2000 two to three times as fast as pydicom's plugins, which have the
+last word where it is not installed or does not understand a frame. RLE is decoded here. A few bytes may claim
+gigabytes, so a frame's own size is read from its header before it is decoded.
 """
 
 from __future__ import annotations
@@ -90,12 +90,9 @@ class Frame:
         if times == 0 or self.signed or self.syntax not in _JPEG_2000:
             return None
         pixels = decode_halved(bytes(self.data), self.shape, times)
-        if pixels is None or pixels.dtype.itemsize > self.allocated // 8:
-            return None
-        if pixels.max() >= 2**self.stored:  # the wavelet overshoots, or BitsStored is wrong
-            return None
-        halved: NDArray[Any] = pixels.astype(f"u{self.allocated // 8}", copy=False)
-        return halved
+        if pixels is None or pixels.dtype.itemsize > self.allocated // 8 or pixels.max() >= 2**self.stored:
+            return None  # the last: the wavelet overshoots, or BitsStored is wrong
+        return pixels.astype(f"u{self.allocated // 8}", copy=False)
 
     def _decompressed(self, threads: int) -> NDArray[Any]:
         imagecodecs = _imagecodecs()
@@ -111,8 +108,7 @@ class Frame:
         return self._within_stored_bits(pixels)
 
     def _within_stored_bits(self, pixels: NDArray[Any]) -> NDArray[Any]:
-        """Of a codestream, which has no bits beside the stored ones: larger values contradict BitsStored, but that a
-        lossy codec overshoots by a little."""
+        """Of a codestream: larger values contradict BitsStored, but that a lossy codec overshoots by a little."""
         half = 2 ** (self.stored - 1)
         low, high = (-half if self.signed else 0), (half if self.signed and self.syntax not in _UNSIGNED else 2 * half)
         lowest, highest = int(pixels.min()), int(pixels.max())
@@ -162,10 +158,7 @@ class Frame:
 
 
 def find_frame(tags: Tags, buffer: bytes) -> Frame:
-    """The one frame of a data set that was parsed from `buffer`, checked as far as possible without decoding.
-
-    Large elements are not read but looked up where they lie: the pixels of a native frame are not copied.
-    """
+    """The one frame of a data set that was parsed from `buffer`, checked as far as possible without decoding."""
     from pydicom.dataelem import RawDataElement
     from pydicom.encaps import generate_frames
 
@@ -189,8 +182,12 @@ def find_frame(tags: Tags, buffer: bytes) -> Frame:
         # Decoders fill in what is missing. JPEG, JPEG-LS and JPEG 2000 end alike; a frame is padded to even length.
         if syntax != _RLE and not data.rstrip(b"\0\xff").endswith(b"\xff\xd9"):
             raise damaged
-        if syntax != _RLE:
-            _check_codestream(data, shape, tags.name)
+        if syntax != _RLE and (found := codestream_shape(data)) != (*shape, 1):
+            what = "no header" if found is None else "{1}x{0} pixels of {2} component(s)".format(*found)
+            raise DamagedImageError(
+                f"{tags.name}: {tag_name('PixelData')}: expected a frame of {shape[1]}x{shape[0]} grey pixels, as "
+                f"Columns and Rows say, found {what}"
+            )
     else:
         expected = shape[0] * shape[1] * allocated // 8
         data = memoryview(buffer)[element.value_tell :][: element.length]
@@ -204,17 +201,6 @@ def find_frame(tags: Tags, buffer: bytes) -> Frame:
     signed, photometric = tags.integer("PixelRepresentation") == 1, tags.text("PhotometricInterpretation").upper()
     contradictory = tags.refusal("BitsStored", "expected as many bits as the values of the compressed frame have")
     return Frame(data, syntax, shape, allocated, stored, high_bit, signed, photometric, damaged, contradictory)
-
-
-def _check_codestream(data: bytes, shape: tuple[int, int], name: str) -> None:
-    """Raise DamagedImageError for a frame of another size than the tags say, before a decoder makes room for it."""
-    found = codestream_shape(data)
-    if found != (*shape, 1):
-        what = "no header" if found is None else "{1}x{0} pixels of {2} component(s)".format(*found)
-        raise DamagedImageError(
-            f"{name}: {tag_name('PixelData')}: expected a frame of {shape[1]}x{shape[0]} grey pixels, as Columns and "
-            f"Rows say, found {what}"
-        )
 
 
 def _decodable_syntax(tags: Tags) -> Any:
@@ -300,11 +286,8 @@ _PILLOW_ERRORS = (OSError, SyntaxError, ValueError, TypeError, LookupError, Memo
 
 
 def halvings(shape: tuple[int, int], spec: PreprocessSpec) -> int:
-    """How often an image [H,W] may be halved for `spec`: 0, 1 or 2 times.
-
-    Not at all where the crop reaches the border, beyond which a reduced image would have to be continued.
-    """
-    if spec.resize - spec.crop < 2:
+    """How often an image [H,W] may be halved for `spec`: 0, 1 or 2 times."""
+    if spec.resize - spec.crop < 2:  # beyond the border, a reduced image would have to be continued
         return 0
     return min(_MOST, max(0, (min(shape) // (_LEFT * spec.resize)).bit_length() - 1))
 
@@ -312,8 +295,7 @@ def halvings(shape: tuple[int, int], spec: PreprocessSpec) -> int:
 def decode_halved(codestream: bytes, shape: tuple[int, int], times: int) -> NDArray[Any] | None:
     """A JPEG 2000 image [H,W] halved `times` times: its low-pass band, uint8 or uint16, sides rounded up.
 
-    Little of the image is decoded for it. The wavelet may overshoot what the full image holds. None where the
-    codestream is another image than this, has no such resolution or is damaged: the full decoder then has to decide.
+    None where it is another image, has no such resolution or is damaged: the full decoder then has to decide.
     """
     if not codestream.startswith(_SIZ) or len(codestream) < 45:
         return None
@@ -334,8 +316,7 @@ def decode_halved(codestream: bytes, shape: tuple[int, int], times: int) -> NDAr
     values = np.asarray(image)
     if values.shape != (-(-height // step), -(-width // step)) or values.dtype.kind != "u":
         return None
-    shifted: NDArray[Any] = values >> (8 * values.itemsize - (depth + 1))  # Pillow shifts them up to 8 or 16 bits
-    return shifted
+    return np.right_shift(values, 8 * values.itemsize - (depth + 1))  # Pillow shifts them up to 8 or 16 bits
 
 
 _HEADER = 64  # bytes: the number of segments, and where each of up to 15 begins
@@ -347,10 +328,9 @@ def decode_rle(
 ) -> NDArray[Any]:
     """Bit patterns of an RLE Lossless frame (PS3.5 annex G), uint8 (one plane) or uint16 (two) [H,W].
 
-    A segment is a plane of bytes, the most significant first, packed by PackBits. imagecodecs unpacks several times as
-    fast as Pillow, which decides where the former does not understand a segment. Both are C and give a plane just the
-    room that the image has; pydicom's own is a loop in Python, which a few megabytes of short packets keep busy, and
-    every other thread waiting, for seconds. Raises ValueError for a damaged frame.
+    A segment is a plane of bytes, the most significant first, packed by PackBits. Where imagecodecs does not understand
+    one, Pillow decides. Both give a plane just the room that the image has; pydicom's own loop in Python may keep other
+    threads waiting for seconds. Raises ValueError for a damaged frame.
     """
     if len(data) < _HEADER:
         raise ValueError("shorter than its header")

@@ -26,10 +26,7 @@ _MOST_READS = 200_000  # two or three an element: no radiograph has a thousand
 
 
 def is_dicom(data: bytes) -> bool:
-    """Whether bytes are DICOM: "DICM" at 128, or a first element of group 0002 or 0008 where a file has no preamble.
-
-    pydicom, forced, "reads" any file; so the first element must also have a known VR, or a short even length.
-    """
+    """Whether bytes are DICOM: "DICM" at 128, or a plausible first element of group 0002 or 0008 (no preamble)."""
     if data[128:132] == b"DICM":
         return True
     if len(data) < 8:
@@ -51,8 +48,8 @@ def read_dicom(
 ) -> Radiograph:
     """Read a DICOM file's bytes. `name` is for messages; the rest is as in `read_image`.
 
-    Raises DicomImageError for what is not one chest radiograph of an allowed view or contradicts itself,
-    DamagedImageError for broken content, ImageSizeError, BlankImageError, MissingDependencyError.
+    Raises DicomImageError for an object that is not one chest radiograph of an allowed view or contradicts itself,
+    DamagedImageError, ImageSizeError, BlankImageError, MissingDependencyError.
     """
     require("pydicom", "dicom")
     with beside(threads, lambda: hashlib.sha256(data).hexdigest()) as digest:
@@ -63,8 +60,8 @@ def read_dicom(
             _check_pixels(tags, limits)
             frame = find_frame(tags, buffer)
             chain = Chain.of(tags, frame.values(), intensity)
-            patient_id, study_id = tags.text("PatientID"), tags.text("StudyInstanceUID")
-            instance, day = tags.text("SOPInstanceUID"), _study_date(tags)
+            patient, study, instance = map(tags.text, ("PatientID", "StudyInstanceUID", "SOPInstanceUID"))
+            day = _study_date(tags)
         # Beyond the lock on warnings, so that threads decode at the same time.
         times = halvings(frame.shape, reduced_for) if reduced_for and chain.averages else 0
         halved = frame.decode_halved(times)
@@ -75,9 +72,8 @@ def read_dicom(
         tags.warnings.append(f"DICOM: {len(collected)} deviation(s) from the standard, read as well as they allow")
     reduction = None if halved is None else Reduction(2**times, frame.shape)
     return Radiograph(
-        stored, name, digest(), patient_id, study_id, view, tuple(tags.warnings), greys, reduction, instance, day,
-        intensity,
-    )  # fmt: skip
+        stored, name, digest(), patient, study, view, tuple(tags.warnings), greys, reduction, instance, day, intensity
+    )
 
 
 def _study_date(tags: Tags) -> str:
@@ -95,9 +91,9 @@ def parse_dicom(
 ) -> tuple[Dataset, bytes]:
     """The data set of a file's bytes, and the bytes in which elements of more than `large` bytes are left.
 
-    A file that takes more than `most_reads` reads counts as damaged; an element takes two or three. To be called where
-    pydicom's warnings are collected and its loggers silenced (`collected_warnings`, `pydicom_unlogged`). Raises
-    DamagedImageError, NotAnImageError for a file without elements, ImageSizeError for one that inflates too far.
+    A file that takes more than `most_reads` reads counts as damaged. To be called within `collected_warnings` and
+    `pydicom_unlogged`. Raises DamagedImageError, NotAnImageError for a file without elements, ImageSizeError for one
+    that inflates too far.
     """
     from pydicom import dcmread
 
@@ -113,7 +109,7 @@ def parse_dicom(
 
 
 class _Header(io.BytesIO):
-    """A file that pydicom may read for about a second: megabytes of elements would keep it busy for minutes."""
+    """A file that pydicom may read for about a second."""
 
     def __init__(self, data: bytes, most_reads: int = _MOST_READS) -> None:
         super().__init__(data)
@@ -133,10 +129,8 @@ def _inflated(data: bytes, name: str, limits: ImageLimits) -> bytes:
         return data
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     dataset = inflater.decompress(data[start:], limits.max_inflated)
-    if not inflater.eof and len(dataset) == limits.max_inflated:
-        raise ImageSizeError(
-            f"{name}: expected a data set of at most {limits.max_inflated:,} bytes; it inflates to more"
-        )
+    if not inflater.eof and len(dataset) == (most := limits.max_inflated):
+        raise ImageSizeError(f"{name}: expected a data set of at most {most:,} bytes; it inflates to more")
     if not inflater.eof or _deflated_from(dataset) is not None:
         raise DamagedImageError(f"{name}: the deflated data set is cut off or not one")
     return dataset
@@ -164,12 +158,12 @@ def _check_pixels(tags: Tags, limits: ImageLimits) -> None:
         raise tags.refusal("NumberOfFrames", "expected one frame")
     if "PixelData" not in tags.dataset:
         raise DicomImageError(f"{tags.name}: expected {tag_name('PixelData')}, found none; the object is no image")
-    if tags.integer("BitsAllocated") not in (8, 16):
+    if (allocated := tags.integer("BitsAllocated")) not in (8, 16):
         raise tags.refusal("BitsAllocated", "expected 8 or 16")
     if tags.integer("PixelRepresentation") not in (0, 1):
         raise tags.refusal("PixelRepresentation", "expected 0 (unsigned) or 1 (signed)")
-    if not 1 <= tags.integer("BitsStored") <= tags.integer("BitsAllocated"):
-        raise tags.refusal("BitsStored", f"expected 1 to {tags.integer('BitsAllocated')}")
-    if not tags.integer("BitsStored") <= tags.integer("HighBit") + 1 <= tags.integer("BitsAllocated"):
-        raise tags.refusal("HighBit", f"expected {tags.integer('BitsStored') - 1} (BitsStored - 1)")
+    if not 1 <= (stored := tags.integer("BitsStored")) <= allocated:
+        raise tags.refusal("BitsStored", f"expected 1 to {allocated}")
+    if not stored <= tags.integer("HighBit") + 1 <= allocated:
+        raise tags.refusal("HighBit", f"expected {stored - 1} (BitsStored - 1)")
     limits.check_size(tags.integer("Columns"), tags.integer("Rows"), tags.name)

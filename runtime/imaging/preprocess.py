@@ -23,19 +23,13 @@ _BAND, _MOST_BANDS = 2**20, 8
 
 
 def resize_square(pixels: NDArray[np.uint8], spec: PreprocessSpec) -> NDArray[np.uint8]:
-    """Resize uint8 [H,W] to uint8 [resize,resize], a new array, by Pillow's antialiasing bilinear (triangle) filter.
-
-    Raises NotAnImageError for another dtype or number of axes.
-    """
+    """Resize uint8 [H,W] to uint8 [resize,resize] by Pillow's antialiasing bilinear filter. Raises NotAnImageError."""
     square = Image.fromarray(_checked(pixels)).resize((spec.resize, spec.resize), Image.Resampling.BILINEAR)
     return np.array(square)
 
 
 def centre_crop(square: NDArray[np.uint8], spec: PreprocessSpec) -> NDArray[np.uint8]:
-    """The middle uint8 [...,crop,crop] of uint8 [...,resize,resize], as a view; offset (resize - crop) // 2.
-
-    Raises NotAnImageError where the last two axes are not `resize` long.
-    """
+    """The middle [...,crop,crop] of uint8 [...,resize,resize], as a view. Raises NotAnImageError for another shape."""
     if square.shape[-2:] != (spec.resize, spec.resize):
         raise NotAnImageError(
             f"preprocessing: expected [...,{spec.resize},{spec.resize}], found {list(square.shape)}; resize it first"
@@ -48,12 +42,8 @@ def centre_crop(square: NDArray[np.uint8], spec: PreprocessSpec) -> NDArray[np.u
 def preprocess(image: Radiograph | NDArray[np.uint8], spec: PreprocessSpec, *, threads: int = 1) -> NDArray[np.uint8]:
     """A radiograph, or uint8 [H,W] -> the model's input, uint8 [crop,crop].
 
-    It is what `centre_crop(resize_square(...))` gives, within one grey level, but only the part of the image that the
-    crop shows is looked up and resized. The answer does not depend on `threads`.
-
-    Raises:
-        NotAnImageError: an array has another dtype or number of axes.
-        UserError: a radiograph was read by another intensity policy than `spec`'s.
+    It is what `centre_crop(resize_square(...))` gives, within one grey level, but only the part that the crop shows is
+    resized. Raises NotAnImageError, and UserError for a radiograph read by another intensity policy than `spec`'s.
     """
     radiograph = image if isinstance(image, Radiograph) else Radiograph(_checked(image), "array", "")
     if radiograph is image and radiograph.intensity != spec.intensity:
@@ -80,8 +70,7 @@ def _rows(radiograph: Radiograph, spec: PreprocessSpec, first: int, last: int) -
 
 
 def _source(first: int, last: int, scale: float, length: int, step: int) -> tuple[slice, float, float]:
-    """For pixels `first` to `last` of a resized axis: the source pixels that the filter takes, and where they begin and
-    end within these."""
+    """The source pixels for pixels `first` to `last` of a resized axis, and where these begin and end within them."""
     # A pixel takes up `scale` pixels of the full image, of which every `step`-th is a source pixel, the first of
     # `step`: its middle is (step - 1) / 2 before the middle of those.
     start, end = ((edge * scale + (step - 1) / 2) / step for edge in (first, last))

@@ -1,4 +1,4 @@
-"""The grey image that every reader returns, the limits of what is read, and grey by the values that an image has."""
+"""The grey image that every reader returns, the limits of an image, and grey by the values that an image has."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from cbmir.preprocessing import PERCENTILES
 # `warnings.catch_warnings` swaps state of the whole process: two threads inside it would undo each other's.
 _ONE_AT_A_TIME = threading.Lock()
 _AT_ONCE = 2**15  # values looked up at a time: NumPy takes indices of 8 bytes, and these stay in the cache
+_COUNTED_AT_ONCE = 2**18
 _LITTLE_CONTRAST = 32  # grey levels between the 1st and the 99th percentile: a 12-bit image saved as 16 bits has 16
 
 
@@ -69,19 +70,18 @@ class Reduction:
 
 @dataclass(frozen=True, eq=False)
 class Radiograph:
-    """One grey image, however it was stored.
+    """One grey image, however it was stored. Texts are empty where they are not known.
 
     Attributes:
-        stored: uint8 or uint16 [H,W]. `pixels` is all of it as grey values; `preprocess` looks up the part it needs.
-        name: for messages.
+        stored: uint8 or uint16 [H,W].
         sha256: hex digest of the file's bytes, or of the array's.
-        study_id: the Study Instance UID of a DICOM object; like `patient_id`, `sop_instance_uid` and `date` (of the
-            study, YYYY-MM-DD) empty where not known.
-        view: PA, AP, LATERAL or empty (unknown).
-        warnings: sentences for the user; like every error message they never hold a patient's name or ID.
+        study_id: Study Instance UID.
+        view: PA, AP or LATERAL.
+        warnings: sentences for the user, without a patient's name or ID.
         greys: uint8 [256] or [65536], what each stored value looks like; None where it looks as it is.
-        reduction: None unless `stored`, and so `pixels`, is smaller than the image in the file.
-        intensity: the policy that made `greys` (PreprocessSpec): `preprocess` refuses an image read by another.
+        reduction: None unless `stored` is smaller than the image in the file.
+        date: of the study, YYYY-MM-DD.
+        intensity: the policy that made `greys` (PreprocessSpec).
     """
 
     stored: NDArray[np.uint8] | NDArray[np.uint16]
@@ -123,10 +123,7 @@ def look_up(greys: NDArray[np.uint8] | None, stored: NDArray[Any]) -> NDArray[np
 
 
 def check_contrast(stored: NDArray[Any], greys: NDArray[np.uint8] | None, name: str) -> tuple[str, ...]:
-    """Raise BlankImageError where a radiograph is one grey value everywhere; warn where most of it nearly is.
-
-    Takes `stored` and `greys` as Radiograph has them.
-    """
+    """Raise BlankImageError where a radiograph is one grey value everywhere; warn where most of it nearly is."""
     beyond = 0.01 * stored.size
     for rows in (stored[::8], stored):
         counts = Image.fromarray(look_up(greys, np.ascontiguousarray(rows))).histogram()
@@ -144,10 +141,7 @@ def check_contrast(stored: NDArray[Any], greys: NDArray[np.uint8] | None, name: 
 
 @contextmanager
 def collected_warnings() -> Iterator[list[str]]:
-    """Collect the warnings that a library gives within, so that none reaches the caller's filters.
-
-    Warnings of other threads are shown as usual. Threads wait for each other here: nothing slow belongs inside.
-    """
+    """Collect the warnings of this thread. Threads wait for each other here: nothing slow belongs inside."""
     collected: list[str] = []
     thread = threading.get_ident()
     with _ONE_AT_A_TIME, warnings.catch_warnings():
@@ -164,9 +158,6 @@ def collected_warnings() -> Iterator[list[str]]:
         yield collected
 
 
-_COUNTED_AT_ONCE = 2**18  # values counted at a time: NumPy makes them 8 bytes long
-
-
 def counted(stored: NDArray[Any], patterns: int) -> NDArray[np.int64]:
     """How many pixels of uint8 or uint16 [H,W] have each of the values 0 to `patterns` - 1, int64 [patterns]."""
     counts = np.zeros(patterns, np.int64)
@@ -177,10 +168,9 @@ def counted(stored: NDArray[Any], patterns: int) -> NDArray[np.int64]:
 
 
 def spread(values: NDArray[np.float64], counts: NDArray[np.int64], intensity: str) -> NDArray[np.float64]:
-    """Grey 0..1 of `values` [n], of which each occurs `counts` [n] times (one of them at least once).
+    """Grey 0..1 of `values` [n], of which each occurs `counts` [n] times, between the lowest and the highest value.
 
-    With `percentile` the ends are nearest ranks: the lowest value that 1% (99%) of the pixels do not exceed; else they
-    are the lowest and the highest value. An image of one value is black.
+    With `percentile`, between nearest ranks: the lowest values that 1% and 99% of the pixels do not exceed.
     """
     present = np.flatnonzero(counts)
     order = present[np.argsort(values[present], kind="stable")]

@@ -1,8 +1,7 @@
 """Reading an image: PNG, JPEG, TIFF or DICOM, from a path, bytes or an array, into one grey `Radiograph`.
 
-Intensities are never guessed: a format's full range becomes 0..255 (a DICOM object's header says more, see
-`dicom_grayscale`), or the policy of a model's card decides. What cannot be an X-ray is refused with a typed error; what
-is merely odd is a warning.
+Intensities are never guessed: a format's full range becomes 0..255 (see `dicom_grayscale` for DICOM), or the policy of
+a model's card decides. An image that cannot be an X-ray raises a typed error; an odd one gets a warning.
 """
 
 from __future__ import annotations
@@ -30,13 +29,10 @@ from cbmir.runtime.imaging.radiograph import ImageLimits, Radiograph, check_cont
 __all__ = ["ImageLimits", "Radiograph", "file_bytes", "read_image"]
 
 # Pillow's classes are called directly: `Image.open` would add its own pixel limit, which is a global.
-_PLUGINS: dict[bytes, type[ImageFile.ImageFile]] = {
-    b"\x89PNG\r\n\x1a\n": PngImageFile,
-    b"\xff\xd8\xff": JpegImageFile,
-    b"II*\x00": TiffImageFile,
-    b"MM\x00*": TiffImageFile,
-    b"II+\x00": TiffImageFile,  # BigTIFF
-    b"MM\x00+": TiffImageFile,
+_PLUGINS: dict[type[ImageFile.ImageFile], tuple[bytes, ...]] = {
+    PngImageFile: (b"\x89PNG\r\n\x1a\n",),
+    JpegImageFile: (b"\xff\xd8\xff",),
+    TiffImageFile: (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+"),  # the latter two: BigTIFF
 }
 _FOREIGN = {
     b"GIF8": "GIF",
@@ -77,17 +73,14 @@ def read_image(
     """Read one image. Colour becomes luma (ITU-R 601), transparency lies on black, EXIF orientation is applied.
 
     Args:
-        source: a path, a file's bytes, or an array: uint8 [H,W] or [H,W,3] (RGB), uint16 [H,W] (0..65535, scaled by
-            255/65535), bone bright.
-        intensity: how stored values become grey, as PreprocessSpec has it. A model takes images that were read by its
-            own card's policy (`Finder.read` does so).
-        allow_lateral: accept lateral views in DICOM files, with a warning; without it they are refused.
+        source: a path, a file's bytes, or an array, bone bright: uint8 [H,W] or [H,W,3] (RGB), uint16 [H,W] (0..65535).
+        intensity: how stored values become grey, as PreprocessSpec has it; a model takes images read by its own policy.
+        allow_lateral: accept lateral views in DICOM files, with a warning.
         threads: how many threads may decode one DICOM file.
-        reduced_for: decode a large JPEG 2000 image in a DICOM file at half or a quarter of its resolution, with three
-            pixels of a side or more left for one of the resized square. `preprocess` for this spec then gives the same
-            within one grey level, but for a few pixels at sharp edges, in a fraction of the time. Such a radiograph has
-            a `reduction`. Signed values, files with padding or without a window, and a crop that reaches the border are
-            still decoded in full. Pillow decodes, and holds Python's lock meanwhile: threads take turns.
+        reduced_for: decode a large JPEG 2000 image in a DICOM file at 1/2 or 1/4 of its resolution (`reduction`).
+            `preprocess` for this spec then gives the same within one grey level, but for a few pixels at sharp edges,
+            in a fraction of the time. Signed values, files with padding or without a window, and a crop that reaches
+            the border are still decoded in full. Pillow decodes, and holds Python's lock: threads take turns.
 
     Raises:
         ImageError: a subclass says why the image cannot be read.
@@ -134,19 +127,17 @@ def file_bytes(path: Path, limits: ImageLimits | None = None) -> bytes:
 
 
 def _read_array(array: NDArray[Any], limits: ImageLimits, intensity: str) -> Radiograph:
-    name = "array"
     grey = array.ndim == 2 and array.dtype in (np.uint8, np.uint16)
     colour = array.ndim == 3 and array.shape[2] == 3 and array.dtype == np.uint8
     if not grey and not colour:
         raise NotAnImageError(
-            f"{name}: expected uint8 [H,W] or [H,W,3], or uint16 [H,W]; found {array.dtype} {list(array.shape)}; "
+            f"array: expected uint8 [H,W] or [H,W,3], or uint16 [H,W]; found {array.dtype} {list(array.shape)}; "
             f"scale other types first, their range is not guessed"
         )
-    limits.check_size(array.shape[1], array.shape[0], name)
+    limits.check_size(array.shape[1], array.shape[0], "array")
     array = np.array(array, order="C")  # a copy: the caller may go on writing to its own
-    stored, warnings = (array, ()) if grey else _to_grey(Image.fromarray(array), name)
-    sha256 = hashlib.sha256(array.data).hexdigest()
-    return _radiograph(stored, 16, name, sha256, intensity, warnings)
+    stored, warnings = (array, ()) if grey else _to_grey(Image.fromarray(array), "array")
+    return _radiograph(stored, 16, "array", hashlib.sha256(array.data).hexdigest(), intensity, warnings)
 
 
 def _radiograph(
@@ -164,7 +155,7 @@ def _radiograph(
 
 
 def _read_picture(data: bytes, name: str, limits: ImageLimits, intensity: str) -> Radiograph:
-    plugin = next((plugin for signature, plugin in _PLUGINS.items() if data.startswith(signature)), None)
+    plugin = next((plugin for plugin, signatures in _PLUGINS.items() if data.startswith(signatures)), None)
     if plugin is None:
         raise NotAnImageError(f"{name}: expected {_READS}, found {_kind(data)}")
     try:
@@ -227,15 +218,13 @@ def _to_grey(image: Image.Image, name: str) -> tuple[NDArray[np.uint8], tuple[st
     """Luma uint8 [H,W] of an 8-bit image of any mode, on black, and a warning where it is colourful."""
     if image.mode in ("1", "L") and not image.has_transparency_data:
         return np.asarray(image.convert("L")), ()
-    alpha = None
     if image.has_transparency_data:
         image = image if image.mode == "RGBA" else image.convert("RGBA")
-        alpha = image.getchannel("A")
-        if alpha.getextrema()[1] == 0:
+        if image.getchannel("A").getextrema()[1] == 0:
             raise BlankImageError(f"{name}: expected an X-ray, found a fully transparent image")
     grey = image.convert("L")
-    if alpha is not None:
-        grey = ImageChops.multiply(grey, alpha)  # luma on black: no copy in colour
+    if image.mode == "RGBA":
+        grey = ImageChops.multiply(grey, image.getchannel("A"))  # luma on black: no copy in colour
     return np.asarray(grey), (_COLOUR_WARNING,) if _is_colourful(image) else ()
 
 

@@ -1,8 +1,7 @@
 """Work on many images in worker processes: enough ahead that an engine never waits, results in order.
 
-Decoders hold one processor each, and Python's lock between calls: processes scale where threads do not. They are
-spawned, since a fork would break the threads of the engine's libraries, and they import none of these. So a script
-needs the usual `if __name__ == "__main__":`.
+Decoders hold Python's lock between calls: processes scale where threads do not. They are spawned, since a fork would
+break the threads of the engine's libraries. So a script needs the usual `if __name__ == "__main__":`.
 """
 
 from __future__ import annotations
@@ -41,10 +40,9 @@ def work_through(
 ) -> Generator[_T | ImageError, None, None]:
     """Yield `function` of each item, in order; an ImageError that it raises is yielded in its place.
 
-    With `workers` processes: 0 does all the work here, and None decides: 0 for a few items, else as many as there are
-    processors. `function`, items and results must be picklable. What workers log, and their warnings, are logged here.
-    The processes end with the iterator, even one closed early. Raises UserError for a negative number, WorkerError
-    where a process dies.
+    With 0 workers all is done in this process; None takes 0 for a few items, else as many as there are processors.
+    `function`, items and results must be picklable. The log of the workers goes to this process. They end with the
+    iterator, even one closed early. Raises UserError for a negative number, WorkerError where a process dies.
     """
     if workers is not None and workers < 0:
         raise UserError(f"expected 0 or more worker processes, found {workers}")
@@ -108,12 +106,11 @@ def _result(function: Callable[[_S], _T], item: _S) -> _T | ImageError:
         return error
 
 
-# -- in a worker
-
 _RECORDS: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
 
 
 def _start(level: int) -> None:
+    """Set up a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all: the parent ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     root = logging.getLogger()
