@@ -65,8 +65,9 @@ def agreement(hits: Sequence[Hit], labels: Sequence[str], sigma: float) -> tuple
         values = [(hit.entry.labels or {}).get(label) for hit in hits]
         known = sum(weight for value, weight in zip(values, weights, strict=True) if value is not None)
         present = sum(weight for value, weight in zip(values, weights, strict=True) if value in (1, -1))
-        counts = (values.count(value) for value in (1, 0, -1, None))
-        found.append(LabelAgreement(label, *counts, share=present / known if known else None))
+        positive, negative, uncertain, unknown = (values.count(value) for value in (1, 0, -1, None))
+        share = present / known if known else None
+        found.append(LabelAgreement(label, positive, negative, uncertain, unknown, share))
     return tuple(found)
 
 

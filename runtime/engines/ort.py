@@ -124,8 +124,9 @@ class OnnxEngine(Engine):
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             session = ort.InferenceSession(
-                str(self._path), options, providers, enable_fallback=False, disabled_optimizers=DISABLED_OPTIMIZERS
-            )
+                str(self._path), options, providers=providers, enable_fallback=False,
+                disabled_optimizers=DISABLED_OPTIMIZERS,
+            )  # fmt: skip
         except self._errors as error:
             if wanted != "CPUExecutionProvider":  # the CPU has loaded the file: the fault is not in it
                 raise EngineError(f"{self._path}: ONNX Runtime cannot load it by {wanted}: {error}; 'cbmir doctor' "

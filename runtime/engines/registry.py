@@ -93,19 +93,6 @@ def open_engine(
                              f"to make one")  # fmt: skip
         others = " or ".join(name for _, name in every)
         raise EngineError(f"{path.name} is run by {others}, not by {engine}")
-
-    def open_one(file: Path, name: str, reason: str) -> Engine:
-        kept = None if cache is None else Path(cache)
-        opened: Engine
-        if name in PROVIDERS:
-            opened = OnnxEngine(file, engine=name, threads=threads, mode=mode, cache=kept)
-        elif name == "openvino":
-            opened = OpenVinoEngine(file, threads=threads, mode=mode, cache=kept)
-        else:
-            opened = TensorRtEngine(file)
-        opened.requested, opened.reason = engine, reason
-        return opened
-
     absent: dict[tuple[Path, str], str] = {}
     for file, name in choices:
         if why := _why_not(file, name):
@@ -114,7 +101,7 @@ def open_engine(
         reason = f"asked for {engine}"
         if engine == "auto":
             reason = "; ".join([f"{name} runs {file.name}", *_words(absent)])
-        opened = open_one(file, name, reason)
+        opened = _open(file, name, engine, reason, threads, mode, cache)
         log.log(logging.INFO if path.is_dir() else logging.DEBUG, "Engine: %s.", reason)
         return opened
     if engine == "auto":  # what is most easily installed first
@@ -125,7 +112,7 @@ def open_engine(
     if not allow_fallback or engine == "onnxruntime" or not on_cpu:
         raise EngineError(f"engine {engine} was asked for, but cannot be used here: {whys}")
     warning = f"engine {engine} was asked for and cannot be used: {whys}. Running on onnxruntime instead."
-    opened = open_one(on_cpu[0], "onnxruntime", warning)
+    opened = _open(on_cpu[0], "onnxruntime", engine, warning, threads, mode, cache)
     opened.warn(warning)
     return opened
 
@@ -156,6 +143,21 @@ def _why_not(file: Path, name: str) -> str:
     if name == "tensorrt":
         return read_plan_info(file).why_not()
     return why_no_bfloat16() if file.name.endswith(_BFLOAT16) else ""
+
+
+def _open(
+    file: Path, name: str, requested: str, reason: str, threads: int | None, mode: Mode, cache: str | Path | None
+) -> Engine:
+    kept = None if cache is None else Path(cache)
+    opened: Engine
+    if name in PROVIDERS:
+        opened = OnnxEngine(file, engine=name, threads=threads, mode=mode, cache=kept)
+    elif name == "openvino":
+        opened = OpenVinoEngine(file, threads=threads, mode=mode, cache=kept)
+    else:
+        opened = TensorRtEngine(file)
+    opened.requested, opened.reason = requested, reason
+    return opened
 
 
 def _of_file(path: Path) -> list[tuple[Path, str]]:

@@ -316,7 +316,8 @@ def decode_halved(codestream: bytes, shape: tuple[int, int], times: int) -> NDAr
     values = np.asarray(image)
     if values.shape != (-(-height // step), -(-width // step)) or values.dtype.kind != "u":
         return None
-    return np.right_shift(values, 8 * values.itemsize - (depth + 1))  # Pillow shifts them up to 8 or 16 bits
+    shifted: NDArray[Any] = values >> (8 * values.itemsize - (depth + 1))  # Pillow shifts them up to 8 or 16 bits
+    return shifted
 
 
 _HEADER = 64  # bytes: the number of segments, and where each of up to 15 begins
