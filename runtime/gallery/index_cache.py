@@ -139,7 +139,11 @@ class IndexCache:
     def _at(self, reader: Reader) -> Snapshot | None:
         """As of the reader's generation; None where a later one is here already: begin again, then."""
         snapshot = self._snapshot
-        if snapshot is not None and snapshot.generation == reader.generation and not self._look(reader, snapshot):
+        if (
+            snapshot is not None
+            and snapshot.generation == reader.generation
+            and not self._should_load(reader, snapshot)
+        ):
             return snapshot
         with self._refreshing:
             former = fresh = self._snapshot
@@ -147,7 +151,7 @@ class IndexCache:
                 return None
             if fresh is not None and fresh.generation < reader.generation:
                 fresh = refreshed(fresh, reader)
-            if fresh is None or self._look(reader, fresh):
+            if fresh is None or self._should_load(reader, fresh):
                 self._seen = index_files.newest(self._path)
                 loaded = index_files.load(self._path, self._meta.uuid)
                 if loaded is not None and loaded.generation > reader.generation and self._has_reached(loaded):
@@ -156,13 +160,13 @@ class IndexCache:
                 newer = None if loaded is None else refreshed(loaded, reader)
                 fresh = fresh if newer is None else newer
             if former is None or fresh is None or _outgrown(len(fresh.tail), len(fresh.base)):
-                fresh = self._made(reader, fresh)
+                fresh = self._written_or_read(reader, fresh)
             if fresh.index is not None and reader.codes is None:
                 fresh = replace(fresh, index=None)
             self._snapshot = fresh
             return fresh
 
-    def _look(self, reader: Reader, snapshot: Snapshot) -> bool:
+    def _should_load(self, reader: Reader, snapshot: Snapshot) -> bool:
         """Whether to load the files that others have written, as this snapshot is not what it should be: far from its
         base, or of another setting, or in memory for want of files, or holding on to what was removed."""
         codes = None if snapshot.index is None else snapshot.index.codes
@@ -193,7 +197,7 @@ class IndexCache:
             fresh = refreshed(snapshot, reader)
         return fresh is None or fresh.holds_removed
 
-    def _made(self, reader: Reader, snapshot: Snapshot | None) -> Snapshot:
+    def _written_or_read(self, reader: Reader, snapshot: Snapshot | None) -> Snapshot:
         """The snapshot, written where it must be; read into memory where there is none and nothing is written."""
         if self._writable and _must_be_written(self._path, reader, snapshot):
             with index_files.lock(self._path, wait=False) as is_ours:

@@ -95,22 +95,22 @@ def _wrong(text: str, expected: str) -> GalleryError:
 class Connection:
     """pymilvus's client, of its own channel. Calls are safe from many threads; writers hold `writing`."""
 
-    def __init__(self, place: MilvusAddress, *, make: bool = False) -> None:
+    def __init__(self, address: MilvusAddress, *, make: bool = False) -> None:
         """Raises GalleryError where the server cannot be reached, and for an embedded file that is not there unless it
         is to be made; MissingDependencyError without pymilvus."""
-        self.place = place
+        self.address = address
         pymilvus = require("pymilvus", "milvus")
         # They print a traceback for every error that they raise as well, with the filter and so perhaps a patient's id.
         for name in ("pymilvus", "milvus_lite"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        self._engine = _Embedded.take(place, make=make) if place.embedded else None
+        self._engine = _Embedded.take(address, make=make) if address.embedded else None
         self.writing = self._engine.writing if self._engine is not None else threading.Lock()
-        token = "" if place.embedded else os.environ.get(TOKEN, "")
+        token = "" if address.embedded else os.environ.get(TOKEN, "")
         self._client: Any = None
         try:
-            with _translated(place, "open"):
+            with _translated(address, "open"):
                 # A shared channel outlives its clients, and an embedded engine that is closed and opened again.
-                self._client = pymilvus.MilvusClient(place.uri, token=token, timeout=_CONNECT, dedicated=True)
+                self._client = pymilvus.MilvusClient(address.uri, token=token, timeout=_CONNECT, dedicated=True)
         finally:
             if self._client is None and self._engine is not None:
                 self._engine.give_back()
@@ -119,13 +119,13 @@ class Connection:
         """`method` of pymilvus's MilvusClient. Raises GalleryError for an error of the server, and once closed."""
         client = self._client
         if client is None:
-            raise GalleryError(f"{self.place.text}: the gallery is closed; open it again")
-        with _translated(self.place, method.replace("_", " ")):
+            raise GalleryError(f"{self.address.text}: the gallery is closed; open it again")
+        with _translated(self.address, method.replace("_", " ")):
             return getattr(client, method)(*args, **{"timeout": _SECONDS} | options)
 
     def load(self, name: str) -> None:
         """Let a collection be searched, by as many replicas as the place says: that may take long."""
-        self.call("load_collection", name, timeout=None, replica_number=self.place.replicas)
+        self.call("load_collection", name, timeout=None, replica_number=self.address.replicas)
 
     def close(self) -> None:
         """The last connection to an embedded engine ends it. May be called again."""
@@ -148,24 +148,24 @@ class _Embedded:
         self.writing = threading.Lock()  # the engine takes one writer at a time, and does not see to it
 
     @classmethod
-    def take(cls, place: MilvusAddress, *, make: bool) -> _Embedded:
-        path = Path(place.uri)
+    def take(cls, address: MilvusAddress, *, make: bool) -> _Embedded:
+        path = Path(address.uri)
         require("milvus_lite", "milvus")
         if not (path / "LOCK").is_file():
             if not make:
-                raise GalleryError(f"{place.text}: expected a Milvus Lite folder, found none; make one with "
-                                   f"'cbmir index build MODEL MANIFEST -o {place.text}'")  # fmt: skip
+                raise GalleryError(f"{address.text}: expected a Milvus Lite folder, found none; make one with "
+                                   f"'cbmir index build MODEL MANIFEST -o {address.text}'")  # fmt: skip
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise GalleryError(f"{place.text}: expected a new or empty folder for the gallery, found something "
+                raise GalleryError(f"{address.text}: expected a new or empty folder for the gallery, found something "
                                    f"there")  # fmt: skip
             path.mkdir(mode=0o700, parents=True, exist_ok=True)  # else it would be made readable by all
         from milvus_lite.server_manager import server_manager_instance
 
         with cls._lock:  # two that start it at once would find the file locked by each other
-            if server_manager_instance.start_and_get_uri(place.uri) is None:
-                raise GalleryError(f"{place.text}: cannot open the embedded file; another process may have it open, or "
-                                   f"another version of Milvus Lite wrote it")  # fmt: skip
-            engine = cls._open.setdefault(place.uri, cls(place.uri))
+            if server_manager_instance.start_and_get_uri(address.uri) is None:
+                raise GalleryError(f"{address.text}: cannot open the embedded file; another process may have it open, "
+                                   f"or another version of Milvus Lite wrote it")  # fmt: skip
+            engine = cls._open.setdefault(address.uri, cls(address.uri))
             engine.users += 1
         return engine
 
@@ -180,7 +180,7 @@ class _Embedded:
 
 
 @contextmanager
-def _translated(place: MilvusAddress, verb: str) -> Iterator[None]:
+def _translated(address: MilvusAddress, verb: str) -> Iterator[None]:
     """Errors of pymilvus and of gRPC become GalleryError, without what stood in quotes: a filter names patients."""
     import grpc
     import pymilvus
@@ -189,7 +189,7 @@ def _translated(place: MilvusAddress, verb: str) -> Iterator[None]:
         yield
     except (pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError) as error:
         text = re.sub(r"(['\"]).*?\1", r"\1…\1", str(getattr(error, "message", "") or type(error).__name__))
-        raise GalleryError(f"{place.text}: cannot {verb} ({text[:300]}); check that the server runs and lets you in, "
+        raise GalleryError(f"{address.text}: cannot {verb} ({text[:300]}); check that the server runs and lets you in, "
                            f"and that no other process has an embedded file open") from error  # fmt: skip
 
 
@@ -210,19 +210,19 @@ class Collection:
 
     def __init__(self, connection: Connection, index: str) -> None:
         self._connection = connection
-        self._place = connection.place
+        self._address = connection.address
         self.index_type = rows.INDEXES[index][0]
-        self._consistency = {"consistency_level": self._place.consistency.capitalize()}
+        self._consistency = {"consistency_level": self._address.consistency.capitalize()}
 
     @staticmethod
     def make(connection: Connection, dim: int, index: str) -> None:
         """A new one, loaded, for embeddings of `dim` values."""
-        _make(connection, connection.place.name, *rows.collection(dim, index))
+        _make(connection, connection.address.name, *rows.collection(dim, index))
 
     def query(self, expression: str, fields: Sequence[str], **options: int | str) -> list[dict[str, Any]]:
         """Rows that pass, no more than `MOST`."""
         found: list[dict[str, Any]] = self._connection.call(
-            "query", self._place.name, filter=expression, output_fields=list(fields), **self._consistency, **options
+            "query", self._address.name, filter=expression, output_fields=list(fields), **self._consistency, **options
         )
         return found
 
@@ -261,8 +261,8 @@ class Collection:
             hits, fetched = found, limit
             if len(hits) < limit and (count := self.count(expression)) > len(hits):  # a graph may not reach them all
                 if count > MOST and len(hits) < k:
-                    raise GalleryError(f"{self._place.text}: the index found {len(hits)} of {k} neighbours under this "
-                                       f"filter; build the gallery with --index exact")  # fmt: skip
+                    raise GalleryError(f"{self._address.text}: the index found {len(hits)} of {k} neighbours under "
+                                       f"this filter; build the gallery with --index exact")  # fmt: skip
                 if count <= MOST:
                     hits = self._ranked(query, list(self.scan(expression, "id", "vector", *fields)))
             while len(hits) == fetched > k and hits[k - 1]["cosine"] - hits[-1]["cosine"] < _SLACK and fetched < MOST:
@@ -279,7 +279,7 @@ class Collection:
         found = []
         for some in parts(queries, max(1, _BYTES // size)):
             answers = self._connection.call(
-                "search", self._place.name, list(some), filter=expression, limit=limit,
+                "search", self._address.name, list(some), filter=expression, limit=limit,
                 search_params={"params": self._parameters(limit)}, output_fields=["id", "vector", *fields],
                 anns_field="vector", **self._consistency,
             )  # fmt: skip
@@ -297,7 +297,7 @@ class Collection:
             return []
         vectors = np.array([hit["vector"] for hit in hits], np.float32)
         if not are_unit(vectors).all():
-            raise GalleryError(f"{self._place.text}: expected embeddings of norm 1, found others; build it again")
+            raise GalleryError(f"{self._address.text}: expected embeddings of norm 1, found others; build it again")
         exactly, own = vectors.astype(np.float64), query.astype(np.float64)
         differences = exactly - own
         distances = np.sqrt(np.vecdot(differences, differences))
@@ -312,17 +312,17 @@ class Collection:
         for row in made:
             own = 4 * len(row["vector"]) + len(row["entry"]) + 1000
             if batch and size + own > _BYTES:
-                self._connection.call("upsert", self._place.name, batch)
+                self._connection.call("upsert", self._address.name, batch)
                 batch, size = [], 0
             batch.append(row)
             size += own
         if batch:
-            self._connection.call("upsert", self._place.name, batch)
+            self._connection.call("upsert", self._address.name, batch)
 
     def delete(self, ids: Sequence[str]) -> None:
         """Rows of these ids."""
         for some in parts(ids, _AT_ONCE):
-            self._connection.call("delete", self._place.name, filter=f"id in {rows.texts(some)}")
+            self._connection.call("delete", self._address.name, filter=f"id in {rows.texts(some)}")
 
 
 class Texts:
@@ -332,7 +332,7 @@ class Texts:
     def __init__(self, connection: Connection, suffix: str, consistency: str) -> None:
         self._connection = connection
         self._consistency = {"consistency_level": consistency.capitalize()}
-        self.name = f"{connection.place.name}_{suffix}"
+        self.name = f"{connection.address.name}_{suffix}"
 
     def make(self) -> None:
         """A new one, empty."""
@@ -360,10 +360,10 @@ class Texts:
 
 
 def _make(connection: Connection, name: str, schema: Any, indexes: Any) -> None:
-    place = connection.place
+    address = connection.address
     connection.call(
-        "create_collection", name, schema=schema, num_shards=place.shards,
-        consistency_level=place.consistency.capitalize(),
+        "create_collection", name, schema=schema, num_shards=address.shards,
+        consistency_level=address.consistency.capitalize(),
     )  # fmt: skip
     connection.call("create_index", name, indexes, sync=False)  # it is empty: no need to ask twice a second until done
     connection.load(name)

@@ -74,21 +74,21 @@ class MilvusGallery(EditableGallery):
 
     def __init__(self, connection: Connection, about: dict[str, str], pseudonyms: Pseudonyms | None) -> None:
         self._connection = connection
-        self._place = connection.place
+        self._address = connection.address
         try:
             if about["schema"] != str(SCHEMA):
-                raise GalleryError(f"{self._place.text}: this cbmir reads Milvus galleries of schema {SCHEMA}, found "
+                raise GalleryError(f"{self._address.text}: this cbmir reads Milvus galleries of schema {SCHEMA}, found "
                                    f"schema {about['schema']}; upgrade cbmir, or build it again")  # fmt: skip
-            self.card = ModelCard.loads(about["card"], source=self._place.text)
+            self.card = ModelCard.loads(about["card"], source=self._address.text)
             self.labels = LabelSet.from_json(json.loads(about["labels"]))
             self.created = about["created"]
             self.index_setting = about["index"]
             own = base64.b64decode(about.get("reference_distances", ""), validate=True)
             self._reference = np.frombuffer(own, "<f4").astype(np.float32)
-            self._keys = Keys(Path(self._place.name), about["pseudonyms"], pseudonyms)
+            self._keys = Keys(Path(self._address.name), about["pseudonyms"], pseudonyms)
             self._case_key = about["case_key"]
         except (KeyError, ValueError, CardError) as error:
-            raise GalleryError(f"{self._place.text}: expected a whole gallery of this cbmir, found "
+            raise GalleryError(f"{self._address.text}: expected a whole gallery of this cbmir, found "
                                f"{type(error).__name__}: {error}; build it again") from error  # fmt: skip
         self._codec = LabelCodec(self.labels)
         self._rows = Collection(connection, self.index_setting)
@@ -148,7 +148,7 @@ class MilvusGallery(EditableGallery):
 
     @property
     def place(self) -> str:
-        return self._place.text
+        return self._address.text
 
     @property
     def finds_patients(self) -> bool:
@@ -171,8 +171,8 @@ class MilvusGallery(EditableGallery):
                 check_entry(entry)
                 there = entry.id if entry.id in content else by_content.get(entry.sha256 or None)
                 if entry.id in content and not (entry.sha256 and content[entry.id] == entry.sha256):
-                    raise GalleryError(f"{self._place.text}: expected new ids, each once, found {entry.id!r}, which is "
-                                       f"there with other content; nothing was added")  # fmt: skip
+                    raise GalleryError(f"{self._address.text}: expected new ids, each once, found {entry.id!r}, which "
+                                       f"is there with other content; nothing was added")  # fmt: skip
                 if there is not None:
                     duplicates.append((entry.id, there))
                     continue
@@ -198,8 +198,8 @@ class MilvusGallery(EditableGallery):
                 row = found[entry.id]
                 old = rows.entry_of(row)
                 if entry.sha256 not in ("", old.sha256):
-                    raise GalleryError(f"{self._place.text}: expected the entry {entry.id!r} with the content that is "
-                                       f"there, found other content; remove it, then add the new")  # fmt: skip
+                    raise GalleryError(f"{self._address.text}: expected the entry {entry.id!r} with the content that "
+                                       f"is there, found other content; remove it, then add the new")  # fmt: skip
                 new = self._kept(replace(entry, sha256=old.sha256))
                 if new != old:
                     made.append(self._row_of(new, np.array(row["vector"], np.float32)))
@@ -222,7 +222,7 @@ class MilvusGallery(EditableGallery):
             if conditions and len(conditions) == bool(patient_ids) + bool(study_ids):
                 found = list(self._rows.scan(" and ".join(conditions), "id", "patient", "study"))
                 if not patient_ids:
-                    check_one_patient_each([(row["study"], row["patient"]) for row in found], self._place.text)
+                    check_one_patient_each([(row["study"], row["patient"]) for row in found], self._address.text)
                 gone |= {row["id"] for row in found}
             self._pictures.delete(sorted(gone.union(ids)))  # first: while a row is there, it is found again by patient
             self._rows.delete(sorted(gone))
@@ -252,7 +252,7 @@ class MilvusGallery(EditableGallery):
             raise GalleryError(f"expected 0 <= k <= {MOST:,} neighbours, found {max(k, vectors)}")
         kind = self._rows.index_type
         if exact and kind != "FLAT":
-            raise GalleryError(f"{self._place.text}: expected a gallery made for exact search, found one with the "
+            raise GalleryError(f"{self._address.text}: expected a gallery made for exact search, found one with the "
                                f"index {kind}; build it with --index exact")  # fmt: skip
         together: dict[str, list[int]] = defaultdict(list)
         for number, one in enumerate(filters):
@@ -313,7 +313,7 @@ class MilvusGallery(EditableGallery):
         splits = {name: self._rows.count(f"split == {rows.text(name)}") for name in _SPLITS}
         splits["other"] = self._rows.count(f"split not in {rows.texts(_SPLITS)}")
         return {
-            "path": self._place.text,
+            "path": self._address.text,
             "schema": SCHEMA,
             "fingerprint": self.card.fingerprint,
             "encoder": self.card.encoder,
@@ -329,7 +329,7 @@ class MilvusGallery(EditableGallery):
             "pseudonyms": bool(self._keys.check),
             "index": self.index_setting,
             "search": f"milvus {self._rows.index_type.lower()}",
-            "consistency": self._place.consistency,
+            "consistency": self._address.consistency,
             "server": self._connection.call("get_server_version"),
         }
 
@@ -368,7 +368,7 @@ class MilvusGallery(EditableGallery):
         return found[0]
 
     def _unknown(self, key: str) -> GalleryError:
-        return GalleryError(f"{self._place.text}: expected the id of an entry of this gallery, found {key!r}")
+        return GalleryError(f"{self._address.text}: expected the id of an entry of this gallery, found {key!r}")
 
 
 def _about(connection: Connection) -> Texts:
@@ -376,8 +376,8 @@ def _about(connection: Connection) -> Texts:
 
 
 def _pictures(connection: Connection) -> Texts:
-    return Texts(connection, "pictures", connection.place.consistency)
+    return Texts(connection, "pictures", connection.address.consistency)
 
 
 def _names(connection: Connection) -> tuple[str, ...]:
-    return connection.place.name, _pictures(connection).name, _about(connection).name
+    return connection.address.name, _pictures(connection).name, _about(connection).name
