@@ -129,7 +129,7 @@ def add_to_gallery(
     folder = GalleryFolder(path)
     with Gallery.open(folder.path, pseudonyms=pseudonyms) as gallery:
         gallery.check_model(engine.card)
-        _check_key(gallery, pseudonyms)
+        gallery.has_patient("anyone")  # raises where the key does not fit: before the long work
         with folder.locked():
             report = work.fill_in_place(gallery, engine)
             write_lists(folder.path, report, work.images)
@@ -173,28 +173,26 @@ def _under_construction(
 
     Raises GalleryError for one that cannot be read at this moment: what has been embedded is not thrown away for that.
     """
-    gallery = _resumed(part, pseudonyms) if part.exists() else None
-    if gallery is None:
-        if part.exists():
-            shutil.rmtree(part)
+    if part.exists() and (what := _damage(part)):
+        log.warning("%s: what an earlier run left is damaged, and all is embedded anew (%s)", part, what)
+        shutil.rmtree(part)
+    if part.exists():
+        gallery = Gallery.open(part, pseudonyms=pseudonyms)
+    else:
         gallery = Gallery.create(part, card, labels, pseudonyms=pseudonyms, index=index)
     with gallery:
         yield gallery
 
 
-def _resumed(part: Path, pseudonyms: Pseudonyms | None) -> Gallery | None:
-    """What an earlier run left, verified; None where it is damaged."""
+def _damage(part: Path) -> str:
+    """What is damaged in a gallery that an earlier run left; empty where nothing is."""
     try:
         with Gallery.open(part) as left:
-            what = next((problem.what for problem in verify_database(left)), "")
-        if not what:
-            return Gallery.open(part, pseudonyms=pseudonyms)
+            return next((problem.what for problem in verify_database(left)), "")
     except GalleryError as error:
         if is_passing(error):
             raise
-        what = str(error)
-    log.warning("%s: what an earlier run left is damaged, and all is embedded anew (%s)", part, what)
-    return None
+        return str(error)
 
 
 def _check_nothing_lost(folder: GalleryFolder, images: Collection[str], check: str) -> None:
@@ -217,16 +215,6 @@ def _check_nothing_lost(folder: GalleryFolder, images: Collection[str], check: s
     if not same_key:
         raise GalleryError(f"{folder.path}: expected a gallery that keeps patients' ids as this build would, found one "
                            f"with other pseudonyms, or just one of the two with any; {advice}")  # fmt: skip
-
-
-def _check_key(gallery: Gallery, pseudonyms: Pseudonyms | None) -> None:
-    """Before the long work, not after it: the key must be that of the gallery's pseudonyms."""
-    if (pseudonyms.check if pseudonyms else "") == gallery.pseudonym_check:
-        return
-    expected = "its key, with --pseudonyms" if gallery.pseudonym_check else "no key for pseudonyms"
-    found = "another" if pseudonyms and gallery.pseudonym_check else "one" if pseudonyms else "none"
-    kept = "pseudonyms" if gallery.pseudonym_check else "patients' ids as they are"
-    raise GalleryError(f"{gallery.path}: keeps {kept}; expected {expected}, found {found}")
 
 
 def _fill_collection(

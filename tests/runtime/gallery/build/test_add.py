@@ -157,7 +157,7 @@ def test_adding_to_what_does_not_fit(
         add_to_gallery(engine, replace(manifest, labels=LabelSet(("Effusion", "Mass", "Fracture"))), started)
     with pytest.raises(GalleryError, match="found nothing there"):
         add_to_gallery(engine, manifest, tmp_path / "none")
-    with pytest.raises(GalleryError, match="expected no key for pseudonyms, found one"):
+    with pytest.raises(GalleryError, match="expected no key, since this gallery keeps ids as they are; found one"):
         add_to_gallery(engine, manifest, started, pseudonyms=Pseudonyms.throw_away())
 
 
@@ -166,7 +166,7 @@ def test_pseudonyms(tmp_path: Path, engine: Engine, manifest: Manifest, counter:
     build_gallery(engine, manifest, tmp_path / "g", splits=["test"], pseudonyms=key)
     counter.limit = counter.images
     for wrong, found in ((None, "none"), (Pseudonyms.throw_away(), "another")):
-        with pytest.raises(GalleryError, match=f"expected its key, with --pseudonyms, found {found}"):
+        with pytest.raises(GalleryError, match=f"expected their key to look up or write an id, found {found}"):
             add_to_gallery(engine, manifest, tmp_path / "g", pseudonyms=wrong)
     counter.limit = 10**9
     assert add_to_gallery(engine, manifest, tmp_path / "g", pseudonyms=key).images == 20
