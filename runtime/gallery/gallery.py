@@ -66,7 +66,7 @@ class Gallery(EditableGallery):
 
     def __init__(self, connections: Connections, pseudonyms: Pseudonyms | None = None) -> None:
         """Takes the connections over. Raises GalleryError where these lead to no whole gallery of this schema."""
-        self.path, self.home = connections.folder, connections.home
+        self.path, self.home = connections.folder, connections.home  # as asked for; where its files are now
         self._connections = connections
         try:
             self._meta = meta = schema.open_meta(connections, pseudonyms)
