@@ -38,7 +38,7 @@ class Teacher:
     def pooled(self, image: Tensor) -> Tensor:
         """Pooled features, float32 [N, D], of uint8 images [N, 1, S, S]: what the student is taught.
 
-        In float32 whatever the student trains in, as the gallery that it is to query.
+        Always in float32, as the gallery that it is to query.
         """
         with torch.autocast(image.device.type, enabled=False):
             _, pooled, _ = self.model.features(image)
@@ -58,15 +58,11 @@ def teacher_options(run: Path, manifest_fingerprint: str) -> dict[str, Any]:
     folder = RunFolder(run)
     config, card = folder.read_config(), folder.read_card()
     return {
-        "distill": str(run.resolve()),
-        "teacher_fingerprint": card.weights,
-        "loss": "distill",
-        "sigma": card.sigma,
-        "negative_proxies": card.negative_proxies,
-        "image_size": card.preprocess.crop,
+        "distill": str(run.resolve()), "teacher_fingerprint": card.weights, "loss": "distill", "sigma": card.sigma,
+        "negative_proxies": card.negative_proxies, "image_size": card.preprocess.crop,
         "intensity": card.preprocess.intensity,
         "fold": config.fold if config.manifest_fingerprint == manifest_fingerprint else "",
-    }
+    }  # fmt: skip
 
 
 def load_teacher(config: TrainConfig, manifest: Manifest) -> Teacher:

@@ -8,6 +8,7 @@ feeding it the grey image three times, at a third of the cost.
 from __future__ import annotations
 
 import logging
+import re
 from collections import OrderedDict
 from pathlib import Path
 
@@ -98,7 +99,8 @@ def load_weights(encoder: nn.Module, path: Path) -> None:
     except Exception as error:  # torch.load raises whatever the unpickler meets
         raise EncoderError(f"{path}: expected a PyTorch state dict, found {type(error).__name__}: {error}") from error
     state = state.get("state_dict", state) if isinstance(state, dict) else {}
-    given = {_strip(key): value for key, value in state.items() if _is_weight(key, value)}
+    prefix = re.compile(r"^(module\.)?(model\.)?(encoder\.)?")
+    given = {prefix.sub("", key): value for key, value in state.items() if _is_weight(key, value)}
     own = {key: value for key, value in encoder.state_dict().items() if _is_weight(key, value)}
     fitting = {}
     for key, value in own.items():
@@ -125,12 +127,6 @@ def load_weights(encoder: nn.Module, path: Path) -> None:
 def _is_weight(key: str, value: object) -> bool:
     # BatchNorm's batch counter is no weight, and many files leave it out.
     return isinstance(value, Tensor) and not key.endswith("num_batches_tracked")
-
-
-def _strip(key: str) -> str:
-    for prefix in ("module.", "model.", "encoder."):
-        key = key.removeprefix(prefix)
-    return key
 
 
 def _torchvision(name: str, pretrained: bool) -> nn.Module:

@@ -235,7 +235,7 @@ def figure(value: dict[str, float | None]) -> str:
     if value["value"] is None:
         return "n/a"
     shown = f"{value['value']:.3f}"
-    return shown if value["low"] is None else f"{shown} [{value['low']:.3f}, {value['high']:.3f}]"
+    return shown if value.get("low") is None else f"{shown} [{value['low']:.3f}, {value['high']:.3f}]"
 
 
 @contextmanager

@@ -114,16 +114,11 @@ def check_manifest(manifest: Manifest, *, quick: bool = False, workers: int = 2)
                 warnings[str(row.image)] = "; ".join(said)
     groups = [rows for rows in same.values() if len(rows) > 1]
     leaking = [rows for rows in groups if len({row.split for row in rows if row.split}) > 1]
+    duplicates, across = (tuple(tuple(str(row.image) for row in rows) for rows in some) for some in (groups, leaking))
     return CheckReport(
-        quick=quick,
-        summary=summarise(manifest),
-        missing=tuple(sorted(map(str, missing))),
-        patients_in_two_splits=patients_in_two_splits(manifest),
-        unreadable=unreadable,
-        warnings=warnings,
-        duplicates=tuple(tuple(str(row.image) for row in rows) for rows in groups),
-        leaking_duplicates=tuple(tuple(str(row.image) for row in rows) for rows in leaking),
-    )
+        quick, summarise(manifest), tuple(sorted(map(str, missing))), patients_in_two_splits(manifest), unreadable,
+        warnings, duplicates, across,
+    )  # fmt: skip
 
 
 def _read_all(rows: list[Row], workers: int) -> Iterator[tuple[str, tuple[str, ...]] | ImageError]:

@@ -42,7 +42,7 @@ def fold_splits(
 ) -> list[str]:
     """The splits of one fold of a cross-validation by patient: every patient is in `test` in exactly one fold.
 
-    `fold` counts from 1. `val_fraction` of the fold's other patients, drawn anew for each fold, is `val`; at least
+    `fold` counts from 1. `val_fraction` of the fold's other patients, drawn again for each fold, is `val`; at least
     one. Raises SplitError for a fold outside 1..folds, or too few patients.
     """
     if folds < 2 or not 1 <= fold <= folds:

@@ -134,7 +134,7 @@ def _run(report: Path, plan: Plan, cell: Cell, folder: Path) -> None:
     else:
         began = time.time()
         given = Given(
-            **(_bce(report, cell) if method.needs_bce else {}),
+            bce=_bce(report, cell) if method.needs_bce else {},
             targets=split_targets(selection, "train"),
             images=lambda split: centre_crop(images()[split_rows(selection, split)], config.preprocess),
             bits=config.code_bits,

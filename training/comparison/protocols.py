@@ -46,7 +46,7 @@ PROTOCOLS = {protocol.name: protocol for protocol in (NIH, CHEXPERT, TABLE)}
 def select(protocol: Protocol, manifest: Manifest, seed: int, fold: int, folds: int, size: int) -> Manifest:
     """The images of one part of the benchmark, chosen by patient and `seed`.
 
-    NIH and CheXpert are drawn anew for each seed, `size` images to train on; their own splits are ignored, and of NIH
+    NIH and CheXpert are drawn again for each seed, `size` images to train on; their own splits are ignored, and of NIH
     only images with a finding are taken. A table keeps its splits, or is cut into `folds` (0: is not) of which `fold`
     asks, the same for every seed; all of its training images train. Patients are never shared between splits.
     Raises SplitError if there are too few images or a split is empty, ManifestError if a label is missing.

@@ -44,7 +44,7 @@ def command(report: Path, cell: Cell) -> list[str]:
 def environment(slot: int, jobs: int) -> dict[str, str]:
     """The environment of one of `jobs` processes that run side by side; what the user has set stays.
 
-    They share the cores and take turns over the GPUs. glibc is told to keep memory between steps, which makes training
+    They share the cores and take turns over the GPUs. glibc keeps memory between steps, which makes training
     on a CPU up to twice as fast (it else returns every activation to the kernel).
     """
     own = dict(os.environ)

@@ -9,7 +9,7 @@ second loss that does not depend on the batch makes up for a batch's ranking not
 The paper ranks a tree of classes; here, as in `cbmir.training.metrics`, relevance is the number of shared labels, and
 an unknown label is not shared. The second loss is the multi-label proxy loss, which also trains the scores. The
 authors' settings weigh theirs 0.1 or 0.5; a batch of 48 says little of the ranking of a whole gallery, so it is 0.5
-here. Images of one patient in a batch are ranked like any others: a loss is not told of patients.
+here. Images of one patient in a batch are ranked like any others: a loss knows nothing of patients.
 """
 
 from __future__ import annotations

@@ -82,17 +82,11 @@ def generate(
             pass
     rows = tuple(
         Row(
-            image=path,
-            patient_id=phantom.patient_id,
-            labels=phantom.labels,
-            study_id=study_id(phantom),
-            view=phantom.view,
-            split=split,
-            report=report(phantom),
+            path, phantom.patient_id, phantom.labels, study_id(phantom), phantom.view, split, report(phantom),
             date=study_date(phantom).isoformat(),
         )
         for phantom, path, split in zip(phantoms, paths, splits, strict=True)
-    )
+    )  # fmt: skip
     about = {"reader": "phantom", "seed": seed, "count": count, "size": size, "format": image_format}
     path = folder / "manifest.csv"
     write_manifest(Manifest(LabelSet(PHANTOM_LABELS), rows, {**about, "cbmir": __version__}), path)

@@ -1,4 +1,4 @@
-"""Who is imaged, how, and with which findings: descriptions only, so cheap that thousands can be counted in a second.
+"""Patients, how they are imaged, and their findings: descriptions only, so cheap that a second makes thousands.
 
 Findings depend on each other through one table, a noisy-or network (Pearl 1988): a finding is present when its own
 cause or the cause of one of its present parents strikes, `P = 1 - (1 - alone) * prod(1 - given[parent])`.
@@ -30,7 +30,7 @@ class Cause:
     zones: tuple[str, ...] = ("",)
 
 
-# A finding's parents stand above it, and the chronic ones above the acute: drawing the acute ones anew, given the
+# A finding's parents stand above it, and the chronic ones above the acute: drawing the acute ones again, given the
 # chronic, then leaves every prevalence as it was, however many studies a patient has.
 CAUSES = (
     Cause("Cardiomegaly", 0.125, chronic=True, sides=(BOTH,)),
@@ -215,7 +215,7 @@ def _new_finding(rng: np.random.Generator, cause: Cause, present: Mapping[str, P
 
 
 def _develop(rng: np.random.Generator, before: Findings) -> Findings:
-    """The findings of the next study: chronic ones stay, acute ones stay together or are drawn anew."""
+    """The findings of the next study: chronic ones stay, acute ones stay together or are drawn again."""
     chronic = tuple(finding for finding in before if _CAUSE[finding.label].chronic)
     after = before if rng.random() < _ACUTE_STAYS else _sample(rng, _ACUTE, chronic)
     known = {finding.label: finding for finding in before}

@@ -32,15 +32,9 @@ _PATH = re.compile(r"(?P<patient>patient\d+)/(?P<study>study\d+)/view\d+_(?P<vie
 
 
 def read_chexpert(
-    root: Path,
-    table: Path,
-    *,
-    findings: int = 9,
-    frontal_only: bool = True,
-    blank: Blank = "zero",
-    missing: Missing = "error",
-    seed: int = 0,
-) -> Manifest:
+    root: Path, table: Path, *, findings: int = 9, frontal_only: bool = True, blank: Blank = "zero",
+    missing: Missing = "error", seed: int = 0,
+) -> Manifest:  # fmt: skip
     """A manifest of CheXpert.
 
     Patient, study and frontal or lateral come from the path; AP or PA from its column. -1 stays -1 (uncertain).
@@ -78,17 +72,14 @@ def read_chexpert(
         reader="chexpert",
         sources=[table],
         policies={
-            "findings": findings,
-            "blank": blank,
-            "uncertain": "kept as -1",
+            "findings": findings, "blank": blank, "uncertain": "kept as -1",
             "views": "frontal only" if frontal_only else "all",
             "lateral_images_left_out": lateral if frontal_only else 0,
-            "missing": missing,
-            "missing_images": absent,
+            "missing": missing, "missing_images": absent,
         },
         seed=seed,
         splits=None,
-    )
+    )  # fmt: skip
 
 
 def _entry(record: dict[str, str], where: str, empty: int | None) -> Row:
@@ -102,7 +93,7 @@ def _entry(record: dict[str, str], where: str, empty: int | None) -> Row:
     projection = (record.get("AP/PA") or "").strip().upper()
     # A few frontal images are marked LL or RL there: their projection is not known.
     view = "LATERAL" if parts["view"] == "lateral" else projection if projection in ("AP", "PA") else ""
-    # The labeller's own word that nothing was found: a blank then is no unknown, whatever the policy.
+    # The labeller's own word that nothing was found: under every policy a blank then means absent.
     if (record.get("No Finding") or "").strip() in ("1", "1.0"):
         empty = 0
     values = (label_value(record, name, where) for name in CHEXPERT_13)

@@ -35,7 +35,7 @@ def read_source(path: Path, required: Iterable[str], what: str) -> tuple[list[st
 
 
 def check_folder(folder: Path, what: str) -> None:
-    """Raise ManifestError where `folder` is none."""
+    """Raise ManifestError where `folder` is no folder."""
     if not folder.is_dir():
         raise ManifestError(f"{folder}: expected {what}, found {'a file' if folder.exists() else 'nothing'}")
 

@@ -39,17 +39,12 @@ class LeftOut:
 
 
 def read_dicom_studies(
-    place: Path,
-    *,
-    labels: Sequence[str] = NIH_14,
-    allow_lateral: bool = False,
-    intensity: str = "header",
-    workers: int | None = None,
-    seed: int = 0,
-) -> tuple[Manifest, tuple[LeftOut, ...]]:
+    place: Path, *, labels: Sequence[str] = NIH_14, allow_lateral: bool = False, intensity: str = "header",
+    workers: int | None = None, seed: int = 0,
+) -> tuple[Manifest, tuple[LeftOut, ...]]:  # fmt: skip
     """A manifest of the chest radiographs in a folder with its subfolders, or of those that a DICOMDIR file lists.
 
-    Each file is decoded once, so that whatever is in the manifest can be read. Patient and study ids, view and date are
+    Each file is decoded once, so that all that is in the manifest can be read. Patient and study ids, view and date are
     the header's, all `labels` unknown, patients split 70:10:20 by `seed` where there are three.
 
     Args:
@@ -77,15 +72,11 @@ def read_dicom_studies(
         Manifest(LabelSet(tuple(labels)), tuple(rows)),
         reader="dicom",
         sources=[place],
-        policies={
-            "labels": "all unknown",
-            "allow_lateral": allow_lateral,
-            "intensity": intensity,
-            "left_out": len(left_out),
-        },
+        policies={"labels": "all unknown", "allow_lateral": allow_lateral, "intensity": intensity,
+                  "left_out": len(left_out)},
         seed=seed,
         splits=None if len({row.patient_id for row in rows}) >= 3 else "not assigned: fewer than three patients",
-    )
+    )  # fmt: skip
     return manifest, tuple(left_out)
 
 
@@ -170,8 +161,9 @@ def _of_folder(folder: Path) -> tuple[list[Path], list[LeftOut]]:
 
 
 def _of_directory(path: Path) -> tuple[list[Path], list[LeftOut]]:
-    """The image files that a DICOMDIR lists (PS3.3 annex F), and those of them that are not there. Raises ManifestError
-    for a file that is none."""
+    """The image files that a DICOMDIR lists (PS3.3 annex F), and those of them that are not there.
+
+    Raises ManifestError for a file that is no DICOMDIR."""
     limits, base = ImageLimits(), path.resolve().parent
     try:
         with collected_warnings(), pydicom_unlogged():

@@ -18,14 +18,9 @@ logger = logging.getLogger("cbmir")
 
 
 def read_nih(
-    images: Path,
-    entries: Path,
-    *,
-    findings: int = 14,
-    splits: Path | None = None,
-    missing: Missing = "error",
+    images: Path, entries: Path, *, findings: int = 14, splits: Path | None = None, missing: Missing = "error",
     seed: int = 0,
-) -> Manifest:
+) -> Manifest:  # fmt: skip
     """A manifest of ChestX-ray14, or of a part of it.
 
     Args:

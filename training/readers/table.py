@@ -30,16 +30,10 @@ class ColumnMapping:
 
 
 def read_own_table(
-    table: Path,
-    *,
-    columns: ColumnMapping = ColumnMapping(),
-    labels: Sequence[str] = (),
-    labels_column: str | None = None,
-    separator: str = "|",
-    images: Path | None = None,
-    missing: Missing = "error",
+    table: Path, *, columns: ColumnMapping = ColumnMapping(), labels: Sequence[str] = (),
+    labels_column: str | None = None, separator: str = "|", images: Path | None = None, missing: Missing = "error",
     seed: int = 0,
-) -> Manifest:
+) -> Manifest:  # fmt: skip
     """A manifest of any table with one row per image.
 
     Args:
@@ -119,16 +113,9 @@ def _row(record: dict[str, str], columns: ColumnMapping, labels: tuple[int | Non
     if not is_date(date):
         raise ManifestError(f"{where}: expected YYYY-MM-DD or nothing in column {columns.date!r}, found {date!r}")
     return Row(
-        image=Path(value(columns.image)),
-        patient_id=value(columns.patient),
-        labels=labels,
-        study_id=value(columns.study),
-        view=view,
-        split=split,
-        report=value(columns.report),
-        source=value(columns.source),
-        date=date,
-    )
+        Path(value(columns.image)), value(columns.patient), labels, study_id=value(columns.study), view=view,
+        split=split, report=value(columns.report), source=value(columns.source), date=date,
+    )  # fmt: skip
 
 
 def _joined_labels(

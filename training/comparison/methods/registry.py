@@ -25,20 +25,18 @@ from cbmir.training.metrics import Similarity, inner_products
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """What a method without a network of its own may use: the BCE network's embeddings, or the images.
+    """What a method without a network of its own may use: the BCE network's vectors, or the images.
 
-    `query` float32 [Q, D] with the network's `scores` [Q, C], `gallery` [G, D] with its training `targets` [G, C] in
-    {0, 1, NaN}; of the queries no label is given. `images` gives the centre crops of a split (`test` asks, `train` is
-    the gallery), uint8 [N, S, S].
+    `bce` is empty unless the method needs it, else `query` float32 [Q, D] with `scores` [Q, C], and `gallery` [G, D].
+    `targets` are the gallery's, [G, C] in {0, 1, NaN}; of the queries no label is given. `images` gives the centre
+    crops of a split (`test` asks, `train` is the gallery), uint8 [N, S, S].
     """
 
+    bce: Mapping[str, NDArray[np.float32]]
     targets: Tensor
     images: Callable[[str], NDArray[np.uint8]]
     bits: int
     seed: int
-    query: NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
-    scores: NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
-    gallery: NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,22 +67,22 @@ class Method:
 
 
 def _community(given: Given) -> Answer:
-    graph = CommunityGraph(given.gallery, seed=given.seed)
-    return Answer(given.query, given.gallery, lambda row: graph.similarity(given.query[row]), given.scores)
+    query, gallery = given.bce["query"], given.bce["gallery"]
+    graph = CommunityGraph(gallery, seed=given.seed)
+    return Answer(query, gallery, lambda row: graph.similarity(query[row]), given.bce["scores"])
 
 
 def _itq(given: Given) -> Answer:
-    hashing = ITQ(given.gallery, bits=given.bits, seed=given.seed)
-    return _hamming(hashing.codes(given.query), hashing.codes(given.gallery))
+    return _hamming(given, ITQ(given.bce["gallery"], bits=given.bits, seed=given.seed))
 
 
 def _ssh(given: Given) -> Answer:
     targets = with_negative_class(given.targets).numpy()
-    hashing = SemiSupervisedHashing(given.gallery, targets, bits=given.bits, seed=given.seed)
-    return _hamming(hashing.codes(given.query), hashing.codes(given.gallery))
+    return _hamming(given, SemiSupervisedHashing(given.bce["gallery"], targets, bits=given.bits, seed=given.seed))
 
 
-def _hamming(query: NDArray[np.float32], gallery: NDArray[np.float32]) -> Answer:
+def _hamming(given: Given, hashing: ITQ | SemiSupervisedHashing) -> Answer:
+    query, gallery = hashing.codes(given.bce["query"]), hashing.codes(given.bce["gallery"])
     return Answer(query, gallery, inner_products(query, gallery))
 
 

@@ -122,9 +122,9 @@ def main_table(results: Results, column: str) -> Table:
         for row in rows
     ]
     chance = results["random"].get(str(rows[0]["size"]), {}).get(column, {}) if rows else {}
-    random = (measure(_plain(chance.get(metric))) for metric in RETRIEVAL_METRICS)
+    random = (measure({"value": chance.get(metric)}) for metric in RETRIEVAL_METRICS)
     nothing = [NOTHING] * (2 * len(COMPARED) + len(given))
-    cells.append((TableCell("random ranking"), measure(_plain(None)), *random, *nothing))
+    cells.append((TableCell("random ranking"), measure({"value": None}), *random, *nothing))
     return Table(
         column.replace(" ", "-"), column.capitalize(), (Column("method"), *_columns(results), *paper),
         _mark_best(cells, rows),
@@ -208,10 +208,6 @@ def _difference(row: Row, column: str, metric: str) -> tuple[TableCell, TableCel
     return cell, NOTHING if p is None else TableCell("< 0.001" if p < 0.001 else f"{p:.3f}", numbers=(p,))
 
 
-def _plain(value: float | None) -> dict[str, float | None]:
-    return {"value": value, "low": None, "high": None, "sd": None}
-
-
 def _size(row: Row) -> TableCell:
     size = row.get("training_images", row["size"])
     return number(size) if size else TableCell("all")
@@ -239,12 +235,9 @@ def _counts(rows: Sequence[Row], column: str, seeds: int) -> str:
 def _mark_best(table: Sequence[tuple[TableCell, ...]], rows: Sequence[Row]) -> tuple[tuple[TableCell, ...], ...]:
     """The highest of each metric, as shown, among the methods that finished all of their parts."""
     marked = [list(cells) for cells in table]
+    finished = [i for i, row in enumerate(rows) if row["finished"] == row["cells"]]
     for j in range(1, 1 + len(METRICS)):
-        shown = {}
-        for i, row in enumerate(rows):
-            value = table[i][j].numbers[0] if row["finished"] == row["cells"] else None
-            if value is not None:
-                shown[i] = round(value, 3)
+        shown = {i: round(value, 3) for i in finished if (value := table[i][j].numbers[0]) is not None}
         for i, value in shown.items():
             marked[i][j] = replace(table[i][j], best=value == max(shown.values()))
     return tuple(map(tuple, marked))
