@@ -61,8 +61,11 @@ def print_json(value: Any) -> None:
 
 
 def print_answer(as_json: bool, value: Any, text: str) -> None:
-    """What a command answers: `value` for a program with --json, or `text` for people."""
-    print_json(value) if as_json else click.echo(text)
+    """Print what a command answers: `value` for a program with --json, or `text` for people."""
+    if as_json:
+        print_json(value)
+    else:
+        click.echo(text)
 
 
 def announce(url: str) -> None:
