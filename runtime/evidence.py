@@ -56,14 +56,14 @@ def finding_vectors(
     For a proxy head it is the class's best proxy, which gave the score (METHOD "Scores": the maximum); for a linear
     head, the class's weight row.
     """
-    names = card.labels.names
-    if card.head == "linear":
-        return dict(zip(names, head, strict=True))
-    ends = np.cumsum(card.proxies_per_class)
-    proxies = np.split(head, ends[:-1])[: len(names)]  # the negative class is last, and has no finding
-    return {
-        name: max(own, key=lambda proxy: _unit(proxy) @ embedding) for name, own in zip(names, proxies, strict=True)
-    }
+    rows = zip(card.labels.names, _rows_of_labels(card, head), strict=True)
+    return {name: max(own, key=lambda row: _unit(row) @ embedding) for name, own in rows}
+
+
+def _rows_of_labels(card: ModelCard, head: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    """Each label's proxies [n, D], or its one weight row of a linear head."""
+    counts = [1] * len(head) if card.head == "linear" else card.proxies_per_class
+    return np.split(head, np.cumsum(counts)[:-1])[: len(card.labels)]  # the negative class is last, and no label
 
 
 def seen_box(height: int, width: int, spec: PreprocessSpec) -> tuple[int, int, int, int]:
@@ -127,12 +127,8 @@ def combination_vector(card: ModelCard, head: NDArray[np.float32], labels: Seque
     rows = sorted(card.labels.index(label) for label in labels)
     if not rows or len(set(rows)) < len(rows):
         raise UserError(f"expected one or several findings, each once, found {', '.join(labels) or 'none'}")
-    if card.head == "linear":
-        directions = [head[row] for row in rows]
-    else:
-        proxies = np.split(head, np.cumsum(card.proxies_per_class)[:-1])
-        directions = [proxies[row].mean(axis=0) for row in rows]
-    mean = np.mean([_unit(direction) for direction in directions], axis=0)
+    of_labels = _rows_of_labels(card, head)
+    mean = np.mean([_unit(of_labels[row].mean(axis=0)) for row in rows], axis=0)
     if np.linalg.norm(mean) < 1e-6:
         raise UserError(f"expected findings that can go together, found {', '.join(labels)}, which cancel out")
     return _unit(mean).astype(np.float32)

@@ -38,7 +38,7 @@ class ReloadableFinder(Closing):
         """Opens a finder and warms it up; if `at_once` is False, the first `reload` does. Raises as `reload`."""
         self._open = open
         self._current: _SharedFinder | None = None
-        self._generation = 0
+        self.generation = 0  # how many finders have been opened
         self._closed = False
         self._lock = threading.Lock()  # of the fields above, for moments only
         self._reloading = threading.Lock()
@@ -72,16 +72,11 @@ class ReloadableFinder(Closing):
                 with self._lock:
                     self._check_open()
                     old, self._current = self._current, _SharedFinder(finder)
-                    self._generation += 1
+                    self.generation += 1
             except BaseException:
                 finder.close()
                 raise
             self._let_go(old)
-
-    @property
-    def generation(self) -> int:
-        """How many finders have been opened: 1 for the first, 0 before it."""
-        return self._generation
 
     @property
     def ready(self) -> bool:

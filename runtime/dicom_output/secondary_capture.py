@@ -86,7 +86,8 @@ def _draw_findings(sheet: _Sheet, findings: Sequence[Finding]) -> None:
         sheet.text(left, middle, sheet.cut(label, small, width), small, colour, anchor="lm")
         if one.probability is not None:
             sheet.bar(bar, middle, one.probability, one.predicted)
-            sheet.text(percent, middle, _percent(one.probability), size, colour, anchor="rm")
+            certainty = "<1%" if one.probability < 0.005 else f"{100 * one.probability:.0f}%"
+            sheet.text(percent, middle, certainty, size, colour, anchor="rm")
         sheet.text(score, middle, f"{one.score:.2f}", size, colour, anchor="rm")
         if one.threshold is not None:
             sheet.text(threshold, middle, f"{one.threshold:.2f}", size, colour, anchor="rm")
@@ -102,10 +103,6 @@ def _draw_findings(sheet: _Sheet, findings: Sequence[Finding]) -> None:
         "score exceeds the model's threshold. A low score does not exclude a finding."
     )
     sheet.lines(left, y + 10, note, 17, right - left, at_most=4)
-
-
-def _percent(share: float) -> str:
-    return "<1%" if share < 0.005 else f"{100 * share:.0f}%"
 
 
 def _draw_look_alikes(sheet: _Sheet, content: Content, y: int) -> int:

@@ -3,18 +3,9 @@ each look-alike. It is complete, PRELIMINARY and UNVERIFIED: no physician has ve
 
 from __future__ import annotations
 
-from highdicom.sr import (
-    AlgorithmIdentification,
-    Measurement,
-    MeasurementReport,
-    MeasurementsAndQualitativeEvaluations,
-    ObservationContext,
-    QualitativeEvaluation,
-    RelationshipTypeValues,
-    SourceImageForMeasurementGroup,
-    TextContentItem,
-    TrackingIdentifier,
-)
+from collections.abc import Sequence
+
+from highdicom import sr
 from pydicom import Dataset
 from pydicom.uid import Comprehensive3DSRStorage
 
@@ -27,7 +18,19 @@ from cbmir.runtime.results import Finding
 
 def measurement_report(content: Content) -> Dataset:
     """The SR of an analysis, ready to be stored."""
-    made = document(content, "sr", content.source, Comprehensive3DSRStorage, "SR", _tree(content)[0])
+    tree = sr.MeasurementReport(
+        observation_context=sr.ObservationContext(observer_device_context=observer(content)),
+        procedure_reported=own.concept(own.CHEST_XRAY),
+        imaging_measurements=[
+            *(_finding(content, one) for one in content.findings),
+            *(_look_alike(content, one) for one in content.look_alikes),
+        ],
+    )
+    for text in (own.DISCLAIMER, *content.warnings):
+        tree[0].ContentSequence.append(
+            sr.TextContentItem(own.concept(own.COMMENT), text, relationship_type=sr.RelationshipTypeValues.CONTAINS)
+        )
+    made = document(content, "sr", content.source, Comprehensive3DSRStorage, "SR", tree[0])
     made.CompletionFlag, made.VerificationFlag, made.PreliminaryFlag = "COMPLETE", "UNVERIFIED", "PRELIMINARY"
     made.PerformedProcedureCodeSequence = made.ReferencedPerformedProcedureStepSequence = []  # type 2: not known
     made.CurrentRequestedProcedureEvidenceSequence = references([content.source.reference])
@@ -38,60 +41,28 @@ def measurement_report(content: Content) -> Dataset:
     return made
 
 
-def _tree(content: Content) -> MeasurementReport:
-    tree = MeasurementReport(
-        observation_context=ObservationContext(observer_device_context=observer(content)),
-        procedure_reported=own.concept(own.CHEST_XRAY),
-        imaging_measurements=[
-            *(_finding(content, one) for one in content.findings),
-            *(_look_alike(content, one) for one in content.look_alikes),
-        ],
+def _finding(content: Content, finding: Finding) -> sr.MeasurementsAndQualitativeEvaluations:
+    code, verdict = own.label_code(finding.label), (own.PREDICTED, own.predicted_code(finding.predicted))
+    return _group(content, "finding", finding.label, code, own.measured(finding), [verdict])
+
+
+def _look_alike(content: Content, one: LookAlike) -> sr.MeasurementsAndQualitativeEvaluations:
+    labels = [(own.LABEL, own.label_code(label)) for label in one.labels]
+    labels += [(own.UNCERTAIN_LABEL, own.label_code(label)) for label in one.uncertain]
+    cosine = (own.COSINE, one.cosine, own.NO_UNITS)
+    return _group(content, "look-alike", one.case, own.LOOK_ALIKE, [cosine], labels)
+
+
+def _group(
+    content: Content, kind: str, name: str, code: Code, measured: Sequence[tuple[Code, float, Code]],
+    evaluated: Sequence[tuple[Code, Code]],
+) -> sr.MeasurementsAndQualitativeEvaluations:  # fmt: skip
+    concept, source = own.concept, content.source
+    return sr.MeasurementsAndQualitativeEvaluations(
+        tracking_identifier=sr.TrackingIdentifier(own.part_uid(content.uid("sr"), kind, name), name),
+        finding_type=concept(code),
+        algorithm_id=sr.AlgorithmIdentification(ALGORITHM, content.version, ["; ".join(content.parameters)]),
+        measurements=[sr.Measurement(concept(of), round(value, 6), concept(unit)) for of, value, unit in measured],
+        qualitative_evaluations=[sr.QualitativeEvaluation(concept(of), concept(value)) for of, value in evaluated],
+        source_images=[sr.SourceImageForMeasurementGroup(source.sop_class, source.uid)],
     )
-    for text in (own.DISCLAIMER, *content.warnings):
-        tree[0].ContentSequence.append(
-            TextContentItem(own.concept(own.COMMENT), text, relationship_type=RelationshipTypeValues.CONTAINS)
-        )
-    return tree
-
-
-def _finding(content: Content, finding: Finding) -> MeasurementsAndQualitativeEvaluations:
-    return MeasurementsAndQualitativeEvaluations(
-        tracking_identifier=TrackingIdentifier(
-            own.part_uid(content.uid("sr"), "finding", finding.label), finding.label
-        ),
-        finding_type=own.concept(own.label_code(finding.label)),
-        algorithm_id=_algorithm(content),
-        measurements=[_measurement(*one) for one in own.measured(finding)],
-        qualitative_evaluations=[_evaluation(own.PREDICTED, own.predicted_code(finding.predicted))],
-        source_images=[_source_image(content)],
-    )
-
-
-def _look_alike(content: Content, one: LookAlike) -> MeasurementsAndQualitativeEvaluations:
-    return MeasurementsAndQualitativeEvaluations(
-        tracking_identifier=TrackingIdentifier(own.part_uid(content.uid("sr"), "look-alike", one.case), one.case),
-        finding_type=own.concept(own.LOOK_ALIKE),
-        algorithm_id=_algorithm(content),
-        measurements=[_measurement(own.COSINE, one.cosine, own.NO_UNITS)],
-        qualitative_evaluations=[
-            *(_evaluation(own.LABEL, own.label_code(label)) for label in one.labels),
-            *(_evaluation(own.UNCERTAIN_LABEL, own.label_code(label)) for label in one.uncertain),
-        ],
-        source_images=[_source_image(content)],
-    )
-
-
-def _algorithm(content: Content) -> AlgorithmIdentification:
-    return AlgorithmIdentification(ALGORITHM, content.version, parameters=["; ".join(content.parameters)])
-
-
-def _measurement(name: Code, value: float, unit: Code) -> Measurement:
-    return Measurement(own.concept(name), round(value, 6), own.concept(unit))
-
-
-def _evaluation(name: Code, value: Code) -> QualitativeEvaluation:
-    return QualitativeEvaluation(own.concept(name), own.concept(value))
-
-
-def _source_image(content: Content) -> SourceImageForMeasurementGroup:
-    return SourceImageForMeasurementGroup(content.source.sop_class, content.source.uid)

@@ -31,7 +31,14 @@ def why_not(engine: str) -> str:
     try:
         if engine in PROVIDERS:
             return _onnxruntime(engine)
-        return _openvino() if engine == "openvino" else _tensorrt()
+        if engine == "openvino":
+            if "CPU" in (found := import_openvino().Core().available_devices):
+                return ""
+            others = ", ".join(found) or "nothing"
+            return f"OpenVINO finds no CPU that it can use, only {others}; install its wheel again"
+        current_gpu()  # first, since the others take seconds to import
+        require("cuda.bindings.runtime", find_tensorrt()[1])
+        return ""
     except CbmirError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001  a package that broke off half installed may raise anything
@@ -67,16 +74,3 @@ def _onnxruntime(engine: str) -> str:
     except Exception as error:  # noqa: BLE001  ONNX Runtime's exceptions have no other base, and each is a finding here
         return f"{type(error).__name__}: {error}"
     return "" if np.array_equal(answer, value) else f"answers {answer} where {value} is right"
-
-
-def _openvino() -> str:
-    if "CPU" in (devices := import_openvino().Core().available_devices):
-        return ""
-    return f"OpenVINO finds no CPU that it can use, only {', '.join(devices) or 'nothing'}; install its wheel again"
-
-
-def _tensorrt() -> str:
-    current_gpu()  # first, since the others take seconds to import
-    _, flavour = find_tensorrt()
-    require("cuda.bindings.runtime", flavour)
-    return ""

@@ -37,15 +37,9 @@ def is_dicom(data: bytes) -> bool:
 
 
 def read_dicom(
-    data: bytes,
-    name: str,
-    limits: ImageLimits,
-    *,
-    intensity: str = "header",
-    allow_lateral: bool = False,
-    threads: int = 1,
-    reduced_for: PreprocessSpec | None = None,
-) -> Radiograph:
+    data: bytes, name: str, limits: ImageLimits, intensity: str, allow_lateral: bool, threads: int,
+    reduced_for: PreprocessSpec | None,
+) -> Radiograph:  # fmt: skip
     """Read a DICOM file's bytes. `name` is for messages; the rest is as in `read_image`.
 
     Raises DicomImageError for an object that is not one chest radiograph of an allowed view or contradicts itself,

@@ -101,10 +101,7 @@ def read_image(
         raise NotAnImageError(f"{name}: expected {_READS}, found an empty file")
     limits.check_bytes(len(data), name)
     if is_dicom(data):
-        return read_dicom(
-            data, name, limits, intensity=intensity, allow_lateral=allow_lateral, threads=threads,
-            reduced_for=reduced_for,
-        )  # fmt: skip
+        return read_dicom(data, name, limits, intensity, allow_lateral, threads, reduced_for)
     return _read_picture(data, name, limits, intensity)
 
 
