@@ -40,8 +40,8 @@ class Novelty:
 def score_novelty(
     embedding: NDArray[np.float32], nearest: NDArray[np.float32], reference: NDArray[np.float32]
 ) -> Novelty | None:
-    """Compare an image with the gallery's `reference_distances`, by its embedding [D] and those of its nearest images
-    of other patients [n, D], nearest first, all of unit norm. None for n < `NEAREST`, and for a small gallery."""
+    """Compare an image's embedding [D] and those of its nearest images of other patients [n, D], nearest first, with
+    the gallery's `reference_distances`. None for n < `NEAREST`, and for a small gallery."""
     if len(nearest) < NEAREST or not len(reference):
         return None
     distance = mixture_distance(embedding, nearest[:NEAREST])

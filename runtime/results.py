@@ -73,9 +73,8 @@ def agreement(hits: Sequence[Hit], labels: Sequence[str], sigma: float) -> tuple
 
 @dataclass(frozen=True)
 class Neighbour:
-    """An image of the gallery. `distance` is Euclidean between unit vectors, in [0, 2]; `labels` are those positive or
-    uncertain; `shared` are those of them that the query is known to have, or else is predicted to have; `uncertain`
-    are those of them that are not known to be positive."""
+    """An image of the gallery. `distance` is Euclidean between unit vectors, in [0, 2]; of its positive or uncertain
+    `labels`, `shared` are those that the query has, and `uncertain` those not known to be positive."""
 
     id: str
     image: str

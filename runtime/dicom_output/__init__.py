@@ -9,9 +9,8 @@
     kos   the patient's own similar priors
     fhir  R4 Bundle: DiagnosticReport, Observation, ImagingStudy, Device
 
-All belong to the image's patient and study, and say that they are for research, not for diagnosis. Of other patients
-they hold labels and distances alone, under opaque case ids. UIDs are made from the image and the model, so
-a second run replaces the first. docs/dicom_output.md has all codes.
+All belong to the image's patient and study. Of other patients they hold only labels and distances, under opaque case
+ids. UIDs are made from the image and the model, so a second run replaces the first. See docs/dicom_output.md.
 """
 
 from cbmir.runtime.dicom_output.identifiers import answers_fingerprint, result_uid

@@ -1,8 +1,7 @@
 """What every result says, in any format: findings, look-alikes under case ids, priors, warnings, and by which model.
 
-The patient's own priors are the only other images whose UIDs a result may name. A gallery knows no series, so each
-prior is looked up in its DICOM file, which must be where it was when it was indexed and must name the same patient. A
-prior that can't be read is left out and counted.
+The patient's own priors are the only other images whose UIDs a result may name. Each is looked up in its DICOM file,
+which must name the same patient, since a gallery knows no series. A prior that can't be read is left out and counted.
 """
 
 from __future__ import annotations

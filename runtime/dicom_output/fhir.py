@@ -35,21 +35,16 @@ def bundle(content: Content) -> Resource:
         "derivedFrom": [_reference(study)],
         "note": [{"text": own.DISCLAIMER}],
     }
-    observations = [
-        _made(content, "Observation", own.part_uid(uid, "finding", one.label)) | shared | _finding(one)
-        for one in content.findings
-    ]
+    answers = {own.part_uid(uid, "finding", one.label): _finding(one) for one in content.findings}
     if content.look_alikes:
-        made = _made(content, "Observation", own.part_uid(uid, "look-alikes"))
-        observations.append(made | shared | _look_alikes(content.look_alikes))
+        answers[own.part_uid(uid, "look-alikes")] = _look_alikes(content.look_alikes)
+    observations = [_made(content, "Observation", part) | shared | answer for part, answer in answers.items()]
     over = [readable(one.label) for one in content.findings if one.predicted]
     summary = f"Scores over the model's thresholds: {', '.join(over) or 'none'}."
+    code = {"system": "http://loinc.org", "code": "18748-4", "display": "Diagnostic imaging study"}
     report = _made(content, "DiagnosticReport", uid) | {
         "category": [_category("v2-0074", "RAD", "Radiology")],
-        "code": {
-            "coding": [{"system": "http://loinc.org", "code": "18748-4", "display": "Diagnostic imaging study"}],
-            "text": ALGORITHM,
-        },
+        "code": {"coding": [code], "text": ALGORITHM},
         "result": [_reference(one) for one in observations],
         "imagingStudy": [_reference(study)],
         "conclusion": "\n".join((own.DISCLAIMER, summary, *content.warnings)),
@@ -75,48 +70,34 @@ def _made(content: Content, kind: str, uid: str) -> Resource:
 
 def _finding(finding: Finding) -> Resource:
     """A value that says whether the score exceeds the threshold; certainty, score and threshold are components."""
-    verdict = own.predicted_code(finding.predicted)
+    verdict, components = own.predicted_code(finding.predicted), []
+    for name, value, unit in own.measured(finding):
+        quantity = {"value": round(value, 6), "unit": unit.meaning, "system": own.SYSTEMS["UCUM"], "code": unit.value}
+        components.append({"code": _concept(name), "valueQuantity": quantity})
     return {
         "code": _concept(own.label_code(finding.label), finding.label),
         "valueCodeableConcept": _concept(verdict, f"{own.PREDICTED.meaning}: {verdict.meaning}"),
-        "component": [
-            {
-                "code": _concept(name),
-                "valueQuantity": {
-                    "value": round(value, 6), "unit": unit.meaning, "system": own.SYSTEMS["UCUM"], "code": unit.value,
-                },
-            }
-            for name, value, unit in own.measured(finding)
-        ],
-    }  # fmt: skip
+        "component": components,
+    }
 
 
 def _look_alikes(look_alikes: Sequence[LookAlike]) -> Resource:
     """A component for each case: its opaque id, similarity and labels in words."""
-    return {
-        "code": _concept(own.LOOK_ALIKE),
-        "component": [
-            {
-                "code": _concept(own.LOOK_ALIKE, one.case),
-                "valueString": f"{one.case}: cosine {one.cosine:.3f}; {one.words}",
-            }
-            for one in look_alikes
-        ],
-    }
+    components = []
+    for one in look_alikes:
+        text = f"{one.case}: cosine {one.cosine:.3f}; {one.words}"
+        components.append({"code": _concept(own.LOOK_ALIKE, one.case), "valueString": text})
+    return {"code": _concept(own.LOOK_ALIKE), "component": components}
 
 
 def _imaging_study(content: Content) -> Resource:
     """The study, with the series and instance that were analysed: a server may know more of it."""
     source, started = content.source, _started(content.source)
-    instance = {
-        "uid": source.uid,
-        "sopClass": {"system": _URI, "code": f"urn:oid:{source.sop_class}"},
-        "number": source.number,
-    }
+    sop_class = {"system": _URI, "code": f"urn:oid:{source.sop_class}"}
     series = {
         "uid": str(source.header.SeriesInstanceUID),
         "modality": {"system": own.SYSTEMS["DCM"], "code": source.modality},
-        "instance": [instance],
+        "instance": [{"uid": source.uid, "sopClass": sop_class, "number": source.number}],
     }
     return {
         "resourceType": "ImagingStudy",
@@ -173,10 +154,8 @@ def _subject(content: Content) -> Resource:
     header = content.source.header
     if not header.PatientID:
         return {}
-    identifier: Resource = {
-        "type": {"coding": [{"system": f"{_TERMS}/v2-0203", "code": "MR", "display": "Medical record number"}]},
-        "value": str(header.PatientID),
-    }
+    number = _category("v2-0203", "MR", "Medical record number")
+    identifier: Resource = {"type": number, "value": str(header.PatientID)}
     if header.get("IssuerOfPatientID"):
         identifier["assigner"] = {"display": str(header.IssuerOfPatientID)}
     return {"subject": {"type": "Patient", "identifier": identifier}}

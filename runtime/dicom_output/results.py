@@ -78,24 +78,25 @@ def make_results(
     if predecessor and not re.fullmatch(r"[0-9.]{1,64}", predecessor):
         raise UserError("expected the SOP Instance UID of an SR for predecessor, or none; found another text")
     warm_up()
+    from cbmir.runtime.dicom_output import fhir, key_object_selection, secondary_capture, structured_report
     from cbmir.runtime.dicom_output.content import Content
-    from cbmir.runtime.dicom_output.fhir import bundle
-    from cbmir.runtime.dicom_output.key_object_selection import key_objects
-    from cbmir.runtime.dicom_output.secondary_capture import page
     from cbmir.runtime.dicom_output.source import SourceImage
-    from cbmir.runtime.dicom_output.structured_report import measurement_report
     from cbmir.runtime.imaging.dicom_header import pydicom_unlogged
 
     source = SourceImage.read(io.BytesIO(data))
     with pydicom_unlogged():
         with_priors = not {"kos", "sc"}.isdisjoint(kinds)
         content = Content.of(source, analysis, finder, with_priors=with_priors, predecessor=predecessor)
-        selections = key_objects(content, copies=copies) if "kos" in kinds else []
+        page = None
+        if "sc" in kinds:
+            image = image or finder.read(data)
+            page = secondary_capture.page(content, analysis, image, finder.card.preprocess)
+        selections = key_object_selection.key_objects(content, copies=copies) if "kos" in kinds else []
         return Results(
-            sr=measurement_report(content) if "sr" in kinds else None,
-            sc=page(content, analysis, image or finder.read(data), finder.card.preprocess) if "sc" in kinds else None,
+            sr=structured_report.measurement_report(content) if "sr" in kinds else None,
+            sc=page,
             kos=selections[0] if selections else None,
-            fhir=bundle(content) if "fhir" in kinds else None,
+            fhir=fhir.bundle(content) if "fhir" in kinds else None,
             kos_copies=tuple(selections[1:]),
             warnings=content.warnings,
         )

@@ -242,12 +242,8 @@ def page(content: Content, analysis: Analysis, image: Radiograph, spec: Preproce
         made.BurnedInAnnotation = source.burned_in
     made.ImageComments = own.DISCLAIMER
     made.DerivationDescription = "Page of findings, evidence and look-alikes"
-    made.SourceImageSequence = [
-        item(
-            ReferencedSOPClassUID=source.sop_class,
-            ReferencedSOPInstanceUID=source.uid,
-            PurposeOfReferenceCodeSequence=[own.concept(own.SOURCE_IMAGE)],
-        )
-    ]
+    reference = item(ReferencedSOPClassUID=source.sop_class, ReferencedSOPInstanceUID=source.uid)
+    reference.PurposeOfReferenceCodeSequence = [own.concept(own.SOURCE_IMAGE)]
+    made.SourceImageSequence = [reference]
     complete(made, source)
     return made

@@ -85,7 +85,7 @@ class Engine(Closing):
         self, card: ModelCard, head: NDArray[np.float32], *, threads: int | None = None, mode: Mode = "auto"
     ) -> None:
         """`head` is float32 [P, D]: the unit proxies, class-major in label order with the negative class last; or the C
-        weight rows of a linear head. `threads` None means every processor that this process may use."""
+        weight rows of a linear head."""
         self.card, self.head = card, head
         self.threads = threads or available_threads()
         self.warnings: tuple[str, ...] = ()

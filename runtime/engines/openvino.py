@@ -95,9 +95,14 @@ class OpenVinoEngine(Engine):
         if self._path.suffix.lower() == ".onnx" and card.precision not in ("float32", "bfloat16"):
             raise EngineError(f"{path}: expected an .onnx file in float32 for OpenVINO, found one in {card.precision}, "
                               f"which it would not compute in; open model.onnx")  # fmt: skip
-        ports = {port.get_any_name(): port for port in (*self._model.inputs, *self._model.outputs)}
-        # Of any batch size: it is set to one below.
-        found = {name: (_type(port), [None, *map(_size, list(port.partial_shape)[1:])]) for name, port in ports.items()}
+        types, found = {"u8": "uint8", "f32": "float32"}, {}
+        for port in (*self._model.inputs, *self._model.outputs):
+            kind, (_, *sides) = port.element_type.to_string(), list(port.partial_shape)
+            lengths = [None if side.is_dynamic else int(side.get_length()) for side in sides]
+            found[port.get_any_name()] = (
+                types.get(kind, kind),
+                [None, *lengths],
+            )  # of any batch size: set to one below
         check_graph(path, card, len(self._model.inputs), found)
         self._model.reshape([1, 1, card.preprocess.crop, card.preprocess.crop])
         self._precision = "bf16" if card.precision == "bfloat16" else "f32"
@@ -177,12 +182,3 @@ def _metadata(model: Any, key: str, path: Path) -> str:
         raise CardError(f"{path}: expected {key} inside the file, found none; only files written by 'cbmir export' can "
                         f"be used")  # fmt: skip
     return str(model.get_rt_info(where).astype(str))
-
-
-def _type(port: Any) -> str:
-    name: str = port.element_type.to_string()
-    return {"u8": "uint8", "f32": "float32"}.get(name, name)
-
-
-def _size(side: Any) -> int | None:
-    return None if side.is_dynamic else int(side.get_length())

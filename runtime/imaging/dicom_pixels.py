@@ -27,21 +27,23 @@ from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.imaging.dicom_header import Tags, pydicom_unlogged, read_errors, tag_name
 from cbmir.runtime.imaging.threads import together
 
-_PIXEL_DATA = 0x7FE00010
+
+def _jpeg(*numbers: int) -> tuple[str, ...]:
+    """Transfer syntaxes of the JPEG family."""
+    return tuple(f"1.2.840.10008.1.2.4.{number}" for number in numbers)
+
+
 _RLE = "1.2.840.10008.1.2.5"
-_JPEG_2000 = ("1.2.840.10008.1.2.4.90", "1.2.840.10008.1.2.4.91")
-_HTJ2K = tuple(f"1.2.840.10008.1.2.4.{number}" for number in (201, 202, 203))
-#: Transfer syntaxes and imagecodecs' functions. Its other two decoders of JPEG Lossless hang on damaged frames.
+_JPEG_2000 = _jpeg(90, 91)
+#: imagecodecs' functions. Its other two decoders of JPEG Lossless hang on damaged frames.
 _CODECS = {
-    "1.2.840.10008.1.2.4.57": "jpeg8_decode",
-    "1.2.840.10008.1.2.4.70": "jpeg8_decode",
-    "1.2.840.10008.1.2.4.80": "jpegls_decode",
-    "1.2.840.10008.1.2.4.81": "jpegls_decode",
-    **dict.fromkeys((*_JPEG_2000, *_HTJ2K), "jpeg2k_decode"),  # OpenJPEG decodes HTJ2K too
+    **dict.fromkeys(_jpeg(57, 70), "jpeg8_decode"),
+    **dict.fromkeys(_jpeg(80, 81), "jpegls_decode"),
+    **dict.fromkeys(_jpeg(90, 91, 201, 202, 203), "jpeg2k_decode"),  # OpenJPEG decodes HTJ2K too
 }
 #: JPEG itself knows no signs: of a signed image it holds bit patterns.
-_UNSIGNED = tuple(f"1.2.840.10008.1.2.4.{number}" for number in (50, 51, 57, 70))
-_LOSSY = tuple(f"1.2.840.10008.1.2.4.{number}" for number in (50, 51, 81, 91, 203))
+_UNSIGNED = _jpeg(50, 51, 57, 70)
+_LOSSY = _jpeg(50, 51, 81, 91, 203)
 #: What imagecodecs raises on damage, and where a codec is not built.
 _CODEC_ERRORS = (RuntimeError, ValueError, LookupError, ImportError)
 
@@ -135,19 +137,15 @@ class Frame:
         from pydicom.encaps import encapsulate
         from pydicom.pixels.decoders.base import get_decoder
 
+        rows, columns = self.shape
         about: dict[str, Any] = {
-            "rows": self.shape[0],
-            "columns": self.shape[1],
-            "number_of_frames": 1,
-            "samples_per_pixel": 1,
-            "bits_allocated": self.allocated,
-            "bits_stored": self.stored,
-            "pixel_representation": int(self.signed),
+            "rows": rows, "columns": columns, "number_of_frames": 1, "samples_per_pixel": 1,
+            "bits_allocated": self.allocated, "bits_stored": self.stored, "pixel_representation": int(self.signed),
             "photometric_interpretation": self.photometric,
             "correct_unused_bits": False,  # it would wrap values that are too large
-        }
+        }  # fmt: skip
         source = encapsulate([bytes(self.data)], has_bot=False)
-        native = self.shape[0] * self.shape[1] * self.allocated // 8
+        native = rows * columns * self.allocated // 8
         if len(source) in (native, native + native % 2):  # pydicom would warn that it may be no compressed frame
             source = encapsulate([bytes(self.data)], has_bot=True)
         try:
@@ -166,7 +164,7 @@ def find_frame(tags: Tags, buffer: bytes) -> Frame:
     damaged = DamagedImageError(f"{tags.name}: {tag_name('PixelData')} ({syntax.name}) is damaged or cut off")
     shape = tags.integer("Rows"), tags.integer("Columns")
     allocated, stored, high_bit = (tags.integer(k) for k in ("BitsAllocated", "BitsStored", "HighBit"))
-    element: Any = tags.dataset.get_item(_PIXEL_DATA, keep_deferred=True)
+    element: Any = tags.dataset.get_item(0x7FE00010, keep_deferred=True)
     if not isinstance(element, RawDataElement):  # taken for a sequence
         raise damaged
     data: bytes | memoryview
@@ -277,9 +275,8 @@ def _jpeg_shape(data: bytes | memoryview) -> tuple[int, int, int] | None:
     return None
 
 
-#: Pixels of a side that stay for each one of the resized square, and how often at most it is halved. So the model's
-#: input is that of the full image within one grey level, but for up to 0.3% of it (sharp edges) in real DICOM files;
-#: with two pixels left it was up to 0.9%, with a third halving 1.1%.
+#: Pixels of a side that stay for each one of the resized square, and the most halvings. In real files at most 0.3% of
+#: the model's input is then more than one grey level off (with two pixels 0.9%, with a third halving 1.1%).
 _LEFT, _MOST = 3, 2
 # What Pillow raises on a damaged codestream, on fewer resolutions than are asked for, and where it is built without.
 _PILLOW_ERRORS = (OSError, SyntaxError, ValueError, TypeError, LookupError, MemoryError, struct.error)

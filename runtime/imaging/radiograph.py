@@ -61,8 +61,7 @@ class ImageLimits:
 
 @dataclass(frozen=True)
 class Reduction:
-    """How an image was decoded at a lower resolution: its pixel [i,j] lies where [step * i, step * j] lies in the full
-    image, which has `shape` [H,W]."""
+    """How an image was decoded at a lower resolution: [i,j] is [step * i, step * j] of the full one of `shape` [H,W]."""
 
     step: int
     shape: tuple[int, int]
