@@ -3,8 +3,8 @@
 The embedding is the mean f of the feature map over its n cells, divided by its norm. Its cosine to a vector v is hence
 a sum over the cells:  cos(e, v) = sum_cells  F[:, cell] . v / (n |f| |v|).
 
-Drawn over the image, orange gives more than an even share of the cosine, blue less; + and - say the same without
-colour. The demo's page draws by the same rule (`static/evidence.js`).
+Drawn over the image, orange and + give more than an even share of the cosine, blue and - less. The demo's page draws
+by the same rule (`static/evidence.js`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,9 @@ from cbmir.errors import UserError
 from cbmir.preprocessing import PreprocessSpec
 
 #: RGB of cells above and below an even share: told apart with every kind of colour vision.
-MORE = (255, 140, 0)
-LESS = (45, 125, 255)
-#: Differences below this part of an even share stay pale: a map that is flat should look flat.
-FLAT = 0.2
-#: Cells from this part of the greatest difference on bear a sign.
-TOLD = 0.5
+MORE, LESS = (255, 140, 0), (45, 125, 255)
+FLAT = 0.2  # differences below this part of an even share stay pale: a map that is flat should look flat
+TOLD = 0.5  # cells from this part of the greatest difference on bear a sign
 
 
 def evidence_map(feature_map: NDArray[np.float32], vector: NDArray[np.float32]) -> NDArray[np.float32]:

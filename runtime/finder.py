@@ -63,14 +63,11 @@ class Finder(Closing):
         reduced_jpeg2000: bool = False,
         allow_lateral: bool = False,
     ) -> None:
-        """Takes engine and gallery over: `close` closes both.
+        """Takes engine and gallery over: `close` closes both. Raises GalleryError for a gallery of another model.
 
         Args:
             reduced_jpeg2000: decode large JPEG 2000 images at a lower resolution (`read_image`, `reduced_for`).
             allow_lateral: accept DICOM files of lateral views, with a warning.
-
-        Raises:
-            GalleryError: the gallery is of another model.
         """
         if gallery is not None:
             gallery.check_model(engine.card)

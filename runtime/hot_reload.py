@@ -4,8 +4,6 @@
 >>> with live.use() as finder:                                              # doctest: +SKIP
 ...     finder.analyze("chest.png")
 >>> live.reload()           # a block that is in `use` keeps the old one    # doctest: +SKIP
-
-A gallery that was replaced on the disk raises GalleryReplacedError for those who have it open, until then.
 """
 
 from __future__ import annotations

@@ -16,12 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-#: How many of the nearest images are mixed.
-NEAREST = 50
-#: The share of the gallery's own images that are not flagged.
-QUANTILE = 0.99
-#: With fewer reference distances, novelty is not known.
-FEWEST = 100
+NEAREST = 50  # images that are mixed
+QUANTILE = 0.99  # the share of the gallery's own images that are not flagged
+FEWEST = 100  # with fewer reference distances, novelty is not known
 #: The mixture's ridge, as a share of the neighbours' variance: without it, what they have by chance would be mixed too.
 _RIDGE = 0.1
 _BLOCK = 4096  # rows compared at once: 16 MB of cosines for 1,000 samples

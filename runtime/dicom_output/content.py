@@ -26,8 +26,7 @@ from cbmir.runtime.results import Analysis, Finding, Neighbour, most_probable_fi
 MANUFACTURER = MODEL_NAME = "cbmir"
 VERSION = __version__
 ALGORITHM = "cbmir chest X-ray findings and retrieval"
-#: At most this many priors are marked.
-MOST = 10
+MOST = 10  # priors that are marked
 _LOOKED_AT = 100  # nearest images of the patient: later ones and those of the same study are among them
 
 
@@ -148,12 +147,9 @@ def _look_up(hit: Hit, source: SourceImage) -> SourceImage | None:
 
 def _is_same_patient(one: SourceImage, other: SourceImage) -> bool:
     """By id, and by name or birth date besides: many have the id UNKNOWN, and two hospitals may give the same one."""
-    if one.patient_id != other.patient_id:
-        return False
-    issuer, birth, sex, name = (
-        _agree(one, other, word) for word in ("IssuerOfPatientID", "PatientBirthDate", "PatientSex", "PatientName")
-    )
-    if False in (issuer, birth, sex):
+    tags = ("IssuerOfPatientID", "PatientBirthDate", "PatientSex", "PatientName")
+    issuer, birth, sex, name = (_agree(one, other, keyword) for keyword in tags)
+    if one.patient_id != other.patient_id or False in (issuer, birth, sex):
         return False
     # A name may have changed: but then the birth date and a stated issuer must be the same, since among the many with
     # one id some have the same birth date.

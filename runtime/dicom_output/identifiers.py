@@ -26,8 +26,7 @@ _NAMESPACE = uuid.UUID("4eff4554-5046-4150-90c7-506715ec3988")
 def result_uid(source: SourceImage, fingerprint: str, kind: str) -> str:
     """The SOP Instance UID of one kind of result of one image by one model (`answers_fingerprint`).
 
-    It depends on the image's patient and study too: an archive that corrects them and keeps the image's UID must not
-    keep the result that names the wrong ones.
+    It depends on patient and study too: an archive that corrects them must not keep a result that names the wrong ones.
     """
     return _uid("instance", source.patient_id, source.study_uid, source.uid, fingerprint, kind)
 
@@ -91,8 +90,6 @@ SYSTEMS = {
     SCHEME: f"urn:oid:{SCHEME_UID}",
 }
 
-_LONGEST_MEANING = 64  # characters of an LO (PS3.5 6.2)
-
 
 def measured(finding: Finding) -> list[tuple[Code, float, Code]]:
     """Name, value and unit of all that is known of a finding: certainty, score and threshold."""
@@ -109,7 +106,7 @@ def predicted_code(predicted: bool | None) -> Code:
 def label_code(label: str) -> Code:
     """A label's standard code, else one of 99CBMIR: its canonical name."""
     name = "".join(one if one.isprintable() and one != "\\" else "?" for one in canonical(label))
-    return code_for(label) or Code(SCHEME, name, readable(name)[:_LONGEST_MEANING])
+    return code_for(label) or Code(SCHEME, name, readable(name)[:64])  # characters of an LO (PS3.5 6.2)
 
 
 def concept(code: Code) -> CodedConcept:

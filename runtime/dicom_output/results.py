@@ -17,7 +17,6 @@ from cbmir.runtime.results import Analysis
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-#: The kinds of results.
 KINDS = ("sr", "sc", "kos", "fhir")
 #: Comprehensive 3D SR, Secondary Capture Image, Key Object Selection Document.
 _CLASSES = ("1.2.840.10008.5.1.4.1.1.88.34", "1.2.840.10008.5.1.4.1.1.7", "1.2.840.10008.5.1.4.1.1.88.59")

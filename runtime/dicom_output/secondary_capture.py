@@ -26,8 +26,7 @@ from cbmir.runtime.evidence import MORE, overlay
 from cbmir.runtime.imaging.radiograph import Radiograph
 from cbmir.runtime.results import Analysis, Finding
 
-#: Pixels of the page.
-WIDTH, HEIGHT = 1600, 1200
+WIDTH, HEIGHT = 1600, 1200  # pixels of the page
 NOTICE = "FOR RESEARCH, NOT FOR DIAGNOSIS"
 
 _MARGIN, _GAP = 32, 24

@@ -76,10 +76,8 @@ class Engine(Closing):
     """
 
     streams = True
-    #: Images that go through at once in mode latency: bounds the memory of activations.
-    max_batch = 32
-    #: The engine that was asked for, and why it became this one; `open_engine` sets both.
-    requested, reason = "", ""
+    max_batch = 32  # images that go through at once in mode latency: bounds the memory of activations
+    requested, reason = "", ""  # the engine that was asked for, and why it is this one; `open_engine` sets both
 
     def __init__(
         self, card: ModelCard, head: NDArray[np.float32], *, threads: int | None = None, mode: Mode = "auto"

@@ -26,10 +26,7 @@ from cbmir.errors import CardError, EngineError, ModelError, require
 from cbmir.process import available_threads
 from cbmir.runtime.engines.base import Engine, Runner, check_graph, decode_head
 
-#: Where an .xml file's SHA-256 of its .bin stands, beside the card.
-WEIGHTS_KEY = "cbmir.weights"
-
-
+WEIGHTS_KEY = "cbmir.weights"  # of an .xml file's SHA-256 of its .bin, beside the card
 _LOCK = threading.RLock()  # of sys.modules, while something is hidden
 
 

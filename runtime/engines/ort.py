@@ -23,9 +23,7 @@ Options = dict[str, str]
 
 #: Batches that TensorRT is to take: smallest, the one it is tuned for, largest (which is the engine's `max_batch`).
 BATCHES = (1, 8, 32)
-#: The share of the GPU's memory that one engine may take.
-MEMORY_SHARE = 0.5
-_WORKSPACE = 1 << 30
+MEMORY_SHARE = 0.5  # of the GPU's, for one engine
 
 
 def provider_options(
@@ -46,7 +44,7 @@ def provider_options(
     tensorrt = {
         "device_id": "0",
         "trt_fp16_enable": str(int(precision == "float16")),
-        "trt_max_workspace_size": str(_WORKSPACE),
+        "trt_max_workspace_size": str(1 << 30),
     }
     for name, batch in zip(("min", "opt", "max"), BATCHES, strict=True):
         tensorrt[f"trt_profile_{name}_shapes"] = f"image:{batch}x1x{size}x{size}"

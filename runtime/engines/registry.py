@@ -43,11 +43,9 @@ _OF_SUFFIX = {
     ".xml": ("openvino",),
     ".plan": ("tensorrt",),
 }
-#: It compiles for minutes, so `auto` leaves it out.
-_BY_NAME_ONLY = "onnxruntime-tensorrt"
+_BY_NAME_ONLY = "onnxruntime-tensorrt"  # it compiles for minutes, so `auto` leaves it out
 _BFLOAT16 = ".openvino-bf16.xml"
-#: Files of an export's folder that share one embedding space, the fastest first, and what runs them. int8 is not among
-#: them: its space is its own, so it is opened by name.
+#: Files of an export's folder that share one embedding space (int8 has its own), the fastest first, and what runs them.
 _OF_FOLDER = (
     (".plan", "tensorrt"),
     (".fp16.onnx", "onnxruntime-cuda"),

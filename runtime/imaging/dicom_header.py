@@ -30,13 +30,10 @@ LATERAL_VIEWS = ("LL", "RL", "LAT", "LATERAL", "LLAT", "RLAT")
 #: Neither frontal nor lateral: decubitus, oblique.
 OTHER_VIEWS = ("LLD", "RLD", "LLO", "RLO", "LAO", "RAO", "LPO", "RPO", "OBLIQUE")
 
-_CR, _DX = "1.2.840.10008.5.1.4.1.1.1", "1.2.840.10008.5.1.4.1.1.1.1"
-_FOR_PROCESSING = ("1.2.840.10008.5.1.4.1.1.1.1.1",)
-#: Radiographs, and Secondary Capture (of one frame, grey), in which archives and challenges keep them: what the DICOM
-#: node takes. For Processing is not among them: who may send either then sends what can be read.
-IMAGE_CLASSES = (
-    _CR, _DX, "1.2.840.10008.5.1.4.1.1.7", "1.2.840.10008.5.1.4.1.1.7.2", "1.2.840.10008.5.1.4.1.1.7.3",
-)  # fmt: skip
+#: CR and DX, and Secondary Capture (of one frame, grey), in which archives and challenges keep radiographs: what the
+#: DICOM node takes. For Processing is not among them, so that a sender that has both sends the readable one.
+IMAGE_CLASSES = tuple(f"1.2.840.10008.5.1.4.1.1.{number}" for number in ("1", "1.1", "7", "7.2", "7.3"))
+_FOR_PROCESSING = "1.2.840.10008.5.1.4.1.1.1.1.1"
 #: SNOMED CT's codes and its older ones, by the designators that they have in files (PS3.16 section 8).
 _SCHEMES = ("SCT", "SRT", "SNM3", "99SDM")
 #: Of PS3.16 CID 4 and 4009 (DX Anatomy Imaged), and their older codes: thorax, thoracic cavity, chest wall, lung, its
@@ -68,13 +65,10 @@ def _is_heard(_: logging.LogRecord) -> bool:
 
 @contextmanager
 def pydicom_unlogged() -> Iterator[None]:
-    """Keep what pydicom and its codecs log in this thread out of the logs: they quote the values of a patient's tags.
-
-    Each logger gets a filter, which stays: removing it while another thread logs could let a record through.
-    """
+    """Keep what pydicom and its codecs log in this thread out of the logs: they quote the values of a patient."""
     for name in list(logging.root.manager.loggerDict):
         if name.split(".", 1)[0] in _LIBRARIES:
-            logging.getLogger(name).addFilter(_is_heard)
+            logging.getLogger(name).addFilter(_is_heard)  # it stays: another thread may be logging
     before = getattr(_HERE, "unlogged", False)
     _HERE.unlogged = True
     try:
@@ -180,7 +174,7 @@ def _check_class(tags: Tags) -> None:
         tags.warnings.append(f"{tag_name('Modality')} is missing: not known to be a radiograph")
     # Raw detector values (PS3.3 C.8.11.1.1.1): not what any radiologist sees, nor what a model has learned from.
     sop_class = tags.text("SOPClassUID")
-    if intent == "FOR PROCESSING" or sop_class in _FOR_PROCESSING:
+    if intent == "FOR PROCESSING" or sop_class == _FOR_PROCESSING:
         keyword = "PresentationIntentType" if intent == "FOR PROCESSING" else "SOPClassUID"
         raise tags.refusal(keyword, "expected an image FOR PRESENTATION", found="FOR PROCESSING")
     if sop_class and sop_class not in IMAGE_CLASSES:

@@ -74,10 +74,7 @@ class Frame:
         return (raised >> (self.allocated - self.stored)).astype(np.float64)
 
     def decode(self, threads: int = 1) -> NDArray[Any]:
-        """Bit patterns, uint8 or uint16 [H,W], in the machine's byte order.
-
-        Raises DamagedImageError, and DicomImageError for a codestream with values of more bits than BitsStored.
-        """
+        """Bit patterns, uint8 or uint16 [H,W]. Raises `damaged` or `contradictory`."""
         if self.syntax.is_encapsulated:
             pixels = self._decompressed(threads)
         else:
@@ -228,10 +225,9 @@ def _decodable_syntax(tags: Tags) -> Any:
 
 
 def _imagecodecs() -> ModuleType | None:
-    try:
+    with suppress(ImportError):  # not installed, or broken: pydicom's plugins do without
         return importlib.import_module("imagecodecs")
-    except ImportError:  # not installed, or broken: pydicom's plugins do without
-        return None
+    return None
 
 
 _SIZ = b"\xff\x4f\xff\x51"  # JPEG 2000, Part 1 and HTJ2K: start of codestream, then its size (ISO/IEC 15444-1, A.5.1)

@@ -61,7 +61,7 @@ class ImageLimits:
 
 @dataclass(frozen=True)
 class Reduction:
-    """How an image was decoded at a lower resolution: [i,j] is [step * i, step * j] of the full one of `shape` [H,W]."""
+    """Of an image decoded at a lower resolution: [i,j] is [step * i, step * j] of the full one of `shape` [H,W]."""
 
     step: int
     shape: tuple[int, int]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageChops, ImageFile
+from PIL import ExifTags, Image, ImageChops, ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
@@ -50,7 +50,6 @@ _DECODE_ERRORS = (
     OSError, SyntaxError, ValueError, TypeError, LookupError, AttributeError, EOFError, ArithmeticError,
     struct.error, zlib.error,
 )  # fmt: skip
-_ORIENTATION_TAG = 0x0112
 #: The transposition that undoes each EXIF orientation but 1.
 _TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -161,7 +160,7 @@ def _read_picture(data: bytes, name: str, limits: ImageLimits, intensity: str) -
             limits.check_size(*image.size, name)
             frames = getattr(image, "n_frames", 1)
             turned = plugin is not TiffImageFile and "exif" in image.info  # a TIFF is turned by Pillow itself
-            orientation = int(image.getexif().get(_ORIENTATION_TAG, 1)) if turned else 1
+            orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1)) if turned else 1
             if frames == 1 and (plugin is TiffImageFile or b"acTL" in data):  # the two that warn while decoding
                 image.load()
         if frames > 1:

@@ -28,10 +28,8 @@ from cbmir.process import available_threads
 _S = TypeVar("_S")
 _T = TypeVar("_T")
 
-#: Items that are taken from the source ahead of the answers.
-AHEAD = 64
-#: Fewer items than this are done before processes would have started (0.2 s each).
-FEW = 64
+AHEAD = 64  # items that are taken from the source ahead of the answers
+FEW = 64  # fewer items are done before processes would have started (0.2 s each)
 _KILLED, _TERMINATED = -9, -15  # exit codes: by SIGKILL, and of those that the pool ends when one has died
 
 
