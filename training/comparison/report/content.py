@@ -10,13 +10,7 @@ from cbmir.card import NOT_A_DEVICE
 from cbmir.training.comparison.figures.sheet import ReportFigure
 from cbmir.training.comparison.protocols import PROTOCOLS, VALIDATION
 from cbmir.training.comparison.report.provenance import provenance_tables
-from cbmir.training.comparison.report.tables import (
-    breakdown_tables,
-    finding_table,
-    is_sweep,
-    main_table,
-    sweep_table,
-)
+from cbmir.training.comparison.report.tables import breakdown_tables, finding_table, is_sweep, main_table, sweep_table
 from cbmir.training.comparison.results import Results, headline, metric_title
 from cbmir.training.comparison.statistics import LEAST, QUERIES, RESAMPLES
 
@@ -81,11 +75,7 @@ def statements(results: Results, column: str) -> Iterator[str]:
     for row in headline(results):
         if row.get("minus_bce") and row["minus_bce"][column]["ndcg"]["p_holm"] is not None:
             found[_direction(row["minus_bce"][column]["ndcg"])].append(results["methods"][row["method"]]["title"])
-    words = {
-        "higher": "higher than BCE's",
-        "lower": "lower than BCE's",
-        "alike": "cannot be told apart from BCE's",
-    }
+    words = {"higher": "higher than BCE's", "lower": "lower than BCE's", "alike": "cannot be told apart from BCE's"}
     if not any(found.values()):
         yield f"{column.capitalize()}: no method could be compared with BCE."
     for direction, titles in found.items():
