@@ -1,4 +1,4 @@
-"""What several benchmarks share: Markdown of their figures, the page that shows them, and the card of no model."""
+"""Shared by the benchmarks: Markdown of their figures, the page that shows them, and the card of no model."""
 
 from __future__ import annotations
 

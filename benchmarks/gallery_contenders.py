@@ -1,4 +1,4 @@
-"""What `gallery_growth.py` compares: ways to find the nearest of N vectors, each in a process of its own.
+"""The contenders of `gallery_growth.py`: ways to find the nearest of N vectors, each in a process of its own.
 
 The processes wait idle while the others have their turn, so that neither thread pools nor memory mix. Every one reads
 the vectors from one mapped file of the gallery; cbmir's indexes answer from there, the others take the vectors in.
@@ -42,18 +42,20 @@ class Cbmir:
     settings = (0,)
 
     def __init__(self, codes: str, gallery: Path) -> None:
+        from cbmir.runtime import Gallery
+
         self.codes = codes
-        self.gallery = gallery
+        self.path = gallery
+        with Gallery.open(gallery) as opened:
+            self.uuid = opened.uuid
 
     def build(self, vectors: Floats) -> int:
-        from cbmir.runtime import Gallery
         from cbmir.runtime.gallery import index_files
         from cbmir.runtime.gallery.hnsw import HnswIndex
 
-        with Gallery.open(self.gallery) as gallery:
-            stamp = index_files.find(self.gallery, gallery.uuid)
+        stamp = index_files.find(self.path, self.uuid)
         assert stamp is not None
-        snapshot = index_files.load(self.gallery, stamp.gallery)
+        snapshot = index_files.load(self.path, stamp.gallery)
         assert snapshot is not None
         if self.codes == "exact":
             self.snapshot = replace(snapshot, index=None)
@@ -204,7 +206,7 @@ class TimedContender:
 
 
 def names(count: int) -> list[str]:
-    """Who takes part at a size: faiss Flat would not fit beside the others at a million, IVF-PQ is for many."""
+    """The contenders at a size: faiss Flat would not fit beside the others at a million, IVF-PQ is for many."""
     flat = ["faiss Flat"] if count <= 100_000 else []
     quantised = ["faiss IVF-PQ"] if count >= 100_000 else []
     return ["cbmir gallery", "cbmir exact", "cbmir bf16", "cbmir int8", *flat, "faiss HNSW", *quantised, "hnswlib"]

@@ -255,7 +255,7 @@ def sections(reports: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 
 def load_text(path: Path) -> str:
-    """What gallery_load.py measured, in words; nothing where it did not."""
+    """The figures of gallery_load.py in words; "" without them."""
     if not path.exists():
         return ""
     one = json.loads(path.read_text("utf-8"))
@@ -296,7 +296,7 @@ def filter_table(reports: Sequence[dict[str, Any]]) -> str:
 
 
 def gallery_table(reports: Sequence[dict[str, Any]]) -> str:
-    """What it takes to make and to open a gallery."""
+    """Times and sizes of making and opening a gallery."""
     rows = []
     for report in reports:
         one = report["gallery"]
@@ -310,7 +310,7 @@ def gallery_table(reports: Sequence[dict[str, Any]]) -> str:
 
 
 def aims_table(reports: Sequence[dict[str, Any]]) -> str:
-    """What was aimed at, at 100,000 vectors."""
+    """The aims, at 100,000 vectors."""
     report = next((one for one in reports if one["count"] == AIMED), None)
     if report is None:
         return ""

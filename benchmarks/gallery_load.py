@@ -2,7 +2,7 @@
 
     python benchmarks/gallery_load.py --seconds 120 -o docs/gallery/load.json
 
-Half of the readers are processes, half are threads of one process that share a gallery. What the writer does at each
+Half of the readers are processes, half are threads of one process that share a gallery. The writer's act at each
 generation (add, update, remove) follows from the generation's number, so every reader knows what the gallery held at
 any (`Replica`). An exact answer must be equal, to the last id; one by the index must hold true distances of entries of
 that generation, as many as there are to find, and recall is counted. Ends with an error at the first wrong answer.
@@ -33,12 +33,12 @@ from cbmir.runtime.gallery.entry import SearchResult
 from cbmir.runtime.gallery.filters import Filter
 
 DIM, START, K = 64, 3000, 10
-TAIL = 100  # so that what is derived is made anew every few seconds
+TAIL = 100  # so that the index files are rebuilt every few seconds
 LABELS = ("Effusion", "Mass")
 
 
 class Replica:
-    """What the gallery holds at a generation, by the same arithmetic in every process."""
+    """The content of the gallery at a generation, by the same arithmetic in every process."""
 
     def __init__(self) -> None:
         self.generation = 0

@@ -102,7 +102,7 @@ def _embedded(engine: Engine, crops: list[Pixels]) -> NDArray[np.float32]:
 
 
 def _measured(gallery: Gallery, query: NDArray[np.float32], patient: str) -> tuple[Novelty, float]:
-    """What an answer says of a query, and its mean cosine distance to the nearest images of other patients."""
+    """The novelty of a query, and its mean cosine distance to the nearest images of other patients."""
     others = gallery.search(query, NEAREST, filter=Filter(exclude_patients=frozenset({patient}))).vectors
     novelty = score_novelty(query, others, gallery.reference_distances)
     if novelty is None:

@@ -106,7 +106,7 @@ def _check_finished(report: BenchReport, path: Path) -> None:
 
 
 def _file_to_answer(export: Path, output: Path, threads: int | None) -> str:
-    """What `file_to_answer.py` prints of time and of memory."""
+    """The figures of `file_to_answer.py`, time and memory."""
     texts = []
     for name, options in (("file_to_answer", []), ("memory", ["--memory"])):
         options += ["-o", str(output / f"{name}.json"), *([] if threads is None else ["--threads", str(threads)])]

@@ -71,7 +71,7 @@ class Entrant:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """What was measured. `finished` is False for one that was stopped before its last round."""
+    """The outcome of a run. `finished` is False for one that was stopped before its last round."""
 
     baseline: str
     finished: bool
@@ -194,7 +194,7 @@ def cosine_distances(embeddings: Mapping[str, NDArray[np.float32] | None]) -> di
 
 
 def synthetic_images(count: int, size: int) -> NDArray[np.uint8]:
-    """Smooth random images uint8 [count, 1, size, size], always the same. What is in them does not change the speed."""
+    """Smooth random images uint8 [count, 1, size, size], always the same. Their content does not change the speed."""
     rng = np.random.default_rng(0)
     images = np.empty((count, 1, size, size), np.uint8)
     for image in images:

@@ -1,4 +1,4 @@
-"""What `cbmir speed` times: cbmir's engines, what an engineer would put together by hand, and bare matrix products.
+"""The contenders of `cbmir speed`: cbmir's engines, what an engineer would put together by hand, bare matrix products.
 
 A contender is a small picklable description. It is opened in the process of its own that runs it, and imports there
 what it needs, so that its loading time counts.
@@ -159,7 +159,7 @@ class MatrixPeak(Contender):
 def peer_contenders(
     models: Sequence[Path], card: ModelCard, libraries: Sequence[str], threads: int | None, *, peak: bool = False
 ) -> Iterator[Contender]:
-    """What one would write by hand in libraries of torch, onnxruntime, openvino; with `peak` bare matrix products too.
+    """Contenders written by hand in torch, onnxruntime and openvino, those of `libraries`; `peak` adds matrix products.
 
     Raises:
         ModelError: There is no float32 .onnx file among the models, or with one, for all but torch.
@@ -180,7 +180,7 @@ def peer_contenders(
 def peer_health(
     library: str, version: str, threads: int | None, reason: str, precision: str = "float32"
 ) -> EngineHealth:
-    """What a peer says of itself: on the CPU, a batch at a time with all threads."""
+    """The health of a peer: on the CPU, a batch at a time with all threads."""
     return EngineHealth(
         engine=library, requested=library, reason=reason, device="cpu", precision=precision,
         threads=threads or available_threads(), mode="latency", version=version,
@@ -208,7 +208,7 @@ def model_contenders(
 
 
 def float32_file(models: Sequence[Path]) -> Path:
-    """The float32 .onnx file of these models, which the peers load. Raises ModelError where there is none."""
+    """The float32 .onnx file of these models, which the peers load. Raises ModelError if there is no such file."""
     for path, _ in _files(models):
         file = path.with_name(f"{stem(path)}.onnx")
         if file.is_file():

@@ -1,4 +1,4 @@
-"""What a figure of speed has to be seen against: the machine that it was measured on, and the model's arithmetic."""
+"""The context of a figure of speed: the machine that it was measured on, and the model's arithmetic."""
 
 from __future__ import annotations
 

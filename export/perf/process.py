@@ -44,7 +44,7 @@ class RemoteObject(Closing):
         theirs.close()  # so that the end of the process ends a wait for its answer
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What the method returns. Raises a CbmirError of the process, and EngineError for any other failure of it."""
+        """Call a method there. Raises a CbmirError of the process, and EngineError for any other failure of it."""
         with suppress(ConnectionError):  # it has ended: its last word is in the pipe
             self._pipe.send((method, arguments))
         try:
@@ -155,7 +155,7 @@ def memory() -> dict[str, int]:
 
 @contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """What is started inside of the block ignores SIGINT from its first moment."""
+    """A process that is started within ignores SIGINT from its first moment."""
     if threading.current_thread() is not threading.main_thread():  # where Python allows no change of a handler
         yield
         return
