@@ -202,9 +202,9 @@ class Finder(Closing):
         if isinstance(batch, str | bytes | Path):
             raise UserError("expected a list of images, found a single one; put it into a list")
         if not isinstance(batch, np.ndarray):
-            size = self.card.preprocess.crop
-            images = [_preprocessed(self.card.preprocess, self._read, image) for image in batch]
-            batch = np.array(images, np.uint8).reshape(-1, 1, size, size)
+            spec = self.card.preprocess
+            images = [preprocess(self._read(image), spec) for image in batch]
+            batch = np.array(images, np.uint8).reshape(-1, 1, spec.crop, spec.crop)
         return self.engine.run(batch).embedding
 
     def embed_many(

@@ -13,7 +13,6 @@ from pydicom.uid import KeyObjectSelectionDocumentStorage
 from cbmir.runtime.dicom_output import identifiers as own
 from cbmir.runtime.dicom_output.content import Content
 from cbmir.runtime.dicom_output.objects import document, item, observer, references
-from cbmir.runtime.dicom_output.source import SourceImage
 
 _INTRODUCTION = "The image, and earlier images of the same patient by similarity:"
 
@@ -31,28 +30,24 @@ def key_objects(content: Content, *, copies: bool = True) -> list[Dataset]:
         study: (study, own.series_uid(study, "kos"), KeyObjectSelectionDocumentStorage, uid)
         for study, uid in uids.items()
     }
-    return [
-        _selection(content, of_study, uids[study], references(copy_of[other] for other in studies if other != study))
-        for study, of_study in studies.items()
-    ]
-
-
-def _selection(content: Content, of_study: SourceImage, uid: str, others: list[Dataset]) -> Dataset:
-    lines = (
+    lines = [
         f"{number}. study of {prior.source.day or 'unknown day'}: cosine similarity {prior.cosine:.3f}"
         for number, prior in enumerate(content.priors, 1)
-    )
+    ]
     images = [content.source, *(prior.source for prior in content.priors)]
-    tree = KeyObjectSelection(
-        document_title=own.concept(own.FOR_RESEARCH),
-        # highdicom takes it for an image, since it has rows and columns
-        referenced_objects=[item(SOPClassUID=i.sop_class, SOPInstanceUID=i.uid, Rows=1, Columns=1) for i in images],
-        observer_device_context=observer(content),
-        description="\r\n".join((own.DISCLAIMER, _INTRODUCTION, *lines)),
-    )
-    made = document(content, "kos", of_study, KeyObjectSelectionDocumentStorage, "KO", tree[0], uid=uid)
-    made.ReferencedPerformedProcedureStepSequence = []
-    made.CurrentRequestedProcedureEvidenceSequence = references(one.reference for one in images)
-    if others:
-        made.IdenticalDocumentsSequence = others
-    return made
+    selections = []
+    for study, of_study in studies.items():
+        tree = KeyObjectSelection(
+            document_title=own.concept(own.FOR_RESEARCH),
+            # highdicom takes each for an image, since it has rows and columns
+            referenced_objects=[item(SOPClassUID=i.sop_class, SOPInstanceUID=i.uid, Rows=1, Columns=1) for i in images],
+            observer_device_context=observer(content),
+            description="\r\n".join((own.DISCLAIMER, _INTRODUCTION, *lines)),
+        )
+        made = document(content, "kos", of_study, KeyObjectSelectionDocumentStorage, "KO", tree[0], uid=uids[study])
+        made.ReferencedPerformedProcedureStepSequence = []
+        made.CurrentRequestedProcedureEvidenceSequence = references(one.reference for one in images)
+        if others := references(copy for other, copy in copy_of.items() if other != study):
+            made.IdenticalDocumentsSequence = others
+        selections.append(made)
+    return selections

@@ -62,8 +62,8 @@ def document(
 ) -> SOPClass:
     """A document of one kind in the study of an image, with the content of a tree; `uid` replaces that of `content`.
 
-    highdicom's own classes take three times as long, know no private SOP class, and refuse a selection of several
-    studies.
+    highdicom's own classes copy and search the tree, which takes twice as long as building it, know no private SOP
+    class, and refuse a selection of several studies.
     """
     arguments = identity(content, kind, of_study) | ({"sop_instance_uid": uid} if uid else {})
     item = CodingSchemeIdentificationItem(SCHEME, name=SCHEME_NAME, responsible_organization=MANUFACTURER)

@@ -20,7 +20,7 @@ from pydicom.uid import ExplicitVRLittleEndian
 from cbmir.labels import readable
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.dicom_output import identifiers as own
-from cbmir.runtime.dicom_output.content import ALGORITHM, Content, Prior
+from cbmir.runtime.dicom_output.content import ALGORITHM, Content
 from cbmir.runtime.dicom_output.objects import complete, identity, item
 from cbmir.runtime.evidence import MORE, overlay
 from cbmir.runtime.imaging.radiograph import Radiograph
@@ -34,7 +34,6 @@ _PICTURE = 468  # side of the square that each picture is fitted into
 _TOP, _BOTTOM = 104, 1116  # between the bars
 _TABLE = _MARGIN + 2 * (_PICTURE + _GAP)  # left edge of the findings
 _BAR_WIDTH = 76
-_OPACITY = 0.6
 _INK, _PALE, _LINE, _BAR, _AMBER = (236, 236, 236), (160, 160, 160), (72, 72, 72), (104, 136, 168), (255, 176, 0)
 
 Colour = tuple[int, int, int]
@@ -49,14 +48,17 @@ def _draw_page(content: Content, analysis: Analysis, image: Radiograph, spec: Pr
     top = next((one for one in content.findings if one.predicted), content.findings[0])
     small = np.array(ImageOps.contain(Image.fromarray(image.pixels), (_PICTURE, _PICTURE), Image.Resampling.LANCZOS))
     sheet.picture(_MARGIN, "The image", small)
-    explained = overlay(small, analysis.evidence_for_finding(top.label), spec, _OPACITY)
+    explained = overlay(small, analysis.evidence_for_finding(top.label), spec, opacity=0.6)
     sheet.picture(_MARGIN + _PICTURE + _GAP, f"Evidence for {readable(top.label)}", explained)
     below = _TOP + 40 + _PICTURE + 16
     legend = "Orange, +: cells that speak for it more than the average cell. Blue, -: less. Line: what the model sees."
     sheet.lines(_MARGIN + _PICTURE + _GAP, below, legend, 18, _PICTURE, at_most=2)
     _draw_findings(sheet, content.findings)
     end = _draw_look_alikes(sheet, content, below + 64)
-    end = _draw_priors(sheet, content.priors, end)
+    if content.priors:
+        days = ", ".join(f"{one.source.day or 'unknown day'} ({one.cosine:.3f})" for one in content.priors)
+        text = f"Similar earlier images of this patient: {days}"
+        end = sheet.lines(_MARGIN, end + 12, text, 18, 2 * _PICTURE + _GAP, at_most=2, colour=_INK)
     _draw_warnings(sheet, content.warnings, end + 16)
     _draw_footer(sheet, content)
     return np.array(sheet.image)
@@ -124,20 +126,9 @@ def _draw_look_alikes(sheet: _Sheet, content: Content, y: int) -> int:
     return y + rows * 30
 
 
-def _draw_priors(sheet: _Sheet, priors: Sequence[Prior], y: int) -> int:
-    """Draw the patient's own similar priors, by their days. Returns where they end."""
-    if not priors:
-        return y
-    text = "Similar earlier images of this patient: " + ", ".join(
-        f"{one.source.day or 'unknown day'} ({one.cosine:.3f})" for one in priors
-    )
-    return sheet.lines(_MARGIN, y + 12, text, 18, 2 * _PICTURE + _GAP, at_most=2, colour=_INK)
-
-
 def _draw_warnings(sheet: _Sheet, warnings: Sequence[str], y: int) -> None:
-    if not warnings:
-        return
-    sheet.text(_MARGIN, y, "Please note", 20, _AMBER)
+    if warnings:
+        sheet.text(_MARGIN, y, "Please note", 20, _AMBER)
     y += 30
     for warning in warnings:
         room = (_BOTTOM - 8 - y) // 24

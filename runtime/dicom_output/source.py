@@ -44,14 +44,10 @@ class SourceImage:
 
     @classmethod
     def read(cls, stream: BinaryIO) -> Self:
-        """Of a DICOM file; pixels are not read.
-
-        Raises NotAnImageError, DamagedImageError, and DicomImageError where a UID is missing.
-        """
-        is_one = is_dicom(stream.read(132))
-        stream.seek(0)
-        if not is_one:
+        """Of a DICOM file. Raises NotAnImageError, DamagedImageError, and DicomImageError where a UID is missing."""
+        if not is_dicom(stream.read(132)):
             raise NotAnImageError("expected a DICOM file, which results are made for; found another format")
+        stream.seek(0)
         with collected_warnings() as collected, pydicom_unlogged():
             try:
                 found = dcmread(stream, force=True, stop_before_pixels=True)
@@ -134,9 +130,8 @@ def _text(found: Dataset, keyword: str, collected: list[str]) -> str | None:
         has_character_set = bool(found.get("SpecificCharacterSet"))
     except read_errors():
         return None
-    if len(collected) > before:  # a character set that pydicom does not know, or that does not fit the bytes
-        return None
-    return text if _is_fit(keyword, text, has_character_set) else None
+    # A warning is of a character set that pydicom does not know, or that does not fit the bytes.
+    return text if len(collected) == before and _is_fit(keyword, text, has_character_set) else None
 
 
 def _is_fit(keyword: str, text: str, has_character_set: bool) -> bool:

@@ -157,8 +157,8 @@ class Engine(Closing):
         engine, device, version = self._describe()
         mode = self._mode if self.streams and self.threads > 1 else "latency"
         return EngineHealth(
-            engine, self.requested or engine, self.reason, device, self.card.precision, self.threads, mode, version,
-            self.warnings,
+            engine=engine, requested=self.requested or engine, reason=self.reason, device=device,
+            precision=self.card.precision, threads=self.threads, mode=mode, version=version, warnings=self.warnings,
         )  # fmt: skip
 
     def close(self) -> None:

@@ -35,16 +35,9 @@ _PLUGINS: dict[type[ImageFile.ImageFile], tuple[bytes, ...]] = {
     TiffImageFile: (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+"),  # the latter two: BigTIFF
 }
 _FOREIGN = {
-    b"GIF8": "GIF",
-    b"BM": "BMP",
-    b"RIFF": "WebP or another RIFF format",
-    b"\x00\x00\x00\x0cjP  ": "JPEG 2000",
-    b"\xff\x4f\xff\x51": "JPEG 2000",
-    b"%PDF": "PDF",
-    b"PK\x03\x04": "ZIP",
-    b"\x1f\x8b": "gzip",
-    b"\x93NUMPY": "NumPy",
-}
+    b"GIF8": "GIF", b"BM": "BMP", b"RIFF": "WebP or another RIFF format", b"\x00\x00\x00\x0cjP  ": "JPEG 2000",
+    b"\xff\x4f\xff\x51": "JPEG 2000", b"%PDF": "PDF", b"PK\x03\x04": "ZIP", b"\x1f\x8b": "gzip", b"\x93NUMPY": "NumPy",
+}  # fmt: skip
 # All that Pillow's three readers raise on damaged content (a fuzz test holds this list).
 _DECODE_ERRORS = (
     OSError, SyntaxError, ValueError, TypeError, LookupError, AttributeError, EOFError, ArithmeticError,
