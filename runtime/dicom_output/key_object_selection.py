@@ -35,7 +35,7 @@ def key_objects(content: Content, *, copies: bool = True) -> list[Dataset]:
         for number, prior in enumerate(content.priors, 1)
     ]
     images = [content.source, *(prior.source for prior in content.priors)]
-    selections = []
+    selections: list[Dataset] = []
     for study, of_study in studies.items():
         tree = KeyObjectSelection(
             document_title=own.concept(own.FOR_RESEARCH),
