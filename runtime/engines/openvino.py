@@ -94,12 +94,9 @@ class OpenVinoEngine(Engine):
                               f"which it would not compute in; open model.onnx")  # fmt: skip
         types, found = {"u8": "uint8", "f32": "float32"}, {}
         for port in (*self._model.inputs, *self._model.outputs):
-            kind, (_, *sides) = port.element_type.to_string(), list(port.partial_shape)
+            kind, sides = port.element_type.to_string(), list(port.partial_shape)[1:]
             lengths = [None if side.is_dynamic else int(side.get_length()) for side in sides]
-            found[port.get_any_name()] = (
-                types.get(kind, kind),
-                [None, *lengths],
-            )  # of any batch size: set to one below
+            found[port.get_any_name()] = types.get(kind, kind), [None, *lengths]  # the batch size is set to one below
         check_graph(path, card, len(self._model.inputs), found)
         self._model.reshape([1, 1, card.preprocess.crop, card.preprocess.crop])
         self._precision = "bf16" if card.precision == "bfloat16" else "f32"

@@ -161,7 +161,7 @@ def find_frame(tags: Tags, buffer: bytes) -> Frame:
     damaged = DamagedImageError(f"{tags.name}: {tag_name('PixelData')} ({syntax.name}) is damaged or cut off")
     shape = tags.integer("Rows"), tags.integer("Columns")
     allocated, stored, high_bit = (tags.integer(k) for k in ("BitsAllocated", "BitsStored", "HighBit"))
-    element: Any = tags.dataset.get_item(0x7FE00010, keep_deferred=True)
+    element: Any = tags.dataset.get_item(0x7FE00010, keep_deferred=True)  # PixelData
     if not isinstance(element, RawDataElement):  # taken for a sequence
         raise damaged
     data: bytes | memoryview
