@@ -1,7 +1,7 @@
 """cbmir.demo: the runtime in a browser, by Gradio. Nothing leaves the machine that it runs on.
 
-`server.serve` opens a socket and runs `app.create_app`, which mounts the page (`page`, `static/`). What the page asks
-goes to `backend.Backend`, which keeps `sessions` and answers with parts of the page as escaped HTML.
+`server.serve` runs `app.create_app`, which mounts the page (`page`, `static/`). What the page asks goes to
+`backend.Backend`, which keeps `sessions` and answers with parts of the page as escaped HTML.
 """
 
 import os
@@ -14,7 +14,6 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 require("gradio", "demo")
 
 from cbmir.demo.app import build_app  # noqa: E402 - after the settings above
-from cbmir.demo.login import Login  # noqa: E402
-from cbmir.demo.server import serve  # noqa: E402
+from cbmir.demo.server import load_login, serve  # noqa: E402
 
-__all__ = ["Login", "build_app", "serve"]
+__all__ = ["build_app", "load_login", "serve"]

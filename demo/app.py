@@ -1,7 +1,7 @@
 """The page as Gradio blocks, in an application that also gives its scripts, the thumbnails and the map.
 
-Gradio brings the uploads, the sessions, and the queue, whose position it shows. The page itself is a shell of our own
-(`static/`, plain JavaScript and CSS) and a channel on which it asks `Backend` and is answered.
+Gradio brings the uploads, the sessions, and the queue. The page itself is a shell of our own (`static/`) and a channel
+on which it asks `Backend` and is answered.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from starlette.staticfiles import StaticFiles
 
 from cbmir.demo.backend import Backend
 from cbmir.demo.examples import Example
-from cbmir.demo.login import Login
 from cbmir.demo.page import STATIC, page_html
 from cbmir.errors import GalleryError
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.projection import GalleryProjection
 from cbmir.runtime.gallery.protocol import SearchableGallery
-from cbmir.runtime.serving.security import Guard, SecurityHeaders
+from cbmir.runtime.serving.security import Credential, Guard, SecurityHeaders
 
 MAX_UPLOAD = 64 * 2**20
 #: Seconds: how often Gradio looks for uploads that no question took, and how old these may get.
@@ -47,7 +46,7 @@ _POLICY = (
 )
 #: The page has examples in it, and answers are of images: no browser keeps them once the page is closed.
 _OF_PATIENTS = ("text/html", "application/json", "text/event-stream", "image/jpeg")
-_SIGNS = {1: "1", 0: "0", -1: "u", None: "?"}
+_SIGNS = {1: "1", 0: "0", -1: "u", None: "?"}  # the last two: uncertain, not known
 
 
 def build_app(finder: Finder, examples: Sequence[Example] = (), chart: GalleryProjection | None = None) -> gr.Blocks:
@@ -77,7 +76,7 @@ def build_app(finder: Finder, examples: Sequence[Example] = (), chart: GalleryPr
 
 def create_app(
     blocks: gr.Blocks, gallery: SearchableGallery | None, chart: GalleryProjection | None = None,
-    hosts: Sequence[str] = (), login: Login | None = None,
+    hosts: Sequence[str] = (), login: Credential | None = None,
 ) -> FastAPI:  # fmt: skip
     """The page with all that it fetches. It answers requests for `hosts` (empty: any) that bear the login."""
     app = FastAPI(openapi_url=None)
@@ -124,8 +123,7 @@ def add_files(app: FastAPI, gallery: SearchableGallery, chart: GalleryProjection
 
 
 def _map(gallery: SearchableGallery, chart: GalleryProjection) -> dict[str, Any]:
-    """Points with ids and labels, as the gallery has them now: a string for each of its labels, in which each point has
-    a sign: 1, 0, u (uncertain) or ? (not known)."""
+    """Points with ids, and for each of the gallery's labels a string with a sign for each point, of `_SIGNS`."""
     labels = {}
     for name in chart.ids:
         try:

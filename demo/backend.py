@@ -1,9 +1,8 @@
 """The server's answers to the questions that the page asks.
 
 A question is a JSON object with its number `n`, an `action`, what that needs, and `about`: the number of the question
-that put the image on the page, 0 while there is none. An answer has the parts of the page that change, as HTML by their
-ids, what the viewer draws, and the `about` of the image that all of it belongs to; the picture of that image goes along
-unless the page has it. Everything that a page can do goes through `Backend.answer`.
+that put the image on the page, 0 without one. An answer has the parts of the page that change, as HTML by their ids,
+what the viewer draws, and the `about` of the image that all of it belongs to, with its picture unless the page has it.
 """
 
 from __future__ import annotations
@@ -18,15 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbmir.demo import similar_images
-from cbmir.demo.controls import Controls
+from cbmir.demo import markup, similar_images
 from cbmir.demo.examples import Example
-from cbmir.demo.findings import findings_html
-from cbmir.demo.markup import RESTING, alerts_html, error_html, escape, novelty_html, thumbnail_url
+from cbmir.demo.markup import RESTING, escape, thumbnail_url
 from cbmir.demo.mentions import mark_mentions
 from cbmir.demo.page import map_note
 from cbmir.demo.report import report_html
-from cbmir.demo.sessions import Session, Sessions, View, members_html
+from cbmir.demo.sessions import Controls, Session, Sessions, View, members_html
 from cbmir.demo.similar_images import Likeness, uncertain_of
 from cbmir.demo.uploads import MOST_FILES, Upload, read_uploads
 from cbmir.errors import CbmirError, GalleryError, ImageError, UserError
@@ -65,8 +62,6 @@ _INTERNAL = "An internal error, which the server's log tells more of. Ask anew, 
 
 
 class Backend:
-    """One finder and its gallery, for any number of sessions."""
-
     def __init__(
         self, finder: Finder, examples: Sequence[Example], uploads: Callable[[], Path],
         chart: GalleryProjection | None = None,
@@ -116,7 +111,7 @@ class Backend:
     def _failed(self, session: Session, asked: Question, why: str) -> Answer:
         """The page stays as it is; but where an image was to be opened, the one before must not be taken for it."""
         if asked.get("action") not in _OPENING:
-            return {"action": "error", "html": {"errors": error_html(why)}}
+            return {"action": "error", "html": {"errors": markup.error_html(why)}}
         session.view = None
         return {"action": "error", **self._blank(why)}
 
@@ -198,9 +193,9 @@ class Backend:
         view = replace(view, analysis=analysis, neighbours=analysis.neighbours, searched=searched)
         return view, {
             "html": {
-                "alerts": alerts_html(analysis.warnings),
-                "findings": findings_html(self.finder.card, analysis.findings),
-                "novelty": novelty_html(analysis.novelty),
+                "alerts": markup.alerts_html(analysis.warnings),
+                "findings": markup.findings_html(self.finder.card, analysis.findings),
+                "novelty": markup.novelty_html(analysis.novelty),
                 "agreement": similar_images.agreement_html(analysis.agreement),
                 "wall": self._wall(analysis.neighbours, analysis.query_labels, self._likeness),
                 "search": escape(searched),
@@ -294,13 +289,12 @@ class Backend:
         return thumbnail, thumbnail.pixels, False
 
     def _blank(self, why: str) -> Answer:
-        """The page without an image, and why that is."""
-        return {"html": self._blank_html(errors=error_html(why)), "picture": None, "evidence": {}, "place": None}
+        return {"html": self._blank_html(errors=markup.error_html(why)), "picture": None, "evidence": {}, "place": None}
 
     def _blank_html(self, **parts: str) -> dict[str, str]:
         """Every part of the page as it is without an image, but for `parts`."""
         return {
-            "alerts": RESTING, "findings": findings_html(self.finder.card), "novelty": "", "agreement": "",
+            "alerts": RESTING, "findings": markup.findings_html(self.finder.card), "novelty": "", "agreement": "",
             "wall": similar_images.EMPTY, "members": "", "search": "", "map-note": map_note(self._chart), **parts,
         }  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Text as HTML: whatever comes from data passes through here on its way into the page.
 
-And what a reader must see before the findings: the flag that nothing looks like this image, warnings, and errors.
+And what a reader sees first: the flag that nothing looks like this image, warnings, errors, and the findings.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import html
 from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
+from cbmir.card import ModelCard
+from cbmir.labels import readable
 from cbmir.runtime.finder import NOTHING_ALIKE
 from cbmir.runtime.novelty import QUANTILE, Novelty
+from cbmir.runtime.results import Finding, most_probable_first
 
 #: Signs that the page's template engines would read (Handlebars, JavaScript), as character references.
 _TEMPLATE_SIGNS = str.maketrans({"{": "&#123;", "}": "&#125;", "$": "&#36;", "`": "&#96;"})
@@ -28,7 +31,6 @@ def thumbnail_url(name: str) -> str:
 
 
 def image_uri(data: bytes, kind: str = "jpeg") -> str:
-    """An image file inside the page itself."""
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
@@ -50,7 +52,6 @@ RESTING = '<p class="note quiet">Flags and warnings about an image appear here, 
 
 
 def error_html(text: str) -> str:
-    """Why there is no answer."""
     return f'<div class="note bad"><strong>Not analysed.</strong> {escape(text)}</div>'
 
 
@@ -74,3 +75,48 @@ def novelty_html(novelty: Novelty | None) -> str:
             f"{100 * QUANTILE:.0f}% on it is flagged."
         )
     return f'<p class="fine-print">{text}</p>'
+
+
+VERDICTS = {True: ("predicted", "● predicted"), False: ("absent", "not predicted"), None: ("open", "no threshold")}
+
+
+def threshold_probability(card: ModelCard, finding: Finding) -> float | None:
+    """The finding's threshold on the scale of its calibrated probability; None where either is missing."""
+    calibration = card.calibration[card.labels.index(finding.label)]
+    if calibration is None or finding.threshold is None:
+        return None
+    return calibration.probability(finding.threshold)
+
+
+def findings_html(card: ModelCard, findings: Sequence[Finding] = ()) -> str:
+    """A list of bars, most probable first, each a button that lays its evidence over the image. Without findings, the
+    model's labels hold their places."""
+    rows = [_row(finding, threshold_probability(card, finding)) for finding in most_probable_first(findings)]
+    waiting = [_cells(label, "", "", "&ndash;", "", "waiting", "span") for label in card.labels.names]
+    return f'<ol class="findings">{"".join(rows or waiting)}</ol>'
+
+
+def _row(finding: Finding, threshold: float | None) -> str:
+    kind, verdict = VERDICTS[finding.predicted]
+    if finding.probability is None:
+        bar, number, limit = "", f"score {finding.score:.2f}", "not calibrated"
+    else:
+        tick = "" if threshold is None else f'<i style="left:{100 * threshold:.1f}%"></i>'
+        bar = f'<b style="width:{100 * finding.probability:.1f}%"></b>{tick}'
+        number = _percent(finding.probability)
+        limit = "no threshold" if threshold is None else f"from {_percent(threshold)}"
+    button = f'button type="button" data-evidence="finding:{escape(finding.label)}" aria-pressed="false"'
+    return _cells(finding.label, verdict, bar, number, limit, kind, button)
+
+
+def _cells(label: str, verdict: str, bar: str, number: str, limit: str, kind: str, tag: str) -> str:
+    return (
+        f'<li><{tag} class="finding {kind}"><span class="name">{escape(readable(label))}</span>'
+        f'<span class="verdict">{verdict}</span><span class="bar" aria-hidden="true">{bar}</span>'
+        f'<span class="percent">{number}</span><span class="limit">{limit}</span></{tag.split()[0]}></li>'
+    )
+
+
+def _percent(share: float) -> str:
+    """Whole per cent; what is not nothing is never shown as 0%."""
+    return "&lt;1%" if 0 < share < 0.005 else f"{100 * share:.0f}%"

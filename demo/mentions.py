@@ -1,14 +1,14 @@
 """Which sentences of a report speak of a finding, so that a reader's eye lands on them.
 
-This is reading aid, not language understanding: a sentence is marked where it has a finding's name or a common way to
-say it, and does not deny it, before ("no effusion or pneumothorax") or behind ("the effusion has resolved"). Where in
-doubt it is not marked.
+This is reading aid, not language understanding: a sentence is marked where it names a finding and does not deny it,
+before ("no effusion or pneumothorax") or behind ("the effusion has resolved"). Where in doubt it is not marked.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection
+from itertools import pairwise
 
 from cbmir.demo.markup import escape
 from cbmir.labels import canonical
@@ -56,14 +56,10 @@ _NO_DENIAL = re.compile(
 )
 
 
-def sentences(report: str) -> Iterator[str]:
+def sentences(report: str) -> list[str]:
     """The report in pieces, which together are the report."""
-    start = 0
-    for end in _END.finditer(report):
-        yield report[start : end.end()]
-        start = end.end()
-    if start < len(report):
-        yield report[start:]
+    ends = [end.end() for end in _END.finditer(report)]
+    return [report[start:end] for start, end in pairwise([0, *ends, len(report)]) if start < end]
 
 
 def speaks_of(sentence: str, label: str) -> bool:
@@ -75,12 +71,11 @@ def speaks_of(sentence: str, label: str) -> bool:
     return any(ways.search(_DENIAL.split(one)[0]) for one in statements if not _DENIAL_BEHIND.search(one))
 
 
-def mark_mentions(report: str, labels: Iterable[str]) -> str:
+def mark_mentions(report: str, labels: Collection[str]) -> str:
     """The report as HTML, the sentences that speak of one of the labels marked."""
-    wanted = tuple(labels)
     return "".join(
         f"<mark>{escape(piece.rstrip())}</mark>{escape(piece[len(piece.rstrip()) :])}"
-        if any(speaks_of(piece, label) for label in wanted)
+        if any(speaks_of(piece, label) for label in labels)
         else escape(piece)
         for piece in sentences(report)
     )

@@ -1,8 +1,7 @@
 """The report of a case: one HTML page that needs nothing beside it, to keep or to print.
 
 It leaves the machine, so it names no file, no patient and no image of the gallery: look-alikes are labels and cosines
-under opaque case ids, as in `cbmir.runtime.dicom_output`. The image is named by its file's digest, or by
-its case id where it is in the gallery.
+under opaque case ids. The image is named by its file's digest, or by its case id where it is in the gallery.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from PIL import Image
 
 from cbmir import __version__
 from cbmir.card import NOT_A_DEVICE, ModelCard
-from cbmir.demo.findings import VERDICTS, threshold_probability
-from cbmir.demo.markup import alerts_html, escape, image_uri, novelty_html, table
+from cbmir.demo import markup
+from cbmir.demo.markup import escape, image_uri, table
 from cbmir.demo.page import STATIC
 from cbmir.demo.uploads import Upload
 from cbmir.labels import readable
@@ -32,13 +31,14 @@ def report_html(
     card: ModelCard, gallery: SearchableGallery, image: Upload, analysis: Analysis, searched: str, *,
     label: str = "", now: datetime | None = None,
 ) -> str:  # fmt: skip
-    """The image, what was predicted and why, the nearest look-alikes, how these were searched for, and by which model.
-
-    `label` is the finding whose evidence is shown, the most probable one where it is empty; `searched` is plain text.
-    """
+    """`label` is the finding whose evidence is shown, empty: the most probable one; `searched` is plain text."""
     findings = most_probable_first(analysis.findings)
     label = label or findings[0].label
     evidence = overlay(image.picture, analysis.evidence_for_finding(label), card.preprocess, 0.6)
+    explained = (
+        f"Evidence for {readable(label)}: orange and + more, blue and \N{MINUS SIGN} less than an even share; the line "
+        "is what the model sees"
+    )
     when = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
     name = f"image file with SHA-256 {image.radiograph.sha256[:16]}…"
     if analysis.known:
@@ -50,30 +50,23 @@ def report_html(
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>cbmir report</title><style>{style}</style>'
         f'</head><body><p class="device">{escape(NOT_A_DEVICE)}</p><h1>cbmir: report of a case</h1>'
         f'<p class="fine-print">{when} · {escape(name)}</p>'
-        f'{alerts_html(analysis.warnings)}<div class="case"><div>'
+        f'{markup.alerts_html(analysis.warnings)}<div class="case"><div>'
         f"{_figure('The X-ray', image.picture, 'The image')}"
-        f"{_figure('The X-ray with evidence', evidence, _explained(label))}</div>"
+        f"{_figure('The X-ray with evidence', evidence, explained)}</div>"
         f"<div><h2>Findings</h2>{table(('Finding', 'Verdict', 'Calibrated probability', 'Threshold'), rows)}"
-        f"{novelty_html(analysis.novelty)}<h2>Nearest look-alikes</h2>{table(('Case', 'Cosine', 'Labels'), alike)}"
+        f"{markup.novelty_html(analysis.novelty)}<h2>Nearest look-alikes</h2>{table(('Case', 'Cosine', 'Labels'), alike)}"
         f'<p class="fine-print">Searched: {escape(searched)}.</p></div></div><h2>Model</h2><p class="fine-print">cbmir '
         f"{__version__}: {escape(card.encoder)}, precision {escape(card.precision)}, fingerprint "
         f"{escape(card.fingerprint[:16])}. {escape(card.intended_use)}</p></body></html>"
     )
 
 
-def _explained(label: str) -> str:
-    return (
-        f"Evidence for {readable(label)}: orange and + more, blue and \N{MINUS SIGN} less than an even share; the line "
-        "is what the model sees"
-    )
-
-
 def _row(card: ModelCard, finding: Finding) -> list[str]:
     numbers = (
         "not available" if share is None else f"{100 * share:.1f}%"
-        for share in (finding.probability, threshold_probability(card, finding))
+        for share in (finding.probability, markup.threshold_probability(card, finding))
     )
-    cells = [escape(readable(finding.label)), VERDICTS[finding.predicted][1], *numbers]
+    cells = [escape(readable(finding.label)), markup.VERDICTS[finding.predicted][1], *numbers]
     return [f"<b>{cell}</b>" for cell in cells] if finding.predicted else cells
 
 

@@ -1,11 +1,12 @@
 """Serve the demo: one machine, one port, no request to anywhere else.
 
-The app is mounted in a server of our own rather than by Gradio's `launch`, which obeys environment variables that open
-tunnels and folders, and which asks itself whether it is up through whatever proxy is set.
+Not by Gradio's `launch`, which obeys environment variables that open tunnels and folders, and asks itself whether it is
+up through whatever proxy is set.
 """
 
 from __future__ import annotations
 
+import base64
 import logging
 import os
 import tempfile
@@ -17,37 +18,30 @@ import uvicorn
 
 from cbmir.demo.app import build_app, create_app
 from cbmir.demo.examples import find_examples
-from cbmir.demo.login import Login
-from cbmir.errors import GalleryError
+from cbmir.errors import GalleryError, UserError
+from cbmir.files import read_secret
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery import Gallery
 from cbmir.runtime.gallery.projection import GalleryProjection
 from cbmir.runtime.hot_reload import warm_up
+from cbmir.runtime.serving.security import Credential
 from cbmir.runtime.serving.server import Server
 from cbmir.runtime.sockets import allowed_hosts, bound, is_loopback, url_of
 
 log = logging.getLogger("cbmir")
 
 _FOLDER = "GRADIO_TEMP_DIR"
+_SHORTEST = 8  # characters of a password
+_ADVICE = "write it with: (umask 077; echo NAME:PASSWORD > LOGINFILE)"
 
 
 def serve(
-    finder: Finder,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 7860,
-    examples: Path | None = None,
-    login: Login | None = None,
-    ready: Callable[[str], None] = lambda url: None,
-) -> None:
-    """Serve until Ctrl-C; port 0 takes any free one.
+    finder: Finder, *, host: str = "127.0.0.1", port: int = 7860, examples: Path | None = None,
+    login: Credential | None = None, ready: Callable[[str], None] = lambda url: None,
+) -> None:  # fmt: skip
+    """Serve until Ctrl-C; port 0 takes any free one. `ready` is called with the URL once the model has run.
 
-    The model has run once before `ready` is called with the URL. Uploads lie in a private folder that ends with the
-    server.
-
-    Raises:
-        UserError: The port or host cannot be had, or the folder has no examples.
-        GalleryError: The gallery's map was made with another model.
+    Raises UserError for the port, the host or a folder without examples, and GalleryError for another model's map.
     """
     with bound(host, port) as listener, _uploads():
         if login is None and not is_loopback(host):
@@ -65,6 +59,18 @@ def serve(
             log.info("Stopped.")
 
 
+def load_login(place: str) -> Credential:
+    """One name and password for everything that the server gives (HTTP Basic), which cross the network in clear.
+
+    From a file that only its owner can read, or an environment variable as `env:NAME`. Raises UserError.
+    """
+    login = read_secret(place, "a login as NAME:PASSWORD", _ADVICE)
+    name, _, password = login.partition(b":")
+    if not name or len(password) < _SHORTEST:
+        raise UserError(f"expected NAME:PASSWORD, the password of at least {_SHORTEST} characters, found less")
+    return Credential("Basic", base64.b64encode(login), "the demo's name and password")
+
+
 def _chart(finder: Finder) -> GalleryProjection | None:
     """The gallery's map, where it has one. Raises GalleryError for one made with another model's embeddings."""
     chart = GalleryProjection.load(finder.gallery.path) if isinstance(finder.gallery, Gallery) else None
@@ -76,13 +82,11 @@ def _chart(finder: Finder) -> GalleryProjection | None:
 @contextmanager
 def _uploads() -> Iterator[None]:
     """A private folder for what is uploaded, which Gradio finds by its environment variable."""
-    before = os.environ.get(_FOLDER)
+    before = {name: value for name, value in os.environ.items() if name == _FOLDER}
     with tempfile.TemporaryDirectory(prefix="cbmir-demo-") as folder:
         os.environ[_FOLDER] = folder
         try:
             yield
         finally:
-            if before is None:
-                del os.environ[_FOLDER]
-            else:
-                os.environ[_FOLDER] = before
+            del os.environ[_FOLDER]
+            os.environ.update(before)

@@ -1,15 +1,19 @@
-"""The state that the server keeps for each open page, until it is closed, left alone for long, or crowded out."""
+"""The state of each open page, until it is closed, left alone for long, or crowded out; and its controls, checked."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Lock, Timer
+from typing import Any, Self
 
 from cbmir.demo.markup import escape
 from cbmir.demo.uploads import Upload
+from cbmir.errors import UserError
+from cbmir.labels import LabelSet, readable
+from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.results import Analysis, Neighbour
 
 #: Sessions kept at once (about 15 MB each at most), and seconds after which one that asked nothing is forgotten.
@@ -21,12 +25,11 @@ _EVERY = 60.0  # seconds between looks for such
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """The state of one page. It never changes: an answer that succeeds puts another in its place.
+    """The state of one page; an answer that succeeds puts another in its place.
 
-    `about` is the number of the question that put the image there. `images` are those of the study that is open, `at`
-    is which of them is asked about, `left_out` says what of the study could not be shown; `labels` are the findings
-    that were asked for instead of an image. `analysis`, `neighbours` and `searched`, how they were searched for in
-    words, are the answer.
+    `about` is the number of the question that put the image there, `at` which of the study's `images` is asked about,
+    `left_out` what of it could not be shown; `labels` are the findings that were asked for instead of an image. The
+    rest is the answer; `searched` says in words how it was searched for.
     """
 
     about: int
@@ -45,9 +48,8 @@ class View:
 
 @dataclass(eq=False)
 class Session:
-    """`view` is what the page shows, None while that is nothing. `newest` is the number of the last question, `opened`
-    of the last that put an image on the page, 0 before the first: questions may arrive in another order than they were
-    asked in."""
+    """`newest` is the number of the last question, `opened` of the last that put an image on the page, 0 before the
+    first: questions may arrive in another order than they were asked in."""
 
     view: View | None = None
     newest: int = 0
@@ -64,7 +66,6 @@ class Sessions:
         self._timer: Timer | None = None
 
     def get(self, name: str) -> Session:
-        """The session of this name, made when first asked for."""
         now = self._clock()
         with self._lock:
             self._forget(now)
@@ -115,3 +116,56 @@ def members_html(view: View) -> str:
     items = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
     left_out = f'<div class="note warn"><strong>Not all of it is shown.</strong><ul>{items}</ul></div>'
     return members * (len(view.images) > 1) + left_out * bool(reasons)
+
+
+MOST_NEIGHBOURS = 40
+_LONGEST = 200  # characters of a text
+
+
+@dataclass(frozen=True)
+class Controls:
+    """How to search. `having` and `without` are labels of the gallery or empty; an empty `view` is any."""
+
+    k: int = 20
+    exclude: bool = True
+    patient: str = ""
+    view: str = ""
+    having: str = ""
+    without: str = ""
+
+    @classmethod
+    def of(cls, given: Any, labels: LabelSet) -> Self:
+        """Raises UserError for what no control of the page can say."""
+        values = given if isinstance(given, Mapping) else {}
+        k = values.get("k", cls.k)
+        if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= MOST_NEIGHBOURS:
+            raise UserError(f"expected 1 to {MOST_NEIGHBOURS} look-alikes, found {k!r:.40}")
+        texts = {name: values.get(name, "") for name in ("patient", "view", "having", "without")}
+        for name, text in texts.items():
+            if not isinstance(text, str) or len(text) > _LONGEST:
+                raise UserError(f"expected a short text for {name}, found another value")
+        for name in ("having", "without"):
+            if texts[name] and texts[name] not in labels.names:
+                raise UserError(f"expected a finding of the gallery, found {texts[name]!r}")
+        return cls(k, values.get("exclude") is not False, **{name: text.strip() for name, text in texts.items()})
+
+    @property
+    def filter(self) -> Filter:
+        parts = [_quoted(self.having)] if self.having else []
+        parts += [f"not {_quoted(self.without)}"] if self.without else []
+        return Filter(where=" and ".join(parts), view=self.view)
+
+    def text(self, *, known: bool | None) -> str:
+        """The search in words. `known`: whether the image's patient is known; None without an image."""
+        parts = [f"k = {self.k}"]
+        if known is not None:
+            out = "left out" if self.exclude and known else "NOT left out"
+            parts.append(f"same patient {out}{', since it is not known' if self.exclude and not known else ''}")
+        parts += [f"view {self.view}"] if self.view else []
+        parts += [f"with {readable(self.having)}"] if self.having else []
+        parts += [f"known to be without {readable(self.without)}"] if self.without else []
+        return "; ".join(parts)
+
+
+def _quoted(label: str) -> str:
+    return f"'{label}'" if '"' in label else f'"{label}"'

@@ -1,7 +1,4 @@
-"""The wall of look-alikes, what they agree on, and how alike they are in words.
-
-A cosine means little by itself: the words say how common it is among pairs of the gallery.
-"""
+"""The wall of look-alikes, what they agree on, and words that say how common a cosine is among pairs of the gallery."""
 
 from __future__ import annotations
 
@@ -53,11 +50,8 @@ EMPTY = '<p class="empty">Look-alikes from the gallery appear here, with their l
 
 
 def label_marks(query_labels: Sequence[str], entry: Entry, shared: Sequence[str], *, is_asked_for: bool = False) -> str:
-    """Each label of two images with a sign, and with the words that the sign stands for.
-
-    `shared` are those of the entry's labels that the query has, however it calls them. `is_asked_for`: there is no
-    image, and findings were asked for.
-    """
+    """Each label of two images with a sign and its words. `shared` are those of the entry's labels that the query has,
+    however it calls them. `is_asked_for`: findings were asked for, not an image."""
     values = {canonical(name): value for name, value in (entry.labels or {}).items()}
     theirs = {canonical(name) for name in entry.positive}
     missing = [name for name in query_labels if canonical(name) not in theirs]

@@ -1,8 +1,7 @@
 """One image in one browser session, and how a visitor brings it: as files, or as a study in a zip file.
 
-The content of a file decides, never its name. The browser names files by where the server put them, so a path is
-believed only inside the folder for uploads. Files are read one at a time, into memory, each deleted before it is looked
-at; a zip file is never unpacked onto the disk. What is not read is named with the reason.
+The content of a file decides, never its name; a path is believed only inside the folder for uploads. Files are read one
+at a time, each deleted before it is looked at; a zip file is never unpacked onto the disk.
 """
 
 from __future__ import annotations
@@ -48,10 +47,9 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 class Upload:
     """The part of an image that a session keeps: the image itself may have a hundred million pixels.
 
-    `radiograph` has a square of preprocessing's size as its pixels, uint8 [resize, resize], with the model's input in
-    its middle: resizing that again changes nothing, so its analysis is that of the whole image. `picture` is
-    uint8 [H, W], at most PICTURE_SIDE long. `caption` says what is shown, and `warnings` what a reader must know of it
-    beside what an analysis warns of.
+    `radiograph` has uint8 [resize, resize] pixels with the model's input in their middle: preprocessing changes nothing
+    in these, so the analysis is that of the whole image. `picture` is uint8 [H, W], at most PICTURE_SIDE long;
+    `warnings` are told beside those of the analysis.
     """
 
     radiograph: Radiograph
@@ -67,7 +65,6 @@ class Upload:
         return cls(radiograph.with_pixels(square), picture, caption or radiograph.name)
 
     def showing(self, picture: NDArray[np.uint8], caption: str, *warnings: str) -> Self:
-        """The same image under another picture of it."""
         return replace(self, picture=picture_of(picture), caption=caption, warnings=warnings)
 
     def for_page(self, spec: PreprocessSpec) -> dict[str, Any]:
@@ -90,10 +87,9 @@ def picture_of(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def read_uploads(paths: Sequence[str], folder: Path, read: Callable[[bytes, str], T]) -> tuple[list[T], list[str]]:
-    """Read the uploaded files, those in zip files too: at most `MOST_IMAGES`. All the files are deleted.
+    """Read the uploads in `folder`, those in zip files too, at most `MOST_IMAGES`, and delete them all.
 
     Args:
-        folder: Where uploads lie: a path elsewhere is refused.
         read: Takes a file's bytes and its name; raises ImageError for what is no radiograph.
 
     Returns:

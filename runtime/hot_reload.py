@@ -18,7 +18,7 @@ import numpy as np
 from cbmir.errors import NotReadyError
 from cbmir.process import Closing
 from cbmir.runtime.finder import Finder
-from cbmir.runtime.logs import error_fields, log
+from cbmir.runtime.logs import error_fields, fields, log
 
 
 @dataclass(eq=False)
@@ -103,7 +103,7 @@ class ReloadableFinder(Closing):
         try:
             shared.finder.close()
         except Exception as error:  # noqa: BLE001 - logged
-            log.error("a model that is no longer used could not be closed", extra={"fields": error_fields(error)})
+            log.error("a model that is no longer used could not be closed", extra=fields(**error_fields(error)))
 
 
 def warm_up(finder: Finder) -> None:

@@ -1,7 +1,6 @@
-"""Logs as JSON, a line an event, on stderr.
+"""Logs as JSON, a line an event, on stderr: short texts, and fields that name requests and jobs, never patients.
 
-Only cbmir's and uvicorn's own messages are known to quote nothing of an image: of other libraries' a line says where it
-was logged, not what. An exception is logged by its type and place, since its message may quote a tag.
+Of other libraries' messages, which may quote an image, only the place is logged; of exceptions, the type and place.
 """
 
 from __future__ import annotations
@@ -12,13 +11,14 @@ import traceback
 from datetime import UTC, datetime
 from typing import Any
 
-log = logging.getLogger("cbmir.serving")
+from cbmir.errors import CbmirError
 
-_KNOWN = ("cbmir", "uvicorn")
+log = logging.getLogger("cbmir.serving")
+pacs_log = logging.getLogger("cbmir.pacs")
 
 
 class JsonFormatter(logging.Formatter):
-    """`log.info("text", extra={"fields": {…}})` adds fields to a line."""
+    """`log.info("text", extra=fields(…))` adds fields to a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -26,7 +26,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
         }
-        if record.name.split(".")[0] in _KNOWN:
+        if record.name.split(".")[0] in ("cbmir", "uvicorn"):
             line["message"] = record.getMessage()
         else:
             line["message"] = "(not shown: it may quote an image)"
@@ -37,11 +37,24 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
+def fields(**about: Any) -> dict[str, dict[str, Any]]:
+    """The `extra` of a logging call, as `JsonFormatter` takes it."""
+    return {"fields": about}
+
+
 def error_fields(error: BaseException) -> dict[str, Any]:
     """The part of an exception that may be logged: its type, and where it was raised, the place itself last."""
     frames = traceback.extract_tb(error.__traceback__)[-8:]
     places = [f"{frame.filename.rpartition('site-packages/')[2]}:{frame.lineno} {frame.name}" for frame in frames]
     return {"error": type(error).__name__, "at": places}
+
+
+def what_failed(error: BaseException) -> str:
+    """An error of cbmir's in its own words; another, whose words may quote a tag, by its type and place."""
+    if isinstance(error, CbmirError):
+        return str(error)
+    about = error_fields(error)
+    return " at ".join([f"unexpected {about['error']}", *about["at"][-1:]])
 
 
 def log_as_json() -> None:

@@ -30,7 +30,6 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket, host: str) -> str:
-    """The URL at which a bound socket is reached."""
     return f"http://{name_of(host)}:{listener.getsockname()[1]}"
 
 

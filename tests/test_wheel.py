@@ -156,7 +156,8 @@ from cbmir.runtime.pacs.storage_scp import StorageScp
 from cbmir.runtime.pacs.destinations import Folder
 from cbmir.runtime.pacs.queue import DurableQueue
 from cbmir.runtime.pacs.worker import Workers
-from cbmir.runtime.serving import Settings, create_app
+from cbmir.runtime.serving.app import create_app
+from cbmir.runtime.serving.settings import Settings
 
 model, gallery, file, folder = map(Path, sys.argv[1:])
 live = ReloadableFinder(lambda: Finder.open(model, gallery, threads=1))

@@ -1,7 +1,6 @@
 """Where results go: to a DICOM node by C-STORE, or into a folder; `dicomweb.DicomWeb` is a destination too.
 
-Each sends again what it is given again. UIDs are stable: a receiver that has an object already keeps it, replaces it or
-says that it is a duplicate, and it counts as taken in each case.
+Each sends again what it is given again: UIDs are stable, and a duplicate counts as taken.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ class Destination(Protocol):
     """Takes the results of one image. Safe from many threads."""
 
     def send(self, results: Sequence[ResultObject]) -> None:
-        """Returns when all of them were taken. Raises DeliveryAwayError where nothing is taken now, and DeliveryError
-        for what is refused, once the others were sent. May be called again."""
-        ...
+        """Returns when all were taken. Raises DeliveryAwayError where nothing is taken now, and DeliveryError for what
+        is refused, once the others were sent."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,8 @@ def checked_ae_title(text: str) -> str:
 
 @dataclass(frozen=True)
 class Tls:
-    """TLS both ways for DICOM (PS3.15 annex B.12), by PEM files: the own certificate (with its chain), its key, and the
-    authorities whose certificates are trusted. Both contexts raise PacsError where the files do not fit."""
+    """TLS both ways for DICOM (PS3.15 annex B.12), by PEM files: a certificate with its chain, its key, and the trusted
+    authorities. Both contexts raise PacsError where the files do not fit."""
 
     certificate: Path
     key: Path
@@ -123,11 +121,9 @@ class StoreScu:
     """A DICOM node that takes C-STORE; an association for each image's results."""
 
     def __init__(self, to: Address, *, calling: str = "CBMIR", tls: ssl.SSLContext | None = None) -> None:
-        """`calling` is the own AE title. Raises MissingDependencyError."""
+        """`calling` is our own AE title. Raises MissingDependencyError."""
         require("pynetdicom", "dicom")
-        self.to = to
-        self._calling = calling
-        self._tls = tls
+        self.to, self._calling, self._tls = to, calling, tls
 
     def send(self, results: Sequence[ResultObject]) -> None:
         from pydicom import dcmread

@@ -1,8 +1,7 @@
 """A DICOMweb server (PS3.18), as much of it as following and answering needs, and Orthanc's REST API.
 
-The `requests` library reads credentials from the user's `.netrc` (or the file that `NETRC` names) and certificates of
-authorities from `REQUESTS_CA_BUNDLE`, so no command line shows them. Errors name the server and the HTTP status, never
-the address asked for, which holds UIDs.
+`requests` reads credentials from `.netrc` (or the file that `NETRC` names) and authorities from `REQUESTS_CA_BUNDLE`.
+Errors name the server and the HTTP status, never the address asked for, which holds UIDs.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from uuid import uuid4
 
 from cbmir.errors import DeliveryAwayError, DeliveryError, ImageSizeError, PacsAwayError, PacsError, require
 from cbmir.process import Closing
+from cbmir.runtime.logs import what_failed
 from cbmir.runtime.pacs.jobs import ResultObject
-from cbmir.runtime.pacs.log import what_failed
 
 #: Seconds: to connect, and between two bytes of an answer.
 TIMEOUT = (10.0, 60.0)
@@ -48,8 +47,6 @@ class StudyFound:
 
 @dataclass(frozen=True)
 class InstanceFound:
-    """An instance that QIDO-RS found."""
-
     study_uid: str
     series_uid: str
     sop_class_uid: str
@@ -60,8 +57,8 @@ class HttpServer(Closing):
     """A server and the connections to it. Safe from many threads, but for the session's cookies."""
 
     def __init__(self, url: str) -> None:
-        """`url` is that of the services' root. Raises MissingDependencyError, and PacsError, which does not quote the
-        URL: credentials may be anywhere in one that is mistyped."""
+        """`url` is that of the services' root. Raises MissingDependencyError, and PacsError, which does not quote it:
+        a mistyped one may hold credentials."""
         if "@" in url:
             raise PacsError(
                 "expected a URL without credentials, which logs would show; found some: put them into ~/.netrc"
@@ -78,7 +75,6 @@ class HttpServer(Closing):
         self._session.headers["User-Agent"] = "cbmir"
 
     def close(self) -> None:
-        """Close its connections."""
         self._session.close()
 
     @contextmanager
@@ -136,8 +132,8 @@ class DicomWeb(HttpServer):
         return found
 
     def retrieve(self, found: InstanceFound, max_bytes: int) -> bytes | None:
-        """The file of an instance by WADO-RS, as it is stored; None where it is gone. Raises PacsError, and
-        ImageSizeError for more than `max_bytes`."""
+        """The file of an instance by WADO-RS, as it is stored; None where it is gone. Raises PacsError and
+        ImageSizeError."""
         url = f"{self.url}/studies/{found.study_uid}/series/{found.series_uid}/instances/{found.sop_instance_uid}"
         accepted = {"Accept": 'multipart/related; type="application/dicom"; transfer-syntax=*'}
         with (
@@ -155,17 +151,14 @@ class DicomWeb(HttpServer):
             return _only_part(bytes(body), answer.headers.get("Content-Type", ""))
 
     def send(self, results: Sequence[ResultObject]) -> None:
-        """Store results by STOW-RS (PS3.18 section 10.5), byte by byte; one that is there already counts as stored.
-        Raises DeliveryError, and DeliveryAwayError where the server takes nothing now."""
+        """As `destinations.Destination.send`, by STOW-RS (PS3.18 section 10.5), byte by byte."""
         if not results:
             return
         edge = f"cbmir-{uuid4().hex}".encode()  # in no file
         part = b"--" + edge + b"\r\nContent-Type: application/dicom\r\n\r\n"
         body = b"".join([part + each.data + b"\r\n" for each in results] + [b"--", edge, b"--\r\n"])
-        headers = {
-            "Content-Type": f'multipart/related; type="application/dicom"; boundary={edge.decode()}',
-            "Accept": "application/dicom+json",
-        }
+        kind = f'multipart/related; type="application/dicom"; boundary={edge.decode()}'
+        headers = {"Content-Type": kind, "Accept": "application/dicom+json"}
         try:
             with self._asking("store instances"):
                 answer = self._session.post(f"{self.url}/studies", data=body, headers=headers, timeout=TIMEOUT)
@@ -177,8 +170,8 @@ class DicomWeb(HttpServer):
         refused = [reason for reason in reasons if reason not in _ALREADY_THERE]
         if refused:
             code = "" if refused[0] is None else f" (reason 0x{refused[0]:04X})"
-            kind = DeliveryAwayError if refused[0] in OUT_OF_RESOURCES else DeliveryError
-            raise kind(f"{self.url}: refused {len(refused)} of {len(results)} results{code}")
+            error_type = DeliveryAwayError if refused[0] in OUT_OF_RESOURCES else DeliveryError
+            raise error_type(f"{self.url}: refused {len(refused)} of {len(results)} results{code}")
 
 
 class OrthancRest(HttpServer):
@@ -192,7 +185,6 @@ class OrthancRest(HttpServer):
         return list(dict.fromkeys(studies)), int(page["Last"]), bool(page["Done"])
 
     def last_change(self) -> int:
-        """The number of the newest change."""
         return int(self._get("/changes?last")["Last"])
 
     def study_uid(self, orthanc_id: str) -> str | None:
@@ -210,8 +202,8 @@ class OrthancRest(HttpServer):
 
 
 def _failure_reasons(answer: Any) -> list[int | None]:
-    """Why objects were not stored, one by one, by the answer to STOW-RS (PS3.18 10.5.3): 200 where all were, 202 where
-    some were, 409 where none was. None where the server does not say."""
+    """Why objects were not stored, one by one (PS3.18 10.5.3); None where the server does not say. The status is 200
+    where all were stored, 202 where some were, 409 where none was."""
     failed: list[dict[str, Any]] = []
     if "json" in answer.headers.get("Content-Type", "") and answer.status_code in (200, 202, 409):
         failed = answer.json().get(_FAILED, {}).get("Value", [])

@@ -14,14 +14,13 @@ from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES, UIDS, Tags, pydicom_unlogged
 from cbmir.runtime.imaging.dicom_reader import is_dicom, parse_dicom
 from cbmir.runtime.imaging.radiograph import ImageLimits, collected_warnings
+from cbmir.runtime.logs import fields, what_failed
+from cbmir.runtime.logs import pacs_log as log
 from cbmir.runtime.pacs.jobs import Arrival
-from cbmir.runtime.pacs.log import fields, log, what_failed
 from cbmir.runtime.pacs.queue import DurableQueue
 
 
 class IntakeStatus(Enum):
-    """What became of a file."""
-
     QUEUED = "queued"
     KNOWN = "known"  # waiting already, or done by this model
     OWN = "own result"  # never analysed: no loop
@@ -38,8 +37,7 @@ class Intake:
     def take(self, data: bytes, source: str, *, sop_class_uid: str = "", sop_instance_uid: str = "") -> IntakeStatus:
         """Queue a file of a source (an AE title or another short name): on disk when this returns.
 
-        The UIDs are those that the source announced; DicomImageError where the file has others. Raises ImageError for
-        an unreadable DICOM file, and QueueFullError.
+        Raises ImageError for an unreadable file or other UIDs than the source announced, and QueueFullError.
         """
         if len(data) > self.limits.max_bytes:
             raise ImageSizeError(f"expected at most {self.limits.max_bytes:,} bytes, found {len(data):,}")
@@ -58,11 +56,9 @@ class Intake:
 
 
 def retry(queue: DurableQueue, limits: ImageLimits | None = None) -> tuple[int, int]:
-    """Put every dead letter back into the queue, as if its sender had sent it again: how many were, and how many stay
-    since one of their files is gone or cannot be read, which is logged.
+    """Put every dead letter back into the queue: how many were, and how many stay since they cannot be read.
 
-    A dead letter goes once its file is in the queue, so a process that ends meanwhile loses none. Raises QueueFullError
-    where the disk is full; the rest stays.
+    A dead letter goes once its file is in the queue, so none is lost. Raises QueueFullError; the rest stays.
     """
     names, back = queue.spool.buried(), 0
     for name in names:
@@ -79,10 +75,7 @@ def retry(queue: DurableQueue, limits: ImageLimits | None = None) -> tuple[int, 
 
 
 def _read_header(data: bytes, source: str, limits: ImageLimits) -> tuple[str, Arrival, bool]:
-    """SOP Class UID, what the queue must know, and whether it is cbmir's own result.
-
-    Raises ImageError for what is no DICOM file, is damaged, or lacks one of its four UIDs.
-    """
+    """SOP Class UID, what the queue must know, and whether it is cbmir's own result. Raises ImageError."""
     if not is_dicom(data):
         raise DicomImageError("expected a DICOM file, found another")
     with collected_warnings(), pydicom_unlogged():

@@ -89,8 +89,7 @@ class ResultObject:
 
 
 class Spool:
-    """Two folders of files `NAME.dcm`, of jobs and of dead letters. The queue gives the names, which say nothing of a
-    patient."""
+    """Two folders of files `NAME.dcm`, of jobs and of dead letters."""
 
     def __init__(self, folder: Path) -> None:
         """Makes the folders, for their owner only. Raises QueueError where that fails."""
@@ -143,7 +142,6 @@ class Spool:
         return not self._file(name).exists() and (self._dead / f"{name}.dcm").exists()
 
     def buried(self) -> list[str]:
-        """The names of the dead letters."""
         return sorted(path.stem for path in self._dead.glob("*.json"))
 
     def dead_letter(self, name: str) -> tuple[bytes, dict[str, Any]]:
@@ -162,8 +160,8 @@ class Spool:
 
 
 def open_database(folder: Path) -> Connections:
-    """The queue's database, made where it is missing. Raises QueueError where it cannot be opened, another process has
-    it, or another version of cbmir made it."""
+    """The queue's database, made where it is missing. Raises QueueError where it cannot be opened, or is another
+    process's or another version's."""
     with suppress(OSError):  # where it cannot be made, opening it says why
         new_file(folder / DATABASE)
     connections = Connections(folder / DATABASE, _KIND, wait=WAIT)
@@ -184,8 +182,7 @@ def open_database(folder: Path) -> Connections:
 
 
 def content_digest(data: bytes) -> bytes:
-    """SHA-256 of a DICOM file without its preamble and File Meta Information (PS3.10 7.1), which are the last sender's:
-    an object is the same whichever way it came."""
+    """SHA-256 of a DICOM file without preamble and File Meta Information (PS3.10 7.1), which are the last sender's."""
     start = 0
     if data[128:132] == b"DICM":
         start = 132

@@ -1,8 +1,7 @@
 """Following a PACS that sends nothing by itself: by Orthanc's change feed, or by asking a DICOMweb server by QIDO-RS.
 
 Either way a study is looked at once it is quiet, and its radiographs that the queue does not know are read by WADO-RS.
-A report changes its study: it is looked at again, and nothing new is found. How far a PACS was followed is kept in the
-queue.
+How far a PACS was followed is kept in the queue.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ from time import monotonic
 
 from cbmir.errors import ImageError, PacsAwayError, PacsError, QueueFullError
 from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES, MODALITIES
+from cbmir.runtime.logs import fields, what_failed
+from cbmir.runtime.logs import pacs_log as log
 from cbmir.runtime.pacs.dicomweb import DicomWeb, InstanceFound, OrthancRest, StudyFound
 from cbmir.runtime.pacs.intake import Intake, IntakeStatus
-from cbmir.runtime.pacs.log import fields, log, what_failed
 
 #: Days of studies, besides today's, that QIDO asks for though they have been looked at: images come late.
 DAYS_BACK = 2
@@ -47,8 +47,7 @@ class OrthancChanges:
             self._queue.mark(self._key, left)
 
     def poll(self, stopping: Callable[[], bool] = lambda: False) -> bool:
-        """Look once, and begin with no other study once `stopping()`. Gives whether more is known to wait. Raises
-        CbmirError; the next call goes on from there."""
+        """Look once, until `stopping()`: whether more is known to wait. Raises CbmirError; the next call goes on."""
         if self._last is None:
             self._last = self._rest.last_change()
             self._queue.mark(self._key, str(self._last))
@@ -106,7 +105,9 @@ class QidoPolling:
             if self._studies.look_at(uid):
                 self._seen[uid] = self._found[uid].count
             self._pending.pop(0)
-        self._move_on()
+        unseen = [study.day for uid, study in self._found.items() if study.day and uid not in self._seen]
+        self._first = max(self._first, min([self._today() - timedelta(days=DAYS_BACK), *unseen]))
+        self._queue.mark(self._key, self._first.isoformat())
         return bool(self._pending)
 
     def _ask(self) -> None:
@@ -117,11 +118,6 @@ class QidoPolling:
             is_seen = uid in self._seen and self._seen[uid] == study.count is not None
             if is_quiet and not is_seen:
                 self._pending.append(uid)
-
-    def _move_on(self) -> None:
-        unseen = [study.day for uid, study in self._found.items() if study.day and uid not in self._seen]
-        self._first = max(self._first, min([self._today() - timedelta(days=DAYS_BACK), *unseen]))
-        self._queue.mark(self._key, self._first.isoformat())
 
 
 class Studies:
@@ -136,11 +132,10 @@ class Studies:
         self._known: InstanceFound | None = None  # an instance that could be read once
 
     def look_at(self, study: str) -> bool:
-        """Queue what is new. False where something cannot be read: the study is to be looked at again, which does
-        nothing until some time has passed.
+        """Queue what is new. False where something cannot be read, or it is too early to look at the study again.
 
-        A study is passed over at the last of `TRIES`, or later: only while the server gives what it gave before, since
-        one that fails for everything says nothing about a study. Raises QueueFullError and PacsAwayError.
+        A study is passed over at the last of `TRIES`, and only while the server gives what it gave before: one that
+        fails for everything says nothing about a study. Raises QueueFullError and PacsAwayError.
         """
         tries, due = self._failed.get(study, (0, 0.0))
         if monotonic() < due:
@@ -205,7 +200,7 @@ class Follower:
     """Polls a feed from a thread of its own until it is stopped."""
 
     def __init__(self, feed: OrthancChanges | QidoPolling, *, interval: float = 10.0) -> None:
-        """`interval` is in seconds; it doubles, up to some minutes, for as long as the PACS fails."""
+        """`interval`: seconds; it doubles, up to some minutes, while the PACS fails."""
         self._feed, self._interval = feed, interval
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"cbmir-{feed.name}")

@@ -7,9 +7,9 @@
     FOLDER/dead-letters/   what was given up: the file, and beside it why
 
 A job is claimed, its results are kept, they are sent, it is done; each step is on disk before the next begins. The
-jobs of a process that is killed are claimed again, and results that were kept are sent byte by byte as they were made:
-at least once. An object is known by its SOP Instance UID, its content and the model that answered: what is known is not
-done again. The folder is patient data; the names of its files, and all that is ever logged, are not.
+jobs of a process that is killed are claimed again, and results that were kept are sent as they were made: at least
+once. An object is known by its SOP Instance UID, its content and the model that answered: it is not answered twice. The
+folder is patient data; the names of its files, and what is logged, are not.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class DurableQueue(Closing):
         self.attempts, self.first_delay = attempts, first_delay
         self._clock = clock
         self._changed = threading.Condition()
-        self._stopped = False
+        self.stopped = False
         self._arriving = set[str]()  # names of files being written, which have no row yet
         self._claimed = set[str]()  # names of the jobs that a thread has
         self._held_until, self._failures = 0.0, 0  # of sending: how often it failed since it last succeeded
@@ -84,8 +84,8 @@ class DurableQueue(Closing):
             raise
 
     def put(self, data: bytes, arrival: Arrival, fingerprint: str) -> bool:
-        """Take a file: on disk when this returns. False, and nothing taken, where it waits already, or was answered or
-        (by this process) refused by the model of this fingerprint. Raises QueueFullError, also for a full disk."""
+        """Take a file: on disk when this returns. False where it waits already, or was answered or (by this process)
+        refused by the model of this fingerprint. Raises QueueFullError, also for a full disk."""
         digest, name = content_digest(data), secrets.token_hex(12)
         with self._changed:
             if self._is_known(arrival.sop_instance_uid, digest, fingerprint):
@@ -109,21 +109,19 @@ class DurableQueue(Closing):
         return is_new
 
     def knows(self, sop_instance_uid: str) -> bool:
-        """Whether an object of this UID is waiting or was answered, or by this process refused or given up; whatever
-        its content and the model."""
+        """Whether an object of this UID, whatever its content and the model, waits, was answered, or was passed over by
+        this process."""
         uid = _hashed(sop_instance_uid)
+        query = "SELECT 1 FROM done WHERE instance = ? UNION ALL SELECT 1 FROM job WHERE instance = ? LIMIT 1"
         with self._changed:
-            return uid in self._passed_over or self._is_there(
-                "SELECT 1 FROM done WHERE instance = ? UNION ALL SELECT 1 FROM job WHERE instance = ?",
-                uid, sop_instance_uid,
-            )  # fmt: skip
+            return uid in self._passed_over or bool(self._rows(query, uid, sop_instance_uid))
 
     def claim(self, wait: float = 0.0) -> Job | None:
-        """The next job that is due, for this thread alone until it is done, refused, failed, buried or released; None
-        without one within `wait` seconds, and once the queue was stopped."""
+        """The next job that is due, for this thread alone until it is settled or released; None without one within
+        `wait` seconds, and once the queue was stopped."""
         until = time.monotonic() + wait
         with self._changed:
-            while not self._stopped:
+            while not self.stopped:
                 now = self._clock()
                 found = self._next(may_send=self._held_until <= now)
                 if found is not None and found[1] <= now:
@@ -154,13 +152,12 @@ class DurableQueue(Closing):
             self._failing.pop(job.name, None)
 
     def kept(self, job: Job) -> list[ResultObject]:
-        """What `keep` was given, in its order."""
         rows = self._rows("SELECT kind, uid, data FROM result WHERE job = ? ORDER BY position", job.number)
         return [ResultObject(*row) for row in rows]
 
     def done(self, job: Job, fingerprint: str, report: str = "", *, sent: bool = True) -> None:
-        """End a job whose results, by the model of this fingerprint, with the SR of this UID, were taken. Where any was
-        `sent`, its receiver is there again."""
+        """End a job whose results, with the SR of the UID `report`, were taken. Where any was `sent`, its receiver is
+        there again."""
         row = (_hashed(job.sop_instance_uid), _hashed(job.study_instance_uid), job.digest, fingerprint, report)
         with self._ending(job, for_good=True) as database:
             number = database.execute(
@@ -172,8 +169,7 @@ class DurableQueue(Closing):
         self.spool.remove(job.name)
 
     def refused(self, job: Job, fingerprint: str) -> None:
-        """End a job that is not to be answered. This is known for as long as the process lives: another may be told to
-        take what this one refuses."""
+        """End a job that is not to be answered by this process: the next may take what this one refuses."""
         self._pass_over(job, fingerprint)
         self.spool.remove(job.name)
 
@@ -187,7 +183,7 @@ class DurableQueue(Closing):
         return rows[0][0] if rows else ""
 
     def failed(self, job: Job, reason: str) -> float | None:
-        """Try a job again later: in how many seconds. None where it is given up: now a dead letter, with the reason."""
+        """Try a job again later: in how many seconds, or None where it is given up (`bury`)."""
         if job.attempts >= self.attempts:
             self.bury(job, reason)
             return None
@@ -197,11 +193,11 @@ class DurableQueue(Closing):
         return float(delay)
 
     def put_off(self, job: Job, reason: str, *, hold: bool = False) -> float | None:
-        """Try a job again later without using up an attempt, since what failed is not its own: in how many seconds.
-        None where it is given up, after `SENDING` seconds in which this process tried.
+        """As `failed` without using up an attempt, since what failed is not the job's own; given up after `SENDING`
+        seconds.
 
         With `hold` nothing is sent meanwhile (`is_holding`), since the receiver may be away: for `first_delay` seconds,
-        then twice that, up to five minutes, until something is taken.
+        then twice that, up to `LONGEST_HOLD`, until something is taken.
         """
         now = self._clock()
         failing = now - self._failing.setdefault(job.name, now)
@@ -236,8 +232,8 @@ class DurableQueue(Closing):
         self._pass_over(job, None)
 
     def state(self) -> dict[str, float]:
-        """How many files wait or are worked on, how many of these have results that are not sent, for how many seconds
-        the oldest has been there (0 without one), and how many dead letters there are."""
+        """Files that wait or are worked on, those with results not sent, seconds that the oldest has been there (0
+        without one), and dead letters."""
         query = "SELECT count(*), coalesce(sum(fingerprint <> ''), 0), min(received) FROM job"
         ((waiting, unsent, oldest),) = self._rows(query)
         age = 0.0 if oldest is None else round(max(0.0, self._clock() - oldest), 1)
@@ -264,14 +260,10 @@ class DurableQueue(Closing):
         with self._changed:
             self._connections.empty_log(wait=False)
 
-    @property
-    def stopped(self) -> bool:
-        return self._stopped
-
     def stop(self) -> None:
         """Let nothing be claimed any more: what waits stays for the next process. The rest goes on."""
         with self._changed:
-            self._stopped = True
+            self.stopped = True
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -281,7 +273,6 @@ class DurableQueue(Closing):
             self._connections.close()
 
     def _recover(self) -> None:
-        """Take up what a process left that ended at any moment."""
         for row in self._rows(f"SELECT {_COLUMNS} FROM job"):
             job = Job(*row)
             if self.spool.is_buried(job.name):  # it ended while it buried this one
@@ -311,11 +302,11 @@ class DurableQueue(Closing):
 
     def _is_known(self, sop_instance_uid: str, digest: bytes, fingerprint: str) -> bool:
         uid = _hashed(sop_instance_uid)
-        return self._passed_over.get(uid) == (digest, fingerprint) or self._is_there(
+        return self._passed_over.get(uid) == (digest, fingerprint) or bool(self._rows(
             "SELECT 1 FROM done WHERE instance = ? AND digest = ? AND fingerprint = ? "
-            "UNION ALL SELECT 1 FROM job WHERE instance = ? AND digest = ?",
+            "UNION ALL SELECT 1 FROM job WHERE instance = ? AND digest = ? LIMIT 1",
             uid, digest, fingerprint, sop_instance_uid, digest,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     def _next(self, *, may_send: bool) -> tuple[int, float] | None:
         """Number of the job that is due first, of those that no thread has, and when."""
@@ -341,9 +332,6 @@ class DurableQueue(Closing):
             if len(self._passed_over) > PASSED_OVER:
                 del self._passed_over[next(iter(self._passed_over))]
 
-    def _is_there(self, query: str, *values: object) -> bool:
-        return bool(self._rows(f"{query} LIMIT 1", *values))
-
     def _rows(self, query: str, *values: object) -> list[Any]:
         with self._changed, self._connections.use("read") as database:
             return database.execute(query, values).fetchall()
@@ -358,7 +346,6 @@ class DurableQueue(Closing):
 
     @contextmanager
     def _ending(self, job: Job, *, for_good: bool = False) -> Iterator[sqlite3.Connection]:
-        """A transaction that ends what a thread does with a job."""
         with self._changed:
             with self._writing() as database:
                 if for_good:

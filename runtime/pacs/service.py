@@ -19,12 +19,13 @@ from cbmir.errors import QueueError, WorkerError
 from cbmir.files import write_json
 from cbmir.process import RELOAD, SIGNALS, STOP
 from cbmir.runtime.hot_reload import ReloadableFinder
-from cbmir.runtime.pacs.log import fields, log, what_failed
+from cbmir.runtime.logs import fields, what_failed
+from cbmir.runtime.logs import pacs_log as log
 from cbmir.runtime.pacs.queue import DurableQueue
 from cbmir.runtime.pacs.worker import Workers
 
-#: Seconds after which a thread of Python makes way for another: a report is made by Python alone, and a sender waits
-#: for it a hundred times an image. Senders got their answers two to three times as soon as with Python's own 0.005.
+#: Seconds after which a thread makes way for another: senders get their answers two to three times as soon as with
+#: Python's own 0.005, since making a report is all Python.
 _SWITCH = 0.0005
 _REPORT = 60.0  # seconds between two reports on the queue
 #: In the queue's folder: what was reported last, and when.
@@ -32,8 +33,7 @@ STATUS = "status.json"
 
 
 class ImageSource(Protocol):
-    """Brings files: a node, or a feed that is followed. After `stop`, which may be called without a start, nothing more
-    comes."""
+    """Brings files: a node, or a feed that is followed. After `stop`, which needs no start, nothing more comes."""
 
     def start(self) -> None: ...
 
@@ -46,7 +46,7 @@ def run(
 ) -> None:  # fmt: skip
     """Run until SIGTERM or SIGINT, within `signals_held`; `ready` is called once all sources have started.
 
-    Raises what the start of a source raises, and WorkerError where a worker died: a supervisor is to start it again.
+    Raises what the start of a source raises, and WorkerError if a worker died: a supervisor must start it again.
     """
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH)
@@ -100,8 +100,7 @@ def _report(queue: DurableQueue, before: dict[str, float]) -> dict[str, float]:
     try:
         queue.tidy()
         state = queue.state()
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        write_json(queue.folder / STATUS, {"time": now} | state)
+        write_json(queue.folder / STATUS, {"time": datetime.now(UTC).isoformat(timespec="seconds")} | state)
     except (OSError, QueueError) as error:
         log.error("the queue failed", extra=fields(reason=what_failed(error)))
         return before

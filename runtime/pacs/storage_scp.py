@@ -19,9 +19,10 @@ from pynetdicom.transport import RequestHandler, ThreadedAssociationServer
 
 from cbmir.errors import DicomImageError, ImageError, PacsError
 from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES
+from cbmir.runtime.logs import fields, what_failed
+from cbmir.runtime.logs import pacs_log as log
 from cbmir.runtime.pacs.destinations import checked_ae_title
 from cbmir.runtime.pacs.intake import Intake, IntakeStatus
-from cbmir.runtime.pacs.log import fields, log, what_failed
 
 SUCCESS = 0x0000  # in the queue, on disk, now or before; or cbmir's own result, which is left alone
 OUT_OF_RESOURCES = 0xA700  # the queue or the disk is full, or failed: to be sent again later
@@ -33,7 +34,6 @@ ACSE_TIMEOUT, DIMSE_TIMEOUT, IDLE_TIMEOUT = 10.0, 60.0, 120.0  # seconds
 #: Seconds that a TLS handshake may take, and the header of a unit, and the rest of it, each to its last byte.
 STALL_TIMEOUT = 30.0
 _VERIFICATION = "1.2.840.10008.1.1"
-_RESULT_CLASSES = (Comprehensive3DSRStorage, KeyObjectSelectionDocumentStorage)
 
 
 class StorageScp:
@@ -44,25 +44,23 @@ class StorageScp:
         allow_calling: Collection[str] = (), tls: ssl.SSLContext | None = None, max_associations: int = 16,
     ) -> None:  # fmt: skip
         """`allow_calling` are the AE titles that may send, all where it is empty. Raises PacsError."""
-        self._intake = intake
-        self._address, self._tls = (host, port), tls
+        self._intake, self._address, self._tls = intake, (host, port), tls
         self._ae = AE(ae_title=checked_ae_title(ae_title))
         self._ae.require_called_aet = True
         self._ae.require_calling_aet = [checked_ae_title(title) for title in allow_calling]
         self._ae.maximum_associations, self._ae.maximum_pdu_size = max_associations, MAX_PDU
         self._ae.acse_timeout, self._ae.dimse_timeout = ACSE_TIMEOUT, DIMSE_TIMEOUT
         self._ae.network_timeout = IDLE_TIMEOUT
-        self._ae.add_supported_context(_VERIFICATION)
         for sop_class in IMAGE_CLASSES:
             self._ae.add_supported_context(sop_class, _decodable())
-        for sop_class in _RESULT_CLASSES:  # a PACS may send a study back with what was made of it
+        # The last two: a PACS may send a study back with what was made of it.
+        for sop_class in (_VERIFICATION, Comprehensive3DSRStorage, KeyObjectSelectionDocumentStorage):
             self._ae.add_supported_context(sop_class)
         self._server: Any = None
         self._thread: threading.Thread | None = None
 
     @property
     def port(self) -> int:
-        """The port that is listened on, known once started."""
         return int(self._server.server_address[1])
 
     def start(self) -> None:
@@ -131,10 +129,8 @@ def _decodable() -> list[str]:
 
 
 class _AssociationServer(ThreadedAssociationServer):
-    """pynetdicom's server, in which no connection can hold up another, or swell without bounds.
-
-    pynetdicom itself waits for a TLS handshake in the loop that accepts connections, gives a thread for good to a unit
-    that stays unfinished, and believes lengths.
+    """pynetdicom's server, in which no connection holds up another: it waits for no TLS handshake in its loop, gives
+    up units that stay unfinished, and believes no length.
     """
 
     daemon_threads = False  # so that `server_close` waits for them
@@ -182,8 +178,6 @@ class _AssociationServer(ThreadedAssociationServer):
 
 
 class _Handler(RequestHandler):
-    """A connection, in a thread of its own."""
-
     def handle(self) -> None:
         """As pynetdicom's, which has no place to put the bounds in."""
         if isinstance(self.request, ssl.SSLSocket):
@@ -199,8 +193,7 @@ class _Bounds:
     """What one association may send: units no longer than agreed, and messages no longer than any image."""
 
     def __init__(self, association: Any, max_message: int) -> None:
-        """Raises AttributeError where pynetdicom has none of what is replaced here: better no connection than one
-        without bounds."""
+        """Raises AttributeError if pynetdicom has none of what is replaced here: no connection without bounds."""
         self._socket, self._max_message, self._size = association.dul.socket, max_message, 0
         _ = self._socket.recv, self._socket._shutdown_socket
         self._socket.recv = self._receive
@@ -211,8 +204,8 @@ class _Bounds:
         self._size = 0
 
     def _receive(self, count: int) -> bytearray:
-        """As `AssociationSocket.recv`: bytes, fewer where the connection has ended. OSError ends the association; so do
-        bytes that do not all come within `STALL_TIMEOUT`, however they trickle."""
+        """As `AssociationSocket.recv`: fewer bytes where the connection has ended. OSError ends the association, also
+        where the bytes do not all come within `STALL_TIMEOUT`."""
         self._size += count
         connection, until = self._socket.socket, time.monotonic() + STALL_TIMEOUT
         try:

@@ -1,9 +1,8 @@
 """The workers: each claims a job, analyses its file, keeps the results, sends them to the destination, and is done.
 
-A file that is no chest radiograph is refused and forgotten; a damaged one becomes a dead letter at once. What fails
-though it might have worked is tried again with ever longer delays, and becomes a dead letter in the end: much later
-where the archive, the gallery or the engine is away. While the destination takes nothing, files are analysed, and
-results wait. Logs name jobs, never patients.
+A file that is no chest radiograph is refused and forgotten; a damaged one becomes a dead letter at once. What else
+fails is tried again with ever longer delays, and ends as a dead letter: much later where the archive, the gallery or
+the engine is away. While the destination takes nothing, files are analysed, and results wait.
 """
 
 from __future__ import annotations
@@ -24,9 +23,10 @@ from cbmir.errors import (
 )
 from cbmir.runtime.dicom_output import Results, answers_fingerprint, make_results, warm_up
 from cbmir.runtime.hot_reload import ReloadableFinder
+from cbmir.runtime.logs import fields, what_failed
+from cbmir.runtime.logs import pacs_log as log
 from cbmir.runtime.pacs.destinations import Destination
 from cbmir.runtime.pacs.jobs import Job, ResultObject
-from cbmir.runtime.pacs.log import fields, log, what_failed
 from cbmir.runtime.pacs.queue import DurableQueue
 
 #: Seconds after which an idle worker looks at the clock, which may have been set, and one whose queue failed tries it.
@@ -42,8 +42,7 @@ class Workers:
     ) -> None:  # fmt: skip
         """`kinds` are DICOM objects of `make_results`: sr, sc, kos. Raises MissingDependencyError."""
         warm_up()
-        self._queue, self._live, self._destination = queue, live, destination
-        self._kinds = tuple(kinds)
+        self._queue, self._live, self._destination, self._kinds = queue, live, destination, tuple(kinds)
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._run, name=f"cbmir-worker-{n}") for n in range(count)]
 
@@ -61,22 +60,19 @@ class Workers:
 
     @property
     def alive(self) -> bool:
-        """Whether all of them are at work."""
         return all(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
         while not self._queue.stopped:
             try:
-                job = self._queue.claim(wait=_LOOK_AGAIN)
-                if job is not None:
+                if (job := self._queue.claim(wait=_LOOK_AGAIN)) is not None:
                     self.work_on(job)
             except Exception as error:  # noqa: BLE001 - the disk may have room again, or answer again, later
                 log.error("the queue failed", extra=fields(reason=what_failed(error), again_in_s=_LOOK_AGAIN))
                 self._stopping.wait(_LOOK_AGAIN)
 
     def work_on(self, job: Job) -> None:
-        """Bring a claimed job on its way; what happens to it is settled in the queue and logged. Raises what the queue
-        raises where it cannot write: then the job can be claimed again."""
+        """Answer a claimed job. Raises what the queue raises where it cannot write: the job can be claimed again."""
         try:
             self._answer(job, time.monotonic())
         except BaseException:

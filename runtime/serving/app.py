@@ -32,10 +32,7 @@ _T = TypeVar("_T")
 _MOST_JSON = 2**20  # bytes
 _CHECK_S = 5.0  # that health checks, metrics and the like may take
 _POLICY = "default-src 'none'; frame-ancestors 'none'"
-_PATIENT = (
-    "The patient of the image, as the gallery names patients, whose images are left out. In a header, since URLs end "
-    "in logs."
-)
+_PATIENT = "The image's patient, as the gallery names patients: left out. In a header, since URLs end in logs."
 
 #: Without a token, since monitors have none; the answers say nothing but whether the service is up.
 _HEALTH = ("/health", "/health/live", "/health/ready")
@@ -49,12 +46,9 @@ guarded = APIRouter(
 
 
 def create_app(live: ReloadableFinder, settings: Settings) -> FastAPI:
-    """The service as an ASGI application, for `serve` or any other server.
+    """The service as an ASGI application, which closes `live` when it ends.
 
-    It closes `live` when it ends. `app.state.service.reload()` reloads.
-
-    Raises:
-        UserError: The audit trail cannot be written.
+    Raises UserError where the audit trail cannot be written.
     """
     limiter = RequestLimiter(settings.concurrency, settings.queue, settings.timeout_s)
     checks = RequestLimiter(2, 32, _CHECK_S)  # neither they nor requests wait for the other's galleries that hang
@@ -147,12 +141,12 @@ async def search(request: Request) -> schemas.SearchAnswer:
     """Of a case: without itself and, unless asked for, without its patient's other images."""
     if request.query_params:
         raise Problem(422, "parameters", "Expected all parameters in the body, found some in the URL.")
-    limiter: RequestLimiter = request.app.state.limiter
-    service: FinderService = request.app.state.service
-    facts, timeout_s = Trace.of(request.scope).facts, request.app.state.settings.timeout_s
-    return await limiter.run(
-        lambda body: service.search(_parsed(body), facts), lambda: read_body(request, _MOST_JSON, timeout_s)
+    state, facts = request.app.state, Trace.of(request.scope).facts
+    answer: schemas.SearchAnswer = await state.limiter.run(
+        lambda body: state.service.search(_parsed(body), facts),
+        lambda: read_body(request, _MOST_JSON, state.settings.timeout_s),
     )
+    return answer
 
 
 @guarded.get(

@@ -46,12 +46,9 @@ class RequestLimiter:
         return max(0, self.taken - self.working)
 
     async def run(self, work: Callable[[bytes], _T], read: Callable[[], Awaitable[bytes]] = _no_body) -> _T:
-        """Read a body, work on it in a thread, and return the result.
+        """Read a body, with a slot taken before, and work on it in a thread.
 
-        The slot is taken before `read` is called, and given back when the work has ended.
-
-        Raises:
-            Problem: 429 where no slot is free, 503 where the work has not ended in time.
+        Raises Problem: 429 where no slot is free, 503 where the work has not ended in time.
         """
         with self._lock:
             if self.taken >= self.capacity:
@@ -71,10 +68,7 @@ class RequestLimiter:
             raise Problem(503, "timeout", f"Expected an answer within {self._timeout:g} s, found none; try again when "
                                           f"there is less to do.", retry_after=5) from None  # fmt: skip
         finally:
-            if future is None:
-                self._leave(None)
-            else:
-                future.add_done_callback(self._leave)
+            self._leave(None) if future is None else future.add_done_callback(self._leave)
 
     def close(self) -> None:
         """Begin nothing more. What is worked on is not waited for, since it cannot be stopped."""
@@ -97,18 +91,13 @@ class RequestLimiter:
             self.taken -= 1
 
 
-_FORMS = ("multipart/", "application/json")
 _HOW = "send the file itself as the body: curl --data-binary @chest.dcm -H 'Content-Type: application/dicom'"
 
 
 async def read_upload(request: Request, most: int, timeout_s: float) -> bytes:
-    """The whole body: a file. What kind of file it is, its content says, not its Content-Type.
-
-    Raises Problem: 413 for more than `most` bytes, 408 where it is not here within `timeout_s`, 400 for none or one
-    that is cut off, 415 for a form, JSON or an encoded body.
-    """
-    kind = request.headers.get("content-type", "").lower()
-    if kind.startswith(_FORMS):
+    """The whole body: a file, of a kind that its content says. Raises Problem as `read_body`; 415 for a form or JSON,
+    400 for none."""
+    if request.headers.get("content-type", "").lower().startswith(("multipart/", "application/json")):
         raise Problem(415, "media-type", f"Expected an image file, found a form or JSON; {_HOW}")
     body = await read_body(request, most, timeout_s)
     if not body:
@@ -118,7 +107,8 @@ async def read_upload(request: Request, most: int, timeout_s: float) -> bytes:
 
 
 async def read_body(request: Request, most: int, timeout_s: float) -> bytes:
-    """The whole body. Raises Problem as `read_upload` does."""
+    """The whole body. Raises Problem: 413 for more than `most` bytes, 408 after `timeout_s`, 400 if it is cut off, 415
+    if it is encoded."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Problem(415, "encoding", "Expected a body without Content-Encoding, found one; send it as it is.")
     announced = request.headers.get("content-length", "")

@@ -1,7 +1,7 @@
 """Every error of the service as `application/problem+json` (RFC 9457).
 
-`type` is a stable URN, for programs; `title` and `detail` are for people: expected, found, what to do. `detail` may
-quote what the client itself sent, and goes into no log. `instance` is the request's id, which the log has too.
+`type` is a stable URN, for programs; `title` and `detail` are for people. `detail` may quote what the client itself
+sent, and goes into no log. `instance` is the request's id, which the log has too.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _OF_ERROR: tuple[tuple[type[errors.CbmirError], int, str], ...] = (
 class Trace:
     """The record of one request, of which log, metrics and audit trail are made.
 
-    `admitted` is whether the guard let it in: only then does the audit trail take it, since anyone could fill the disk
-    else. `facts` are further members of its line in the audit trail, set by the route.
+    Only what the guard `admitted` gets into the audit trail, or anyone could fill the disk; `facts` are further members
+    of its line.
     """
 
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
@@ -75,15 +75,9 @@ class Problem(HTTPException):
     """An answer that is an error. `kind` ends the `type`, and stands in log, audit and metrics."""
 
     def __init__(
-        self,
-        status: int,
-        kind: str,
-        detail: str,
-        *,
-        retry_after: int | None = None,
-        headers: Mapping[str, str] | None = None,
-        **more: Any,
-    ) -> None:
+        self, status: int, kind: str, detail: str, *, retry_after: int | None = None,
+        headers: Mapping[str, str] | None = None, **more: Any,
+    ) -> None:  # fmt: skip
         """`retry_after`: seconds after which to try again. `more` are further members of the answer."""
         waiting = {} if retry_after is None else {"Retry-After": str(retry_after)}
         super().__init__(status, detail, {**(headers or {}), **waiting})
@@ -116,14 +110,12 @@ def response_of(problem: Problem, request_id: str) -> Response:
 
 
 async def refuse(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with a problem from within a middleware."""
     trace = Trace.of(scope)
     trace.problem = problem.kind
     await response_of(problem, trace.id)(scope, receive, send)
 
 
 async def answer_problem(request: Request, error: Exception) -> Response:
-    """The handler of every exception that a route raises."""
     if isinstance(error, RequestValidationError):
         wrong = [  # where and what, without what was found there
             {"where": ".".join(str(part) for part in one["loc"]), "expected": str(one["msg"])}

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
 
 from cbmir.card import NOT_A_DEVICE
-from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.novelty import Novelty
 from cbmir.runtime.results import Finding, LabelAgreement
 from cbmir.runtime.serving.settings import MOST_NEIGHBOURS
@@ -30,10 +29,6 @@ class Neighbours(BaseModel):
     until: _Short = Field("", description="Only neighbours of this day (YYYY-MM-DD) or earlier.")
     exact: bool = Field(False, description="Compare every image of the gallery, rather than ask its index.")
     include_same_patient: bool = Field(False, description="Let images of the same patient be neighbours.")
-
-    def filter(self) -> Filter:
-        """Raises GalleryError for a text that is not a day."""
-        return Filter(where=self.where, view=self.view, since=self.since, until=self.until)
 
 
 class AnalyzeOptions(Neighbours):
@@ -60,8 +55,7 @@ class Search(Neighbours):
 
 
 class Case(BaseModel):
-    """A neighbour. `id` is opaque: it names an image to this service alone. `report` is null where the gallery's owner
-    does not share reports."""
+    """A neighbour. `id` names an image to this service alone. `report` is null where reports are not shared."""
 
     id: str
     distance: float = Field(description="Euclidean, between unit vectors: 0 to 2.")
@@ -150,6 +144,7 @@ class ProblemDetails(BaseModel):
     errors: list[dict[str, str]] | None = None
 
 
+_Responses = dict[int | str, dict[str, Any]]
 _FILE = {"schema": {"type": "string", "format": "binary"}}
 
 #: The request body of routes that take an image file.
@@ -188,14 +183,12 @@ _EXAMPLE = AnalyzeAnswer(
     warnings=[],
     results=None,
 )  # fmt: skip
-ANALYZED: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/json": {"example": _EXAMPLE.model_dump(mode="json")}}}
-}
-THUMBNAIL: dict[int | str, dict[str, Any]] = {200: {"content": {"image/jpeg": _FILE}}}
-METRICS: dict[int | str, dict[str, Any]] = {
+ANALYZED: _Responses = {200: {"content": {"application/json": {"example": _EXAMPLE.model_dump(mode="json")}}}}
+THUMBNAIL: _Responses = {200: {"content": {"image/jpeg": _FILE}}}
+METRICS: _Responses = {
     200: {"content": {"text/plain": {"example": 'cbmir_http_requests_total{route="/v1/analyze",status="200"} 12.0\n'}}}
 }
-NOT_READY: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "Not ready."}}
+NOT_READY: _Responses = {503: {"model": Health, "description": "Not ready."}}
 
 _WORDS = {
     400: "No body, or one that is cut off.",
@@ -214,6 +207,4 @@ _WORDS = {
 }
 _PROBLEM = {"application/problem+json": {"schema": ProblemDetails.model_json_schema()}}
 #: Of every guarded route.
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"description": words, "content": _PROBLEM} for status, words in _WORDS.items()
-}
+PROBLEMS: _Responses = {status: {"description": words, "content": _PROBLEM} for status, words in _WORDS.items()}

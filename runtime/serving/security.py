@@ -1,7 +1,7 @@
 """Access control and security headers: ASGI middleware of the service and of the demo.
 
-Two tricks by which a web page that is open in a browser could reach a server that others cannot are shut out: a name of
-its own for this machine (DNS rebinding), and requests across sites. There is no CORS.
+They shut out a web page that is open in a browser and has a name of its own for this machine (DNS rebinding) or sends
+requests across sites. There is no CORS.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ _HEADERS = {
 
 
 class SecurityHeaders:
-    """ASGI middleware: every answer has the headers that make browsers careful.
-
-    `policy` is the Content-Security-Policy. Browsers store no answer whose media type begins with one of `private`.
-    """
+    """Gives every answer the Content-Security-Policy `policy` and its like; browsers store no answer whose media type
+    begins with one of `private`."""
 
     def __init__(self, app: ASGIApp, policy: str, private: tuple[str, ...] = ("",)) -> None:
         self._app, self._private = app, private
@@ -62,11 +60,8 @@ class Credential:
 
 
 class Guard:
-    """ASGI middleware that looks at nothing of a request but its headers.
-
-    `hosts` are the names by which it may be asked for, empty for any. Without `credential` everyone is let in;
-    with it every path but those of `open_paths` wants it.
-    """
+    """Looks at nothing of a request but its headers. `hosts` are the names by which it may be asked for, empty for any;
+    every path but those of `open_paths` wants `credential`, where it is given."""
 
     def __init__(
         self, app: ASGIApp, hosts: Collection[str] = (), credential: Credential | None = None,
@@ -85,7 +80,6 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        """Raise Problem for a request that is not let in."""
         if self._hosts and _name(headers.get("host", "")) not in self._hosts:
             raise Problem(421, "host", f"Expected a request for {', '.join(sorted(self._hosts))}, found one for "
                                        f"another name.")  # fmt: skip
@@ -100,8 +94,8 @@ class Guard:
 
 
 def _is_foreign(method: str, headers: Headers) -> bool:
-    """Whether another site's page sends this. A browser says so itself where the address is HTTPS or this machine's,
-    and whatever a proxy in between makes of the host's name; else the page's origin is compared with that."""
+    """Whether another site's page sends this. A browser says so itself where the address is HTTPS or this machine's;
+    else the page's origin is compared with the host's name."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if origin is None and method in ("GET", "HEAD"):  # a link: it changes nothing, and no page reads the answer
         return False

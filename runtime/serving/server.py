@@ -1,8 +1,7 @@
 """The service as a process: socket, signals, start and stop, and a limit on whatever a client can make it wait for.
 
-uvicorn has no timeout for a request on its way in, nor for an answer that is not read: a client that sends or reads a
-byte now and then holds its connection for ever, and its answer in memory (issue 157 of Kludex/uvicorn; its
-`timeout_keep_alive` limits the pause between requests alone).
+uvicorn limits neither a request on its way in nor an answer that is not read (issue 157 of Kludex/uvicorn): a client
+that sends or reads a byte now and then would hold its connection for ever, and its answer in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cbmir.runtime.dicom_output import warm_up
 from cbmir.runtime.hot_reload import ReloadableFinder
-from cbmir.runtime.logs import error_fields, log
+from cbmir.runtime.logs import error_fields, fields, log
 from cbmir.runtime.serving.app import create_app
 from cbmir.runtime.serving.problems import Problem, Trace, response_of
 from cbmir.runtime.serving.settings import Settings
@@ -34,17 +33,14 @@ MOST_CONNECTIONS = 256
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 in which a request, header and body, must be whole in `seconds`, and its answer be read in as many.
-
-    Connections are limited in number. What is no HTTP is answered as every error is.
-    """
+    """HTTP/1.1 in which a request must be whole in `seconds`, and its answer be read in as many, over a limited number
+    of connections. What is no HTTP is answered as every error is."""
 
     seconds = 60.0
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self._deadline: asyncio.TimerHandle | None = None  # of the request
-        self._unread: asyncio.TimerHandle | None = None  # of what is written and not taken
+        self._deadlines: dict[str, asyncio.TimerHandle] = {}  # "request": to be whole; "answer": to be read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -53,7 +49,7 @@ class BoundedProtocol(H11Protocol):
             return
         # `pause_writing` is called as soon as anything waits to be taken, `resume_writing` when nothing does.
         transport.set_write_buffer_limits(0)
-        self._await_request()
+        self._begin("request")
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -61,48 +57,41 @@ class BoundedProtocol(H11Protocol):
             self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
         )
         if not on_its_way:
-            self._forget()
-        elif self._deadline is None:
-            self._await_request()
+            self._end("request")
+        elif "request" not in self._deadlines:
+            self._begin("request")
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread = self.loop.call_later(self.seconds, self.transport.abort)
+        self._begin("answer")
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._forget_unread()
+        self._end("answer")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget()
-        self._forget_unread()
+        for what in tuple(self._deadlines):
+            self._end(what)
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
         trace = Trace(status=400, problem="http")
         answer = response_of(Problem(400, "http", msg, headers={"Connection": "close"}), trace.id)
-        log.info("answered", extra={"fields": {"request": trace.id, "route": "none", "status": 400, "problem": "http"}})
+        log.info("answered", extra=fields(request=trace.id, route="none", status=400, problem="http"))
         headers = [*answer.raw_headers, (b"X-Request-ID", trace.id.encode())]
         for event in (h11.Response(status_code=400, headers=headers), h11.Data(bytes(answer.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
-    def _await_request(self) -> None:
-        self._deadline = self.loop.call_later(self.seconds, self.transport.abort)
+    def _begin(self, what: str) -> None:
+        self._deadlines[what] = self.loop.call_later(self.seconds, self.transport.abort)
 
-    def _forget(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _forget_unread(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+    def _end(self, what: str) -> None:
+        if what in self._deadlines:
+            self._deadlines.pop(what).cancel()
 
 
 def with_deadline(seconds: float) -> type[BoundedProtocol]:
-    """The protocol with another `seconds`."""
     return type("BoundedProtocol", (BoundedProtocol,), {"seconds": seconds})
 
 
@@ -111,21 +100,15 @@ _HEADER = 32 * 2**10  # bytes that a request's line and headers may take
 
 
 def serve(
-    live: ReloadableFinder,
-    settings: Settings,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
+    live: ReloadableFinder, settings: Settings, *, host: str = "127.0.0.1", port: int = 8000,
     ready: Callable[[str], None] = lambda url: None,
-) -> None:
+) -> None:  # fmt: skip
     """Serve until SIGTERM or Ctrl-C, which let requests under way end; SIGHUP reloads. Port 0 takes any free one.
 
     A `live` that is not open yet is opened once the health checks answer; `ready` is called with the URL when it is
     warm. `live` is closed at the end; where something is worked on even then, the process ends with status 143.
 
-    Raises:
-        UserError: The port or host cannot be had.
-        CbmirError: Whatever opening raises.
+    Raises UserError for a port or host that cannot be had, and what opening raises.
     """
     with bound(host, port) as listener:
         if not is_loopback(host):
@@ -184,7 +167,8 @@ class FinderServer(Server):
         try:
             if not self._live.ready:
                 await asyncio.to_thread(self._live.reload)
-            await self._warm_up()
+            if find_spec("highdicom") is not None:  # else there are no results to be asked for
+                await self._warm_up()
             log.info("ready")
             self._ready()
         except Exception as error:  # noqa: BLE001 - raised again by `serve`
@@ -192,21 +176,19 @@ class FinderServer(Server):
             self.should_exit = True
 
     async def _warm_up(self) -> None:
-        if find_spec("highdicom") is None:  # there are no results to be asked for
-            return
         try:
             await asyncio.to_thread(warm_up)
         except Exception as error:  # noqa: BLE001 - logged: everything else is answered without it
-            log.error("no results can be made: the extra dicom is broken", extra={"fields": error_fields(error)})
+            log.error("no results can be made: the extra dicom is broken", extra=fields(**error_fields(error)))
 
     async def _reload(self) -> None:
         try:
             done = await asyncio.to_thread(self._app.state.service.reload)
-            log.info("reloaded", extra={"fields": {"generation": done.generation}})
+            log.info("reloaded", extra=fields(generation=done.generation))
         except Problem as problem:
             log.error("%s", problem.detail)
         except Exception as error:  # noqa: BLE001 - logged: the old model goes on
-            log.error("reloading failed; what was there goes on", extra={"fields": error_fields(error)})
+            log.error("reloading failed; what was there goes on", extra=fields(**error_fields(error)))
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

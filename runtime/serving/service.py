@@ -38,16 +38,12 @@ if TYPE_CHECKING:
     from cbmir.runtime.imaging.radiograph import Radiograph
     from cbmir.runtime.results import Analysis
 
-
 Facts = dict[str, Any]
 _NORM = 1e-3  # by which an embedding that was written as text may miss the norm 1
 
 
 def gallery_state(gallery: SearchableGallery) -> dict[str, int | None]:
-    """Its `images` and its `generation`, which is None where a gallery counts none (Milvus): read cheaply.
-
-    Raises GalleryError where the gallery cannot be read, or was replaced.
-    """
+    """Its `images` and its `generation` (None on Milvus), read cheaply. Raises GalleryError."""
     if not isinstance(gallery, Gallery):
         return {"images": len(gallery), "generation": None}
     with gallery.reading() as reader:
@@ -55,10 +51,8 @@ def gallery_state(gallery: SearchableGallery) -> dict[str, int | None]:
 
 
 class FinderService:
-    """Every method answers one request; `facts` takes what the audit trail has of it.
-
-    Raises Problem for what is the client's mistake, and CbmirError (see `problems.problem_of`).
-    """
+    """Every method answers one request; `facts` takes what the audit trail has of it. Raises Problem for the client's
+    mistakes, and CbmirError (see `problems.problem_of`)."""
 
     def __init__(self, live: ReloadableFinder, settings: Settings) -> None:
         self.live, self._settings = live, settings
@@ -67,7 +61,6 @@ class FinderService:
     def analyze(
         self, data: bytes, patient_id: str, options: schemas.AnalyzeOptions, facts: Facts
     ) -> schemas.AnalyzeAnswer:
-        """Findings and neighbours of an image file."""
         kinds = [kind for kind in options.results.replace(" ", "").split(",") if kind]
         _check_kinds(kinds, data)
         with self.live.use() as finder:
@@ -91,7 +84,6 @@ class FinderService:
             )  # fmt: skip
 
     def embed(self, data: bytes, facts: Facts) -> schemas.EmbedAnswer:
-        """The embedding of an image file."""
         with self.live.use() as finder:
             _tell(facts, finder)
             return schemas.EmbedAnswer(model=_model(finder), embedding=finder.embed([data])[0].tolist())
@@ -125,7 +117,6 @@ class FinderService:
             return schemas.SearchAnswer(model=_model(finder), neighbours=neighbours, warnings=warnings)
 
     def thumbnail(self, case: str, facts: Facts) -> bytes:
-        """JPEG of an entry."""
         if "thumbnails" not in self._settings.share:
             raise Problem(403, "not-shared", "This service does not show images of its gallery; its owner may allow it "
                                              "with: --share thumbnails")  # fmt: skip
@@ -139,13 +130,12 @@ class FinderService:
         return image
 
     def about(self) -> schemas.About:
-        """The model and gallery that run."""
         with self.live.use() as finder:
-            state = None if finder.gallery is None else gallery_state(finder.gallery)
             card = finder.card
             return schemas.About(
                 model=_model(finder), labels=list(card.labels.names), thresholds=list(card.thresholds),
-                embedding_dim=card.embedding_dim, gallery=state,
+                embedding_dim=card.embedding_dim,
+                gallery=None if finder.gallery is None else gallery_state(finder.gallery),
                 shared=sorted(self._settings.share), max_upload_bytes=self._settings.max_upload_bytes,
             )  # fmt: skip
 
@@ -210,7 +200,7 @@ def _gallery(finder: Finder) -> SearchableGallery:
 def _filter(wanted: schemas.Neighbours, gallery: SearchableGallery) -> Filter:
     """Checked here, where what is wrong with it is known to be the client's mistake."""
     try:
-        made = wanted.filter()
+        made = Filter(where=wanted.where, view=wanted.view, since=wanted.since, until=wanted.until)
         if made.where:
             parse(made.where, gallery.labels)
     except GalleryError as error:

@@ -21,14 +21,12 @@ _ADVICE = "make one with: (umask 077; python -c 'import secrets; print(secrets.t
 
 @dataclass(frozen=True)
 class Settings:
-    """`token`: what a request must bear (`load_token`); None lets everyone in who asks for one of `hosts`, which is for
-    this machine alone. `hosts` empty: by any name.
+    """`token`: what a request must bear (`load_token`); None lets everyone in who asks for one of `hosts`, by any name
+    where it is empty.
 
     At most `concurrency` requests are worked on at once and `queue` more wait or are being uploaded; each holds up to
-    `max_upload_bytes`. `timeout_s` is for an upload, and again for the answer to it. `audit` is a file to which a line
-    of JSON is added for each request. `share` is of SHAREABLE.
-
-    Raises UserError for numbers that are too small and for something unknown in `share`.
+    `max_upload_bytes`. `timeout_s` is for an upload, and again for its answer. `audit` is a file that gets a line of
+    JSON for each request. `share` is of SHAREABLE. Raises UserError for other values.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -51,12 +49,7 @@ class Settings:
 
 
 def load_token(path: Path) -> str:
-    """The token in a file, white space around it left out.
-
-    Raises:
-        UserError: The file is missing or others may read it, or the token is short or cannot stand in a header (RFC
-            6750: letters, digits and -._~+/=). The message quotes nothing of it.
-    """
+    """The token in a file, as RFC 6750 has it. Raises UserError, which quotes nothing of it."""
     data = read_secret(str(path), "a token", _ADVICE)
     if not re.fullmatch(rb"[A-Za-z0-9._~+/-]+=*", data) or len(data) < _LEAST:
         raise UserError(f"{path}: expected a token of {_LEAST} to 4096 letters, digits and -._~+/ in one line, found "

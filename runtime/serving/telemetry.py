@@ -1,8 +1,7 @@
 """The traces of a request: metrics for Prometheus, a line of log, and a line of the audit trail.
 
-Nothing that a client sent stands in any of these but an image's digest: no path, query, header or message. Labels of
-metrics are of small, fixed sets. The audit trail names an image by the SHA-256 of its file: a reader who holds the file
-can tell that it was analysed, nobody else can. Cases that were shown are named as they were shown.
+Nothing that a client sent stands in any of these but an image's digest: no path, query, header or message. The audit
+trail names an image by the SHA-256 of its file, so only a reader who holds the file can tell that it was analysed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cbmir import __version__
 from cbmir.errors import CbmirError, UserError
 from cbmir.runtime.hot_reload import ReloadableFinder
-from cbmir.runtime.logs import error_fields, log
+from cbmir.runtime.logs import error_fields, fields, log
 from cbmir.runtime.serving.limits import RequestLimiter
 from cbmir.runtime.serving.problems import Problem, Trace, problem_of, refuse
 from cbmir.runtime.serving.service import gallery_state
@@ -84,7 +83,6 @@ class Metrics(Collector):
         self._bytes = Counter("cbmir_uploaded_bytes_total", "Bytes of bodies taken.", registry=self.registry)
 
     def count(self, trace: Trace, route: str, method: str, seconds: float) -> None:
-        """One request is answered."""
         self._requests.labels(route, method, str(trace.status)).inc()
         self._seconds.labels(route).observe(seconds)
         self._bytes.inc(trace.uploaded)
@@ -92,7 +90,6 @@ class Metrics(Collector):
             self._problems.labels(trace.problem).inc()
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
         return generate_latest(self.registry)
 
     def describe(self) -> list[Metric]:
@@ -160,14 +157,13 @@ class Observer:
         except Exception as error:  # whatever it is, it is logged, and answered where it still can be
             trace.error = error
             if trace.status:  # an answer is on its way
-                log.error("failed while answering", extra={"fields": {"request": trace.id, **error_fields(error)}})
+                log.error("failed while answering", extra=fields(request=trace.id, **error_fields(error)))
                 raise
             await refuse(problem_of(error), scope, receive, send_audited)
         finally:
             self._report(scope, trace)
 
     def _is_audited(self, scope: Scope, trace: Trace, status: int) -> bool:
-        """Whether the trail has it, or need not."""
         if self._audit is None or not trace.admitted or not scope["path"].startswith(_AUDITED):
             return True
         line = {
@@ -190,15 +186,13 @@ class Observer:
         seconds = time.perf_counter() - trace.start
         route, method = _route(scope), scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.count(trace, route, method, seconds)
-        fields: dict[str, Any] = {
-            "request": trace.id, "route": route, "method": method, "status": trace.status,
-            "ms": round(1000 * seconds, 1),
-        }  # fmt: skip
-        if trace.problem:
-            fields["problem"] = trace.problem
+        more: dict[str, Any] = {"problem": trace.problem} if trace.problem else {}
         if has_failed := trace.status >= 500 and trace.error is not None:
-            fields |= error_fields(trace.error)
-        log.log(logging.ERROR if has_failed else logging.INFO, "answered", extra={"fields": fields})
+            more |= error_fields(trace.error)
+        about = fields(
+            request=trace.id, route=route, method=method, status=trace.status, ms=round(1000 * seconds, 1), **more
+        )
+        log.log(logging.ERROR if has_failed else logging.INFO, "answered", extra=about)
 
 
 def _route(scope: Scope) -> str:

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from cbmir.card import NOT_A_DEVICE, ModelCard
-from cbmir.demo.card_page import card_html
 from cbmir.demo.examples import Example
-from cbmir.demo.findings import findings_html
-from cbmir.demo.markup import alerts_html, error_html, escape, novelty_html, thumbnail_url
+from cbmir.demo.markup import alerts_html, error_html, escape, findings_html, novelty_html, thumbnail_url
 from cbmir.demo.mentions import mark_mentions, sentences, speaks_of
-from cbmir.demo.page import examples_html, page_html
+from cbmir.demo.page import card_html, examples_html, page_html
 from cbmir.demo.sessions import View, members_html
 from cbmir.demo.similar_images import Likeness, agreement_html, label_marks, wall_html
 from cbmir.runtime import Entry, Finder, Finding, LabelAgreement, Neighbour

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from cbmir.demo import sessions as module
-from cbmir.demo.controls import Controls
-from cbmir.demo.sessions import LONGEST, Sessions
+from cbmir.demo.sessions import LONGEST, Controls, Sessions
 from cbmir.errors import UserError
 from cbmir.labels import LabelSet
 

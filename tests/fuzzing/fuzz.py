@@ -80,7 +80,8 @@ def upload() -> Any:
 
     from cbmir.runtime import Finder
     from cbmir.runtime.hot_reload import ReloadableFinder
-    from cbmir.runtime.serving import Settings, create_app
+    from cbmir.runtime.serving.app import create_app
+    from cbmir.runtime.serving.settings import Settings
 
     sys.path.insert(0, str(HERE.parent))
     from conftest import write_tiny_model

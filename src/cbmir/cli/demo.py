@@ -42,7 +42,7 @@ def demo(
     from cbmir.runtime.finder import Finder
 
     with Finder.open(model, gallery, **opening) as finder:
-        from cbmir.demo import Login, serve  # takes seconds; after the files are known to be good
+        from cbmir.demo import load_login, serve  # takes seconds; after the files are known to be good
 
-        known = None if login is None else Login.load(login)
+        known = None if login is None else load_login(login)
         serve(finder, host=host, port=port, examples=examples, login=known, ready=announce)

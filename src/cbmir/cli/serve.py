@@ -61,8 +61,8 @@ def serve(
     from cbmir.runtime.finder import Finder
     from cbmir.runtime.hot_reload import ReloadableFinder
     from cbmir.runtime.logs import log_as_json
-    from cbmir.runtime.serving import Settings, load_token
     from cbmir.runtime.serving.server import serve as serve_app
+    from cbmir.runtime.serving.settings import Settings, load_token
     from cbmir.runtime.sockets import allowed_hosts, is_loopback
 
     if token_file is None and not no_token and not is_loopback(host):

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from cbmir.runtime import Finder
 from cbmir.runtime.hot_reload import ReloadableFinder
-from cbmir.runtime.serving import Settings, create_app
+from cbmir.runtime.serving.app import create_app
+from cbmir.runtime.serving.settings import Settings
 from http_service import MakeClient, encoded
 
 

@@ -22,7 +22,10 @@ from cbmir.errors import UserError
 from cbmir.process import available_threads
 from cbmir.runtime import Finder
 from cbmir.runtime.hot_reload import ReloadableFinder
-from cbmir.runtime.serving import Settings, create_app, serve, server
+from cbmir.runtime.serving import server
+from cbmir.runtime.serving.app import create_app
+from cbmir.runtime.serving.server import serve
+from cbmir.runtime.serving.settings import Settings
 from cbmir.runtime.sockets import bound, is_loopback
 from http_service import Service
 
@@ -199,7 +202,8 @@ import os, signal, sys, threading
 import httpx
 from cbmir.runtime import Finder
 from cbmir.runtime.hot_reload import ReloadableFinder
-from cbmir.runtime.serving import Settings, serve
+from cbmir.runtime.serving.server import serve
+from cbmir.runtime.serving.settings import Settings
 
 def embed(self, images):
     print("hangs", flush=True)

@@ -26,7 +26,8 @@ from cbmir.runtime import Filter, Finder, Pseudonyms, build_gallery, open_engine
 from cbmir.runtime.finder import IN_GALLERY, PATIENT_NOT_FOUND, PATIENT_UNKNOWN
 from cbmir.runtime.gallery import Gallery
 from cbmir.runtime.hot_reload import ReloadableFinder
-from cbmir.runtime.serving import Settings, app
+from cbmir.runtime.serving import app
+from cbmir.runtime.serving.settings import Settings
 from dicom_files import make_dicom
 from http_service import MakeClient, encoded
 

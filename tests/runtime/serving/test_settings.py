@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cbmir.errors import UserError
-from cbmir.runtime.serving import Settings, load_token
+from cbmir.runtime.serving.settings import Settings, load_token
 
 TOKEN = "0123456789abcdef-._~+/=="
 
