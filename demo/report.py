@@ -54,7 +54,8 @@ def report_html(
         f"{_figure('The X-ray', image.picture, 'The image')}"
         f"{_figure('The X-ray with evidence', evidence, explained)}</div>"
         f"<div><h2>Findings</h2>{table(('Finding', 'Verdict', 'Calibrated probability', 'Threshold'), rows)}"
-        f"{markup.novelty_html(analysis.novelty)}<h2>Nearest look-alikes</h2>{table(('Case', 'Cosine', 'Labels'), alike)}"
+        f"{markup.novelty_html(analysis.novelty)}<h2>Nearest look-alikes</h2>"
+        f"{table(('Case', 'Cosine', 'Labels'), alike)}"
         f'<p class="fine-print">Searched: {escape(searched)}.</p></div></div><h2>Model</h2><p class="fine-print">cbmir '
         f"{__version__}: {escape(card.encoder)}, precision {escape(card.precision)}, fingerprint "
         f"{escape(card.fingerprint[:16])}. {escape(card.intended_use)}</p></body></html>"
