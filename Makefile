@@ -6,7 +6,7 @@ NIH ?=
 BIN := .venv/bin
 CBMIR := $(BIN)/cbmir
 
-.PHONY: help venv chromium test docs fuzz demo demo-steps clean-demo FORCE
+.PHONY: help venv constraints chromium test docs fuzz demo demo-steps clean-demo FORCE
 
 help:  ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -14,16 +14,20 @@ help:  ## this text
 	@echo '  make demo NIH=DIR   the same on a folder of NIH ChestX-ray14 (images, Data_Entry_2017*.csv, splits.csv if any)'
 	@echo '  make demo PORT=8080, make test PYTHON=python3.12'
 
-# --- set-up: made again only when pyproject.toml changes ---------------------------------------------------------
+# --- set-up: repeated only when pyproject.toml or constraints.txt change -----------------------------------------
 
 venv: .venv/installed  ## set up .venv with everything
 
-.venv/installed: pyproject.toml
+.venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
 		{ echo "cbmir needs Python 3.11 to 3.13, found $$($(PYTHON) --version 2>&1); try: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -e ".[dev]"
+	$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
 	@touch $@
+
+constraints: venv  ## renew constraints.txt: the newest versions that pyproject.toml allows
+	$(BIN)/python -m pip install --upgrade --upgrade-strategy eager -e ".[dev]"
+	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt.part && mv constraints.txt.part constraints.txt
 
 # --- checks ------------------------------------------------------------------------------------------------------
 

@@ -1,46 +1,80 @@
-"""docs/architecture.svg is what the imports say."""
+"""docs/architecture.* shows the code as it is, and the code keeps the rules of the house (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import re
 import sys
+from collections import defaultdict
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-pytest.importorskip("grimp")
-SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "architecture.py"
+grimp = pytest.importorskip("grimp")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("architecture", SCRIPT)
+    spec = importlib.util.spec_from_file_location("architecture", ROOT / "docs/architecture.py")
     assert spec is not None and spec.loader is not None
     module = sys.modules["architecture"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_the_picture_is_of_this_code(script: ModuleType) -> None:
-    drawn = script.draw(script.imports())
-    assert drawn == script.SVG.read_text("utf-8"), "run: python docs/architecture.py"
+@pytest.fixture(scope="module")
+def graph() -> Any:
+    return grimp.build_graph("cbmir", cache_dir=None)
 
 
-def test_arrows_are_found_and_those_that_others_imply_left_out(script: ModuleType) -> None:
-    pairs = {
-        ("cbmir.cli", "cbmir.export"), ("cbmir.cli", "cbmir.training"), ("cbmir.export", "cbmir.training"),
-        ("cbmir.training.comparison", "cbmir.training.losses"), ("cbmir.training.readers", "cbmir.runtime"),
-    }  # fmt: skip
-    box, frame = script.BOXES, script.FRAMES
-    assert script.arrows(pairs) == [
-        (box["cbmir.cli"], box["cbmir.export"]),
-        (box["cbmir.export"], frame["cbmir.training"]),
-        (frame["cbmir.training"], frame["cbmir.runtime"]),
-        (box["cbmir.training.comparison"], box["cbmir.training.losses"]),
-    ]
+def test_the_picture_and_the_tree_are_of_this_code(script: ModuleType) -> None:
+    assert script.draw() == script.SVG.read_text("utf-8"), "run: python docs/architecture.py"
+    assert script.TREE.findall(script.PAGE.read_text("utf-8")) == [script.tree()], "run: python docs/architecture.py"
 
 
-def test_a_new_package_needs_a_place(script: ModuleType) -> None:
+def test_every_room_imports_from_its_floor_and_below(script: ModuleType, graph: Any) -> None:
+    assert script.upward(graph) == []
+
+
+def test_an_import_of_a_higher_floor_is_found(script: ModuleType) -> None:
+    graph = grimp.ImportGraph()
+    for importer, imported in (
+        ("cbmir.runtime.gallery.gallery", "cbmir.runtime.finder"),
+        ("cbmir.runtime.finder", "cbmir.runtime.gallery.gallery"),
+        ("cbmir.cli.train", "cbmir.training.harness"),
+    ):
+        graph.add_import(importer=importer, imported=imported)
+    assert script.upward(graph) == ["cbmir.runtime.gallery.gallery -> cbmir.runtime.finder"]
+
+
+def test_a_new_package_needs_a_room(script: ModuleType) -> None:
     with pytest.raises(KeyError, match=r"cbmir\.new"):
         script.place_of("cbmir.new.module")
+
+
+def test_the_house_keeps_its_rules(script: ModuleType, graph: Any) -> None:
+    over = {
+        name: counted
+        for name, (counted, limit) in script.measures(graph).items()
+        if (len(counted) if isinstance(counted, list) else counted) > limit
+    }
+    assert not over
+
+
+def test_a_class_name_has_one_meaning(script: ModuleType) -> None:
+    places = defaultdict(list)
+    for file in script.files():
+        for node in ast.walk(ast.parse((ROOT / file).read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name.lstrip("_")].append(str(file))
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_every_file_of_where_to_look_exists(script: ModuleType) -> None:
+    named = re.findall(r"`((?:src/cbmir|cli|runtime|training|export|demo)/[\w/.]*)`", script.PAGE.read_text("utf-8"))
+    assert len(named) > 25
+    assert [name for name in named if not (ROOT / re.sub(r"^cli/", "src/cbmir/cli/", name)).exists()] == []

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import cbmir
 
@@ -76,3 +78,22 @@ def test_all_holds_every_extra(pyproject: dict[str, Any]) -> None:
     # brings export with it, fast-dicom brings dicom.
     elsewhere = {"all", "dev", "docs", "gpu", "tensorrt", "tensorrt-rtx", "export", "dicom"}
     assert set(everything[len("cbmir[") : -1].split(",")) == set(extras) - elsewhere
+
+
+def test_constraints_pin_what_pyproject_asks_for(pyproject: dict[str, Any]) -> None:
+    """`make venv` installs from constraints.txt, so that a test run can be repeated."""
+    pins = {}
+    for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines():
+        pin = Requirement(line)
+        assert [one.operator for one in pin.specifier] == ["=="], line
+        pins[canonicalize_name(pin.name)] = str(pin.specifier).removeprefix("==")
+    project = pyproject["project"]
+    extras = {name: asked for name, asked in project["optional-dependencies"].items() if name not in ("gpu", "tensorrt")}
+    asked = [Requirement(text) for texts in (project["dependencies"], *extras.values()) for text in texts]
+    for requirement in asked:
+        if requirement.name == "cbmir" or (requirement.marker and not requirement.marker.evaluate()):
+            continue
+        # setuptools is a tool of pip's, which `pip freeze` leaves out before Python 3.12.
+        if (version := pins.get(canonicalize_name(requirement.name))) is None and requirement.name != "setuptools":
+            raise AssertionError(f"{requirement}: expected a pin in constraints.txt; run: make constraints")
+        assert version is None or requirement.specifier.contains(version), requirement
