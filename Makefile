@@ -40,7 +40,7 @@ test: .venv/installed chromium  ## style, types, direction of imports, then all 
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart=0 --cov --cov-report=term --cov-fail-under=90
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --cov --cov-report=term --cov-fail-under=90
 
 docs: .venv/installed  ## build the documentation into site/; no network, no warnings
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

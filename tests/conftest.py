@@ -34,6 +34,23 @@ ROOT = Path(__file__).resolve().parent.parent
 os.environ.update(RAY_worker_niceness="0")  # Ray's own choice, 15, gets next to nothing beside the other tests
 
 
+#: Files whose tests take minutes. They begin first, so that no process is left alone with one of them at the end.
+_LONG = (
+    "tests/test_end_to_end.py",
+    "tests/cli/test_benchmark.py",
+    "tests/training/test_distillation.py",
+    "tests/training/test_harness.py",
+    "tests/export/test_export.py",
+    "tests/demo/test_browser_images.py",
+    "tests/demo/test_browser_page.py",
+    "tests/training/comparison/test_cells.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _LONG.index(file) if (file := item.nodeid.split("::")[0]) in _LONG else len(_LONG))
+
+
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
     """The command line configures logging for its process; after a test it is as before."""
