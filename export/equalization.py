@@ -2,7 +2,7 @@
 
 A tensor has one scale in int8, and a channel of small values is left with few of its 256 steps. Where nothing but
 depthwise 1x1 convolutions (BatchNorms, see `quantisable`) reads what a convolution wrote, each channel can be shifted
-and scaled to [0, 1] in the writer's weights, and back in the readers', at no cost. In a DenseNet that holds for every
+and scaled to [0, 1] in the writer's weights, and back in the consumers', at no cost. In a DenseNet that holds for every
 channel of every Concat.
 """
 
@@ -22,8 +22,8 @@ from cbmir.export.graph_rewrite import Floats, array, graph_bytes, quantisable, 
 _LEAST = 1e-3
 
 
-class _Reader(NamedTuple):
-    """A reader of a tensor's channels, which are those from `first` on in its own input; whether behind a ReLU."""
+class _Consumer(NamedTuple):
+    """A consumer of a tensor's channels, which are those from `first` on in its own input; whether behind a ReLU."""
 
     node: ir.Node | None  # None: the caller, who reads an output of the graph
     first: int
@@ -42,19 +42,20 @@ def equalised(model: bytes, images: NDArray[np.uint8]) -> bytes:
 def equalise(model: ir.Model, images: NDArray[np.uint8]) -> None:
     """Change the weights in place so that channels fill the same range on `images`, uint8 [M, 1, S, S]."""
     found = {
-        str(node.outputs[0].name): (node, readers)
+        str(node.outputs[0].name): (node, consumers)
         for node in model.graph
         if node.op_type == "Conv" and not _is_depthwise_point(node)
-        if (readers := list(_readers(node.outputs[0]))) and all(_is_depthwise_point(reader.node) for reader in readers)
+        if (consumers := list(_consumers(node.outputs[0])))
+        and all(_is_depthwise_point(consumer.node) for consumer in consumers)
     }
     ranges = channel_ranges(model, list(found), images) if found else {}
-    for name, (writer, readers) in found.items():
+    for name, (writer, consumers) in found.items():
         low, high = ranges[name]
         # A scale passes a ReLU, a shift does not.
-        shift = np.zeros_like(low) if any(reader.rectified for reader in readers) else low
+        shift = np.zeros_like(low) if any(consumer.rectified for consumer in consumers) else low
         scale = np.maximum(high - shift, _LEAST * (high - shift).max())
         if (scale > 0).all():  # all channels may be dead: constant, or below zero before a ReLU
-            _rescale(writer, readers, shift, scale)
+            _rescale(writer, consumers, shift, scale)
 
 
 def _is_depthwise_point(node: ir.Node | None) -> bool:
@@ -64,18 +65,18 @@ def _is_depthwise_point(node: ir.Node | None) -> bool:
     return bool(node.attributes.get_int("group", 1) == channels and height == width == 1)
 
 
-def _readers(value: ir.Value, first: int = 0, rectified: bool = False) -> Iterator[_Reader]:
-    """The final readers of a tensor's channels, past concats, pooling and ReLUs, which treat each channel alike."""
+def _consumers(value: ir.Value, first: int = 0, rectified: bool = False) -> Iterator[_Consumer]:
+    """The final consumers of a tensor's channels, past concats, pooling and ReLUs, which treat each channel alike."""
     if value.is_graph_output():
-        yield _Reader(None, first, rectified)
+        yield _Consumer(None, first, rectified)
     for node in value.consumers():
         if node.op_type == "Concat" and node.attributes.get_int("axis") == 1:
             before = node.inputs[: node.inputs.index(value)]
-            yield from _readers(node.outputs[0], first + sum(map(_channels, before)), rectified)
+            yield from _consumers(node.outputs[0], first + sum(map(_channels, before)), rectified)
         elif node.op_type in ("MaxPool", "Relu") or _is_plain_mean(node):
-            yield from _readers(node.outputs[0], first, rectified or node.op_type == "Relu")
+            yield from _consumers(node.outputs[0], first, rectified or node.op_type == "Relu")
         else:
-            yield _Reader(node, first, rectified)
+            yield _Consumer(node, first, rectified)
 
 
 def _channels(value: ir.Value | None) -> int:
@@ -88,16 +89,16 @@ def _is_plain_mean(node: ir.Node) -> bool:
     return node.op_type == "AveragePool" and not any(node.attributes.get_ints("pads", ()))
 
 
-def _rescale(writer: ir.Node, readers: list[_Reader], shift: Floats, scale: Floats) -> None:
-    """Let the writer give (y - shift) / scale in place of y, both [C], and the readers take it so."""
+def _rescale(writer: ir.Node, consumers: list[_Consumer], shift: Floats, scale: Floats) -> None:
+    """Let the writer give (y - shift) / scale in place of y, both [C], and the consumers take it so."""
     bias = array(writer.inputs[2]) if len(writer.inputs) > 2 else np.zeros_like(scale)
     set_input(writer, 1, array(writer.inputs[1]) / scale.reshape(-1, 1, 1, 1))
     set_input(writer, 2, (bias - shift) / scale)
-    for reader in readers:
-        assert reader.node is not None
-        part = slice(reader.first, reader.first + len(scale))
-        slope, offset = map(array, reader.node.inputs[1:])
+    for consumer in consumers:
+        assert consumer.node is not None
+        part = slice(consumer.first, consumer.first + len(scale))
+        slope, offset = map(array, consumer.node.inputs[1:])
         offset[part] += slope[part].ravel() * shift
         slope[part] *= scale.reshape(-1, 1, 1, 1)
-        set_input(reader.node, 1, slope)
-        set_input(reader.node, 2, offset)
+        set_input(consumer.node, 1, slope)
+        set_input(consumer.node, 2, offset)

@@ -88,7 +88,9 @@ def test_constraints_pin_what_pyproject_asks_for(pyproject: dict[str, Any]) -> N
         assert [one.operator for one in pin.specifier] == ["=="], line
         pins[canonicalize_name(pin.name)] = str(pin.specifier).removeprefix("==")
     project = pyproject["project"]
-    extras = {name: asked for name, asked in project["optional-dependencies"].items() if name not in ("gpu", "tensorrt")}
+    extras = {
+        name: asked for name, asked in project["optional-dependencies"].items() if name not in ("gpu", "tensorrt")
+    }
     asked = [Requirement(text) for texts in (project["dependencies"], *extras.values()) for text in texts]
     for requirement in asked:
         if requirement.name == "cbmir" or (requirement.marker and not requirement.marker.evaluate()):

@@ -21,7 +21,7 @@ from cbmir.errors import RunError
 from cbmir.files import replacing, write_json
 from cbmir.manifest import Manifest, read_manifest
 from cbmir.runtime.imaging.preprocess import centre_crop
-from cbmir.training.comparison.methods.registry import METHODS, Answer, Given
+from cbmir.training.comparison.methods.registry import METHODS, MethodAnswer, Given
 from cbmir.training.comparison.plan import Cell, Plan, selection_path
 from cbmir.training.comparison.protocols import PROTOCOLS
 from cbmir.training.dataset import cache_folder, cached_images, evaluation_batches, split_rows, split_targets
@@ -130,7 +130,7 @@ def _run(report: Path, plan: Plan, cell: Cell, folder: Path) -> None:
         on_fastest_device(model)
         query, scores = embed(model, batches("test"))
         gallery, _ = embed(model, batches("train"))
-        answer, facts = Answer(query, gallery, inner_products(query, gallery), scores), _facts(run)
+        answer, facts = MethodAnswer(query, gallery, inner_products(query, gallery), scores), _facts(run)
     else:
         began = time.time()
         given = Given(
@@ -163,7 +163,9 @@ def _facts(run: RunFolder) -> dict[str, Any]:
     }
 
 
-def _write(folder: Path, plan: Plan, selection: Manifest, answer: Answer, facts: dict[str, Any], began: float) -> None:
+def _write(
+    folder: Path, plan: Plan, selection: Manifest, answer: MethodAnswer, facts: dict[str, Any], began: float
+) -> None:
     queries = selection.split("test").rows
     scores = answer.scores
     if scores is None:

@@ -40,7 +40,7 @@ class Given:
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class MethodAnswer:
     """A method's vectors, float32 [Q, D] and [G, D], its scores [Q, C] (None: it has none), and what is near."""
 
     query: NDArray[np.float32]
@@ -60,37 +60,37 @@ class Method:
     source: str
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
-    answer: Callable[[Given], Answer] | None = None
+    answer: Callable[[Given], MethodAnswer] | None = None
     needs_bce: bool = False
     many_proxies: bool = False
     chosen: str = ""
 
 
-def _community(given: Given) -> Answer:
+def _community(given: Given) -> MethodAnswer:
     query, gallery = given.bce["query"], given.bce["gallery"]
     graph = CommunityGraph(gallery, seed=given.seed)
-    return Answer(query, gallery, lambda row: graph.similarity(query[row]), given.bce["scores"])
+    return MethodAnswer(query, gallery, lambda row: graph.similarity(query[row]), given.bce["scores"])
 
 
-def _itq(given: Given) -> Answer:
+def _itq(given: Given) -> MethodAnswer:
     return _hamming(given, ITQ(given.bce["gallery"], bits=given.bits, seed=given.seed))
 
 
-def _ssh(given: Given) -> Answer:
+def _ssh(given: Given) -> MethodAnswer:
     targets = with_negative_class(given.targets).numpy()
     return _hamming(given, SemiSupervisedHashing(given.bce["gallery"], targets, bits=given.bits, seed=given.seed))
 
 
-def _hamming(given: Given, hashing: ITQ | SemiSupervisedHashing) -> Answer:
+def _hamming(given: Given, hashing: ITQ | SemiSupervisedHashing) -> MethodAnswer:
     query, gallery = hashing.codes(given.bce["query"]), hashing.codes(given.bce["gallery"])
-    return Answer(query, gallery, inner_products(query, gallery))
+    return MethodAnswer(query, gallery, inner_products(query, gallery))
 
 
-def _texture(given: Given) -> Answer:
+def _texture(given: Given) -> MethodAnswer:
     images = given.images("train")
     descriptor = TextureDescriptor(images, seed=given.seed)
     query, gallery = descriptor.describe(given.images("test")), descriptor.describe(images)
-    return Answer(query, gallery, lambda row: texture_similarity(query[row], gallery))
+    return MethodAnswer(query, gallery, lambda row: texture_similarity(query[row], gallery))
 
 
 def _ndcg(value: float) -> dict[str, dict[str, float]]:
