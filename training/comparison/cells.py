@@ -21,7 +21,7 @@ from cbmir.errors import RunError
 from cbmir.files import replacing, write_json
 from cbmir.manifest import Manifest, read_manifest
 from cbmir.runtime.imaging.preprocess import centre_crop
-from cbmir.training.comparison.methods.registry import METHODS, MethodAnswer, Given
+from cbmir.training.comparison.methods.registry import METHODS, Given, MethodAnswer
 from cbmir.training.comparison.plan import Cell, Plan, selection_path
 from cbmir.training.comparison.protocols import PROTOCOLS
 from cbmir.training.dataset import cache_folder, cached_images, evaluation_batches, split_rows, split_targets
