@@ -25,8 +25,7 @@ from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.serving.security import Credential, Guard, SecurityHeaders
 
 MAX_UPLOAD = 64 * 2**20
-#: Seconds: how often Gradio looks for uploads that no question took, and how old these may get.
-_CACHE = (300, 900)
+_CACHE = (300, 900)  # seconds: how often Gradio looks for uploads that no question took, and how old these may get
 #: Gradio runs this once the shell is there. The word "ask" in it makes the event of that name.
 _START = """
 import(new URL("page/page.js", document.baseURI).href)

@@ -39,17 +39,12 @@ log = logging.getLogger("cbmir")
 
 Question = Mapping[str, Any]
 Answer = dict[str, Any]
-#: What the page shows from then on, and the answer.
-Step = tuple[View | None, Answer]
+Step = tuple[View | None, Answer]  # what the page shows from then on, and the answer
 _OPENING = ("open", "example")
-#: Actions that need nothing of what is on the page.
-_NEW = (*_OPENING, "like", "findings")
-#: Those that put an image, or findings, on the page.
-_PUTTING = (*_NEW, "member")
-#: Nearest look-alikes at most among which those are looked for amid which an image gets its place on the map.
-_MOST_AROUND = 2_000
-#: A map of the neighbour that sums to the cosine within this was made from the very image that is in the gallery.
-_EXACT = 0.002
+_NEW = (*_OPENING, "like", "findings")  # need nothing of what is on the page
+_PUTTING = (*_NEW, "member")  # put an image, or findings, on the page
+_MOST_AROUND = 2_000  # nearest look-alikes among which those that are on the map are looked for
+_EXACT = 0.002  # within which a neighbour's map sums to the cosine if made from the gallery's very image
 _FROM_THUMBNAIL = (
     "This image's file is gone or was changed since it came into the gallery: it was analysed from its thumbnail, so "
     "findings and look-alikes are approximate."

@@ -26,17 +26,17 @@ class Example:
 
 
 def find_examples(finder: Finder, folder: Path | None = None) -> list[Example]:
-    """Up to MOST images: of `folder` in the order of their names, else from all over the gallery.
+    """Up to MOST images: those of `folder` that can be read, in the order of their names, else of the gallery.
 
-    Files of the folder that cannot be read are left out. Raises UserError where it is missing or none can be read.
+    Raises UserError where the folder is missing or nothing in it can be read.
     """
-    return _of_gallery(finder.gallery) if folder is None else _of_folder(folder)
+    if folder is not None:
+        return _of_folder(folder)
+    return [] if finder.gallery is None else _of_gallery(finder.gallery)
 
 
-def _of_gallery(gallery: SearchableGallery | None) -> list[Example]:
+def _of_gallery(gallery: SearchableGallery) -> list[Example]:
     """Evenly spaced over the gallery, those whose file is still there; it is read only when chosen."""
-    if gallery is None:
-        return []
     ids, examples = gallery.ids(), []
     for name in ids[:: max(1, len(ids) // MOST)][:MOST]:
         path, thumbnail = Path(gallery.entry(name).image), gallery.thumbnail(name)

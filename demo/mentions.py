@@ -32,8 +32,7 @@ _WAYS = {
 }
 #: A sentence's end. Reports are wrapped anywhere, so a line's end does not count, nor does a point between digits.
 _END = re.compile(r"[.!?]+(?!\d)\s*|\n\s*\n\s*")
-#: "FINDINGS:" at the beginning of a line.
-_HEADING = re.compile(r"^\s*[A-Z][A-Z /&(),-]*:", re.MULTILINE)
+_HEADING = re.compile(r"^\s*[A-Z][A-Z /&(),-]*:", re.MULTILINE)  # "FINDINGS:"
 #: Where another statement begins. A comma alone does not: it is that of a list, "no mass, nodule or effusion"; nor
 #: does a colon, "pneumothorax: none".
 _BETWEEN = re.compile(r";|\b(?:but|however|although|though|while|except)\b|, with\b|\bthere (?:is|are)\b")

@@ -20,7 +20,6 @@ from cbmir.runtime.results import Analysis, Neighbour
 MOST = 64
 LONGEST = 1800
 _TOLD = 10  # reasons that are listed for what a study leaves out
-_EVERY = 60.0  # seconds between looks for such
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +87,7 @@ class Sessions:
 
     def _wait(self) -> None:
         """Look for sessions that are over as long as there are sessions, even without further questions."""
-        self._timer = Timer(_EVERY, self._look)
+        self._timer = Timer(60.0, self._look)
         self._timer.daemon = True
         self._timer.start()
 
@@ -119,7 +118,6 @@ def members_html(view: View) -> str:
 
 
 MOST_NEIGHBOURS = 40
-_LONGEST = 200  # characters of a text
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ class Controls:
             raise UserError(f"expected 1 to {MOST_NEIGHBOURS} look-alikes, found {k!r:.40}")
         texts = {name: values.get(name, "") for name in ("patient", "view", "having", "without")}
         for name, text in texts.items():
-            if not isinstance(text, str) or len(text) > _LONGEST:
+            if not isinstance(text, str) or len(text) > 200:
                 raise UserError(f"expected a short text for {name}, found another value")
         for name in ("having", "without"):
             if texts[name] and texts[name] not in labels.names:

@@ -19,7 +19,6 @@ from cbmir.runtime.results import LabelAgreement, Neighbour
 _SAMPLE = 400
 #: Share of the gallery's pairs that are less alike, and what is said from there on.
 _WORDS = ((0.999, "Nearly the same"), (0.99, "Very alike"), (0.95, "Alike"), (0.8, "Somewhat alike"))
-_LEAST = "Little alike"
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +42,7 @@ class Likeness:
 
     def words(self, cosine: float) -> str:
         share = self.share(cosine)
-        return next((word for least, word in _WORDS if share >= least), _LEAST)
+        return next((word for least, word in _WORDS if share >= least), "Little alike")
 
 
 EMPTY = '<p class="empty">Look-alikes from the gallery appear here, with their labels and reports.</p>'

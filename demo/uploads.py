@@ -28,19 +28,15 @@ from cbmir.runtime.imaging.radiograph import Radiograph
 
 T = TypeVar("T")
 
-#: The longer side of the picture on the page, in pixels.
-PICTURE_SIDE = 1024
+PICTURE_SIDE = 1024  # pixels: the longer side of the picture on the page
 #: Images of one study, files that are dropped at once, files in one zip file, and bytes of all of these together.
 MOST_IMAGES = 12
 MOST_FILES = 60
 _MOST_MEMBERS = 500
 _MOST_BYTES = 512 * 2**20
-#: The page puts a random word and this before a file's name, so that no two uploads are the same file.
-SEPARATOR = "~"
+SEPARATOR = "~"  # between a random word, which the page puts before a file's name, and the name
 #: All that a damaged, encrypted or strange zip file makes the standard library raise.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, NotImplementedError, ValueError)
-#: Others are unpacked in one go, whatever their size.
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +176,7 @@ def _members(data: bytes, name: str) -> Iterator[tuple[str, int, Callable[[], by
 
 
 def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> bytes | ImageError:
-    if member.compress_type not in _METHODS:
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others are unpacked in one go
         return NotAnImageError(f"{name}: expected a file deflated in its zip file, found another compression")
     try:
         with archive.open(member) as stream:

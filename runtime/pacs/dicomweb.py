@@ -20,21 +20,15 @@ from cbmir.process import Closing
 from cbmir.runtime.logs import what_failed
 from cbmir.runtime.pacs.jobs import ResultObject
 
-#: Seconds: to connect, and between two bytes of an answer.
-TIMEOUT = (10.0, 60.0)
-_PAGE = 200  # studies asked for at once
-_CHANGES = 20  # asked for at once
+TIMEOUT = (10.0, 60.0)  # seconds: to connect, and between two bytes of an answer
 _CHUNK = 2**20
 _SERIES, _CLASS, _INSTANCE = "0020000E", "00080016", "00080018"
 _STUDY, _DAY, _COUNT = "0020000D", "00080020", "00201208"  # the last: NumberOfStudyRelatedInstances
 _FAILED, _REASON = "00081198", "00081197"  # FailedSOPSequence, and FailureReason in it
-#: Reasons that say that the object is there already: PS3.7 C.5.7, and what Azure answers.
-_ALREADY_THERE = (0x0111, 45070)
-#: Statuses and reasons that say that there is no room now (PS3.4 table B.2-1).
-OUT_OF_RESOURCES = range(0xA700, 0xA800)
+_ALREADY_THERE = (0x0111, 45070)  # reasons: PS3.7 C.5.7, and what Azure answers
+OUT_OF_RESOURCES = range(0xA700, 0xA800)  # statuses and reasons (PS3.4 table B.2-1)
 _NO_URL = "expected the URL of a server, http://HOST/… or https://HOST/…; found something else"
-#: HTTP statuses that say nothing about what was asked for: access is refused, or the server has no time.
-_AWAY = (401, 403, 407, 429, 502, 503, 504)
+_AWAY = (401, 403, 407, 429, 502, 503, 504)  # statuses that say nothing about what was asked for
 
 
 @dataclass(frozen=True)
@@ -112,7 +106,7 @@ class DicomWeb(HttpServer):
             with self._asking("search for studies"):
                 answers = self._client.search_for_studies(
                     search_filters={"StudyDate": f"{first:%Y%m%d}-", "ModalitiesInStudy": modality},
-                    fields=["NumberOfStudyRelatedInstances"], limit=_PAGE, get_remaining=True,
+                    fields=["NumberOfStudyRelatedInstances"], limit=200, get_remaining=True,
                 )  # fmt: skip
                 for answer in answers:
                     count = _value(answer, _COUNT)
@@ -180,7 +174,7 @@ class OrthancRest(HttpServer):
     def changes(self, since: int) -> tuple[list[str], int, bool]:
         """A page of the change feed, after the change of this number: Orthanc's ids of studies that became stable, the
         number of the last change on the page, and whether that is the newest."""
-        page = self._get("/changes", since=since, limit=_CHANGES)
+        page = self._get("/changes", since=since, limit=20)
         studies = (c["ID"] for c in page["Changes"] if c["ChangeType"] == "StableStudy")
         return list(dict.fromkeys(studies)), int(page["Last"]), bool(page["Done"])
 

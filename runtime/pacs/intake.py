@@ -14,8 +14,7 @@ from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES, UIDS, Tags, pydicom_unlogged
 from cbmir.runtime.imaging.dicom_reader import is_dicom, parse_dicom
 from cbmir.runtime.imaging.radiograph import ImageLimits, collected_warnings
-from cbmir.runtime.logs import fields, what_failed
-from cbmir.runtime.logs import pacs_log as log
+from cbmir.runtime.logs import fields, pacs_log, what_failed
 from cbmir.runtime.pacs.jobs import Arrival
 from cbmir.runtime.pacs.queue import DurableQueue
 
@@ -66,7 +65,7 @@ def retry(queue: DurableQueue, limits: ImageLimits | None = None) -> tuple[int, 
             data, about = queue.spool.dead_letter(name)
             _, arrival, _ = _read_header(data, str(about["source"]), limits or ImageLimits())
         except (OSError, LookupError, TypeError, ValueError, ImageError) as error:
-            log.warning("stays a dead letter", extra=fields(job=name, reason=what_failed(error)))
+            pacs_log.warning("stays a dead letter", extra=fields(job=name, reason=what_failed(error)))
             continue
         queue.put(data, arrival, "")
         queue.spool.remove_dead_letter(name)

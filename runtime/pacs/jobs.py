@@ -18,19 +18,16 @@ from cbmir.files import sync, write_json
 from cbmir.runtime.gallery.database import Connections, DatabaseKind, new_file
 
 DATABASE = "queue.sqlite"
-#: Seconds that a process waits for one before it to close the queue.
-WAIT = 5.0
+WAIT = 5.0  # seconds for another process to close the queue
 SPOOL, DEAD_LETTERS = "spool", "dead-letters"
-#: Bytes of the disk that stay free: a queue that is full to the last byte could not be worked off.
-FREE_SPACE = 2**29
+FREE_SPACE = 2**29  # bytes of the disk that stay free, or a full queue could not be worked off
 _GROUP_LENGTH = b"\x02\x00\x00\x00UL\x04\x00"  # (0002,0000), of 4 bytes
 
 _KIND = DatabaseKind(
     "queue", QueueError, QueueError, "it is damaged; move its folder away to begin anew",
     busy="another process has this queue; give each its own folder", exclusive=True,
 )  # fmt: skip
-#: Of the tables below, kept as the database's `user_version`: other tables get another number.
-_VERSION = 1
+_VERSION = 1  # of the tables below; other tables get another number
 #: `done` keeps UIDs as SHA-256 alone.
 _TABLES = f"""
 CREATE TABLE IF NOT EXISTS job (

@@ -14,15 +14,12 @@ from time import monotonic
 
 from cbmir.errors import ImageError, PacsAwayError, PacsError, QueueFullError
 from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES, MODALITIES
-from cbmir.runtime.logs import fields, what_failed
-from cbmir.runtime.logs import pacs_log as log
+from cbmir.runtime.logs import fields, pacs_log, what_failed
 from cbmir.runtime.pacs.dicomweb import DicomWeb, InstanceFound, OrthancRest, StudyFound
 from cbmir.runtime.pacs.intake import Intake, IntakeStatus
 
-#: Days of studies, besides today's, that QIDO asks for though they have been looked at: images come late.
-DAYS_BACK = 2
-#: How often a study that cannot be read is looked at, at least, before it is passed over.
-TRIES = 5
+DAYS_BACK = 2  # days besides today that QIDO asks for again: images come late
+TRIES = 5  # at a study that cannot be read, at least, before it is passed over
 _AGAIN, _SLOWER, _MOST_AGAIN = 10.0, 6, 3600.0  # seconds until it is looked at again: at first, times, at most
 _MOST_PENDING = 200  # studies that cannot be read, beyond which Orthanc's feed is not read on
 _LONGEST_DELAY = 300.0  # seconds until a PACS that fails is asked again
@@ -152,9 +149,9 @@ class Studies:
                 self._failed[study] = tries, monotonic() + delay
                 if is_away:
                     raise
-                log.warning("a study cannot be read", extra=about)
+                pacs_log.warning("a study cannot be read", extra=about)
                 return False
-            log.error("passed over: a study that cannot be read", extra=about)
+            pacs_log.error("passed over: a study that cannot be read", extra=about)
         self._failed.pop(study, None)
         return True
 
@@ -175,11 +172,11 @@ class Studies:
                 self._known = found
                 status = self._intake.take(data, self._name, sop_instance_uid=found.sop_instance_uid)
                 if status is not IntakeStatus.KNOWN:
-                    log.info(status.value, extra=fields(source=self._name, bytes=len(data)))
+                    pacs_log.info(status.value, extra=fields(source=self._name, bytes=len(data)))
             except PacsError as error:
                 failed = error
             except ImageError as error:
-                log.info("refused", extra=fields(source=self._name, reason=str(error)))
+                pacs_log.info("refused", extra=fields(source=self._name, reason=str(error)))
         if failed is not None:
             raise failed
 
@@ -221,8 +218,8 @@ class Follower:
                 delay = 0.0 if self._feed.poll(self._stopping.is_set) else self._interval
             except QueueFullError as error:
                 delay = self._interval
-                log.warning("waits: the queue is full", extra=fields(source=self._feed.name, reason=str(error)))
+                pacs_log.warning("waits: the queue is full", extra=fields(source=self._feed.name, reason=str(error)))
             except Exception as error:  # noqa: BLE001 - no answer of a PACS may end it
                 delay = min(max(2 * delay, self._interval), _LONGEST_DELAY)
                 about = fields(source=self._feed.name, reason=what_failed(error), again_in_s=delay)
-                log.warning("the PACS cannot be followed", extra=about)
+                pacs_log.warning("the PACS cannot be followed", extra=about)

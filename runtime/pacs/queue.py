@@ -31,14 +31,11 @@ from cbmir.process import Closing
 from cbmir.runtime.gallery.database import error_name
 from cbmir.runtime.pacs.jobs import Arrival, Job, ResultObject, Spool, content_digest, open_database
 
-#: How many answered objects are remembered, and how many that were passed over; the oldest are forgotten.
-REMEMBERED, PASSED_OVER = 1_000_000, 100_000
+REMEMBERED, PASSED_OVER = 1_000_000, 100_000  # objects: answered, and passed over; the oldest are forgotten
 LONGEST_DELAY = 3600.0  # seconds between two attempts
-#: Seconds for which a job is tried again and again that fails for what is not its own: an archive that is away.
-SENDING = 7 * 86400.0
+SENDING = 7 * 86400.0  # seconds for which a job is tried again that fails for what is not its own
 LONGEST_HOLD = 300.0  # seconds for which nothing is sent to an archive that did not take something
-#: A study that never gets quiet is begun after so many times the time of quiet.
-PATIENCE = 20
+PATIENCE = 20  # times the time of quiet, after which a study is begun that never gets quiet
 
 _COLUMNS = "number, name, instance, study, digest, source, received, attempts, fingerprint"
 _UNCOUNTED = "attempts = max(attempts - 1, 0)"  # takes back what `claim` counted

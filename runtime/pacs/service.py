@@ -19,8 +19,7 @@ from cbmir.errors import QueueError, WorkerError
 from cbmir.files import write_json
 from cbmir.process import RELOAD, SIGNALS, STOP
 from cbmir.runtime.hot_reload import ReloadableFinder
-from cbmir.runtime.logs import fields, what_failed
-from cbmir.runtime.logs import pacs_log as log
+from cbmir.runtime.logs import fields, pacs_log, what_failed
 from cbmir.runtime.pacs.queue import DurableQueue
 from cbmir.runtime.pacs.worker import Workers
 
@@ -28,8 +27,7 @@ from cbmir.runtime.pacs.worker import Workers
 #: Python's own 0.005, since making a report is all Python.
 _SWITCH = 0.0005
 _REPORT = 60.0  # seconds between two reports on the queue
-#: In the queue's folder: what was reported last, and when.
-STATUS = "status.json"
+STATUS = "status.json"  # in the queue's folder: what was reported last, and when
 
 
 class ImageSource(Protocol):
@@ -57,14 +55,14 @@ def run(
         ready()
         _wait(queue, workers, live)
     finally:
-        log.info("stopping: what is begun is ended; a second signal ends it at once")
+        pacs_log.info("stopping: what is begun is ended; a second signal ends it at once")
         with _signals_end_it():
             queue.stop()
             for source in sources:
                 source.stop()
             workers.stop()
             sys.setswitchinterval(before)
-            log.info("stopped", extra=fields(**queue.state()))
+            pacs_log.info("stopped", extra=fields(**queue.state()))
 
 
 @contextmanager
@@ -102,10 +100,10 @@ def _report(queue: DurableQueue, before: dict[str, float]) -> dict[str, float]:
         state = queue.state()
         write_json(queue.folder / STATUS, {"time": datetime.now(UTC).isoformat(timespec="seconds")} | state)
     except (OSError, QueueError) as error:
-        log.error("the queue failed", extra=fields(reason=what_failed(error)))
+        pacs_log.error("the queue failed", extra=fields(reason=what_failed(error)))
         return before
     if state["waiting"] or state != before:
-        log.info("queue", extra=fields(**state))
+        pacs_log.info("queue", extra=fields(**state))
     return state
 
 
@@ -113,6 +111,6 @@ def _reload(live: ReloadableFinder) -> None:
     try:
         live.reload()
     except Exception as error:  # noqa: BLE001 - a bad model must not end a good one
-        log.error("not reloaded: the old model and gallery stay", extra=fields(reason=what_failed(error)))
+        pacs_log.error("not reloaded: the old model and gallery stay", extra=fields(reason=what_failed(error)))
     else:
-        log.info("reloaded", extra=fields(generation=live.generation))
+        pacs_log.info("reloaded", extra=fields(generation=live.generation))

@@ -19,8 +19,7 @@ from pynetdicom.transport import RequestHandler, ThreadedAssociationServer
 
 from cbmir.errors import DicomImageError, ImageError, PacsError
 from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES
-from cbmir.runtime.logs import fields, what_failed
-from cbmir.runtime.logs import pacs_log as log
+from cbmir.runtime.logs import fields, pacs_log, what_failed
 from cbmir.runtime.pacs.destinations import checked_ae_title
 from cbmir.runtime.pacs.intake import Intake, IntakeStatus
 
@@ -33,7 +32,6 @@ MAX_PDU = 2**18  # bytes; few large units are quicker than many small ones
 ACSE_TIMEOUT, DIMSE_TIMEOUT, IDLE_TIMEOUT = 10.0, 60.0, 120.0  # seconds
 #: Seconds that a TLS handshake may take, and the header of a unit, and the rest of it, each to its last byte.
 STALL_TIMEOUT = 30.0
-_VERIFICATION = "1.2.840.10008.1.1"
 
 
 class StorageScp:
@@ -53,8 +51,8 @@ class StorageScp:
         self._ae.network_timeout = IDLE_TIMEOUT
         for sop_class in IMAGE_CLASSES:
             self._ae.add_supported_context(sop_class, _decodable())
-        # The last two: a PACS may send a study back with what was made of it.
-        for sop_class in (_VERIFICATION, Comprehensive3DSRStorage, KeyObjectSelectionDocumentStorage):
+        # Verification, and what was made of a study: a PACS may send it back.
+        for sop_class in ("1.2.840.10008.1.1", Comprehensive3DSRStorage, KeyObjectSelectionDocumentStorage):
             self._ae.add_supported_context(sop_class)
         self._server: Any = None
         self._thread: threading.Thread | None = None
@@ -111,11 +109,11 @@ class StorageScp:
             status, what = OUT_OF_RESOURCES, what_failed(error)
         seconds = round(time.monotonic() - began, 3)
         about = fields(source=source, bytes=len(data), status=f"0x{status:04X}", seconds=seconds)
-        (log.info if status == SUCCESS else log.warning)(what, extra=about)
+        (pacs_log.info if status == SUCCESS else pacs_log.warning)(what, extra=about)
         return status
 
     def _rejected(self, event: Any) -> None:
-        log.warning("association rejected", extra=fields(source=event.assoc.requestor.ae_title.strip()))
+        pacs_log.warning("association rejected", extra=fields(source=event.assoc.requestor.ae_title.strip()))
 
 
 def _decodable() -> list[str]:
@@ -164,9 +162,9 @@ class _AssociationServer(ThreadedAssociationServer):
         error = sys.exception()
         if isinstance(error, OSError):  # ssl.SSLError and TimeoutError are
             reason = f"no TLS handshake, or cut off ({type(error).__name__})"
-            log.warning("connection failed", extra=fields(reason=reason))
+            pacs_log.warning("connection failed", extra=fields(reason=reason))
         elif error is not None:
-            log.error("connection failed", extra=fields(reason=what_failed(error)))
+            pacs_log.error("connection failed", extra=fields(reason=what_failed(error)))
 
     def stop_listening(self) -> None:
         """Returns when no connection comes any more, and none is within its TLS handshake."""
@@ -210,7 +208,7 @@ class _Bounds:
         connection, until = self._socket.socket, time.monotonic() + STALL_TIMEOUT
         try:
             if count > MAX_PDU + 2**12 or self._size > self._max_message:
-                log.warning("connection closed: more was announced than any image has", extra=fields(bytes=count))
+                pacs_log.warning("connection closed: more was announced than any image has", extra=fields(bytes=count))
                 raise OSError("too long")
             data, got = bytearray(count), 0
             with memoryview(data) as view:

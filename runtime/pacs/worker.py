@@ -12,19 +12,10 @@ import threading
 import time
 from collections.abc import Collection
 
-from cbmir.errors import (
-    BlankImageError,
-    DeliveryAwayError,
-    DicomImageError,
-    EngineError,
-    GalleryError,
-    ImageError,
-    NotReadyError,
-)
-from cbmir.runtime.dicom_output import Results, answers_fingerprint, make_results, warm_up
+from cbmir import errors
+from cbmir.runtime.dicom_output import answers_fingerprint, make_results, warm_up
 from cbmir.runtime.hot_reload import ReloadableFinder
-from cbmir.runtime.logs import fields, what_failed
-from cbmir.runtime.logs import pacs_log as log
+from cbmir.runtime.logs import fields, pacs_log, what_failed
 from cbmir.runtime.pacs.destinations import Destination
 from cbmir.runtime.pacs.jobs import Job, ResultObject
 from cbmir.runtime.pacs.queue import DurableQueue
@@ -68,7 +59,7 @@ class Workers:
                 if (job := self._queue.claim(wait=_LOOK_AGAIN)) is not None:
                     self.work_on(job)
             except Exception as error:  # noqa: BLE001 - the disk may have room again, or answer again, later
-                log.error("the queue failed", extra=fields(reason=what_failed(error), again_in_s=_LOOK_AGAIN))
+                pacs_log.error("the queue failed", extra=fields(reason=what_failed(error), again_in_s=_LOOK_AGAIN))
                 self._stopping.wait(_LOOK_AGAIN)
 
     def work_on(self, job: Job) -> None:
@@ -87,27 +78,27 @@ class Workers:
                 self._queue.keep(job, results, fingerprint)
             if results and self._queue.is_holding:
                 self._queue.hold_back(job)
-                log.info("analysed: its results wait", extra=fields(**_about(job, began)))
+                pacs_log.info("analysed: its results wait", extra=fields(**_about(job, began)))
                 return
             self._destination.send(results)
             report = next((each.uid for each in results if each.kind == "sr"), "")
             self._queue.done(job, fingerprint, report, sent=bool(results))
-        except (DicomImageError, BlankImageError) as error:  # healthy files of something else
+        except (errors.DicomImageError, errors.BlankImageError) as error:  # healthy files of something else
             # Logged first: a process killed in between logs it again, and nothing else remembers it.
-            log.info("refused", extra=fields(**_about(job, began), reason=str(error)))
+            pacs_log.info("refused", extra=fields(**_about(job, began), reason=str(error)))
             with self._live.use() as finder:
                 self._queue.refused(job, answers_fingerprint(finder.card))
-        except ImageError as error:
+        except errors.ImageError as error:
             self._queue.bury(job, str(error))
             _log_failure(job, str(error), None, began)
-        except (DeliveryAwayError, GalleryError, NotReadyError, EngineError) as error:
-            delay = self._queue.put_off(job, str(error), hold=isinstance(error, DeliveryAwayError))
+        except (errors.DeliveryAwayError, errors.GalleryError, errors.NotReadyError, errors.EngineError) as error:
+            delay = self._queue.put_off(job, str(error), hold=isinstance(error, errors.DeliveryAwayError))
             _log_failure(job, str(error), delay, began)
         except Exception as error:  # noqa: BLE001 - no file may end a worker
             reason = what_failed(error)
             _log_failure(job, reason, self._queue.failed(job, reason), began)
         else:
-            log.info("done", extra=fields(**_about(job, began), results=[each.kind for each in results]))
+            pacs_log.info("done", extra=fields(**_about(job, began), results=[each.kind for each in results]))
 
     def _analyse(self, job: Job) -> tuple[str, list[ResultObject]]:
         data = self._queue.file(job)
@@ -118,25 +109,20 @@ class Workers:
                 data, finder.analyze(image), finder, kinds=self._kinds, image=image, copies=False,
                 predecessor=self._queue.predecessor(job, fingerprint),
             )  # fmt: skip
-        return fingerprint, result_objects(results)
-
-
-def result_objects(results: Results) -> list[ResultObject]:
-    """Results as the files that are kept and sent."""
-    objects = []
-    for kind, dataset in results.named():
-        stream = io.BytesIO()
-        dataset.save_as(stream, enforce_file_format=True)
-        objects.append(ResultObject(kind, str(dataset.SOPInstanceUID), stream.getvalue()))
-    return objects
+        objects = []
+        for kind, dataset in results.named():
+            stream = io.BytesIO()
+            dataset.save_as(stream, enforce_file_format=True)
+            objects.append(ResultObject(kind, str(dataset.SOPInstanceUID), stream.getvalue()))
+        return fingerprint, objects
 
 
 def _log_failure(job: Job, reason: str, delay: float | None, began: float) -> None:
     about = _about(job, began) | {"reason": reason}
     if delay is None:
-        log.error("given up: now a dead letter", extra=fields(**about))
+        pacs_log.error("given up: now a dead letter", extra=fields(**about))
     else:
-        log.warning("failed", extra=fields(**about, again_in_s=delay))
+        pacs_log.warning("failed", extra=fields(**about, again_in_s=delay))
 
 
 def _about(job: Job, began: float) -> dict[str, object]:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -37,6 +37,9 @@ _PATIENT = "The image's patient, as the gallery names patients: left out. In a h
 #: Without a token, since monitors have none; the answers say nothing but whether the service is up.
 _HEALTH = ("/health", "/health/live", "/health/ready")
 health = APIRouter(tags=["health"])
+_READY: dict[str, Any] = {
+    "summary": "Whether it can analyse", "response_model_exclude_none": True, "responses": schemas.NOT_READY,
+}  # fmt: skip
 #: `Guard` looks at the token; `HTTPBearer` documents it.
 guarded = APIRouter(
     tags=["v1"],
@@ -98,11 +101,9 @@ async def live() -> schemas.Health:
 
 
 @health.head("/health/ready", include_in_schema=False)
-@health.get(
-    "/health/ready", summary="Whether it can analyse", response_model_exclude_none=True, responses=schemas.NOT_READY
-)
+@health.get("/health/ready", **_READY)
 @health.head("/health", include_in_schema=False)
-@health.get("/health", summary="Whether it can analyse", response_model_exclude_none=True, responses=schemas.NOT_READY)
+@health.get("/health", **_READY)
 async def ready(request: Request, response: Response) -> schemas.Health:
     """200 once the model has run and the gallery is read; 503 before, and where the gallery was replaced."""
     try:

@@ -22,11 +22,6 @@ from starlette.requests import ClientDisconnect
 from cbmir.runtime.serving.problems import Problem, Trace
 
 _T = TypeVar("_T")
-_RECENT = 0.1  # the weight of the last answer in the mean time that one takes
-
-
-async def _no_body() -> bytes:
-    return b""
 
 
 class RequestLimiter:
@@ -36,7 +31,7 @@ class RequestLimiter:
         self.concurrency, self.capacity, self._timeout = concurrency, concurrency + queue, timeout_s
         self.taken = 0  # slots
         self.working = 0  # threads
-        self._seconds = 0.1  # that an answer takes, a moving mean
+        self._seconds = 0.1  # that an answer takes, a moving mean of weight 0.1
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="answer")
 
@@ -45,7 +40,7 @@ class RequestLimiter:
         """Slots of requests that are uploaded or wait."""
         return max(0, self.taken - self.working)
 
-    async def run(self, work: Callable[[bytes], _T], read: Callable[[], Awaitable[bytes]] = _no_body) -> _T:
+    async def run(self, work: Callable[[bytes], _T], read: Callable[[], Awaitable[bytes]] | None = None) -> _T:
         """Read a body, with a slot taken before, and work on it in a thread.
 
         Raises Problem: 429 where no slot is free, 503 where the work has not ended in time.
@@ -58,7 +53,7 @@ class RequestLimiter:
             self.taken += 1
         future: Future[_T] | None = None
         try:
-            held: list[Callable[[], _T]] = [partial(work, await read())]
+            held: list[Callable[[], _T]] = [partial(work, await read() if read else b"")]
             future = self._pool.submit(self._timed, held)
             future.add_done_callback(lambda _: held.clear())  # where it is cancelled: the pool keeps what waits
             return await asyncio.wait_for(asyncio.wrap_future(future), self._timeout)
@@ -84,7 +79,7 @@ class RequestLimiter:
         finally:
             with self._lock:
                 self.working -= 1
-                self._seconds += _RECENT * (time.monotonic() - start - self._seconds)
+                self._seconds += 0.1 * (time.monotonic() - start - self._seconds)
 
     def _leave(self, _: Future[Any] | None) -> None:
         with self._lock:

@@ -28,8 +28,7 @@ from cbmir.runtime.serving.problems import Problem, Trace, response_of
 from cbmir.runtime.serving.settings import Settings
 from cbmir.runtime.sockets import bound, is_loopback, url_of
 
-#: Connections at once; more are closed as they come.
-MOST_CONNECTIONS = 256
+MOST_CONNECTIONS = 256  # at once; more are closed as they come
 
 
 class BoundedProtocol(H11Protocol):
@@ -96,7 +95,6 @@ def with_deadline(seconds: float) -> type[BoundedProtocol]:
 
 
 _GRACE = 10.0  # seconds beyond a request's own time: before its connection is cut, and when stopping
-_HEADER = 32 * 2**10  # bytes that a request's line and headers may take
 
 
 def serve(
@@ -118,7 +116,7 @@ def serve(
         app = create_app(live, settings)
         config = uvicorn.Config(
             app, http=with_deadline(settings.timeout_s + _GRACE), ws="none", lifespan="on", log_config=None,
-            access_log=False, server_header=False, proxy_headers=False, h11_max_incomplete_event_size=_HEADER,
+            access_log=False, server_header=False, proxy_headers=False, h11_max_incomplete_event_size=32 * 2**10,
             timeout_graceful_shutdown=round(settings.timeout_s + _GRACE),
         )  # fmt: skip
         server = FinderServer(config, app, live, lambda: ready(url_of(listener, host)))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from cbmir import __version__
 from cbmir.errors import GalleryError, ImageError, MissingDependencyError, UserError
 from cbmir.labels import canonical
+from cbmir.runtime import dicom_output
 from cbmir.runtime.finder import PATIENT_NOT_FOUND, PATIENT_UNKNOWN, Finder, neighbour_of
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.filters import Filter, parse
@@ -26,7 +27,8 @@ from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.imaging.dicom_reader import is_dicom
-from cbmir.runtime.results import Neighbour
+from cbmir.runtime.imaging.radiograph import Radiograph
+from cbmir.runtime.results import Analysis, Neighbour
 from cbmir.runtime.serving import schemas
 from cbmir.runtime.serving.problems import Problem
 from cbmir.runtime.serving.settings import Settings
@@ -34,12 +36,7 @@ from cbmir.runtime.serving.settings import Settings
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-    from cbmir.runtime.dicom_output import Results
-    from cbmir.runtime.imaging.radiograph import Radiograph
-    from cbmir.runtime.results import Analysis
-
 Facts = dict[str, Any]
-_NORM = 1e-3  # by which an embedding that was written as text may miss the norm 1
 
 
 def gallery_state(gallery: SearchableGallery) -> dict[str, int | None]:
@@ -216,28 +213,25 @@ def _check_patient(gallery: SearchableGallery | None, patient_id: str) -> None:
 
 def _vector(embedding: list[float], dim: int) -> NDArray[np.float32]:
     norm = math.hypot(*embedding)  # NumPy's overflows
-    if len(embedding) != dim or not abs(norm - 1) <= _NORM:
+    if len(embedding) != dim or not abs(norm - 1) <= 1e-3:  # it was written as text
         raise Problem(422, "embedding", f"Expected {dim} numbers of norm 1, found {len(embedding)} of norm {norm:.4g}; "
                                         f"/v1/embed makes them.")  # fmt: skip
     return (np.array(embedding) / norm).astype(np.float32)
 
 
 def _check_kinds(kinds: list[str], data: bytes) -> None:
-    if not kinds:
-        return
-    from cbmir.runtime.dicom_output import KINDS
-
-    if unknown := sorted(set(kinds) - set(KINDS)):
-        raise Problem(422, "results", f"Expected results of {', '.join(KINDS)}; found {', '.join(unknown)}")
-    if not is_dicom(data):
+    if unknown := sorted(set(kinds) - set(dicom_output.KINDS)):
+        wanted = ", ".join(dicom_output.KINDS)
+        raise Problem(422, "results", f"Expected results of {wanted}; found {', '.join(unknown)}")
+    if kinds and not is_dicom(data):
         raise Problem(422, "results", "Expected a DICOM file to make results of, found another image.")
 
 
-def _results(data: bytes, analysis: Analysis, finder: Finder, kinds: list[str], image: Radiograph) -> Results:
-    from cbmir.runtime.dicom_output import make_results
-
+def _results(
+    data: bytes, analysis: Analysis, finder: Finder, kinds: list[str], image: Radiograph
+) -> dicom_output.Results:
     try:
-        return make_results(data, analysis, finder, kinds=kinds, image=image)
+        return dicom_output.make_results(data, analysis, finder, kinds=kinds, image=image)
     except ImageError as error:  # the image itself was analysed
         raise Problem(422, "results", str(error)) from error
     except MissingDependencyError as error:
@@ -247,7 +241,7 @@ def _results(data: bytes, analysis: Analysis, finder: Finder, kinds: list[str], 
                                          "loaded: install it anew.") from error  # fmt: skip
 
 
-def _encoded(results: Results, kinds: list[str]) -> dict[str, Any]:
+def _encoded(results: dicom_output.Results, kinds: list[str]) -> dict[str, Any]:
     """By kind, in JSON: DICOM objects as files in base64; null where there is nothing to say (no priors: no KOS)."""
     encoded = {kind: getattr(results, kind) for kind in kinds}
     for kind in encoded.keys() - {"fhir"}:

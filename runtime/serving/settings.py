@@ -12,8 +12,7 @@ from cbmir.runtime.sockets import LOCAL_NAMES
 
 #: Parts of other patients' entries that a gallery's owner may share, beside labels and distances.
 SHAREABLE = ("reports", "thumbnails")
-#: No answer has more neighbours.
-MOST_NEIGHBOURS = 1000
+MOST_NEIGHBOURS = 1000  # of one answer
 
 _LEAST = 16  # characters of a token
 _ADVICE = "make one with: (umask 077; python -c 'import secrets; print(secrets.token_urlsafe(32))' > TOKENFILE)"

@@ -58,9 +58,6 @@ class Audit:
         return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
-_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-
-
 class Metrics(Collector):
     """Of one application, in a registry of its own: counters, and what it collects at the moment of asking."""
 
@@ -75,7 +72,7 @@ class Metrics(Collector):
         )
         self._seconds = Histogram(
             "cbmir_http_request_duration_seconds", "From a request's header to the end of its answer.", ["route"],
-            buckets=_BUCKETS, registry=self.registry,
+            buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60), registry=self.registry,
         )  # fmt: skip
         self._problems = Counter(
             "cbmir_http_problems_total", "Errors answered, by the end of their type.", ["kind"], registry=self.registry
@@ -121,7 +118,6 @@ class Metrics(Collector):
 
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-_AUDITED = "/v1/"
 _NO_AUDIT = Problem(503, "audit", "The audit trail cannot be written, so nothing is answered.", retry_after=60)
 
 
@@ -164,7 +160,7 @@ class Observer:
             self._report(scope, trace)
 
     def _is_audited(self, scope: Scope, trace: Trace, status: int) -> bool:
-        if self._audit is None or not trace.admitted or not scope["path"].startswith(_AUDITED):
+        if self._audit is None or not trace.admitted or not scope["path"].startswith("/v1/"):
             return True
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
