@@ -1,7 +1,6 @@
 """The page as Gradio blocks, in an application that also gives its scripts, the thumbnails and the map.
 
-Gradio brings the uploads, the sessions, and the queue. The page itself is a shell of our own (`static/`) and a channel
-on which it asks `Backend` and is answered.
+Gradio brings uploads, sessions and the queue; the page is a shell of our own (`static/`) and a channel to `Backend`.
 """
 
 from __future__ import annotations

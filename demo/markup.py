@@ -89,8 +89,7 @@ def threshold_probability(card: ModelCard, finding: Finding) -> float | None:
 
 
 def findings_html(card: ModelCard, findings: Sequence[Finding] = ()) -> str:
-    """A list of bars, most probable first, each a button that lays its evidence over the image. Without findings, the
-    model's labels hold their places."""
+    """Bars, most probable first, each a button that shows its evidence. Without findings, labels hold their places."""
     rows = [_row(finding, threshold_probability(card, finding)) for finding in most_probable_first(findings)]
     waiting = [_cells(label, "", "", "&ndash;", "", "waiting", "span") for label in card.labels.names]
     return f'<ol class="findings">{"".join(rows or waiting)}</ol>'

@@ -1,7 +1,4 @@
-"""The page as it is before anything is asked: `static/page.html` with what this model and gallery put into it.
-
-The model's card is a part of it: what it was made from, how well it does, what it is for and what not.
-"""
+"""The page before anything is asked: `static/page.html` with what this model, its card and this gallery put into it."""
 
 from __future__ import annotations
 

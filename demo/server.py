@@ -1,7 +1,6 @@
 """Serve the demo: one machine, one port, no request to anywhere else.
 
-Not by Gradio's `launch`, which obeys environment variables that open tunnels and folders, and asks itself whether it is
-up through whatever proxy is set.
+Not by Gradio's `launch`, which obeys environment variables that open tunnels and folders, and goes through proxies.
 """
 
 from __future__ import annotations

@@ -39,10 +39,7 @@ def name_of(host: str) -> str:
 
 
 def allowed_hosts(host: str) -> tuple[str, ...]:
-    """Names for which a server that listens at `host` may be asked; empty for any.
-
-    On a loopback address they are this machine's, so that no web page gets in by a name of its own (DNS rebinding).
-    """
+    """Names by which `host` may be asked for: on a loopback address this machine's (DNS rebinding), empty for any."""
     return (*LOCAL_NAMES, name_of(host)) if is_loopback(host) else ()
 
 

@@ -1,6 +1,6 @@
 """Where results go: to a DICOM node by C-STORE, or into a folder; `dicomweb.DicomWeb` is a destination too.
 
-Each sends again what it is given again: UIDs are stable, and a duplicate counts as taken.
+UIDs are stable: what is given again is sent again, and a duplicate counts as taken.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ def checked_ae_title(text: str) -> str:
 
 @dataclass(frozen=True)
 class Tls:
-    """TLS both ways for DICOM (PS3.15 annex B.12), by PEM files: a certificate with its chain, its key, and the trusted
-    authorities. Both contexts raise PacsError where the files do not fit."""
+    """TLS both ways for DICOM (PS3.15 annex B.12), by PEM files. Raises PacsError where these do not fit."""
 
     certificate: Path
     key: Path

@@ -51,8 +51,7 @@ class HttpServer(Closing):
     """A server and the connections to it. Safe from many threads, but for the session's cookies."""
 
     def __init__(self, url: str) -> None:
-        """`url` is that of the services' root. Raises MissingDependencyError, and PacsError, which does not quote it:
-        a mistyped one may hold credentials."""
+        """`url` is the services' root. Raises MissingDependencyError, and PacsError, which does not quote it."""
         if "@" in url:
             raise PacsError(
                 "expected a URL without credentials, which logs would show; found some: put them into ~/.netrc"
@@ -126,8 +125,7 @@ class DicomWeb(HttpServer):
         return found
 
     def retrieve(self, found: InstanceFound, max_bytes: int) -> bytes | None:
-        """The file of an instance by WADO-RS, as it is stored; None where it is gone. Raises PacsError and
-        ImageSizeError."""
+        """The file by WADO-RS, as it is stored; None where it is gone. Raises PacsError and ImageSizeError."""
         url = f"{self.url}/studies/{found.study_uid}/series/{found.series_uid}/instances/{found.sop_instance_uid}"
         accepted = {"Accept": 'multipart/related; type="application/dicom"; transfer-syntax=*'}
         with (
@@ -172,8 +170,7 @@ class OrthancRest(HttpServer):
     """Orthanc's own REST API, such as `http://localhost:8042`."""
 
     def changes(self, since: int) -> tuple[list[str], int, bool]:
-        """A page of the change feed, after the change of this number: Orthanc's ids of studies that became stable, the
-        number of the last change on the page, and whether that is the newest."""
+        """A page of the change feed: ids of studies that became stable, its last change, and whether no newer is."""
         page = self._get("/changes", since=since, limit=20)
         studies = (c["ID"] for c in page["Changes"] if c["ChangeType"] == "StableStudy")
         return list(dict.fromkeys(studies)), int(page["Last"]), bool(page["Done"])
@@ -196,8 +193,7 @@ class OrthancRest(HttpServer):
 
 
 def _failure_reasons(answer: Any) -> list[int | None]:
-    """Why objects were not stored, one by one (PS3.18 10.5.3); None where the server does not say. The status is 200
-    where all were stored, 202 where some were, 409 where none was."""
+    """Why objects were not stored, one by one (PS3.18 10.5.3); None where the server does not say."""
     failed: list[dict[str, Any]] = []
     if "json" in answer.headers.get("Content-Type", "") and answer.status_code in (200, 202, 409):
         failed = answer.json().get(_FAILED, {}).get("Value", [])

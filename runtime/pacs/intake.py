@@ -1,7 +1,6 @@
 """How a DICOM file of any source gets into the queue, and how a dead letter gets back into it.
 
-The header is read, cbmir's own results are left alone, other radiographs are queued. Whether it is a chest radiograph
-is not asked here: a sender waits for the answer.
+Whether a radiograph is one of the chest is not asked here: a sender waits for the answer.
 """
 
 from __future__ import annotations

@@ -157,8 +157,7 @@ class Spool:
 
 
 def open_database(folder: Path) -> Connections:
-    """The queue's database, made where it is missing. Raises QueueError where it cannot be opened, or is another
-    process's or another version's."""
+    """The queue's database, made where it is missing. Raises QueueError, also for another process's or version's."""
     with suppress(OSError):  # where it cannot be made, opening it says why
         new_file(folder / DATABASE)
     connections = Connections(folder / DATABASE, _KIND, wait=WAIT)

@@ -1,7 +1,6 @@
 """Following a PACS that sends nothing by itself: by Orthanc's change feed, or by asking a DICOMweb server by QIDO-RS.
 
-Either way a study is looked at once it is quiet, and its radiographs that the queue does not know are read by WADO-RS.
-How far a PACS was followed is kept in the queue.
+A study is looked at once it is quiet; its new radiographs are read by WADO-RS. The queue keeps how far it has come.
 """
 
 from __future__ import annotations
@@ -26,10 +25,8 @@ _LONGEST_DELAY = 300.0  # seconds until a PACS that fails is asked again
 
 
 class OrthancChanges:
-    """Orthanc's change feed: every study that became stable since the last change that was seen.
-
-    It is read on beyond studies that cannot be read yet; the place that is kept is before the oldest of them.
-    """
+    """Orthanc's change feed: every study that became stable since the last change that was seen. The place that is kept
+    is before the oldest study that cannot be read yet."""
 
     def __init__(self, rest: OrthancRest, web: DicomWeb, intake: Intake, *, since: int | None = None) -> None:
         """`since` is the number of the last change to pass over, None: where it was left, at first from now on."""
@@ -74,10 +71,8 @@ class OrthancChanges:
 
 
 class QidoPolling:
-    """A DICOMweb server: its studies since a day, each once the number of its instances stands still.
-
-    The day moves on: studies of earlier ones have all been looked at. It ends `DAYS_BACK` days before today.
-    """
+    """A DICOMweb server: its studies since a day, each once the number of its instances stands still. The day moves on
+    once all studies of earlier ones have been looked at, up to `DAYS_BACK` days before today."""
 
     def __init__(
         self, web: DicomWeb, intake: Intake, *, since: date | None = None, today: Callable[[], date] = date.today

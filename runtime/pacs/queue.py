@@ -42,10 +42,7 @@ _UNCOUNTED = "attempts = max(attempts - 1, 0)"  # takes back what `claim` counte
 
 
 class DurableQueue(Closing):
-    """The queue in a folder; one process at a time has it, any number of its threads use it.
-
-    Every method that reads or writes the database raises QueueError where that fails.
-    """
+    """The queue in a folder, for one process and its threads. Methods raise QueueError where the database fails."""
 
     def __init__(
         self, folder: Path, capacity: int = 10_000, *, quiet: float = 5.0, attempts: int = 12,
@@ -69,8 +66,7 @@ class DurableQueue(Closing):
         self._claimed = set[str]()  # names of the jobs that a thread has
         self._held_until, self._failures = 0.0, 0  # of sending: how often it failed since it last succeeded
         self._failing = dict[str, float]()  # by names of jobs that were put off: when this process did so first
-        # Content and model of what was refused (None: given up), by hashed UID. Not on disk: the next process may be
-        # told to take what this one refuses.
+        # Content and model of what was refused (None: given up), by hashed UID; the next process may take it.
         self._passed_over = dict[bytes, tuple[bytes, str | None]]()
         self.spool = Spool(folder)
         self._connections = open_database(folder)
@@ -106,8 +102,7 @@ class DurableQueue(Closing):
         return is_new
 
     def knows(self, sop_instance_uid: str) -> bool:
-        """Whether an object of this UID, whatever its content and the model, waits, was answered, or was passed over by
-        this process."""
+        """Whether an object of this UID waits, was answered, or was passed over by this process."""
         uid = _hashed(sop_instance_uid)
         query = "SELECT 1 FROM done WHERE instance = ? UNION ALL SELECT 1 FROM job WHERE instance = ? LIMIT 1"
         with self._changed:
@@ -153,8 +148,7 @@ class DurableQueue(Closing):
         return [ResultObject(*row) for row in rows]
 
     def done(self, job: Job, fingerprint: str, report: str = "", *, sent: bool = True) -> None:
-        """End a job whose results, with the SR of the UID `report`, were taken. Where any was `sent`, its receiver is
-        there again."""
+        """End a job whose results, with the SR `report`, were taken; the receiver is there, where any was `sent`."""
         row = (_hashed(job.sop_instance_uid), _hashed(job.study_instance_uid), job.digest, fingerprint, report)
         with self._ending(job, for_good=True) as database:
             number = database.execute(
@@ -190,8 +184,7 @@ class DurableQueue(Closing):
         return float(delay)
 
     def put_off(self, job: Job, reason: str, *, hold: bool = False) -> float | None:
-        """As `failed` without using up an attempt, since what failed is not the job's own; given up after `SENDING`
-        seconds.
+        """As `failed`, for what is not the job's own: uses up no attempt, and is given up after `SENDING` seconds.
 
         With `hold` nothing is sent meanwhile (`is_holding`), since the receiver may be away: for `first_delay` seconds,
         then twice that, up to `LONGEST_HOLD`, until something is taken.

@@ -29,9 +29,7 @@ from cbmir.runtime.serving.settings import Settings
 from cbmir.runtime.serving.telemetry import Audit, Metrics, Observer
 
 _T = TypeVar("_T")
-_MOST_JSON = 2**20  # bytes
 _CHECK_S = 5.0  # that health checks, metrics and the like may take
-_POLICY = "default-src 'none'; frame-ancestors 'none'"
 _PATIENT = "The image's patient, as the gallery names patients: left out. In a header, since URLs end in logs."
 
 #: Without a token, since monitors have none; the answers say nothing but whether the service is up.
@@ -89,7 +87,7 @@ def create_app(live: ReloadableFinder, settings: Settings) -> FastAPI:
             Guard, credential=Credential("Bearer", settings.token.encode("ascii"), wanted), open_paths=_HEALTH
         )
     app.add_middleware(Observer, metrics=metrics, audit=None if settings.audit is None else Audit(settings.audit))
-    app.add_middleware(SecurityHeaders, policy=_POLICY)
+    app.add_middleware(SecurityHeaders, policy="default-src 'none'; frame-ancestors 'none'")
     return app
 
 
@@ -145,7 +143,7 @@ async def search(request: Request) -> schemas.SearchAnswer:
     state, facts = request.app.state, Trace.of(request.scope).facts
     answer: schemas.SearchAnswer = await state.limiter.run(
         lambda body: state.service.search(_parsed(body), facts),
-        lambda: read_body(request, _MOST_JSON, state.settings.timeout_s),
+        lambda: read_body(request, 2**20, state.settings.timeout_s),
     )
     return answer
 

@@ -90,8 +90,7 @@ _HOW = "send the file itself as the body: curl --data-binary @chest.dcm -H 'Cont
 
 
 async def read_upload(request: Request, most: int, timeout_s: float) -> bytes:
-    """The whole body: a file, of a kind that its content says. Raises Problem as `read_body`; 415 for a form or JSON,
-    400 for none."""
+    """The whole body: a file. Raises Problem as `read_body`; 415 for a form or JSON, 400 for none."""
     if request.headers.get("content-type", "").lower().startswith(("multipart/", "application/json")):
         raise Problem(415, "media-type", f"Expected an image file, found a form or JSON; {_HOW}")
     body = await read_body(request, most, timeout_s)
@@ -102,8 +101,7 @@ async def read_upload(request: Request, most: int, timeout_s: float) -> bytes:
 
 
 async def read_body(request: Request, most: int, timeout_s: float) -> bytes:
-    """The whole body. Raises Problem: 413 for more than `most` bytes, 408 after `timeout_s`, 400 if it is cut off, 415
-    if it is encoded."""
+    """Raises Problem: 413 for more than `most` bytes, 408 after `timeout_s`, 400 if cut off, 415 if encoded."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Problem(415, "encoding", "Expected a body without Content-Encoding, found one; send it as it is.")
     announced = request.headers.get("content-length", "")

@@ -49,10 +49,9 @@ _OF_ERROR: tuple[tuple[type[errors.CbmirError], int, str], ...] = (
 
 @dataclass
 class Trace:
-    """The record of one request, of which log, metrics and audit trail are made.
+    """The record of one request, for log, metrics and audit trail.
 
-    Only what the guard `admitted` gets into the audit trail, or anyone could fill the disk; `facts` are further members
-    of its line.
+    The trail takes only what the guard `admitted`, or anyone could fill the disk, with `facts` as further members.
     """
 
     id: str = field(default_factory=lambda: str(uuid.uuid4()))

@@ -20,6 +20,7 @@ from cbmir import __version__
 from cbmir.errors import GalleryError, ImageError, MissingDependencyError, UserError
 from cbmir.labels import canonical
 from cbmir.runtime import dicom_output
+from cbmir.runtime.dicom_output import Results
 from cbmir.runtime.finder import PATIENT_NOT_FOUND, PATIENT_UNKNOWN, Finder, neighbour_of
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.filters import Filter, parse
@@ -48,8 +49,7 @@ def gallery_state(gallery: SearchableGallery) -> dict[str, int | None]:
 
 
 class FinderService:
-    """Every method answers one request; `facts` takes what the audit trail has of it. Raises Problem for the client's
-    mistakes, and CbmirError (see `problems.problem_of`)."""
+    """Every method answers one request, and tells the audit trail its `facts`. Raises Problem and CbmirError."""
 
     def __init__(self, live: ReloadableFinder, settings: Settings) -> None:
         self.live, self._settings = live, settings
@@ -227,9 +227,7 @@ def _check_kinds(kinds: list[str], data: bytes) -> None:
         raise Problem(422, "results", "Expected a DICOM file to make results of, found another image.")
 
 
-def _results(
-    data: bytes, analysis: Analysis, finder: Finder, kinds: list[str], image: Radiograph
-) -> dicom_output.Results:
+def _results(data: bytes, analysis: Analysis, finder: Finder, kinds: list[str], image: Radiograph) -> Results:
     try:
         return dicom_output.make_results(data, analysis, finder, kinds=kinds, image=image)
     except ImageError as error:  # the image itself was analysed
@@ -241,7 +239,7 @@ def _results(
                                          "loaded: install it anew.") from error  # fmt: skip
 
 
-def _encoded(results: dicom_output.Results, kinds: list[str]) -> dict[str, Any]:
+def _encoded(results: Results, kinds: list[str]) -> dict[str, Any]:
     """By kind, in JSON: DICOM objects as files in base64; null where there is nothing to say (no priors: no KOS)."""
     encoded = {kind: getattr(results, kind) for kind in kinds}
     for kind in encoded.keys() - {"fhir"}:
