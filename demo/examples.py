@@ -26,10 +26,8 @@ class Example:
 
 
 def find_examples(finder: Finder, folder: Path | None = None) -> list[Example]:
-    """Up to MOST images: those of `folder` that can be read, in the order of their names, else of the gallery.
-
-    Raises UserError where the folder is missing or nothing in it can be read.
-    """
+    """Up to MOST images: those of `folder` that can be read, in the order of their names, else of the gallery. Raises
+    UserError where the folder is missing or nothing in it can be read."""
     if folder is not None:
         return _of_folder(folder)
     return [] if finder.gallery is None else _of_gallery(finder.gallery)

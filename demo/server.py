@@ -38,10 +38,8 @@ def serve(
     finder: Finder, *, host: str = "127.0.0.1", port: int = 7860, examples: Path | None = None,
     login: Credential | None = None, ready: Callable[[str], None] = lambda url: None,
 ) -> None:  # fmt: skip
-    """Serve until Ctrl-C; port 0 takes any free one. `ready` is called with the URL once the model has run.
-
-    Raises UserError for the port, the host or a folder without examples, and GalleryError for another model's map.
-    """
+    """Serve until Ctrl-C; port 0 takes any free one. `ready` is called with the URL once the model has run. Raises
+    UserError for the port, the host or a folder without examples, and GalleryError for another model's map."""
     with bound(host, port) as listener, _uploads():
         if login is None and not is_loopback(host):
             log.warning(
@@ -59,10 +57,8 @@ def serve(
 
 
 def load_login(place: str) -> Credential:
-    """One name and password for everything that the server gives (HTTP Basic), which cross the network in clear.
-
-    From a file that only its owner can read, or an environment variable as `env:NAME`. Raises UserError.
-    """
+    """One name and password for all that the server gives (HTTP Basic; they cross the network in clear), as
+    `read_secret` reads them. Raises UserError."""
     login = read_secret(place, "a login as NAME:PASSWORD", _ADVICE)
     name, _, password = login.partition(b":")
     if not name or len(password) < _SHORTEST:

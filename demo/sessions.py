@@ -26,9 +26,8 @@ _TOLD = 10  # reasons that are listed for what a study leaves out
 class View:
     """The state of one page; an answer that succeeds puts another in its place.
 
-    `about` is the number of the question that put the image there, `at` which of the study's `images` is asked about,
-    `left_out` what of it could not be shown; `labels` are the findings that were asked for instead of an image. The
-    rest is the answer; `searched` says in words how it was searched for.
+    `about` is the number of the question that put the image there, `at` which of the study's `images` is asked about;
+    `labels` are the findings that were asked for instead. The rest is the answer; `searched` is the search in words.
     """
 
     about: int

@@ -85,15 +85,8 @@ def picture_of(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def read_uploads(paths: Sequence[str], folder: Path, read: Callable[[bytes, str], T]) -> tuple[list[T], list[str]]:
     """Read the uploads in `folder`, those in zip files too, at most `MOST_IMAGES`, and delete them all.
 
-    Args:
-        read: Takes a file's bytes and its name; raises ImageError for what is no radiograph.
-
-    Returns:
-        The images, and what was left out, a sentence each.
-
-    Raises:
-        ImageError: Nothing could be read: the first reason.
-        UserError: A path is no upload, or there are more than `MOST_FILES`.
+    `read` takes a file's bytes and name. Returns the images, and what was left out, a sentence each. Raises ImageError,
+    the first of `read`, where nothing could be read, and UserError for other paths or more than `MOST_FILES`.
     """
     given = [_place(path, folder) for path in dict.fromkeys(paths)]
     places = [place for place in given if place is not None]

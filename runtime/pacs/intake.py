@@ -33,10 +33,8 @@ class Intake:
         self._live = live
 
     def take(self, data: bytes, source: str, *, sop_class_uid: str = "", sop_instance_uid: str = "") -> IntakeStatus:
-        """Queue a file of a source (an AE title or another short name): on disk when this returns.
-
-        Raises ImageError for an unreadable file or other UIDs than the source announced, and QueueFullError.
-        """
+        """Queue a file of a source (an AE title or another short name): on disk when this returns. Raises ImageError
+        for an unreadable file or other UIDs than the source announced, and QueueFullError."""
         if len(data) > self.limits.max_bytes:
             raise ImageSizeError(f"expected at most {self.limits.max_bytes:,} bytes, found {len(data):,}")
         sop_class, arrival, is_own = _read_header(data, source, self.limits)
@@ -54,10 +52,8 @@ class Intake:
 
 
 def retry(queue: DurableQueue, limits: ImageLimits | None = None) -> tuple[int, int]:
-    """Put every dead letter back into the queue: how many were, and how many stay since they cannot be read.
-
-    A dead letter goes once its file is in the queue, so none is lost. Raises QueueFullError; the rest stays.
-    """
+    """Put every dead letter back into the queue: how many were, and how many stay since they cannot be read. One goes
+    once its file is in the queue, so none is lost. Raises QueueFullError; the rest stays."""
     names, back = queue.spool.buried(), 0
     for name in names:
         try:

@@ -124,10 +124,10 @@ class Studies:
         self._known: InstanceFound | None = None  # an instance that could be read once
 
     def look_at(self, study: str) -> bool:
-        """Queue what is new. False where something cannot be read, or it is too early to look at the study again.
+        """Queue what is new. False where something cannot be read, or it is too early to look again.
 
-        A study is passed over at the last of `TRIES`, and only while the server gives what it gave before: one that
-        fails for everything says nothing about a study. Raises QueueFullError and PacsAwayError.
+        A study is passed over at the last of `TRIES`, if the server still gives what it gave before: else the failure
+        says nothing about the study. Raises QueueFullError and PacsAwayError.
         """
         tries, due = self._failed.get(study, (0, 0.0))
         if monotonic() < due:

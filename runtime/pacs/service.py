@@ -42,10 +42,8 @@ def run(
     queue: DurableQueue, workers: Workers, sources: Sequence[ImageSource], live: ReloadableFinder,
     ready: Callable[[], None],
 ) -> None:  # fmt: skip
-    """Run until SIGTERM or SIGINT, within `signals_held`; `ready` is called once all sources have started.
-
-    Raises what the start of a source raises, and WorkerError if a worker died: a supervisor must start it again.
-    """
+    """Run until SIGTERM or SIGINT, within `signals_held`; `ready` is called once all sources have started. Raises what
+    that raises, and WorkerError if a worker died: a supervisor must start it again."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH)
     workers.start()

@@ -47,10 +47,7 @@ guarded = APIRouter(
 
 
 def create_app(live: ReloadableFinder, settings: Settings) -> FastAPI:
-    """The service as an ASGI application, which closes `live` when it ends.
-
-    Raises UserError where the audit trail cannot be written.
-    """
+    """The ASGI application; it closes `live` at its end. Raises UserError where the audit trail cannot be written."""
     limiter = RequestLimiter(settings.concurrency, settings.queue, settings.timeout_s)
     checks = RequestLimiter(2, 32, _CHECK_S)  # neither they nor requests wait for the other's galleries that hang
     metrics = Metrics(live, limiter)

@@ -41,10 +41,8 @@ class RequestLimiter:
         return max(0, self.taken - self.working)
 
     async def run(self, work: Callable[[bytes], _T], read: Callable[[], Awaitable[bytes]] | None = None) -> _T:
-        """Read a body, with a slot taken before, and work on it in a thread.
-
-        Raises Problem: 429 where no slot is free, 503 where the work has not ended in time.
-        """
+        """Take a slot, read a body, and work on it in a thread. Raises Problem: 429 where no slot is free, 503 where
+        the work has not ended in time."""
         with self._lock:
             if self.taken >= self.capacity:
                 seconds = math.ceil(self.taken * self._seconds / self.concurrency)

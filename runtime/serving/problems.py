@@ -49,10 +49,8 @@ _OF_ERROR: tuple[tuple[type[errors.CbmirError], int, str], ...] = (
 
 @dataclass
 class Trace:
-    """The record of one request, for log, metrics and audit trail.
-
-    The trail takes only what the guard `admitted`, or anyone could fill the disk, with `facts` as further members.
-    """
+    """The record of one request, for log, metrics and audit trail. The trail takes only what the guard `admitted`, or
+    anyone could fill the disk, with `facts` as further members."""
 
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     start: float = field(default_factory=time.perf_counter)

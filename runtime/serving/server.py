@@ -104,9 +104,8 @@ def serve(
     """Serve until SIGTERM or Ctrl-C, which let requests under way end; SIGHUP reloads. Port 0 takes any free one.
 
     A `live` that is not open yet is opened once the health checks answer; `ready` is called with the URL when it is
-    warm. `live` is closed at the end; where something is worked on even then, the process ends with status 143.
-
-    Raises UserError for a port or host that cannot be had, and what opening raises.
+    warm. `live` is closed at the end; where something is worked on even then, the process ends with status 143. Raises
+    UserError for a port or host that cannot be had, and what opening raises.
     """
     with bound(host, port) as listener:
         if not is_loopback(host):

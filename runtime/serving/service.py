@@ -74,7 +74,7 @@ class FinderService:
             neighbours = self._cases(finder.gallery, analysis.neighbours)
             facts["cases"] = known + [case.id for case in neighbours]
             return schemas.AnalyzeAnswer(
-                model=_model(finder), known=known, findings=list(analysis.findings), neighbours=neighbours,
+                model=model_of(finder), known=known, findings=list(analysis.findings), neighbours=neighbours,
                 agreement=list(analysis.agreement), novelty=analysis.novelty,
                 warnings=list(analysis.warnings if made is None else made.warnings),
                 results=None if made is None else _encoded(made, kinds),
@@ -83,7 +83,7 @@ class FinderService:
     def embed(self, data: bytes, facts: Facts) -> schemas.EmbedAnswer:
         with self.live.use() as finder:
             _tell(facts, finder)
-            return schemas.EmbedAnswer(model=_model(finder), embedding=finder.embed([data])[0].tolist())
+            return schemas.EmbedAnswer(model=model_of(finder), embedding=finder.embed([data])[0].tolist())
 
     def search(self, search: schemas.Search, facts: Facts) -> schemas.SearchAnswer:
         """Neighbours of an embedding, or of an entry by its case id: without itself."""
@@ -111,7 +111,7 @@ class FinderService:
             labels = set() if itself is None else {canonical(name) for name in itself.positive}
             neighbours = self._cases(gallery, [neighbour_of(hit, labels) for hit in hits])
             facts["cases"] = [case.id for case in neighbours]
-            return schemas.SearchAnswer(model=_model(finder), neighbours=neighbours, warnings=warnings)
+            return schemas.SearchAnswer(model=model_of(finder), neighbours=neighbours, warnings=warnings)
 
     def thumbnail(self, case: str, facts: Facts) -> bytes:
         if "thumbnails" not in self._settings.share:
@@ -130,7 +130,7 @@ class FinderService:
         with self.live.use() as finder:
             card = finder.card
             return schemas.About(
-                model=_model(finder), labels=list(card.labels.names), thresholds=list(card.thresholds),
+                model=model_of(finder), labels=list(card.labels.names), thresholds=list(card.thresholds),
                 embedding_dim=card.embedding_dim,
                 gallery=None if finder.gallery is None else gallery_state(finder.gallery),
                 shared=sorted(self._settings.share), max_upload_bytes=self._settings.max_upload_bytes,
@@ -153,7 +153,7 @@ class FinderService:
         finally:
             self._reloading.release()
         with self.live.use() as finder:
-            return schemas.Reloaded(model=_model(finder), generation=self.live.generation)
+            return schemas.Reloaded(model=model_of(finder), generation=self.live.generation)
 
     def _cases(self, gallery: SearchableGallery | None, neighbours: Sequence[Neighbour]) -> list[schemas.Case]:
         return [] if gallery is None else [
@@ -173,7 +173,7 @@ def _entry(gallery: SearchableGallery, case: str) -> Entry:
     return found
 
 
-def _model(finder: Finder) -> schemas.Model:
+def model_of(finder: Finder) -> schemas.Model:
     card, health = finder.card, finder.health()
     return schemas.Model(
         fingerprint=card.fingerprint, weights=card.weights, encoder=card.encoder, engine=health.engine,

@@ -28,7 +28,7 @@ from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.logs import error_fields, fields, log
 from cbmir.runtime.serving.limits import RequestLimiter
 from cbmir.runtime.serving.problems import Problem, Trace, problem_of, refuse
-from cbmir.runtime.serving.service import gallery_state
+from cbmir.runtime.serving.service import gallery_state, model_of
 
 
 class Audit:
@@ -100,12 +100,9 @@ class Metrics(Collector):
         yield InfoMetricFamily("cbmir_build", "The software.", {"version": __version__})
         try:
             with self._live.use() as finder:
-                card, health = finder.card, finder.health()
-                yield InfoMetricFamily("cbmir_model", "What runs.", {
-                    "fingerprint": card.fingerprint, "weights": card.weights, "encoder": card.encoder,
-                    "engine": health.engine, "device": health.device, "precision": health.precision,
-                    "engine_version": health.version, "threads": str(health.threads),
-                })  # fmt: skip
+                health, model = finder.health(), model_of(finder).model_dump(exclude={"version"})
+                more = {"engine_version": health.version, "threads": str(health.threads)}
+                yield InfoMetricFamily("cbmir_model", "What runs.", model | more)
                 if finder.gallery is not None:
                     state = gallery_state(finder.gallery)
                     yield GaugeMetricFamily("cbmir_gallery_images", "Images in the gallery.", state["images"])
