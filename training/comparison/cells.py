@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +94,17 @@ def cell_folder(report: Path, cell: Cell) -> Path:
 def is_finished(report: Path, cell: Cell) -> bool:
     """Whether a cell has all of its answers."""
     return (cell_folder(report, cell) / FACTS).exists()
+
+
+def shown_cells(report: Path, plan: Plan, methods: Collection[str]) -> dict[str, Cell]:
+    """The finished cells of one part by method, in the order of `methods`: the first part that has any."""
+    for part in plan.parts():
+        if part.size == plan.shown_size:
+            cells = [Cell(part, name, plan.shown_proxies if METHODS[name].many_proxies else "") for name in methods]
+            found = {cell.method: cell for cell in cells if is_finished(report, cell)}
+            if found:
+                return found
+    return {}
 
 
 def run_cell(report: Path, plan: Plan, cell: Cell) -> None:

@@ -1,4 +1,9 @@
-"""results.json: everything that the report says, from the finished cells; and which of its rows are shown."""
+"""results.json: everything that the report says, from the answers of the finished cells; and which rows are shown.
+
+Queries of several seeds and folds are pooled; a patient who asks in several of them is drawn or flipped as one. The
+intervals are over patients: they hold for these training runs, and `sd` (over the seeds' means) says how far another
+run would be off.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +14,148 @@ import platform
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import cbmir
 from cbmir.manifest import Manifest, read_manifest
+from cbmir.training import metrics
 from cbmir.training.comparison.cells import FAILED, CellAnswers, cell_folder, is_finished, read_answers
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Cell, Part, Plan, selection_path
 from cbmir.training.comparison.protocols import PROTOCOLS
-from cbmir.training.comparison.statistics import QUERIES, Pool, differences, figures, random_ranking
-from cbmir.training.metrics import RETRIEVAL_METRICS, holm
+from cbmir.training.evaluate import auc_figures, figure_of, mean_figure, retrieval_figures
+
+#: The two columns of METHOD.md.
+QUERIES = ("positive queries", "all queries")
+RESAMPLES = 1000
+#: A view or source with queries of fewer patients is not broken out: its interval would say nothing.
+LEAST = 20
 
 Results = dict[str, Any]
 Row = dict[str, Any]
+Figure = dict[str, float | None]
 
-SCHEMA = 1
-METRICS = ("auc", *RETRIEVAL_METRICS)
+METRICS = ("auc", *metrics.RETRIEVAL_METRICS)
 _LIBRARIES = ("torch", "torchvision", "lightning", "timm", "scikit-learn", "numpy")
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """One method's answers to the queries of all its parts, and the seed of each part."""
+
+    parts: Sequence[CellAnswers]
+    seeds: Sequence[int]
+
+    @cached_property
+    def patients(self) -> list[str]:
+        return [patient for part in self.parts for patient in part.patients]
+
+    @cached_property
+    def weights(self) -> metrics.Floats:
+        """Bootstrap over patients, [B, Q]; the same draws for every method that answers the same queries."""
+        return metrics.patient_weights(self.patients, resamples=RESAMPLES)
+
+    def values(self, column: str, metric: str) -> metrics.Floats:
+        """Of every query, float64 [Q]."""
+        return np.concatenate([getattr(part.retrieval[column], metric) for part in self.parts])
+
+    def aucs(self) -> metrics.Floats:
+        """AUC by label, float64 [C]: the mean over parts, since scores of different models are not ranked together.
+
+        A part whose queries do not hold both values of a label has none there.
+        """
+        return metrics.nanmean(np.stack([metrics.class_aucs(part.scores, part.labels) for part in self.parts]), axis=0)
+
+    @cached_property
+    def resampled_aucs(self) -> metrics.Floats:
+        """`aucs` of each resample, float64 [B, C]."""
+        ends = np.cumsum([len(part.patients) for part in self.parts])[:-1]
+        weights = np.split(self.weights, ends, axis=1)
+        parts = [metrics.resampled_class_aucs(p.scores, p.labels, w) for p, w in zip(self.parts, weights, strict=True)]
+        return metrics.nanmean(np.stack(parts), axis=0)
+
+    def of_seed(self, seed: int) -> Pool:
+        """The parts of one seed."""
+        chosen = [i for i, own in enumerate(self.seeds) if own == seed]
+        return Pool([self.parts[i] for i in chosen], [seed] * len(chosen))
+
+
+def figures(pool: Pool, labels: Sequence[str]) -> dict[str, Any]:
+    """Every figure of one method, JSON-ready: {"value", "low", "high", "sd"} each; `sd` is None for a single seed."""
+    result = auc_figures(pool.aucs(), pool.resampled_aucs, labels)
+    result["auc"] = _with_sd(pool, result["auc"], "auc")
+    for column in QUERIES:
+        values = metrics.RetrievalValues(*(pool.values(column, metric) for metric in metrics.RETRIEVAL_METRICS))
+        result[column] = retrieval_figures(values, pool.weights)
+        for metric in metrics.RETRIEVAL_METRICS:
+            result[column][metric] = _with_sd(pool, result[column][metric], metric, column)
+    return result | {attribute: _breakdown(pool, attribute) for attribute in ("views", "sources")}
+
+
+def differences(pool: Pool, reference: Pool) -> dict[str, Any]:
+    """What `pool` has more than `reference` (BCE), query by query: interval, and p by flipping the patients' signs.
+
+    AUC has no value a query; its p is that of the bootstrap. Both must have answered the same queries. Raises
+    ValueError otherwise.
+    """
+    if pool.patients != reference.patients:
+        raise ValueError("expected both methods to have answered the same queries")
+    aucs = pool.resampled_aucs - reference.resampled_aucs
+    own, other = metrics.mean_of_known(pool.aucs()), metrics.mean_of_known(reference.aucs())
+    samples = metrics.nanmean(aucs, axis=1)
+    result: dict[str, Any] = {"auc": figure_of(own - other, samples) | {"p": _json(metrics.bootstrap_p(samples))}}
+    for column in QUERIES:
+        result[column] = {}
+        for metric in metrics.RETRIEVAL_METRICS:
+            gain = pool.values(column, metric) - reference.values(column, metric)
+            result[column][metric] = mean_figure(gain, pool.weights) | {
+                "p": _json(metrics.sign_flip_p(gain, pool.patients))
+            }
+    return result
+
+
+def random_ranking(pool: Pool) -> dict[str, Any]:
+    """What a random order of the same galleries would get."""
+    return {
+        column: {
+            m: _json(metrics.mean_of_known(pool.values(f"random, {column}", m))) for m in metrics.RETRIEVAL_METRICS
+        }
+        for column in QUERIES
+    }
+
+
+def _breakdown(pool: Pool, attribute: str) -> dict[str, Any]:
+    """nDCG of both columns by view or source of the query; empty where the manifest has none."""
+    group = np.array([name for part in pool.parts for name in getattr(part, attribute)])
+    result: dict[str, Any] = {}
+    for name in sorted(set(group) - {""}):
+        for column in QUERIES:
+            values = np.where(group == name, pool.values(column, "ndcg"), np.nan)
+            known = ~np.isnan(values)
+            if len({pool.patients[i] for i in np.flatnonzero(known)}) >= LEAST:
+                figure = mean_figure(values, pool.weights)
+                result.setdefault(name, {})[column] = {"queries": int(known.sum()), "ndcg": figure}
+    return result
+
+
+def _with_sd(pool: Pool, figure: Figure, metric: str, column: str = "") -> Figure:
+    """With the standard deviation over the seeds that have all of their parts finished."""
+    most = max(pool.seeds.count(seed) for seed in pool.seeds)
+    pools = [pool.of_seed(seed) for seed in sorted(set(pool.seeds)) if pool.seeds.count(seed) == most]
+    means = [metrics.mean_of_known(one.aucs() if metric == "auc" else one.values(column, metric)) for one in pools]
+    return figure | {"sd": _json(float(np.std(means, ddof=1))) if len(means) > 1 else None}
+
+
+def _json(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
 
 
 def make_results(report: Path, plan: Plan) -> dict[str, Any]:
@@ -48,7 +172,7 @@ def make_results(report: Path, plan: Plan) -> dict[str, Any]:
     failed = {cell: json.loads(path.read_text("utf-8")) for cell, path in failures.items() if path.exists()}
     protocol = PROTOCOLS[plan.protocol]
     return {
-        "schema": SCHEMA,
+        "schema": 1,
         "protocol": {"name": protocol.name, "title": protocol.title, "k": protocol.k, "labels": list(labels)},
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": plan.command,
@@ -64,12 +188,7 @@ def make_results(report: Path, plan: Plan) -> dict[str, Any]:
         "hardware": hardware(),
         "selections": [selection_facts(part, read_manifest(selection_path(report, part))) for part in parts],
         "methods": {
-            name: {
-                "title": m.title,
-                "source": m.source,
-                "chosen": m.chosen,
-                "paper": dict(m.paper.get(protocol.name, {})),
-            }
+            name: {"title": m.title, "source": m.source, "chosen": m.chosen, "paper": m.paper.get(protocol.name, {})}
             for name, m in METHODS.items()
             if any(cell.method == name for cell in plan.cells())
         },
@@ -101,7 +220,7 @@ def _rows(plan: Plan, answers: dict[Cell, CellAnswers], labels: Sequence[str]) -
         compared = [row["minus_bce"] for row in rows if row["size"] == size and row.get("minus_bce")]
         _correct([one["auc"] for one in compared])
         for column in QUERIES:
-            for metric in RETRIEVAL_METRICS:
+            for metric in metrics.RETRIEVAL_METRICS:
                 _correct([one[column][metric] for one in compared])
     return rows
 
@@ -122,7 +241,7 @@ def _minus_bce(cells: list[Cell], answers: dict[Cell, CellAnswers]) -> dict[str,
 def _correct(compared: list[dict[str, Any]]) -> None:
     """Add the corrected p to the differences of one metric."""
     raw = [float("nan") if one["p"] is None else one["p"] for one in compared]
-    for one, p in zip(compared, holm(raw), strict=True):
+    for one, p in zip(compared, metrics.holm(raw), strict=True):
         one["p_holm"] = None if math.isnan(p) else p
 
 

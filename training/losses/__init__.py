@@ -6,9 +6,8 @@ A loss is a module called with (head, pooled [N, D], embedding [N, D] of unit le
 
 from __future__ import annotations
 
-from cbmir.training.losses.bce import BCELoss
 from cbmir.training.losses.hashing import DSHLoss, OSDHLoss, SDHLoss
-from cbmir.training.losses.proxy import MLProxyNCALoss, MultiLabelProxyLoss, ProxyAnchorLoss
+from cbmir.training.losses.proxy import BCELoss, MLProxyNCALoss, MultiLabelProxyLoss, ProxyAnchorLoss
 from cbmir.training.losses.soft_ndcg import SoftNDCGLoss
 
 LOSSES = {

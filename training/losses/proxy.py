@@ -1,4 +1,4 @@
-"""Losses against the proxies of each class: the paper's, ML-Proxy-NCA (its baseline), and Proxy Anchor."""
+"""The paper's loss, its baselines ML-Proxy-NCA and BCE (a conventional classifier), and Proxy Anchor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cbmir.training.losses.targets import UnweightedLoss, WeightedLoss, with_negative_class
-from cbmir.training.model import ProxyHead
+from cbmir.training.model import LinearHead, ProxyHead
 
 # Keeps log(1 - S) and its gradient finite where S reaches 1; 1e-6 is a few float32 steps at 1.
 _EPSILON = 1e-6
@@ -36,6 +36,22 @@ class MultiLabelProxyLoss(WeightedLoss):
         y = targets.nan_to_num(0)
         terms = self.positive_weight * y * log_s + self.negative_weight * (1 - y) * log_not_s
         return -terms.masked_fill(targets.isnan(), 0).sum(dim=1).mean()
+
+
+class BCELoss(WeightedLoss):
+    """Multi-label binary cross-entropy: the sum over known labels, the mean over the batch.
+
+    Not weighted as the paper's baseline; `balanced` gives it the class weights of the proxy loss.
+    """
+
+    def __init__(self, targets: Tensor, *, negative: bool, balanced: bool = False) -> None:
+        super().__init__(targets, balanced=balanced)
+
+    def forward(self, head: LinearHead, pooled: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
+        y = targets.nan_to_num(0)
+        weight = self.positive_weight * y + self.negative_weight * (1 - y)
+        terms = weight * functional.binary_cross_entropy_with_logits(head.logits(pooled), y, reduction="none")
+        return terms.masked_fill(targets.isnan(), 0).sum(dim=1).mean()
 
 
 class MLProxyNCALoss(UnweightedLoss):

@@ -1,6 +1,6 @@
 """Synthetic frontal chest radiographs with findings, reports and a manifest: a teaching set, not patients.
 
-`patients` describes who is imaged and what is found, `anatomy` and `structures` shape the normal thorax, `findings`
+`patients` describes who is imaged and what is found, `anatomy` shapes the normal thorax, `findings`
 changes it, `picture` draws it, `reports` has the words, and `files` writes PNG, DICOM and the manifest.
 """
 

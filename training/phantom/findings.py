@@ -11,20 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cbmir.training.phantom.anatomy import (
-    CM,
-    GRID,
-    LUNG_TIP,
-    Array,
-    Half,
-    Pen,
-    U,
-    Y,
-    cloud,
-    lung_borders,
-    on_side,
-    soft,
-)
+from cbmir.training.phantom.anatomy import CM, GRID, LUNG_TIP, Array, Half, Pen, U, Y, cloud, lung_borders, soft
 from cbmir.training.phantom.patients import LEFT, LOWER, UPPER, PhantomFinding
 
 
@@ -40,7 +27,7 @@ def paint(findings: tuple[PhantomFinding, ...], half: Half) -> Layers:
     """All findings of one half."""
     layers = Layers()
     for finding in findings:
-        if on_side(finding, half.side) and finding.label in _PAINTERS:
+        if finding.on_side(half.side) and finding.label in _PAINTERS:
             rng = np.random.default_rng([finding.seed, half.side == LEFT])
             _PAINTERS[finding.label](finding, half, layers, rng)
     return layers
@@ -160,13 +147,7 @@ def _pleural_thickening(finding: PhantomFinding, half: Half, layers: Layers, rng
 
 
 _PAINTERS: dict[str, Callable[[PhantomFinding, Half, Layers, np.random.Generator], None]] = {
-    "Effusion": _effusion,
-    "Pneumothorax": _pneumothorax,
-    "Consolidation": _consolidation,
-    "Edema": _edema,
-    "Atelectasis": _atelectasis,
-    "Nodule": _spot,
-    "Mass": _spot,
-    "Emphysema": _emphysema,
+    "Effusion": _effusion, "Pneumothorax": _pneumothorax, "Consolidation": _consolidation, "Edema": _edema,
+    "Atelectasis": _atelectasis, "Nodule": _spot, "Mass": _spot, "Emphysema": _emphysema,
     "Pleural_Thickening": _pleural_thickening,
-}
+}  # fmt: skip

@@ -68,6 +68,9 @@ class PhantomFinding:
     seed: int
     change: str = ""  # since the previous study: "", "new", "larger", "smaller" or "unchanged"
 
+    def on_side(self, side: str) -> bool:
+        return self.side in (side, BOTH)
+
     @property
     def diameter_cm(self) -> float:
         """Diameter of a nodule (at most 3 cm) or a mass (more than 3 cm). KeyError for other findings."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from cbmir.training.phantom import structures
+from cbmir.training.phantom import anatomy as thorax
 from cbmir.training.phantom.anatomy import MARGIN, PIXEL, Array, Half, U, Y, cloud, halves, soft
 from cbmir.training.phantom.findings import paint
 from cbmir.training.phantom.patients import LEFT, Phantom
@@ -30,7 +30,7 @@ def draw(phantom: Phantom, size: int = 512) -> NDArray[np.uint8]:
 def render(phantom: Phantom, size: int) -> Array:
     """The radiograph as f32[size, size] in [0, 1], the patient's right at the image's left."""
     rng = np.random.default_rng(phantom.seed)
-    body, spine = structures.body(phantom.anatomy), structures.spine(phantom.anatomy)
+    body, spine = thorax.body(phantom.anatomy), thorax.spine(phantom.anatomy)
     right, left = (_half(phantom, half, body, spine) for half in halves(phantom))
     picture = np.concatenate([right[:, ::-1], left], axis=1)
     picture += 0.012 * cloud(rng, 9, picture.shape)
@@ -60,14 +60,14 @@ def _half(phantom: Phantom, half: Half, body: Array, spine: Array) -> Array:
     abdomen = soft(Y - half.diaphragm, 0.006) * trunk
     picture = body + 0.10 * heart * (1 - abdomen) + 0.13 * abdomen
     picture -= 0.34 * air
-    picture -= 0.17 * structures.airways(half)
+    picture -= 0.17 * thorax.airways(half)
     if half.side == LEFT and anatomy.stomach:
-        picture -= 0.22 * structures.stomach(half, anatomy.stomach)
+        picture -= 0.22 * thorax.stomach(half, anatomy.stomach)
     parenchyma = 0.07 + 0.035 * cloud(rng, 60)
-    markings = structures.vessels(half, anatomy.seed) + parenchyma
+    markings = thorax.vessels(half, anatomy.seed) + parenchyma
     picture += 0.19 * markings * layers.vessels * half.lung * (1 - 0.6 * heart)
-    bones = 0.13 * structures.ribs(half, anatomy) * soft(half.lateral + 0.016 - U, 0.01) * (1 - 0.6 * abdomen)
-    bones += 0.15 * structures.shoulder(half, phantom.view) * np.clip(4 * body, 0, 1) + spine
+    bones = 0.13 * thorax.ribs(half, anatomy) * soft(half.lateral + 0.016 - U, 0.01) * (1 - 0.6 * abdomen)
+    bones += 0.15 * thorax.shoulder(half, phantom.view) * np.clip(4 * body, 0, 1) + spine
     picture += anatomy.bone * bones
     # Water beside water is not seen: an opacity shows by the air around it.
     picture += layers.opacity * (1 - 0.6 * heart) * (0.3 + 0.7 * np.minimum(layers.air, 1))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cbmir.training.comparison.cells import COLUMNS, CellAnswers
-from cbmir.training.comparison.statistics import Pool, differences, figures, random_ranking
+from cbmir.training.comparison.results import Pool, differences, figures, random_ranking
 from cbmir.training.metrics import RetrievalValues
 
 NAN = float("nan")

@@ -15,19 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cbmir.training.comparison.figures.sheet import (
-    BLACK,
-    GREY,
-    VERMILLION,
-    ReportFigure,
-    method_style,
-    numbered_style,
-    save,
-    sheet,
-)
+from cbmir.training.comparison.figures.sheet import BLACK, COLOURS, GREY, VERMILLION, ReportFigure, save, sheet
 from cbmir.training.comparison.methods.registry import METHODS
-from cbmir.training.comparison.results import METRICS, Results, Row, headline, metric_title
-from cbmir.training.comparison.statistics import QUERIES
+from cbmir.training.comparison.results import METRICS, QUERIES, Results, Row, headline, metric_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,6 +30,8 @@ _MEANING = {
     "all queries": "all queries (no finding counts as a label of its own)",
 }
 _SUFFIX = {"positive queries": "", "all queries": "-all"}
+_MARKERS = "osD^vP*X<>hdp8"
+_LINES = ("-", "--", "-.", (0, (1, 1.2)))
 _BARS = "Error bars are 95% intervals over patients; lines are set a little apart sideways."
 
 
@@ -62,9 +54,9 @@ def draw_charts(results: Results, folder: Path) -> list[ReportFigure]:
     of_size = [row for row in swept if row["size"] == shown["size"]]
     for column in QUERIES:
         if len({row["size"] for row in rows}) > 1:
-            charts.append(_over_sizes(results, usual, column, folder))
+            charts.append(_four_panels(results, usual, column, "training_images", folder))
         if len({row["proxies"] for row in of_size}) > 1:
-            charts.append(_over_proxies(results, of_size, column, folder))
+            charts.append(_four_panels(results, of_size, column, "proxies", folder))
         if len({row["size"] for row in swept}) > 1 and len({row["proxies"] for row in swept}) > 1:
             charts.append(_over_both(results, swept, column, folder))
     return charts
@@ -76,6 +68,21 @@ def by_method(rows: Iterable[Row]) -> list[Line]:
     for row in rows:
         found.setdefault(row["method"], []).append(row)
     return [Line(METHODS[name].title, method_style(name), found[name]) for name in METHODS if name in found]
+
+
+def method_style(name: str) -> dict[str, Any]:
+    """Colour, marker and line of a method, the same in every picture; BCE has the first."""
+    order = list(METHODS)
+    return numbered_style(order.index(name) - order.index("bce"))
+
+
+def numbered_style(number: int) -> dict[str, Any]:
+    """Colour, marker and line of the nth line of a picture; no two of the first 14 have the same marker."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": _MARKERS[number % len(_MARKERS)],
+        "linestyle": _LINES[number % len(_LINES)],
+    }
 
 
 def draw_lines(axis: Axes, lines: Sequence[Line], column: str, metric: str, x: str) -> None:
@@ -145,37 +152,27 @@ def _draw_interval(axis: Axes, place: int, figure: dict[str, Any], paper: float 
         axis.plot(paper, place, "D", markerfacecolor="none", color=VERMILLION, markersize=5, label=label)
 
 
-def _over_sizes(results: Results, rows: list[Row], column: str, folder: Path) -> ReportFigure:
-    lines, counts = by_method(rows), _sizes(rows)
+def _four_panels(results: Results, rows: list[Row], column: str, x: str, folder: Path) -> ReportFigure:
+    """AUC, nDCG, ACG and precision over `x`, as in the paper."""
+    lines = by_method(rows)
+    if x == "training_images":
+        ticks, name, axis_title, title = _sizes(rows), "train-size", "training images", "training-set size"
+        setting = f"of {len(lines)} methods after training on {_listed(ticks)} images (logarithmic axis)"
+    else:
+        ticks, name = sorted({int(row["proxies"]) for row in rows}), "proxies"
+        axis_title = title = "proxies per class"
+        setting = f"with {_listed(ticks)} proxies for each class (logarithmic axis) after training on "
+        setting += f"{rows[0]['training_images']:,} images"
     chart = ReportFigure(
-        f"train-size{_SUFFIX[column]}",
-        f"Results over training-set size, {column}",
-        f"AUC, nDCG, ACG and precision of {len(lines)} methods after training on {_listed(counts)} images (logarithmic "
-        f"axis). Retrieval is judged on {_MEANING[column]}; AUC is the same in both columns. {_BARS}",
-    )
-    return _four_panels(results, lines, column, "training_images", counts, chart, folder)
-
-
-def _over_proxies(results: Results, rows: list[Row], column: str, folder: Path) -> ReportFigure:
-    counts = sorted({int(row["proxies"]) for row in rows})
-    chart = ReportFigure(
-        f"proxies{_SUFFIX[column]}",
-        f"Results over proxies per class, {column}",
-        f"AUC, nDCG, ACG and precision with {_listed(counts)} proxies for each class (logarithmic axis) after training "
-        f"on {rows[0]['training_images']:,} images. Retrieval is judged on {_MEANING[column]}; AUC is the same in both "
+        f"{name}{_SUFFIX[column]}",
+        f"Results over {title}, {column}",
+        f"AUC, nDCG, ACG and precision {setting}. Retrieval is judged on {_MEANING[column]}; AUC is the same in both "
         f"columns. {_BARS}",
     )
-    return _four_panels(results, by_method(rows), column, "proxies", counts, chart, folder)
-
-
-def _four_panels(
-    results: Results, lines: list[Line], column: str, x: str, ticks: list[int], chart: ReportFigure, folder: Path
-) -> ReportFigure:
-    """AUC, nDCG, ACG and precision over `x`, as in the paper."""
     with sheet(7.2, 5.6) as figure:
         for axis, metric in zip(np.ravel(figure.subplots(2, 2, sharex=True)), METRICS, strict=True):
             draw_lines(axis, lines, column, metric, x)
-            _log_axis(axis, ticks, {"training_images": "training images", "proxies": "proxies per class"}[x])
+            _log_axis(axis, ticks, axis_title)
             axis.set(title=metric_title(results, metric))
         for axis in figure.axes[:2]:
             axis.set_xlabel("")

@@ -16,8 +16,8 @@ from PIL import Image, ImageOps
 
 from cbmir.manifest import Manifest, Row, read_manifest
 from cbmir.runtime.imaging.reader import read_image
-from cbmir.training.comparison.cells import CellAnswers, cell_folder, read_answers
-from cbmir.training.comparison.figures.sheet import BLUE, GREY, VERMILLION, ReportFigure, save, sheet, shown_cells
+from cbmir.training.comparison.cells import CellAnswers, cell_folder, read_answers, shown_cells
+from cbmir.training.comparison.figures.sheet import BLUE, GREY, VERMILLION, ReportFigure, save, sheet
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Plan, selection_path
 from cbmir.training.comparison.protocols import PROTOCOLS

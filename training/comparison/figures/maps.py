@@ -20,18 +20,8 @@ from numpy.typing import NDArray
 from cbmir.errors import require
 from cbmir.labels import LabelSet
 from cbmir.manifest import read_manifest
-from cbmir.training.comparison.cells import NEIGHBOURS, cell_folder, nearest, read_vectors
-from cbmir.training.comparison.figures.sheet import (
-    BLACK,
-    LIGHT,
-    ORANGE,
-    SKY,
-    VERMILLION,
-    ReportFigure,
-    save,
-    sheet,
-    shown_cells,
-)
+from cbmir.training.comparison.cells import NEIGHBOURS, cell_folder, nearest, read_vectors, shown_cells
+from cbmir.training.comparison.figures.sheet import BLACK, LIGHT, ORANGE, SKY, VERMILLION, ReportFigure, save, sheet
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Plan, selection_path
 from cbmir.training.dataset import label_array

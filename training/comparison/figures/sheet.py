@@ -1,4 +1,4 @@
-"""What all pictures of the report share: their look, their three files, and which cells they show.
+"""What all pictures of the report share: their look and their three files.
 
 Colours are those of M. Okabe and K. Ito ("Color Universal Design", 2008), which colour-blind readers tell apart;
 marker, line and hatch differ as well, so that every picture also reads in greyscale.
@@ -7,7 +7,7 @@ marker, line and hatch differ as well, so that every picture also reads in greys
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from cbmir.errors import require
 from cbmir.files import replacing
-from cbmir.training.comparison.cells import is_finished
-from cbmir.training.comparison.methods.registry import METHODS
-from cbmir.training.comparison.plan import Cell, Plan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,8 +22,6 @@ if TYPE_CHECKING:
 BLACK, GREY, LIGHT = "#000000", "#767676", "#c8c8c8"
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
 COLOURS = (BLACK, BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
-MARKERS = "osD^vP*X<>hdp8"
-LINES = ("-", "--", "-.", (0, (1, 1.2)))
 
 _STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans", "font.size": 8, "axes.titlesize": 8.5, "axes.labelsize": 8, "legend.fontsize": 7.5,
@@ -76,29 +71,3 @@ def save(
         writer.writerow(header)
         writer.writerows(rows)
     return picture
-
-
-def method_style(name: str) -> dict[str, Any]:
-    """Colour, marker and line of a method, the same in every picture; BCE has the first."""
-    order = list(METHODS)
-    return numbered_style(order.index(name) - order.index("bce"))
-
-
-def numbered_style(number: int) -> dict[str, Any]:
-    """Colour, marker and line of the nth line of a picture; no two of the first 14 have the same marker."""
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "marker": MARKERS[number % len(MARKERS)],
-        "linestyle": LINES[number % len(LINES)],
-    }
-
-
-def shown_cells(report: Path, plan: Plan, methods: Collection[str]) -> dict[str, Cell]:
-    """The finished cells of one part by method, in the order of `methods`: the first part that has any."""
-    for part in plan.parts():
-        if part.size == plan.shown_size:
-            cells = [Cell(part, name, plan.shown_proxies if METHODS[name].many_proxies else "") for name in methods]
-            found = {cell.method: cell for cell in cells if is_finished(report, cell)}
-            if found:
-                return found
-    return {}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from cbmir.training.comparison.plan import Cell, Part
-from cbmir.training.comparison.results import METRICS, Results, Row, headline, metric_title, ordered
-from cbmir.training.comparison.statistics import QUERIES
+from cbmir.training.comparison.results import METRICS, QUERIES, Results, Row, headline, metric_title, ordered
+from cbmir.training.config import TrainConfig
 from cbmir.training.evaluate import figure
 from cbmir.training.metrics import RETRIEVAL_METRICS
 
@@ -68,6 +68,17 @@ class Table:
         yield [column.title + field for column in self.columns for field in column.fields or ("",)]
         for row in self.rows:
             yield [text for column, cell in zip(self.columns, row, strict=True) for text in column.record(cell)]
+
+
+def report_tables(results: Results) -> dict[str, list[Table]]:
+    """All of them by section, in the order of the report."""
+    breakdowns = (finding_table(results), *breakdown_tables(results))
+    return {
+        "methods": [main_table(results, column) for column in QUERIES],
+        "sweeps": [sweep_table(results, column) for column in QUERIES] if is_sweep(results) else [],
+        "breakdowns": [table for table in breakdowns if table.rows],
+        "provenance": [_selections(results), _options(results), _machine(results), _times(results)],
+    }
 
 
 def is_sweep(results: Results) -> bool:
@@ -241,3 +252,81 @@ def _mark_best(table: Sequence[tuple[TableCell, ...]], rows: Sequence[Row]) -> t
         for i, value in shown.items():
             marked[i][j] = replace(table[i][j], best=value == max(shown.values()))
     return tuple(map(tuple, marked))
+
+
+#: Of TrainConfig, what a method or a part settles.
+_OWN = ("manifest", "manifest_fingerprint", "labels", "loss", "negative_proxies", "seed", "fold")
+
+
+def _selections(results: Results) -> Table:
+    splits = {"train": "training", "val": "validation", "test": "queries"}
+    counts = [Column(f"{title}, {what}", ("",)) for title in splits.values() for what in ("images", "patients")]
+    rows = tuple(
+        (
+            TableCell(part["part"]),
+            *(number(part[what][split]) for split in splits for what in ("images", "patients")),
+            TableCell(part["file"]),
+        )
+        for part in results["selections"]
+    )
+    return Table("selections", "Selections", (Column("part"), *counts, Column("file")), rows)
+
+
+def _options(results: Results) -> Table:
+    """Of all methods that train a network; what was not given has the default."""
+    defaults = {field.name: field.default for field in fields(TrainConfig) if field.name not in _OWN}
+    options = defaults | results["plan"]["training"]
+    if options["class_weights"] is None:
+        options["class_weights"] = "as the loss has it"
+    rows = tuple((TableCell(name.replace("_", "-")), TableCell(str(value))) for name, value in options.items())
+    note = "Loss, negative proxies and, in a sweep, proxies per class are the method's."
+    return Table("options", "Training options", (Column("option"), Column("value")), rows, (note,))
+
+
+def _machine(results: Results) -> Table:
+    hardware = results["hardware"]
+    memory = "unknown" if hardware["memory_gib"] is None else f"{hardware['memory_gib']} GiB"
+    facts = {
+        "processor": hardware["processor"],
+        "cores": str(hardware["cores"]),
+        "memory": memory,
+        "GPUs": ", ".join(hardware["gpus"]) or "none",
+    } | results["versions"]
+    rows = tuple((TableCell(name), TableCell(value)) for name, value in facts.items())
+    note = "Of the machine that made the report; cells may have run on others."
+    return Table("machine", "Machine and versions", (Column("what"), Column("is")), rows, (note,))
+
+
+def _times(results: Results) -> Table:
+    """Of every row: its parts and their run time."""
+    names = ("training images", "proxies per class", "parts finished", "parts", "run time")
+    rows = tuple(
+        (
+            TableCell(row_title(results, row)),
+            number(row["training_images"]) if row["finished"] else NOTHING,
+            _per_class(row["proxies_per_class"]) if row["finished"] else NOTHING,
+            number(row["finished"]),
+            number(row["cells"]),
+            TableCell(duration(row["seconds"]), numbers=(row["seconds"],)) if row["finished"] else NOTHING,
+        )
+        for row in ordered(results)
+    )
+    columns = (Column("method"), *(Column(name, ("",) if name != "run time" else (" (s)",)) for name in names))
+    note = "Run times are summed over the finished parts, loading and evaluation included."
+    return Table("run-times", "Run times", columns, rows, (note,))
+
+
+def duration(seconds: float) -> str:
+    """`1 h 02 min`, `3 min 20 s` or `12 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60:,} h {minutes % 60:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def _per_class(counts: Sequence[int]) -> TableCell:
+    """`2` where every class has as many, else `1 to 8`."""
+    if not counts:
+        return NOTHING
+    least, most = min(counts), max(counts)
+    return number(least) if least == most else TableCell(f"{least} to {most}")

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from cbmir.training.comparison.figures.charts import by_method, draw_charts, draw_lines
-from cbmir.training.comparison.figures.sheet import ReportFigure, method_style, numbered_style, sheet
+from cbmir.training.comparison.figures.charts import by_method, draw_charts, draw_lines, method_style, numbered_style
+from cbmir.training.comparison.figures.sheet import ReportFigure, sheet
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Plan
 from cbmir.training.comparison.results import make_results

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cbmir.errors import RunError
-from cbmir.training.comparison.methods.ssh import (
+from cbmir.training.comparison.methods.hashing import (
     SemiSupervisedHashing,
     adjusted_covariance,
     pair_similarity,

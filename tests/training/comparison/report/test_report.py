@@ -21,10 +21,16 @@ import cbmir.training.comparison.report.render as module
 from cbmir.errors import NotAnImageError
 from cbmir.training.comparison.figures.sheet import ReportFigure
 from cbmir.training.comparison.plan import Plan
-from cbmir.training.comparison.report.content import PATIENTS_NOTICE, compared, contents, statements
-from cbmir.training.comparison.report.provenance import duration
-from cbmir.training.comparison.report.render import markdown, page, write_report
-from cbmir.training.comparison.report.tables import breakdown_tables, finding_table, main_table, sweep_table
+from cbmir.training.comparison.report.render import (
+    PATIENTS_NOTICE,
+    compared,
+    contents,
+    markdown,
+    page,
+    statements,
+    write_report,
+)
+from cbmir.training.comparison.report.tables import breakdown_tables, duration, finding_table, main_table, sweep_table
 
 HOSTILE = "<script>alert(1)</script>|*x*](http://evil.example)"
 LABELS = ["Mass", HOSTILE]
