@@ -44,10 +44,6 @@ class Teacher:
             _, pooled, _ = self.model.features(image)
         return pooled
 
-    def facts(self) -> dict[str, Any]:
-        """What the student's card says of it."""
-        return {"fingerprint": self.card.fingerprint, "encoder": self.card.encoder, "metrics": self.card.metrics}
-
 
 def teacher_options(run: Path, manifest_fingerprint: str) -> dict[str, Any]:
     """The options of TrainConfig that the teacher in `run` decides: its folder, head, image size, and the fold.

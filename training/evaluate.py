@@ -92,13 +92,9 @@ def evaluate(
     Neighbours are those of least Euclidean distance, or of another `similarity`.
     """
     similarity = similarity or metrics.inner_products(query.embedding, gallery.embedding)
-    own, theirs = metrics.positives(query.labels), metrics.positives(gallery.labels)
     retrieval = {}
-    for column, q, g in (
-        ("positive queries", own, theirs),
-        ("all queries", metrics.add_negative_class(query.labels), metrics.add_negative_class(gallery.labels)),
-    ):
-        sides = (q, g, query.patients, gallery.patients)
+    for column, counted in (("positive queries", metrics.positives), ("all queries", metrics.add_negative_class)):
+        sides = (counted(query.labels), counted(gallery.labels), query.patients, gallery.patients)
         retrieval[column] = metrics.retrieval_values(similarity, *sides, k=k)
         retrieval[f"random, {column}"] = metrics.random_ranking_values(*sides, k=k)
     return Evaluation(labels, k, len(gallery.embedding), query, retrieval)

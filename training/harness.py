@@ -314,7 +314,6 @@ def _loader(data: TrainingImages, config: TrainConfig, trainer: L.Trainer) -> Da
 
 def _finish(folder: RunFolder, validation: Validation, model: RetrievalModel) -> None:
     """Thresholds and calibration from the validation split, its metrics, and the card, whose presence ends the run."""
-
     config, manifest, teacher = validation.config, validation.manifest, validation.teacher
 
     def vectors(side: RetrievalModel, split: str) -> Vectors:
@@ -346,7 +345,8 @@ def _finish(folder: RunFolder, validation: Validation, model: RetrievalModel) ->
         "seconds": round(sum(float(row["seconds"]) for row in folder.read_epochs())),
     }
     if teacher is not None:
-        facts |= {"distilled_from": teacher.facts(), "weights_fingerprint": fingerprint}
+        taught_by = {name: getattr(teacher.card, name) for name in ("fingerprint", "encoder", "metrics")}
+        facts |= {"distilled_from": taught_by, "weights_fingerprint": fingerprint}
     card = ModelCard(
         labels=manifest.labels,
         preprocess=config.preprocess,

@@ -1,7 +1,4 @@
-"""One cell: train or take what is there, let the queries ask the gallery, and write down the answers.
-
-A cell leaves a value for each query, from which every figure of the report is made.
-"""
+"""One cell: train or take what is there, let the queries ask the gallery, and write down a value for each query."""
 
 from __future__ import annotations
 
@@ -183,9 +180,8 @@ def _write(
         scores = np.full((len(queries), len(selection.labels)), np.nan, np.float32)
     query = Vectors.of_split(selection, "test", answer.query, scores)
     gallery = Vectors.of_split(selection, "train", answer.gallery)
-    evaluation = evaluate(
-        query, gallery, selection.labels.names, k=PROTOCOLS[plan.protocol].k, similarity=answer.similarity
-    )
+    k, names = PROTOCOLS[plan.protocol].k, selection.labels.names
+    evaluation = evaluate(query, gallery, names, k=k, similarity=answer.similarity)
     neighbours = nearest(answer.similarity, query.patients, gallery.patients)
     views, sources = [row.view for row in queries], [row.source for row in queries]
     write_vectors(folder, answer.query, answer.gallery, scores=scores)

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,7 @@ from cbmir.training.comparison.protocols import PROTOCOLS, Protocol, keep_traini
 from cbmir.training.config import BALANCEABLE, TrainConfig
 from cbmir.training.splits import patients_in_two_splits
 
-#: What --resume may change: it adds to what was asked before, or says where the images now are. Everything else would
-#: make another benchmark.
+#: What --resume may change: it adds to what was asked before, or says where the images now are.
 RESUMABLE_CHANGES = ("manifest", "methods", "seeds", "sizes", "proxies", "pairs", "command")
 #: Proxies per class in the sweep (the paper's figure has 1 to 32).
 SWEPT_PROXIES = ("1", "2", "4", "8", "16", "32")
@@ -197,23 +197,19 @@ def make_plan(
 
 def select_parts(plan: Plan, manifest: Manifest) -> dict[Part, Manifest]:
     """The selection of each part of the plan. Raises SplitError or ManifestError where it cannot be made."""
-    protocol, most = PROTOCOLS[plan.protocol], max(plan.sizes)
-    largest = {
-        (part.seed, part.fold): select(protocol, manifest, part.seed, part.fold, plan.folds, most)
-        for part in plan.parts()
-    }
-    selections = {part: largest[part.seed, part.fold] for part in plan.parts()}
-    return {
-        part: keep_training(selection, part.size, seed=part.seed) if part.size else selection
-        for part, selection in selections.items()
-    }
+
+    @cache
+    def largest(seed: int, fold: int) -> Manifest:
+        return select(PROTOCOLS[plan.protocol], manifest, seed, fold, plan.folds, max(plan.sizes))
+
+    every = {part: largest(part.seed, part.fold) for part in plan.parts()}
+    return {p: keep_training(rows, p.size, seed=p.seed) if p.size else rows for p, rows in every.items()}
 
 
 def prepare(report: Path, plan: Plan, manifest: Manifest, *, resume: bool) -> Plan:
     """Write the selections and the plan; returns it with what was asked of this report before.
 
-    Raises RunError for a folder of something else, and for a selection that comes out otherwise than it did; SplitError
-    or ManifestError where one cannot be made.
+    Raises RunError for a folder of something else or a selection that comes out otherwise, and as `select_parts` does.
     """
     if not (report / PLAN).exists():
         if not is_empty(report):

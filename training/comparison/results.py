@@ -103,8 +103,7 @@ def figures(pool: Pool, labels: Sequence[str]) -> dict[str, Any]:
 def differences(pool: Pool, reference: Pool) -> dict[str, Any]:
     """What `pool` has more than `reference` (BCE), query by query: interval, and p by flipping the patients' signs.
 
-    AUC has no value a query; its p is that of the bootstrap. Both must have answered the same queries. Raises
-    ValueError otherwise.
+    AUC has no value a query; its p is that of the bootstrap. Raises ValueError unless both answered the same queries.
     """
     if pool.patients != reference.patients:
         raise ValueError("expected both methods to have answered the same queries")
@@ -116,18 +115,15 @@ def differences(pool: Pool, reference: Pool) -> dict[str, Any]:
         result[column] = {}
         for metric in metrics.RETRIEVAL_METRICS:
             gain = pool.values(column, metric) - reference.values(column, metric)
-            result[column][metric] = mean_figure(gain, pool.weights) | {
-                "p": _json(metrics.sign_flip_p(gain, pool.patients))
-            }
+            p = _json(metrics.sign_flip_p(gain, pool.patients))
+            result[column][metric] = mean_figure(gain, pool.weights) | {"p": p}
     return result
 
 
 def random_ranking(pool: Pool) -> dict[str, Any]:
     """What a random order of the same galleries would get."""
     return {
-        column: {
-            m: _json(metrics.mean_of_known(pool.values(f"random, {column}", m))) for m in metrics.RETRIEVAL_METRICS
-        }
+        column: {m: _json(metrics.mean_of_known(pool.values(f"random, {column}", m))) for m in METRICS[1:]}
         for column in QUERIES
     }
 
@@ -161,9 +157,8 @@ def _json(value: float) -> float | None:
 def make_results(report: Path, plan: Plan) -> dict[str, Any]:
     """The figures of all finished cells, and the errors of those that failed; JSON-ready.
 
-    `rows` has one entry for each method, training-set size and number of proxies. `minus_bce` compares it with BCE on
-    the parts that both have finished, and is None for BCE itself. p values are corrected (Holm) over the rows of one
-    size.
+    `minus_bce` compares a row with BCE on the parts that both have finished. p values are corrected (Holm) over the
+    rows of one size.
     """
     parts = plan.parts()
     labels = read_manifest(selection_path(report, parts[0])).labels.names

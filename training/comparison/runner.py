@@ -1,7 +1,6 @@
 """Run the cells of a benchmark, each in a process of its own, several at a time: here, or as tasks of a Ray cluster.
 
-A cell that crashes or is killed for memory takes nothing with it, Lightning can start its process once more for each
-further GPU, and a finished cell is never run again.
+A cell that crashes or is killed for memory takes nothing with it, and Lightning can start its process for each GPU.
 """
 
 from __future__ import annotations

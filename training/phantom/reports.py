@@ -31,17 +31,11 @@ _SENTENCES: dict[str, tuple[str, ...]] = {
                            "There is {degree} pleural thickening on the {side}, {where}."),
 }  # fmt: skip
 _IMPRESSIONS = {
-    "Atelectasis": "{Side} basal atelectasis",
-    "Cardiomegaly": "Cardiomegaly",
-    "Effusion": "{Side} pleural effusion",
-    "Mass": "{Side} lung mass, further work-up advised",
-    "Nodule": "{Side} lung nodule",
-    "Pneumothorax": "{Side} pneumothorax",
-    "Consolidation": "{Side} {zone} zone consolidation",
-    "Edema": "Pulmonary edema",
-    "Emphysema": "Emphysema",
-    "Pleural_Thickening": "{Side} pleural thickening",
-}
+    "Atelectasis": "{Side} basal atelectasis", "Cardiomegaly": "Cardiomegaly", "Effusion": "{Side} pleural effusion",
+    "Mass": "{Side} lung mass, further work-up advised", "Nodule": "{Side} lung nodule",
+    "Pneumothorax": "{Side} pneumothorax", "Consolidation": "{Side} {zone} zone consolidation",
+    "Edema": "Pulmonary edema", "Emphysema": "Emphysema", "Pleural_Thickening": "{Side} pleural thickening",
+}  # fmt: skip
 _CHANGES = {
     "new": "New since the previous study.",
     "larger": "More marked than in the previous study.",

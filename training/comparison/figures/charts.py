@@ -1,9 +1,7 @@
 """The charts of the report, drawn from results.json: methods compared, and results over sizes and proxies per class.
 
-Error bars are 95% bootstrap intervals over patients. As in the paper's figures, training-set size and proxies per class
-have a logarithmic axis; here those charts come once for each column of METHOD.md ("-all": all queries). The paper does
-not say how its figures count queries without a finding, so that they are set beside the positive queries alone, for
-which its formulas are defined.
+As in the paper's figures, training-set size and proxies per class have a logarithmic axis; here those charts come once
+for each column of METHOD.md ("-all": all queries), since the paper does not say how queries without a finding count.
 """
 
 from __future__ import annotations

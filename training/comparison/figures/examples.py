@@ -83,13 +83,9 @@ class ExampleRetrieval:
 
 
 def draw_examples(report: Path, plan: Plan, folder: Path) -> list[ReportFigure]:
-    """Draw the page of the paper's method, or of the first finished one, and that of BCE for the same queries.
+    """The page of the paper's method, or of the first finished one, and that of BCE for the same queries.
 
-    Returns:
-        The pages; none where no cell is finished or no query has a finding.
-
-    Raises:
-        ImageError: an image cannot be read.
+    There is none where no cell is finished or no query has a finding. Raises ImageError.
     """
     cells = shown_cells(report, plan, dict.fromkeys(("proxy-negative", "proxy", *METHODS)))
     if not cells:

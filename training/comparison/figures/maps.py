@@ -98,10 +98,7 @@ def read_gallery(selection: Path) -> GalleryLabels:
 
 
 def label_pairs(asked: Sequence[str], labels: LabelSet, positive: Mask) -> list[tuple[int, int]]:
-    """Positions of the pairs "A/B", or of the three that most images carry both of; positive is bool [G, C].
-
-    Raises ManifestError for a label that is not there.
-    """
+    """Positions of the pairs "A/B", or of the three that most images carry both of. Raises ManifestError."""
     if asked:
         named = (pair.partition("/") for pair in asked)
         return [(labels.index(first.strip()), labels.index(second.strip())) for first, _, second in named]

@@ -36,11 +36,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write_report(report: Path, plan: Plan) -> Path:
-    """Write the report of what is finished so far; it may be called again at any time, and replaces each file whole.
-
-    Returns:
-        The path of index.html, which is written last.
-    """
+    """Write the report of what is finished so far, each file whole; returns the path of index.html, the last."""
     results, figures, tables = make_results(report, plan), report / "figures", report / "tables"
     for folder in (figures, tables):
         folder.mkdir(parents=True, exist_ok=True)

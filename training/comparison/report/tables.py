@@ -177,16 +177,12 @@ def breakdown_tables(results: Results) -> Iterator[Table]:
             for name, group in (pair for own in groups for pair in own.items()):
                 counts[name] = max(counts.get(name, 0), group["queries"])
             columns = (Column(f"{name}, n = {count:,}", MEASURE[:3]) for name, count in counts.items())
-            cells = tuple(
-                (
-                    TableCell(row_title(results, row)),
-                    *(measure(own[n]["ndcg"]) if n in own else NOTHING for n in counts),
-                )
-                for row, own in zip(rows, groups, strict=True)
-            )
-            title = f"{metric_title(results, 'ndcg')} by {attribute[:-1]} of the query, {column}"
+            figures = [[measure(own[n]["ndcg"]) if n in own else NOTHING for n in counts] for own in groups]
+            titles = (TableCell(row_title(results, row)) for row in rows)
+            cells = tuple((title, *own) for title, own in zip(titles, figures, strict=True))
+            name = f"{metric_title(results, 'ndcg')} by {attribute[:-1]} of the query, {column}"
             if counts:
-                yield Table(f"{attribute}-{column.replace(' ', '-')}", title, (Column("method"), *columns), cells)
+                yield Table(f"{attribute}-{column.replace(' ', '-')}", name, (Column("method"), *columns), cells)
 
 
 def _columns(results: Results) -> tuple[Column, ...]:
@@ -286,12 +282,8 @@ def _options(results: Results) -> Table:
 def _machine(results: Results) -> Table:
     hardware = results["hardware"]
     memory = "unknown" if hardware["memory_gib"] is None else f"{hardware['memory_gib']} GiB"
-    facts = {
-        "processor": hardware["processor"],
-        "cores": str(hardware["cores"]),
-        "memory": memory,
-        "GPUs": ", ".join(hardware["gpus"]) or "none",
-    } | results["versions"]
+    facts = {"processor": hardware["processor"], "cores": str(hardware["cores"]), "memory": memory}
+    facts |= {"GPUs": ", ".join(hardware["gpus"]) or "none"} | results["versions"]
     rows = tuple((TableCell(name), TableCell(value)) for name, value in facts.items())
     note = "Of the machine that made the report; cells may have run on others."
     return Table("machine", "Machine and versions", (Column("what"), Column("is")), rows, (note,))
@@ -326,7 +318,5 @@ def duration(seconds: float) -> str:
 
 def _per_class(counts: Sequence[int]) -> TableCell:
     """`2` where every class has as many, else `1 to 8`."""
-    if not counts:
-        return NOTHING
-    least, most = min(counts), max(counts)
+    least, most = min(counts, default=None), max(counts, default=None)
     return number(least) if least == most else TableCell(f"{least} to {most}")
