@@ -30,12 +30,5 @@ __getattr__ = lazy_imports(
 )
 
 __all__ = [
-    "LIMITS",
-    "ExportOptions",
-    "Parity",
-    "ParityLimits",
-    "compare_models",
-    "export_run",
-    "measure_parity",
-    "to_onnx",
-]
+    "LIMITS", "ExportOptions", "Parity", "ParityLimits", "compare_models", "export_run", "measure_parity", "to_onnx",
+]  # fmt: skip

@@ -47,23 +47,20 @@ class Sample:
 def run_sample(config: TrainConfig, card: ModelCard, images: Path | None) -> Sample:
     """The run's own held-out and training images, or those of the manifest `images`.
 
-    Raises:
-        RunError: The run's own table is gone or changed.
-        ManifestError: Too few images, or other labels.
-        SplitError: A patient in two splits.
+    Raises RunError where the run's own are gone or changed, ManifestError or SplitError for those of the manifest.
     """
-    if images is not None:
-        return sample_of(splits_of(card, read_manifest(images)), card)
-    with _of_the_run("An exported file is compared with PyTorch on real images", "--images"):
-        return sample_of(training_manifest(config), card)
+    with _explained(images, "An exported file is compared with PyTorch on real images", "--images"):
+        return sample_of(splits_of(card, read_manifest(images)) if images else training_manifest(config), card)
 
 
 @contextmanager
-def _of_the_run(why: str, option: str) -> Iterator[None]:
-    """Let errors in the run's own images say why they are read, and that others may take their place."""
+def _explained(given: Path | None, why: str, option: str) -> Iterator[None]:
+    """Let errors in the run's own images say why they are read, and that a manifest may be given in their place."""
     try:
         yield
     except (ManifestError, RunError) as error:
+        if given:
+            raise
         raise RunError(
             f"{error}. {why}, at first those of the run: bring them back, or give others by {option} manifest.csv"
         ) from error
@@ -102,25 +99,16 @@ def calibration_pixels(
     """At most `count` images to quantise by, uint8 [M, 1, S, S], evenly spread: the run's own, or those of a manifest.
 
     They are training images (all, where the table has none), without those of the patients of the `queries`, on which
-    int8 is judged.
-
-    Raises:
-        RunError: The run's own images are gone or changed.
-        ManifestError: Those of the manifest are.
+    int8 is judged. Raises RunError where the run's own are gone or changed, ManifestError for those of the manifest.
     """
-    if manifest is not None:
-        return _calibration_pixels(read_manifest(manifest), card, count, queries)
-    with _of_the_run("int8 is set by real images", "--calibrate"):
-        return _calibration_pixels(training_manifest(config), card, count, queries)
-
-
-def _calibration_pixels(table: Manifest, card: ModelCard, count: int, queries: Collection[str]) -> NDArray[np.uint8]:
-    rows = table.split("train").rows or table.rows
-    others = tuple(row for row in rows if row.patient_id not in queries)
-    if not others:
-        log.warning("int8 is set and judged on the same patients, since there are no others: it may do less well on "
-                    "new ones.")  # fmt: skip
-    return read_pixels(Manifest(table.labels, evenly(others or rows, count)), card.preprocess)
+    with _explained(manifest, "int8 is set by real images", "--calibrate"):
+        table = read_manifest(manifest) if manifest else training_manifest(config)
+        rows = table.split("train").rows or table.rows
+        others = tuple(row for row in rows if row.patient_id not in queries)
+        if not others:
+            log.warning("int8 is set and judged on the same patients, since there are no others: it may do less well "
+                        "on new ones.")  # fmt: skip
+        return read_pixels(Manifest(table.labels, evenly(others or rows, count)), card.preprocess)
 
 
 def evenly(rows: tuple[Row, ...], most: int) -> tuple[Row, ...]:

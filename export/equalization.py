@@ -59,7 +59,7 @@ def equalise(model: ir.Model, images: NDArray[np.uint8]) -> None:
 
 
 def _is_depthwise_point(node: ir.Node | None) -> bool:
-    if node is None or node.op_type != "Conv" or len(node.inputs) < 3 or any(node.attributes.get_ints("pads", ())):
+    if node is None or node.op_type != "Conv" or len(node.inputs) < 3 or _pads(node):
         return False
     channels, *_, height, width = array(node.inputs[1]).shape
     return bool(node.attributes.get_int("group", 1) == channels and height == width == 1)
@@ -73,7 +73,7 @@ def _consumers(value: ir.Value, first: int = 0, rectified: bool = False) -> Iter
         if node.op_type == "Concat" and node.attributes.get_int("axis") == 1:
             before = node.inputs[: node.inputs.index(value)]
             yield from _consumers(node.outputs[0], first + sum(map(_channels, before)), rectified)
-        elif node.op_type in ("MaxPool", "Relu") or _is_plain_mean(node):
+        elif node.op_type in ("MaxPool", "Relu") or (node.op_type == "AveragePool" and not _pads(node)):
             yield from _consumers(node.outputs[0], first, rectified or node.op_type == "Relu")
         else:
             yield _Consumer(node, first, rectified)
@@ -85,8 +85,8 @@ def _channels(value: ir.Value | None) -> int:
     return int(value.shape[1])  # type: ignore[arg-type]
 
 
-def _is_plain_mean(node: ir.Node) -> bool:
-    return node.op_type == "AveragePool" and not any(node.attributes.get_ints("pads", ()))
+def _pads(node: ir.Node) -> bool:
+    return any(node.attributes.get_ints("pads", ()))
 
 
 def _rescale(writer: ir.Node, consumers: list[_Consumer], shift: Floats, scale: Floats) -> None:

@@ -45,7 +45,6 @@ _ADVICE = {
 }
 #: Writes a file of int8 with these layers left in float; other files have no choice of layers.
 Write = Callable[[Path, Sequence[str]], object]
-_PACKAGES = ("torch", "onnx", "onnxruntime", "openvino", "nncf")
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,6 @@ class ExportOptions:
         percentile: Cuts the activations' range in calibration; in (50, 100].
         tolerances: NAME=NUMBER for `ParityLimits.changed`.
         accept_parity_loss: Write a file beyond its limits all the same.
-
-    Raises:
-        UserError: Other names of OpenVINO files, or another percentile.
     """
 
     fp16: bool = False
@@ -190,10 +186,7 @@ class _Export:
 
         A TensorRT plan that cannot run here is let in as it is, and the report says why it was not compared. An int8
         file has as few layers in float as its limits allow, the first of those that `rank` gives; where none holds its
-        limits and that is accepted, it is the one that is int8 throughout.
-
-        Raises:
-            ParityError: It is beyond its limits.
+        limits and that is accepted, it is the one that is int8 throughout. Raises ParityError.
         """
         path = self.target.with_name(self.target.stem + ending)
         tries = []
@@ -254,7 +247,7 @@ class _Export:
             **({"not_compared": found} if isinstance(found, str) else found.to_json()),
             **more,
             "processor": " ".join([machine["processor"], *machine["features"]]),
-            "versions": versions(_PACKAGES),
+            "versions": versions("torch", "onnx", "onnxruntime", "openvino", "nncf"),
         }
         if isinstance(found, Parity) and found.failures:
             facts["accepted"] = list(found.failures)

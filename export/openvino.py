@@ -35,22 +35,11 @@ _CONVOLUTIONS = ("Convolution", "GroupConvolution")
 
 
 def write_openvino(
-    model: bytes,
-    path: Path,
-    precision: OpenVinoPrecision,
-    calibration: NDArray[np.uint8] | None = None,
-    *,
-    keep: Sequence[str] = (),
-    percentile: float | None = None,
-) -> None:
+    model: bytes, path: Path, precision: OpenVinoPrecision, calibration: NDArray[np.uint8] | None = None, *,
+    keep: Sequence[str] = (), percentile: float | None = None,
+) -> None:  # fmt: skip
     """Write a .xml file and the .bin beside it. An int8 file has an embedding space of its own, whose name in its card
-    ends with the first digits of the SHA-256 of the .bin.
-
-    Args:
-        model: The bytes of a float32 ONNX file, its card and head inside.
-        calibration: Real images, uint8 [M, 1, S, S], that tell int8 the ranges of activations.
-        keep: Layers that stay in float, the first of `sensitive_layers`.
-        percentile: What a range holds of an image's values on either side (say 99.99). None: all.
+    ends with the first digits of the SHA-256 of the .bin. The arguments are those of `quantize_ort.to_int8`.
 
     Raises:
         ModelError: int8 without images, or a layer to keep that is not there.
@@ -86,8 +75,8 @@ def sensitive_layers(
         return ops.reduce_mean(ops.multiply(node, node), [0, 1, 2, 3])
 
     model = equalised(model, calibration)
-    exact_graph = _read(model)
-    layers = {node.get_friendly_name(): node for node in _encoder(exact_graph) if node.get_type_name() in _CONVOLUTIONS}
+    encoder = _encoder(_read(model))
+    layers = {name: node for name, node in encoder.items() if node.get_type_name() in _CONVOLUTIONS}
     graph = _quantise(_read(model), calibration, (), percentile, correct_bias=False)
     nodes = {node.get_friendly_name(): node for node in graph.get_ordered_ops()}
     outputs = []
@@ -121,7 +110,7 @@ def _read(model: bytes) -> Any:
     graph = import_openvino().Core().read_model(model)
     size = graph.input(0).partial_shape[2].get_length()
     graph.reshape([1, 1, size, size])
-    ops, encoder = import_openvino().opset13, {node.get_friendly_name() for node in _encoder(graph)}
+    ops, encoder = import_openvino().opset13, _encoder(graph)
     for node in graph.get_ordered_ops():
         if node.get_type_name() == "MatMul" and node.get_friendly_name() not in encoder:
             rows, weights = node.input_value(0), node.input_value(1)
@@ -133,22 +122,22 @@ def _read(model: bytes) -> Any:
     return graph
 
 
-def _encoder(graph: Any) -> list[Any]:
-    """The nodes that the feature map comes from. All others are the head, which stays float32."""
+def _encoder(graph: Any) -> dict[str, Any]:
+    """The nodes that the feature map comes from, by name. All others are the head, which stays float32."""
     wanted, found = [graph.output("feature_map").get_node()], set()
     while wanted:
         node = wanted.pop()
         if node.get_friendly_name() not in found:
             found.add(node.get_friendly_name())
             wanted.extend(value.get_node() for value in node.input_values())
-    return [node for node in graph.get_ordered_ops() if node.get_friendly_name() in found]
+    return {name: node for node in graph.get_ordered_ops() if (name := node.get_friendly_name()) in found}
 
 
 def _quantise(
     graph: Any, images: NDArray[np.uint8], keep: Sequence[str], percentile: float | None, *, correct_bias: bool = True
 ) -> Any:
     nncf = import_nncf()
-    encoder = {node.get_friendly_name() for node in _encoder(graph)}
+    encoder = _encoder(graph).keys()
     names = {node.get_friendly_name() for node in graph.get_ordered_ops()}
     unknown = sorted(set(keep) - encoder)
     if unknown:

@@ -13,20 +13,7 @@ from numpy.typing import NDArray
 
 from cbmir.errors import UserError
 from cbmir.runtime.engines.base import Outputs
-from cbmir.training.metrics import (
-    add_negative_class,
-    class_aucs,
-    inner_products,
-    interval,
-    mean_of_known,
-    nanmean,
-    patient_codes,
-    patient_weights,
-    positives,
-    resampled_class_aucs,
-    retrieval_values,
-    weighted_means,
-)
+from cbmir.training import metrics
 
 NEIGHBOURS = 10
 Floats = NDArray[np.float64]
@@ -177,10 +164,8 @@ class Parity:
 def measure_parity(reference: Outputs, found: Outputs, cases: Cases, limits: ParityLimits) -> Parity:
     """Compare answers to the same M images, embeddings float32 [M, D] and scores float32 [M, C], with the source's.
 
-    Cosines are computed in float64, since the limits are finer than a cosine in float32.
-
-    Raises:
-        UserError: The answers have other dimensions or labels.
+    Cosines are computed in float64, since the limits are finer than a cosine in float32. Raises UserError where the
+    answers have other dimensions or labels.
     """
     own, theirs = _unit(reference.embedding), _unit(found.embedding)
     if own.shape != theirs.shape or reference.scores.shape != found.scores.shape:
@@ -190,12 +175,12 @@ def measure_parity(reference: Outputs, found: Outputs, cases: Cases, limits: Par
         )
     cosines = (own * theirs).sum(axis=1)
     queries, thresholds = cases.queries, np.asarray(cases.thresholds, np.float64)
-    weights = patient_weights(cases.patients[:queries])
+    weights = metrics.patient_weights(cases.patients[:queries])
     nearest = _nearest(own[:queries], own, cases)
     alike = (reference.scores > thresholds) == (found.scores > thresholds)
     ndcgs = [
         _ndcg(theirs, cases, labels) - _ndcg(own, cases, labels)
-        for labels in (positives(cases.labels), add_negative_class(cases.labels))
+        for labels in (metrics.positives(cases.labels), metrics.add_negative_class(cases.labels))
     ]
     return Parity(
         images=len(own),
@@ -221,7 +206,7 @@ def _unit(embedding: NDArray[np.float32]) -> Floats:
 
 def _nearest(queries: Floats, gallery: Floats, cases: Cases) -> list[set[int]]:
     """Positions of the ten nearest images of each query, its own patient's left out."""
-    own, others = patient_codes(cases.patients[: cases.queries], cases.patients)
+    own, others = metrics.patient_codes(cases.patients[: cases.queries], cases.patients)
     found = []
     for patient, cosines in zip(own, queries @ gallery.T, strict=True):
         allowed = np.flatnonzero(others != patient)
@@ -239,21 +224,22 @@ def _ndcg(embedding: Floats, cases: Cases, positive: NDArray[np.float32]) -> Flo
     queries = cases.queries
     if not np.isfinite(embedding).all():
         return np.full(queries, math.nan)
-    similarity = inner_products(embedding[:queries], embedding)
+    similarity = metrics.inner_products(embedding[:queries], embedding)
     sides = positive[:queries], positive, cases.patients[:queries], cases.patients
-    return retrieval_values(similarity, *sides, k=NEIGHBOURS).ndcg
+    return metrics.retrieval_values(similarity, *sides, k=NEIGHBOURS).ndcg
 
 
 def _auc_difference(
     reference: NDArray[np.float32], found: NDArray[np.float32], labels: NDArray[np.float32], weights: Floats
 ) -> Estimate:
-    values = class_aucs(found, labels) - class_aucs(reference, labels)
-    samples = resampled_class_aucs(found, labels, weights) - resampled_class_aucs(reference, labels, weights)
-    return Estimate(mean_of_known(values), *interval(nanmean(samples[:, ~np.isnan(values)], axis=1)))
+    values = metrics.class_aucs(found, labels) - metrics.class_aucs(reference, labels)
+    samples, others = (metrics.resampled_class_aucs(scores, labels, weights) for scores in (found, reference))
+    means = metrics.nanmean((samples - others)[:, ~np.isnan(values)], axis=1)
+    return Estimate(metrics.mean_of_known(values), *metrics.interval(means))
 
 
 def _estimate(values: Floats, weights: Floats) -> Estimate:
-    return Estimate(mean_of_known(values), *interval(weighted_means(values, weights)))
+    return Estimate(metrics.mean_of_known(values), *metrics.interval(metrics.weighted_means(values, weights)))
 
 
 def _size(difference: Estimate) -> tuple[float, str]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -51,8 +52,7 @@ def to_int8(
         UserError: Other images, layers or percentiles.
         CardError: A file without a card.
     """
-    card, head = _card_and_head(model)
-    _check_images(calibration, card)
+    card, head = _checked(model, calibration)
     check_percentile(percentile)
     graph, grids, apart = _calibrated(model, calibration, percentile)
     unknown = sorted(set(keep) - {node.name for node in encoder_nodes(graph) if node.op_type == "Conv"})
@@ -80,8 +80,7 @@ def sensitive_layers(
     so many of the images, when that tensor alone is rounded to int8. So the two ends of the worst tensor come first;
     once both are kept it is float, unless a Concat or a pooling between them keeps it in int8.
     """
-    card, _ = _card_and_head(model)
-    _check_images(calibration, card)
+    _checked(model, calibration)
     graph, grids, _ = _calibrated(model, calibration, percentile)
     read = {
         name: value
@@ -102,19 +101,18 @@ def _writer(value: ir.Value | None) -> ir.Node | None:
     return _writer(node.inputs[0]) if node and node.op_type in _ACTIVATIONS else node
 
 
-def _card_and_head(model: bytes) -> tuple[ModelCard, str]:
+def _checked(model: bytes, images: NDArray[np.uint8]) -> tuple[ModelCard, str]:
+    """The file's card and head. Raises CardError for a file without them, UserError for images that do not fit it."""
     metadata = read_graph(model).metadata_props
     if CARD_KEY not in metadata or HEAD_KEY not in metadata:
         raise CardError(f"expected a float32 ONNX file of cbmir with {CARD_KEY} and {HEAD_KEY}, found "
                         f"{sorted(metadata)}; make one with 'cbmir export RUN -o model.onnx'")  # fmt: skip
-    return ModelCard.loads(metadata[CARD_KEY]), metadata[HEAD_KEY]
-
-
-def _check_images(images: NDArray[np.uint8], card: ModelCard) -> None:
+    card = ModelCard.loads(metadata[CARD_KEY])
     size = card.preprocess.crop
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (1, size, size) or not len(images):
         raise UserError(f"expected images to calibrate on, uint8 [M, 1, {size}, {size}], found {images.dtype} "
                         f"{list(images.shape)}; give real X-rays of the kind that the model will see")  # fmt: skip
+    return card, metadata[HEAD_KEY]
 
 
 def _calibrated(
@@ -170,37 +168,28 @@ def _quantise(
     """The QDQ graph, but for the layers `keep` and the activations `apart`, which stay float operators."""
     quantization = require("onnxruntime.quantization", "export")
 
-    class OneImage(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
-        """It must see an image, but takes the ranges from the overrides."""
-
-        def __init__(self) -> None:
-            self.waiting = [{"image": image}]
-
-        def get_next(self) -> Any:
-            return self.waiting.pop() if self.waiting else None
-
     encoder = set(encoder_nodes(model))
     head = [node.name for node in model.graph if node not in encoder]
     # An activation after a layer in float would else have the values before it quantised.
     kept = [value for node in model.graph if node.name in keep for value in node.outputs]
     after = [node.name for value in kept for node in value.consumers() if node.op_type in _ACTIVATIONS]
-    overrides = {
-        name: [{"scale": np.array(scale), "zero_point": np.array(zero)}] for name, (scale, zero) in grids.items()
-    }
+    ranges = {name: [{"scale": np.array(step), "zero_point": np.array(zero)}] for name, (step, zero) in grids.items()}
     RemoveUnusedNodesPass()(model)  # ONNX Runtime prints a warning for each folded or replaced constant
     with TemporaryDirectory() as folder:
         source, target = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
         ir.save(model, source)
+        # It must see an image, but takes its ranges from `ranges`.
+        one_image = SimpleNamespace(get_next=partial(next, iter([{"image": image}]), None))
         quantization.quantize_static(
             source,
             target,
-            OneImage(),
+            one_image,
             quant_format=quantization.QuantFormat.QDQ,
             op_types_to_quantize=list(_QUANTISED),
             per_channel=True,
             activation_type=quantization.QuantType.QUInt8,
             weight_type=quantization.QuantType.QInt8,
             nodes_to_exclude=[*head, *keep, *after, *apart],
-            extra_options={"TensorQuantOverrides": overrides},
+            extra_options={"TensorQuantOverrides": ranges},
         )
         return read_graph(target.read_bytes())

@@ -29,12 +29,15 @@ _WORKSPACE = 1 << 30
 
 
 def resolve_target(target: str) -> str:
-    """The target by its name (sm86 …), also of `current`. Raises as `build_plan` where it cannot be built for here."""
+    """The target by its name (sm86 …), also of `current`. Raises as `write_plan` where it cannot be built for here."""
     return _builder_for(target)[2]
 
 
-def build_plan(model: bytes, target: str, *, max_batch: int = 32) -> bytes:
-    """A plan from the bytes of a float32 or float16 file of `cbmir export`.
+def write_plan(model: bytes, path: Path, target: str, max_batch: int = 32) -> None:
+    """Build a plan from the bytes of a float32 or float16 file of `cbmir export`, and write it with its sidecar beside.
+
+    The sidecar comes first, so that a plan is never there without it: a plan of an older export that it then
+    contradicts for a moment is refused by its SHA-256.
 
     Args:
         target: A GPU's compute capability (sm75, sm86 …), or `current` for the GPU that is here. TensorRT for RTX
@@ -49,30 +52,19 @@ def build_plan(model: bytes, target: str, *, max_batch: int = 32) -> bytes:
     """
     if max_batch < 1:
         raise UserError(f"expected a largest batch of at least 1, found {max_batch}")
-    card, _ = _card_and_head(model)
+    card, head = _card_and_head(model)
     trt, flavour, target = _builder_for(target)
     logger = tensorrt_logger(trt)
     builder = trt.Builder(logger)
     network = _parse(trt, builder, logger, model)
     _check_tensors(trt, network, card)
     config = _configure(trt, flavour, target, builder, network.get_input(0), max_batch)
-    plan = builder.build_serialized_network(network, config)
+    built = builder.build_serialized_network(network, config)
     if logger.warnings:
         log.info("TensorRT's warnings: %s", "; ".join(logger.warnings))
-    if plan is None:
+    if built is None:
         raise ModelError(f"{flavour} cannot build a plan for {target}: {'; '.join(logger.errors) or 'it gave no word'}")
-    return bytes(plan)
-
-
-def write_plan(model: bytes, path: Path, target: str, max_batch: int = 32) -> PlanInfo:
-    """Build a plan and write it to `path`, with its sidecar beside; see `build_plan` for the rest.
-
-    The sidecar comes first, so that a plan is never there without it: a plan of an older export that it then
-    contradicts for a moment is refused by its SHA-256.
-    """
-    plan = build_plan(model, target, max_batch=max_batch)
-    trt, flavour, target = _builder_for(target)
-    card, head = _card_and_head(model)
+    plan = bytes(built)
     info = PlanInfo(
         card=card.with_(versions=card.versions | {flavour: trt.__version__}),
         head=decode_head(head, card, path),
@@ -86,7 +78,6 @@ def write_plan(model: bytes, path: Path, target: str, max_batch: int = 32) -> Pl
     with replacing(path) as temporary:
         temporary.write_bytes(plan)
         write_json(sidecar_of(path), info.to_json())
-    return info
 
 
 def _card_and_head(model: bytes) -> tuple[ModelCard, str]:

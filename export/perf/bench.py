@@ -26,10 +26,7 @@ from cbmir.runtime.engines.base import EngineHealth
 log = logging.getLogger("cbmir")
 
 ROUNDS = 12
-#: Fewer runs than that have no 99th percentile.
-FOR_P99 = 100
 COMPARED = 16
-_IMAGES = "smooth random images, uint8, seed 0"
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ class BenchReport:
     entrants: tuple[Entrant, ...]
     speeds: tuple[Speed, ...]
     machine: dict[str, Any] = field(default_factory=describe_machine)
-    images: str = _IMAGES
+    images: str = "smooth random images, uint8, seed 0"
     schema: int = 1
 
     def to_json(self) -> dict[str, Any]:
@@ -94,13 +91,9 @@ Times = dict[tuple[int, str], list[list[float]]]
 
 
 def bench(
-    contenders: Sequence[Contender],
-    size: int,
-    *,
-    batches: Sequence[int] = (1, 8),
-    baseline: str | None = None,
+    contenders: Sequence[Contender], size: int, *, batches: Sequence[int] = (1, 8), baseline: str | None = None,
     seconds: float = 3.0,
-) -> BenchReport:
+) -> BenchReport:  # fmt: skip
     """Time contenders, which take turns and are in memory at the same time. Ctrl-C after the first round ends it.
 
     Args:
@@ -170,7 +163,7 @@ def _speed(batch: int, name: str, rounds: Sequence[Sequence[float]], baseline: S
         batch=batch,
         contender=name,
         milliseconds=median,
-        p99=float(np.percentile(runs, 99)) if len(runs) >= FOR_P99 else None,
+        p99=float(np.percentile(runs, 99)) if len(runs) >= 100 else None,
         images_per_second=batch / median * 1000,
         ratio=ratio(_medians(rounds), _medians(baseline)),
         runs=len(runs),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -37,6 +38,7 @@ class Contender(ABC):
     has_weights: ClassVar[bool] = True
     #: Whether it is left out, with a warning, where it cannot be opened: as a file of a folder may be.
     optional: bool = field(default=False, kw_only=True)
+    threads: int | None = field(default=None, kw_only=True)
 
     @abstractmethod
     def open(self) -> tuple[Answer, EngineHealth]:
@@ -50,7 +52,6 @@ class ModelContender(Contender):
     path: Path
     engine: str = "auto"
     mode: Mode = "auto"
-    threads: int | None = None
 
     def open(self) -> tuple[Answer, EngineHealth]:
         engine = open_engine(self.path, engine=self.engine, mode=self.mode, threads=self.threads)
@@ -62,7 +63,6 @@ class OnnxRuntimePeer(Contender):
     """A plain InferenceSession on the CPU, its options as they come, but for the number of threads."""
 
     path: Path
-    threads: int | None = None
 
     def open(self) -> tuple[Answer, EngineHealth]:
         ort = require("onnxruntime", "cpu")
@@ -81,15 +81,13 @@ class OpenVinoPeer(Contender):
     """
 
     path: Path
-    threads: int | None = None
 
     def open(self) -> tuple[Answer, EngineHealth]:
         openvino = import_openvino()
         settings = {} if self.threads is None else {"INFERENCE_NUM_THREADS": self.threads}
         compiled = openvino.Core().compile_model(str(self.path), "CPU", settings)
-        precision = {"bf16": "bfloat16", "f16": "float16"}.get(
-            compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name(), "float32"
-        )
+        hint = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+        precision = {"bf16": "bfloat16", "f16": "float16"}.get(hint, "float32")
         embedding = compiled.output("embedding")
         version, reason = openvino.__version__.split("-")[0], "compile_model with default settings"
         health = peer_health("openvino", version, self.threads, reason, precision)
@@ -104,7 +102,6 @@ class TorchPeer(Contender):
 
     card: ModelCard
     channels_last: bool = False
-    threads: int | None = None
 
     def open(self) -> tuple[Answer, EngineHealth]:
         torch = require("torch", "train")
@@ -136,7 +133,6 @@ class MatrixPeak(Contender):
 
     flops: int
     precision: Literal["float32", "bfloat16"]
-    threads: int | None = None
 
     def open(self) -> tuple[Answer, EngineHealth]:
         torch = require("torch", "train")
@@ -161,8 +157,7 @@ def peer_contenders(
 ) -> Iterator[Contender]:
     """Contenders written by hand in torch, onnxruntime and openvino, those of `libraries`; `peak` adds matrix products.
 
-    Raises:
-        ModelError: There is no float32 .onnx file among the models, or with one, for all but torch.
+    Raises ModelError where there is no float32 .onnx file among the models, or with one, for all but torch.
     """
     for library in libraries:
         if library == "torch":
@@ -170,11 +165,11 @@ def peer_contenders(
             yield TorchPeer("peer torch channels_last", card, channels_last=True, threads=threads)
         else:
             kind = OnnxRuntimePeer if library == "onnxruntime" else OpenVinoPeer
-            yield kind(f"peer {library}", float32_file(models), threads)
+            yield kind(f"peer {library}", float32_file(models), threads=threads)
     if peak:
         flops = count_flops(float32_file(models))
-        yield MatrixPeak("peak float32", flops, "float32", threads)
-        yield MatrixPeak("peak bfloat16", flops, "bfloat16", threads)
+        yield MatrixPeak("peak float32", flops, "float32", threads=threads)
+        yield MatrixPeak("peak bfloat16", flops, "bfloat16", threads=threads)
 
 
 def peer_health(
@@ -200,10 +195,9 @@ def model_contenders(
     found = []
     for path, optional in files:
         name = path.name if names.count(path.name) == 1 else str(path)
-        for engine in engines:
-            for mode in modes:
-                words = [name, *([engine] if engine != "auto" else []), *([mode] if len(modes) > 1 else [])]
-                found.append(ModelContender(" ".join(words), path, engine, mode, threads, optional=optional))
+        for engine, mode in product(engines, modes):
+            words = [name, *([engine] if engine != "auto" else []), *([mode] if len(modes) > 1 else [])]
+            found.append(ModelContender(" ".join(words), path, engine, mode, threads=threads, optional=optional))
     return found
 
 

@@ -6,7 +6,6 @@ import math
 import os
 import platform
 import re
-from collections.abc import Iterable
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +23,9 @@ def count_flops(path: Path) -> int:
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 1
     graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    shapes = _shapes(graph)
+    shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):  # 0 for a side that is not known
+        shapes[value.name] = [side.dim_value for side in value.type.tensor_type.shape.dim]
     total = 0
     for node in graph.node:
         if node.op_type not in ("Conv", "Gemm", "MatMul"):
@@ -39,18 +40,9 @@ def count_flops(path: Path) -> int:
     return total
 
 
-def _shapes(graph: Any) -> dict[str, list[int]]:
-    """Name -> sides, 0 for one that is not known."""
-    shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        shapes[value.name] = [side.dim_value for side in value.type.tensor_type.shape.dim]
-    return shapes
-
-
 #: What a processor says of its matrix and vector instructions, the ones that decide a model's speed.
 _FEATURES = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_fp16", "avx512_vnni", "avx512f", "avx_vnni", "avx2",
              "asimd", "bf16", "i8mm", "sve")  # fmt: skip
-_PACKAGES = ("cbmir", "numpy", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt", "torch")
 
 
 def describe_machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
@@ -67,7 +59,7 @@ def describe_machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
         "features": [feature for feature in _FEATURES if feature in has],
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
-        "packages": versions(_PACKAGES),
+        "packages": versions("cbmir", "numpy", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt", "torch"),
     }
 
 
@@ -81,7 +73,7 @@ def in_words(machine: dict[str, Any]) -> str:
     )
 
 
-def versions(packages: Iterable[str]) -> dict[str, str]:
+def versions(*packages: str) -> dict[str, str]:
     """Name -> version of the packages that are installed."""
     found = {}
     for package in packages:

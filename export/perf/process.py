@@ -27,11 +27,9 @@ from cbmir.runtime.engines.base import EngineHealth
 
 
 class RemoteObject(Closing):
-    """Starts a process at once, by spawn, in which `make` makes an object; `call` calls its methods.
+    """Starts a process at once, by spawn, in which `make` (picklable) makes an object; `call` calls its methods.
 
-    Args:
-        name: Of the object, in errors.
-        make: Picklable.
+    Errors say `name`.
     """
 
     def __init__(self, name: str, make: Callable[[], object]) -> None:
@@ -99,9 +97,8 @@ class RunningContender:
         self._answer, health = contender.open()
         self._answer(images[:1])
         seconds = time.perf_counter() - started
-        embedding = None
-        if contender.has_weights:
-            embedding = np.concatenate([self._answer(images[n : n + 1]) for n in range(compared)])
+        ones = [images[n : n + 1] for n in range(compared)]
+        embedding = np.concatenate(list(map(self._answer, ones))) if contender.has_weights else None
         self._opened = Opened(health, seconds, embedding)
 
     def opened(self) -> Opened:
@@ -143,10 +140,8 @@ def time_runs(run: Callable[[], object], seconds: float, clock: Callable[[], flo
 
 
 def memory() -> dict[str, int]:
-    """Bytes of memory of this process by the names of /proc/self/status, which tells of none where it does not exist:
-    VmRSS now, in RssAnon (its own) and RssFile (mapped), and VmHWM at its peak.
-
-    (getrusage's ru_maxrss begins at the parent's size, whose memory a new process has until it runs its own program.)
+    """Bytes by the names of /proc/self/status, where it exists: VmRSS now, in RssAnon (its own) and RssFile (mapped),
+    and VmHWM at its peak. (getrusage's ru_maxrss begins at the size of the parent process.)
     """
     status = Path("/proc/self/status")
     lines = [line.split() for line in status.read_text().splitlines()] if status.exists() else []

@@ -96,9 +96,7 @@ class ModelCard:
         return replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:
-        data = asdict(self)
-        data["labels"] = self.labels.to_json()
-        return data
+        return asdict(self) | {"labels": self.labels.to_json()}
 
     def dumps(self) -> str:
         return json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False)
@@ -125,15 +123,13 @@ class ModelCard:
                 f"missing {sorted(known - set(data))}, unknown {sorted(set(data) - known)}"
             )
         try:
-            return cls(
-                **data
-                | {
-                    "labels": LabelSet.from_json(data["labels"]),
-                    "preprocess": PreprocessSpec.from_json(data["preprocess"]),
-                    "proxies_per_class": tuple(data["proxies_per_class"]),
-                    "thresholds": tuple(data["thresholds"]),
-                    "calibration": tuple(None if c is None else Calibration(**c) for c in data["calibration"]),
-                }
-            )
+            data |= {
+                "labels": LabelSet.from_json(data["labels"]),
+                "preprocess": PreprocessSpec.from_json(data["preprocess"]),
+                "proxies_per_class": tuple(data["proxies_per_class"]),
+                "thresholds": tuple(data["thresholds"]),
+                "calibration": tuple(None if c is None else Calibration(**c) for c in data["calibration"]),
+            }
+            return cls(**data)
         except (TypeError, ValueError) as error:
             raise CardError(f"{source}: damaged model card: {error}") from error

@@ -55,7 +55,6 @@ CHEXPERT_9 = (
     "Atelectasis", "Pneumothorax", "Pleural Effusion",
 )  # fmt: skip
 
-
 # Other spellings, in lower case with spaces for underscores.
 _ALIASES = {
     "pleural effusion": "Effusion",

@@ -39,9 +39,8 @@ from cbmir.labels import LabelSet
 csv.field_size_limit(2**31 - 1)
 
 FIXED_COLUMNS = ("image", "patient_id", "study_id", "view", "split", "report")
-SOURCE_COLUMN, DATE_COLUMN = "source", "date"
 #: Columns that a manifest has only if a row has a value there.
-OPTIONAL_COLUMNS = (SOURCE_COLUMN, DATE_COLUMN)
+OPTIONAL_COLUMNS = ("source", "date")
 SPLITS = ("train", "val", "test", "")
 VIEWS = ("PA", "AP", "LATERAL", "")
 #: What a label cell may hold, and what it means; CSV, pandas and Parquet write the same number in several ways.
@@ -215,11 +214,11 @@ def _row(path: Path, number: int, record: dict[str, str], names: tuple[str, ...]
         raise ManifestError(f"{path}, row {number}: expected split train, val, test or empty, found {split!r}")
     if view not in VIEWS:
         raise ManifestError(f"{path}, row {number}: expected view PA, AP, LATERAL or empty, found {view!r}")
-    day = record.get(DATE_COLUMN, "").strip()
+    day = record.get("date", "").strip()
     if not is_date(day):
         raise ManifestError(f"{path}, row {number}: expected a date YYYY-MM-DD or nothing, found {day!r}")
     labels = tuple(_label(path, number, name, record[name]) for name in names)
-    study, source = record.get("study_id", "").strip(), record.get(SOURCE_COLUMN, "").strip()
+    study, source = record.get("study_id", "").strip(), record.get("source", "").strip()
     return Row(base / image, patient, labels, study, view, split, record.get("report", ""), source, day)
 
 

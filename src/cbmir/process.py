@@ -45,3 +45,8 @@ def signals_held() -> Iterator[None]:
 def available_threads() -> int:
     """Processors that this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_each(threads: int | None, at_once: int) -> int:
+    """`threads` if given; else so many that answers `at_once` get no more of them than there are processors."""
+    return threads or max(1, available_threads() // at_once)

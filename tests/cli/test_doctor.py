@@ -9,6 +9,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,21 @@ def run(*args: str) -> int:
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The only modules that doctor can import."""
+    known: dict[str, Any] = {}
+
+    def import_module(name: str) -> Any:
+        if name not in known:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return known[name]
+
+    monkeypatch.setattr(doctor, "importlib", SimpleNamespace(import_module=import_module))
+    return known
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, modules: dict[str, Any]) -> Callable[..., None]:
     """Pretend other versions, None for absent, and that no optional module can be imported."""
 
     def pretend(**versions: str | None) -> None:
@@ -46,7 +61,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             return real(name) if found == "real" else found
 
         monkeypatch.setattr(metadata, "version", version)
-        monkeypatch.setattr(doctor, "_load", lambda module, problems: None)
 
     return pretend
 
@@ -135,11 +149,10 @@ def test_engines_are_what_auto_goes_by(tiny_model: Path) -> None:
                 open_engine(tiny_model, engine=name)
 
 
-def test_the_text_says_why_an_engine_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_says_why_an_engine_does_not_load(modules: dict[str, Any]) -> None:
     whys = {"openvino": 'openvino is not installed; pip install "cbmir[openvino]"'}
     available = SimpleNamespace(why_not=lambda name: whys.get(name, ""), library=lambda name: f"Library of {name}")
-    modules = {"cbmir.runtime.engines.availability": available}
-    monkeypatch.setattr(doctor, "_load", lambda module, problems: modules.get(module))
+    modules["cbmir.runtime.engines.availability"] = available
     text = doctor.text(doctor.examine())
     assert '  openvino             openvino is not installed; pip install "cbmir[openvino]"\n' in text
     assert "  tensorrt             loads, Library of tensorrt\n" in text
@@ -156,23 +169,20 @@ def test_matrix_instructions_are_told_in_words(tmp_path: Path) -> None:
     assert found["name"] == "Some Processor"
     assert list(found["matrix"]) == ["amx_bf16", "avx512_vnni"]
     assert doctor._processor(on(tmp_path / "missing"))["matrix"] == {}
-    assert doctor._processor(None)["matrix"] == {}
 
 
-def test_the_nvidia_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = {"cbmir.runtime.engines.nvidia": SimpleNamespace(current_gpu=lambda: Gpu("Card", "sm90", 80 << 30))}
-    monkeypatch.setattr(doctor, "_load", lambda module, problems: modules.get(module))
+def test_the_nvidia_gpu_is_named(modules: dict[str, Any]) -> None:
+    modules["cbmir.runtime.engines.nvidia"] = SimpleNamespace(current_gpu=lambda: Gpu("Card", "sm90", 80 << 30))
     report = doctor.examine()
     assert report["gpu"] == "Card, sm90, 80 GiB"
     assert "  Card, sm90, 80 GiB\n" in doctor.text(report)
 
 
-def test_gpus_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = SimpleNamespace(
+def test_gpus_are_listed(modules: dict[str, Any]) -> None:
+    modules["torch"] = SimpleNamespace(
         cuda=SimpleNamespace(device_count=lambda: 2, get_device_name=lambda number: f"Card {number}"),
         backends=SimpleNamespace(mps=SimpleNamespace(is_available=lambda: True)),
     )
-    monkeypatch.setattr(doctor, "_load", lambda module, problems: torch if module == "torch" else None)
     assert doctor.examine()["devices"] == ["cpu", "cuda:0 Card 0", "cuda:1 Card 1", "mps"]
 
 
@@ -201,14 +211,12 @@ def test_what_does_not_import_is_a_problem(monkeypatch: pytest.MonkeyPatch, caps
     assert "Problems\n  cbmir.runtime.engines.availability does not import" in doctor.text(report)
 
 
-def test_absent_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    def import_module(name: str) -> ModuleType:
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    monkeypatch.setattr(doctor, "importlib", SimpleNamespace(import_module=import_module))
+@pytest.mark.usefixtures("modules")
+def test_absent_is_no_problem() -> None:
     report = doctor.examine()
     assert report["problems"] == []
     assert report["engines"] == {}
+    assert report["processor"]["matrix"] == {}
 
 
 def test_whatever_an_import_raises_is_a_problem(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
@@ -231,7 +239,8 @@ def test_whatever_an_import_raises_is_a_problem(monkeypatch: pytest.MonkeyPatch,
 
 def test_what_imports_and_does_not_work_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where an update broke off, or pydicom is 2, which has no `pydicom.pixels`."""
-    monkeypatch.setattr(doctor, "_load", lambda module, problems: SimpleNamespace())
+    empty = SimpleNamespace(import_module=lambda name: SimpleNamespace())
+    monkeypatch.setattr(doctor, "importlib", empty)
     monkeypatch.setitem(sys.modules, "pydicom.pixels.decoders.base", None)
     report = doctor.examine()
     assert [problem.split(":")[:2] for problem in report["problems"]] == [

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from cbmir.errors import CardError, EngineError, ModelError, UserError
 from cbmir.export import tensorrt
-from cbmir.export.tensorrt import build_plan, resolve_target, write_plan
+from cbmir.export.tensorrt import resolve_target, write_plan
 from cbmir.runtime.engines.nvidia import Gpu, cache_key
 from cbmir.runtime.engines.tensorrt import read_plan, read_plan_info, sidecar_of
 
@@ -41,6 +42,13 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SimpleNamespace]]:
 
     monkeypatch.setattr(tensorrt, "_configure", configure)
     yield seen
+
+
+def build_plan(model: bytes, target: str, max_batch: int = 32) -> bytes:
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "model.plan")
+        write_plan(model, path, target, max_batch)
+        return path.read_bytes()
 
 
 def changed(model: Path, change: Change) -> bytes:

@@ -11,7 +11,7 @@ import click
 
 from cbmir.cli.options import PATH, command, option, training_options
 from cbmir.errors import require
-from cbmir.manifest import Manifest, read_manifest, read_table
+from cbmir.manifest import read_manifest, read_table
 
 
 @command(
@@ -54,11 +54,11 @@ def benchmark(
     results.json, figures/ and selections/. A finished cell (a method on one selection) is never trained again; one
     that fails is shown with its error, and the rest goes on.
     """
-
     require("lightning", "train")
     from cbmir.training.comparison.plan import Plan, make_plan, prepare, preview, select_parts
     from cbmir.training.comparison.protocols import PROTOCOLS
     from cbmir.training.comparison.report.render import write_report
+    from cbmir.training.readers.nih import read_entries
 
     if report is None and not dry_run:
         raise click.UsageError("Missing option '-o' / '--output'; or use --dry-run.")
@@ -69,7 +69,9 @@ def benchmark(
         options["devices"] = "1"  # the batch, and so what is trained, is the same on every machine
     if options["weights"] not in ("none", "imagenet"):
         options["weights"] = str(Path(options["weights"]).resolve())
-    table = _read(protocol, manifest, dry_run)
+    # A dry run opens no image, so it takes NIH's own table too.
+    own = dry_run and protocol == "nih" and manifest.is_file() and "Image Index" in read_table(manifest)[0]
+    table = read_entries(manifest) if own else read_manifest(manifest)
     plan = make_plan(
         PROTOCOLS[protocol], table, manifest,
         methods=() if methods == "all" else tuple(name.strip() for name in methods.split(",")),
@@ -106,12 +108,3 @@ def benchmark_cell(report: Path, name: str) -> None:
 
     plan = Plan.read(report)
     run_cell(report, plan, plan.cell(name))
-
-
-def _read(protocol: str, path: Path, dry_run: bool) -> Manifest:
-    """The manifest; for a dry run also NIH's own table, since no image is opened."""
-    from cbmir.training.readers.nih import read_entries
-
-    if dry_run and protocol == "nih" and path.is_file() and "Image Index" in read_table(path)[0]:
-        return read_entries(path)
-    return read_manifest(path)

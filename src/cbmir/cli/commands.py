@@ -48,9 +48,7 @@ class CommandGroup(click.Group):
         found = vars(import_module(f"cbmir.cli.{self.modules[cmd_name]}")).values()
         return next(one for one in found if isinstance(one, click.Command) and one.name == cmd_name)
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from cbmir.cli.options import PATH, command, json_option, option, print_answer, together
 from cbmir.labels import NIH_14
-from cbmir.manifest import read_manifest, write_manifest
+from cbmir.manifest import Manifest, read_manifest, write_manifest
 from cbmir.preprocessing import INTENSITIES
-
-if TYPE_CHECKING:
-    from cbmir.manifest import Manifest
 
 # The options that every reader shares.
 _writes_manifest = together(
@@ -190,7 +187,6 @@ def check(manifest: Path, quick: bool, workers: int, as_json: bool) -> None:
 
 
 def _write(manifest: Manifest, path: Path, as_json: bool) -> None:
-
     write_manifest(manifest, path)
     _tell(manifest, path, as_json)
 

@@ -7,23 +7,13 @@ from typing import Any
 
 import click
 
-from cbmir.cli.options import (
-    PATH,
-    announce,
-    command,
-    engine_option,
-    host_option,
-    option,
-    port_option,
-    pseudonyms_option,
-)
+from cbmir.cli.options import PATH, announce, command, engine_option, listen_options, option, pseudonyms_option
 
 
 @command("cbmir demo model.onnx gallery", "cbmir demo model.onnx gallery --port 8080 --examples xrays/")
 @click.argument("model", type=PATH)
 @click.argument("gallery", type=click.Path())
-@host_option
-@port_option(7860)
+@listen_options(7860)
 @option("--examples", type=PATH, help="A folder of X-rays to choose from.  [default: some of the gallery]")
 @option("--login", metavar="FILE|env:NAME",
         help="Let in only who knows NAME:PASSWORD, which stands in a file that only you can read, or an environment "

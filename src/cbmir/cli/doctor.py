@@ -9,8 +9,7 @@ import importlib
 import platform
 from collections.abc import Callable, Iterator
 from importlib import metadata
-from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -18,8 +17,6 @@ from cbmir import __version__
 from cbmir.choices import ENGINES
 from cbmir.cli.options import command, json_option, print_answer
 from cbmir.errors import EngineError, MissingDependencyError
-
-_Answer = TypeVar("_Answer")
 
 EXTRAS = (
     "cpu", "gpu", "openvino", "tensorrt", "tensorrt-rtx", "dicom", "fast-dicom", "serve", "train", "export", "quantise",
@@ -57,6 +54,7 @@ def examine() -> dict[str, Any]:
     where cbmir itself is not installed, only found on the path.
     """
     problems: list[str] = []
+    unknown = {"name": platform.processor() or platform.machine(), "matrix": {}}
     return {
         "cbmir": __version__,
         "python": platform.python_version(),
@@ -66,11 +64,11 @@ def examine() -> dict[str, Any]:
             for extra in EXTRAS
         },
         "packages": _packages(),
-        "engines": _ask("cbmir.runtime.engines.availability", _engines, problems),
-        "processor": _ask("cbmir.export.perf.machine", _processor, problems),
-        "gpu": _ask("cbmir.runtime.engines.nvidia", _gpu, problems),
-        "devices": _ask("torch", _devices, problems),
-        "codecs": _ask("pydicom", _codecs, problems),
+        "engines": _ask("cbmir.runtime.engines.availability", _engines, {}, problems),
+        "processor": _ask("cbmir.export.perf.machine", _processor, unknown, problems),
+        "gpu": _ask("cbmir.runtime.engines.nvidia", _gpu, "", problems),
+        "devices": _ask("torch", _devices, [], problems),
+        "codecs": _ask("pydicom", _codecs, {}, problems),
         "problems": problems,
     }
 
@@ -144,31 +142,22 @@ def _packages() -> dict[str, str]:
     return {name: version for name in sorted(set(names)) if (version := _version(name))}
 
 
-def _load(module: str, problems: list[str]) -> ModuleType | None:
-    """A module, or None where it is absent; one that is there and does not import is a problem to report."""
+def _ask(module: str, question: Callable[[Any], Any], otherwise: Any, problems: list[str]) -> Any:
+    """What `question` finds out from a module, or `otherwise` where it is absent, broken or of an unfit version."""
     try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            problems.append(f"{module} does not import: {error}")
+        loaded = importlib.import_module(module)
     except Exception as error:  # noqa: BLE001  a broken package may raise anything, and each is a finding here
-        problems.append(f"{module} does not import: {error}")
-    return None
-
-
-def _ask(module: str, question: Callable[[Any], _Answer], problems: list[str]) -> _Answer:
-    """What `question` finds out from a module, or from None where it is absent, broken or of an unfit version."""
-    if (loaded := _load(module, problems)) is not None:
-        try:
-            return question(loaded)
-        except Exception as error:  # noqa: BLE001  as above
-            problems.append(f"{module} does not work: {type(error).__name__}: {error}")
-    return question(None)
+        if not (isinstance(error, ModuleNotFoundError) and error.name == module):
+            problems.append(f"{module} does not import: {error}")
+        return otherwise
+    try:
+        return question(loaded)
+    except Exception as error:  # noqa: BLE001  as above
+        problems.append(f"{module} does not work: {type(error).__name__}: {error}")
+        return otherwise
 
 
 def _engines(available: Any) -> dict[str, dict[str, Any]]:
-    if available is None:
-        return {}
     return {
         name: {"loads": not (why := available.why_not(name)), "why": why, "library": available.library(name)}
         for name in ENGINES
@@ -177,20 +166,14 @@ def _engines(available: Any) -> dict[str, dict[str, Any]]:
 
 
 def _processor(machine: Any) -> dict[str, Any]:
-    """The processor's name, and what its matrix instructions make fast; by cbmir.export.perf.machine."""
-    if machine is None:
-        return {"name": platform.processor() or platform.machine(), "matrix": {}}
+    """The processor's name, and what its matrix instructions make fast."""
     found = machine.describe_machine()
-    return {
-        "name": found["processor"],
-        "matrix": {feature: gain for feature, gain in _MATRIX.items() if feature in found["features"]},
-    }
+    matrix = {feature: gain for feature, gain in _MATRIX.items() if feature in found["features"]}
+    return {"name": found["processor"], "matrix": matrix}
 
 
 def _gpu(nvidia: Any) -> str:
     """The first NVIDIA GPU; "" where there is none."""
-    if nvidia is None:
-        return ""
     try:
         gpu = nvidia.current_gpu()
     except EngineError:
@@ -199,16 +182,12 @@ def _gpu(nvidia: Any) -> str:
 
 
 def _devices(torch: Any) -> list[str]:
-    if torch is None:
-        return []
     cuda = [f"cuda:{number} {torch.cuda.get_device_name(number)}" for number in range(torch.cuda.device_count())]
     return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
 
 
 def _codecs(pydicom: Any) -> dict[str, list[str]]:
     """Compressed transfer syntax -> the plugins that decode it here; uncompressed ones need pydicom alone."""
-    if pydicom is None:
-        return {}
     from pydicom.pixels.decoders.base import get_decoder
 
     syntaxes = [getattr(pydicom.uid, keyword) for keyword in _SYNTAXES]

@@ -31,7 +31,6 @@ def evaluate(
 
     With 95% bootstrap intervals over patients, and a random ranking beside them. A query's own patient never counts.
     """
-
     require("torch", "train")
     from cbmir.training.evaluate import evaluate_model, text_report, write_report
 

@@ -12,13 +12,9 @@ from cbmir.cli.options import PATH, command, json_option, option, print_answer, 
 from cbmir.errors import require
 
 #: Options that say how to make a file, and what asks for such a file.
-_NEEDS = {
-    "target": "--tensorrt",
-    "max_batch": "--tensorrt",
-    "calibrate": "--int8 or --openvino int8",
-    "calibration_images": "--int8 or --openvino int8",
-    "percentile": "--int8 or --openvino int8",
-}
+_NEEDS = dict.fromkeys(("target", "max_batch"), "--tensorrt") | dict.fromkeys(
+    ("calibrate", "calibration_images", "percentile"), "--int8 or --openvino int8"
+)
 
 
 @command(
@@ -59,7 +55,6 @@ def export(
     neighbours or tells findings apart less well: fp16 and bf16 must keep 97% of the ten nearest, 95% in a gallery of
     the float32 file, and nDCG and AUC within 0.002; int8 90% and 0.005.
     """
-
     int8 = options["int8"] or "int8" in options["openvino"]
     wanted = {"--tensorrt": tensorrt, "--int8 or --openvino int8": int8}
     for name, need in _NEEDS.items():

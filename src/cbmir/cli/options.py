@@ -15,7 +15,6 @@ import click
 from cbmir.card import NOT_A_DEVICE
 from cbmir.choices import ENGINES
 from cbmir.preprocessing import INTENSITIES
-from cbmir.process import available_threads
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
@@ -76,19 +75,10 @@ def announce(url: str) -> None:
 engine_option = option("--engine", type=click.Choice(ENGINES), default="auto",
                        help="What runs the model: auto takes CUDA or the CPU for a file, and of a folder the fastest "
                        "file that runs here; one that is named and is not here is an error.")  # fmt: skip
-
-
 allow_lateral_option = option("--allow-lateral", is_flag=True, help="Take lateral views too, with a warning: they are "
                               "refused otherwise, since findings are those of frontal radiographs.")  # fmt: skip
-
-
 threads_option = option("--threads", type=click.IntRange(1), help="Threads that one answer may use.  [default: the "
                         "processors shared out among the answers at once]")  # fmt: skip
-
-
-def threads_each(threads: int | None, at_once: int) -> int:
-    """What `--threads` stands for: so many answers at once get no more threads than there are processors."""
-    return threads or max(1, available_threads() // at_once)
 
 
 def _load_key(ctx: click.Context, option: click.Parameter, place: str | None) -> Pseudonyms | None:
@@ -103,23 +93,23 @@ STAYS_CLEAR = (
     "Of patients and studies only the ids are pseudonyms: images' ids and paths, reports, SOP instance UIDs and dates "
     "stay in clear, and may name patients."
 )
-
 #: Gives the command a `Pseudonyms`, or None.
 pseudonyms_option = option("--pseudonyms", callback=_load_key, metavar="FILE|env:NAME",
                            help="The key of a gallery that keeps patients' and studies' ids as pseudonyms "
                            "(HMAC-SHA256): a file that only you can read, or an environment variable. Images' ids and "
                            "paths, reports, SOP instance UIDs and dates stay in clear.")  # fmt: skip
-
-
 #: What `Finder.open` takes, besides model and gallery.
 finder_options = together(allow_lateral_option, pseudonyms_option, engine_option)
 
 model_option = option("--model", required=True, type=PATH, help="A model file, or a folder of them.")
-host_option = option("--host", default="127.0.0.1", help="The address to listen on.")
 
 
-def port_option(default: int) -> Callable[[Any], Any]:
-    return option("--port", type=click.IntRange(0, 65535), default=default, help="0: any free one.")
+def listen_options(port: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`--host`, and `--port` with this default."""
+    return together(
+        option("--host", default="127.0.0.1", help="The address to listen on."),
+        option("--port", type=click.IntRange(0, 65535), default=port, help="0: any free one."),
+    )
 
 
 #: How images are read: what `build`, `add` and `embed` share.
@@ -128,8 +118,6 @@ reading_options = together(
     option("--reduced-jpeg2000", is_flag=True, help="Decode large JPEG 2000 images at a lower resolution: faster, "
            "within one grey level but for a few pixels."),
 )  # fmt: skip
-
-
 tolerance_option = option("--tolerance", "tolerances", multiple=True, metavar="NAME=NUMBER",
                           help="Another limit: overlap, cross (share of top-10 neighbours kept, at least), ndcg, auc, "
                           "score (differences, at most), cosine (at least). May be repeated.")  # fmt: skip

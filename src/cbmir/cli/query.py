@@ -112,10 +112,8 @@ def _text(analysis: Analysis) -> str:
 def _agreement(analysis: Analysis) -> list[str]:
     """A line for each label that some neighbour has, the most agreed on first."""
     seen = [of for of in analysis.agreement if of.positive + of.uncertain]
-    lines = []
-    if seen:
-        counts = f"{'yes':>7} {'no':>5} {'uncertain':>10} {'unknown':>8}"
-        lines = ["", f"  {'label of neighbours':<28} {'share':>11} {counts}"]
+    header = f"  {'label of neighbours':<28} {'share':>11} {'yes':>7} {'no':>5} {'uncertain':>10} {'unknown':>8}"
+    lines = ["", header] if seen else []
     for of in sorted(seen, key=lambda of: (-(of.share or 0), of.label)):
         counts = f"{of.positive:>7} {of.negative:>5} {of.uncertain:>10} {of.unknown:>8}"
         lines.append(f"  {of.label:<28} {_number(of.share):>11} {counts}")

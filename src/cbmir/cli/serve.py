@@ -13,14 +13,13 @@ from cbmir.cli.options import (
     announce,
     command,
     finder_options,
-    host_option,
+    listen_options,
     model_option,
     option,
-    port_option,
-    threads_each,
     threads_option,
 )
 from cbmir.errors import UserError, require
+from cbmir.process import threads_each
 
 
 @command(
@@ -30,8 +29,7 @@ from cbmir.errors import UserError, require
 )
 @model_option
 @option("--gallery", help="A gallery's folder or milvus: place.  [default: findings and embeddings only]")
-@host_option
-@port_option(8000)
+@listen_options(8000)
 @option("--token-file", type=PATH,
         help="A file that only its owner may read, with the token that every request must bear.")  # fmt: skip
 @option("--no-token", is_flag=True, help="Let everyone in who reaches --host, though it is not this machine's.")
@@ -55,9 +53,8 @@ def serve(
 
     Research use only. Not a medical device, not for diagnosis.
     """
-    require("fastapi", "serve")
-    require("uvicorn", "serve")
-    require("prometheus_client", "serve")
+    for module in ("fastapi", "uvicorn", "prometheus_client"):
+        require(module, "serve")
     from cbmir.runtime.finder import Finder
     from cbmir.runtime.hot_reload import ReloadableFinder
     from cbmir.runtime.logs import log_as_json

@@ -50,7 +50,6 @@ def train(
 
     Writes a RUN folder: card.json, checkpoints/, metrics.csv, curves.png, config.json.
     """
-
     given = {name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     choice = "--distill" if teacher else f"--loss {options['loss']}"
     for name in _TEACHERS if teacher else _MEANINGLESS.get(str(options["loss"]), ()):

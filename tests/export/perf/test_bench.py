@@ -205,7 +205,7 @@ def test_a_bench(tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixt
     contenders = [
         ModelContender("broken.onnx", broken, optional=True),
         ModelContender("tiny.onnx", tiny_model, threads=1),
-        OnnxRuntimePeer("peer onnxruntime", tiny_model, 1),
+        OnnxRuntimePeer("peer onnxruntime", tiny_model, threads=1),
     ]
     report = bench(contenders, 32, batches=(1, 3), seconds=0.01)
     assert "Left out broken.onnx" in caplog.text
@@ -285,7 +285,7 @@ def test_peers_answer_as_the_engine_does(
     if peer is OpenVinoPeer:
         request.getfixturevalue("openvino")
     images = synthetic_images(3, 32)
-    answer, health = peer("peer", tiny_model, 1).open()
+    answer, health = peer("peer", tiny_model, threads=1).open()
     own, _ = ModelContender("own", tiny_model, threads=1).open()
     # Plain OpenVINO computes in bfloat16 where the processor can.
     np.testing.assert_allclose(answer(images), own(images), atol=1e-5 if health.precision == "float32" else 2e-2)

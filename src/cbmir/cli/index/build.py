@@ -29,7 +29,6 @@ from cbmir.manifest import read_manifest
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.build import IndexReport
 
-
 # Which images go in, and how they are read.
 _source_options = together(
     option("--split", "splits", type=click.Choice(["train", "val", "test", "all"]), multiple=True, default=["train"],

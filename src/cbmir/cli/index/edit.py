@@ -88,17 +88,15 @@ def _unknown(
     """Lines that say how many of these the gallery does not have. Damage must not stand in the way of a removal."""
     if not (patients or studies):
         return []
-    patients_there, studies_there = set[str](), set[str]()
     try:
-        for entry in opened.every_entry():
-            patients_there.add(entry.patient_id)
-            studies_there.add(entry.study_id)
+        ids = {(entry.patient_id, entry.study_id) for entry in opened.every_entry()}
     except GalleryError as error:
         return [f"cannot tell whether all that was given was in the gallery ({error})"]
     if pseudonyms is not None:
         patients, studies = list(map(pseudonyms.patient, patients)), list(map(pseudonyms.study, studies))
+    kinds = ("patient", patients, {patient for patient, _ in ids}), ("study", studies, {study for _, study in ids})
     return [
         f"{count} of {len(given)} {kind} ids are not in the gallery"
-        for kind, given, there in (("patient", patients, patients_there), ("study", studies, studies_there))
+        for kind, given, there in kinds
         if (count := sum(key not in there for key in given))
     ]

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from cbmir.runtime.gallery.entry import Added
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 
-
 _PATIENT_DATA = (
     "A gallery is patient data: its images, reports and embeddings identify patients. Keep it as safe as the images."
 )
@@ -44,17 +43,14 @@ def info(gallery: str, as_json: bool) -> None:
         facts = opened.info()
     if not is_milvus(gallery):
         facts["unfinished"] = [str(folder) for folder in GalleryFolder(gallery).unfinished()]
-    if as_json:
-        print_json(facts)
-    else:
-        for key, value in facts.items():
-            if isinstance(value, dict):
-                click.echo(f"{key}:")
-                for name, count in value.items():
-                    click.echo(f"  {name or '(none)':<26} {count:>8}")
-            else:
-                text = ", ".join(str(one) for one in value if one != "") or "none" if isinstance(value, list) else value
-                click.echo(f"{key + ':':<14} {text}")
+    lines = []
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            lines += [f"{key}:", *(f"  {name or '(none)':<26} {count:>8}" for name, count in value.items())]
+        else:
+            text = ", ".join(str(one) for one in value if one != "") or "none" if isinstance(value, list) else value
+            lines.append(f"{key + ':':<14} {text}")
+    print_answer(as_json, facts, "\n".join(lines))
     log.warning(_PATIENT_DATA)
     if facts.get("pseudonyms"):
         log.warning(STAYS_CLEAR)
@@ -130,10 +126,7 @@ def export(gallery: Path, output: Path, deidentified: bool, as_json: bool) -> No
     from cbmir.runtime.gallery import Gallery, maintenance
 
     with Gallery.open(gallery) as opened:
-        if deidentified:
-            maintenance.export_deidentified(opened, output)
-        else:
-            maintenance.export(opened, output)
+        (maintenance.export_deidentified if deidentified else maintenance.export)(opened, output)
     with Gallery.open(output) as made:
         images = len(made)
     print_answer(as_json, {"gallery": output, "images": images}, f"{output}: {images} images")

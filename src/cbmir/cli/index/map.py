@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from cbmir.cli.options import command, json_option, option, print_answer
 from cbmir.errors import GalleryError, require
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 @command("cbmir index map gallery", "cbmir index map gallery --method pca", name="map")
@@ -36,10 +32,8 @@ def map_command(gallery: str, method: str, most: int, seed: int, as_json: bool) 
     with open_gallery(gallery) as opened:
         if method == "auto":  # fewer than 20 images have no neighbourhoods to keep
             method = "tsne" if find_spec("sklearn") is not None and len(opened) >= 20 else "pca"
-        if method == "tsne":
-            made = GalleryProjection.make(opened, _tsne(seed), "t-SNE", most=most, seed=seed)
-        else:
-            made = GalleryProjection.make(opened, principal_plane, "principal components", most=most, seed=seed)
+        layout = (_tsne(seed), "t-SNE") if method == "tsne" else (principal_plane, "principal components")
+        made = GalleryProjection.make(opened, *layout, most=most, seed=seed)
     made.save(Path(gallery))
     value = {"gallery": gallery, "images": len(made.ids), "method": made.method}
     print_answer(as_json, value, f"{gallery}: a map of {len(made.ids)} images by {made.method}")
@@ -47,13 +41,11 @@ def map_command(gallery: str, method: str, most: int, seed: int, as_json: bool) 
 
 def _tsne(seed: int) -> Any:
     """t-SNE by scikit-learn, which the runtime does without."""
-
     manifold = require("sklearn.manifold", "train")
 
-    def layout(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    def layout(vectors: Any) -> Any:
         perplexity = min(30.0, (len(vectors) - 1) / 3)
         tsne = manifold.TSNE(metric="cosine", perplexity=perplexity, init="random", random_state=seed)
-        points: NDArray[np.float32] = tsne.fit_transform(vectors)
-        return points
+        return tsne.fit_transform(vectors)
 
     return layout

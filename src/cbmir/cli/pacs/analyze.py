@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from cbmir.card import NOT_A_DEVICE
 from cbmir.cli.options import PATH, command, finder_options, json_option, log, model_option, option, print_answer
 from cbmir.errors import ImageError
 from cbmir.files import replacing, write_json
+from cbmir.manifest import Row
 
 if TYPE_CHECKING:
     from cbmir.runtime.dicom_output import Results
@@ -51,6 +52,7 @@ def analyze(
 
     from cbmir.runtime.dicom_output import KINDS, make_results
     from cbmir.runtime.finder import Finder
+    from cbmir.runtime.gallery.entry import entry_ids
     from cbmir.runtime.imaging.reader import file_bytes
 
     kinds = [kind for kind, wanted in zip(KINDS, (sr, sc, kos, fhir), strict=True) if wanted] or ["sr"]
@@ -58,11 +60,10 @@ def analyze(
     done: list[dict[str, Any]] = []
     failed: list[dict[str, Any]] = []
     without = 0
-    with (
-        Finder.open(model, gallery, **opening) as finder,
-        logging_redirect_tqdm(),
-    ):
-        for path, name in tqdm(list(zip(images, _names(images), strict=True)), "Analysing", unit="image", disable=None):
+    # A name for each image: its file's, with as many of its folders as tell it from the others.
+    names = entry_ids([Row(image=path, patient_id="", labels=()) for path in images])
+    with Finder.open(model, gallery, **opening) as finder, logging_redirect_tqdm():
+        for path, name in tqdm(list(zip(images, names, strict=True)), "Analysing", unit="image", disable=None):
             try:
                 data = file_bytes(path)  # once: the file may be replaced meanwhile
                 image = finder.read(data)
@@ -125,11 +126,3 @@ def _is_image(path: Path) -> bool:
             return not is_own_result(dcmread(stream, force=True, stop_before_pixels=True))
     except read_errors():
         return True
-
-
-def _names(images: Sequence[Path]) -> list[str]:
-    """A name for each image: its file's, with as many of its folders as tell it from the others."""
-    from cbmir.manifest import Row
-    from cbmir.runtime.gallery.entry import entry_ids
-
-    return entry_ids([Row(image=path, patient_id="", labels=()) for path in images])

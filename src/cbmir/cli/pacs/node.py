@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cbmir.cli.options import PATH, command, host_option, option, port_option
+from cbmir.cli.options import PATH, command, listen_options, option
 from cbmir.cli.pacs.service import SignalsHeldCommand, pacs_service, service_options
 from cbmir.errors import UserError, require
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     cls=SignalsHeldCommand,
 )
 @option("--aet", default="CBMIR", help="The node's AE title: senders must call it so.")
-@host_option
-@port_option(11112)
+@listen_options(11112)
 @option("--allow-calling", multiple=True, metavar="AET", help="An AE title that may send; give each one.")
 @option("--allow-any-calling", is_flag=True, help="Let everyone send who reaches --host.")
 @option("--tls", nargs=3, type=PATH, metavar="CERT KEY CA",

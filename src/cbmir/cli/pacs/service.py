@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cbmir.cli.options import (
-    announce,
-    finder_options,
-    model_option,
-    option,
-    threads_each,
-    threads_option,
-    together,
-)
-from cbmir.process import signals_held
+from cbmir.cli.options import announce, finder_options, model_option, option, threads_option, together
+from cbmir.process import signals_held, threads_each
 
 if TYPE_CHECKING:
     from cbmir.runtime.pacs.destinations import Destination
