@@ -76,11 +76,8 @@ def sample_of(manifest: Manifest, card: ModelCard) -> Sample:
 
 
 def choose(manifest: Manifest) -> tuple[Manifest, int]:
-    """The images to compare on, and how many of them, at the front, are queries.
-
-    Queries come from val and test (from every row where the table has neither), the rest from train; both evenly
-    spread. Raises ManifestError for too few images.
-    """
+    """The images to compare on, and how many of them, at the front, are queries: from val and test (every row where the
+    table has neither), the rest from train; both evenly spread. Raises ManifestError for too few images."""
     queries, gallery = manifest.split("val", "test").rows, manifest.split("train").rows
     if not queries:
         queries, gallery = manifest.rows, ()

@@ -55,17 +55,11 @@ def _translate(model: RetrievalModel, card: ModelCard, precision: Precision) -> 
         model.encoder = _fold_batch_norm(model.encoder).half()
     size = card.preprocess.crop
     try:
+        images = torch.zeros(2, 1, size, size, dtype=torch.uint8)  # the exporter takes a batch of 1 for a constant
         program = torch.onnx.export(
-            model,
-            (torch.zeros(2, 1, size, size, dtype=torch.uint8),),  # the exporter takes a batch of 1 for a constant
-            input_names=["image"],
-            output_names=OUTPUTS,
-            opset_version=OPSET,
-            dynamic_shapes={"image": {0: torch.export.Dim("N")}},
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
+            model, (images,), input_names=["image"], output_names=OUTPUTS, opset_version=OPSET,
+            dynamic_shapes={"image": {0: torch.export.Dim("N")}}, dynamo=True, external_data=False, verbose=False,
+        )  # fmt: skip
     except torch.onnx.OnnxExporterError as error:
         raise EncoderError(
             f"encoder {card.encoder}: PyTorch cannot translate it to ONNX; choose another: {error}"

@@ -30,7 +30,6 @@ from cbmir.runtime.engines.openvino import WEIGHTS_KEY, hidden, import_openvino
 
 OpenVinoPrecision = Literal["bfloat16", "int8"]
 _METADATA = "framework"  # where OpenVINO puts the metadata of an ONNX file
-_EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
 _CONVOLUTIONS = ("Convolution", "GroupConvolution")
 
 
@@ -96,7 +95,8 @@ def sensitive_layers(
             for reader in node.output(0).get_target_inputs():
                 if reader.get_node().get_friendly_name() not in layers:
                     reader.replace_source_output(node.input_value(0))
-    both = ov.Core().compile_model(ov.Model(outputs, graph.get_parameters(), "noise"), "CPU", _EXACT)
+    noise = ov.Model(outputs, graph.get_parameters(), "noise")
+    both = ov.Core().compile_model(noise, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     sums = sum(np.array(list(both([image[None]]).values())) for image in evenly_spread(calibration, images))
     signal, noise = np.reshape(sums, (len(layers), 2)).T
     least = np.finfo(np.float32).tiny  # a layer that is exact in int8, or always 0, is last

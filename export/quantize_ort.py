@@ -30,7 +30,6 @@ from cbmir.export.graph_rewrite import encoder_nodes, quantisable, read_graph
 _ACTIVATIONS = ("Relu", "Clip")
 _SAME_SCALE = ("Concat", "MaxPool", "AveragePool")
 _QUANTISED = ("Conv", "Add", *_ACTIVATIONS, *_SAME_SCALE)
-_LEVELS = 255
 
 
 def to_int8(
@@ -158,7 +157,7 @@ def _shared(nodes: Iterable[ir.Node], ranges: dict[str, tuple[float, float]]) ->
 def _grid(low: float, high: float) -> Grid:
     """Zero is always on the grid, since it pads."""
     low, high = min(low, 0.0), max(high, 0.0)
-    scale = (high - low) / _LEVELS or 1.0
+    scale = (high - low) / 255 or 1.0
     return np.float32(scale), np.uint8(round(-low / scale))
 
 
@@ -181,15 +180,8 @@ def _quantise(
         # It must see an image, but takes its ranges from `ranges`.
         one_image = SimpleNamespace(get_next=partial(next, iter([{"image": image}]), None))
         quantization.quantize_static(
-            source,
-            target,
-            one_image,
-            quant_format=quantization.QuantFormat.QDQ,
-            op_types_to_quantize=list(_QUANTISED),
-            per_channel=True,
-            activation_type=quantization.QuantType.QUInt8,
-            weight_type=quantization.QuantType.QInt8,
-            nodes_to_exclude=[*head, *keep, *after, *apart],
-            extra_options={"TensorQuantOverrides": ranges},
-        )
+            source, target, one_image, quant_format=quantization.QuantFormat.QDQ, op_types_to_quantize=list(_QUANTISED),
+            per_channel=True, activation_type=quantization.QuantType.QUInt8, weight_type=quantization.QuantType.QInt8,
+            nodes_to_exclude=[*head, *keep, *after, *apart], extra_options={"TensorQuantOverrides": ranges},
+        )  # fmt: skip
         return read_graph(target.read_bytes())

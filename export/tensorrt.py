@@ -24,8 +24,6 @@ log = logging.getLogger("cbmir")
 #: The batch that a plan is tuned for; it takes any from 1 to its largest.
 OPTIMUM = 8
 PRECISIONS = ("float32", "float16")
-#: Scratch memory of the GPU that a plan may ask for.
-_WORKSPACE = 1 << 30
 
 
 def resolve_target(target: str) -> str:
@@ -66,15 +64,10 @@ def write_plan(model: bytes, path: Path, target: str, max_batch: int = 32) -> No
         raise ModelError(f"{flavour} cannot build a plan for {target}: {'; '.join(logger.errors) or 'it gave no word'}")
     plan = bytes(built)
     info = PlanInfo(
-        card=card.with_(versions=card.versions | {flavour: trt.__version__}),
-        head=decode_head(head, card, path),
-        target=target,
-        max_batch=max_batch,
-        flavour=flavour,
-        version=trt.__version__,
-        sha256=hashlib.sha256(plan).hexdigest(),
-        source_sha256=hashlib.sha256(model).hexdigest(),
-    )
+        card=card.with_(versions=card.versions | {flavour: trt.__version__}), head=decode_head(head, card, path),
+        target=target, max_batch=max_batch, flavour=flavour, version=trt.__version__,
+        sha256=hashlib.sha256(plan).hexdigest(), source_sha256=hashlib.sha256(model).hexdigest(),
+    )  # fmt: skip
     with replacing(path) as temporary:
         temporary.write_bytes(plan)
         write_json(sidecar_of(path), info.to_json())
@@ -146,7 +139,7 @@ def _check_tensors(trt: Any, network: Any, card: ModelCard) -> None:
 def _configure(trt: Any, flavour: str, target: str, builder: Any, image: Any, max_batch: int) -> Any:
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)  # float32 means float32
-    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, _WORKSPACE)
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1 << 30)  # scratch memory that a plan may ask for
     profile = builder.create_optimization_profile()
     profile.set_shape(image.name, *((n, *image.shape[1:]) for n in (1, min(OPTIMUM, max_batch), max_batch)))
     config.add_optimization_profile(profile)

@@ -159,16 +159,11 @@ def summarise(times: Times, baseline: str) -> tuple[Speed, ...]:
 def _speed(batch: int, name: str, rounds: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]]) -> Speed:
     runs = np.concatenate(rounds) * 1000
     median = float(np.median(runs))
+    p99 = float(np.percentile(runs, 99)) if len(runs) >= 100 else None
     return Speed(
-        batch=batch,
-        contender=name,
-        milliseconds=median,
-        p99=float(np.percentile(runs, 99)) if len(runs) >= 100 else None,
-        images_per_second=batch / median * 1000,
-        ratio=ratio(_medians(rounds), _medians(baseline)),
-        runs=len(runs),
-        rounds=_medians(rounds),
-    )
+        batch=batch, contender=name, milliseconds=median, p99=p99, images_per_second=batch / median * 1000,
+        ratio=ratio(_medians(rounds), _medians(baseline)), runs=len(runs), rounds=_medians(rounds),
+    )  # fmt: skip
 
 
 def ratio(own: Sequence[float], baseline: Sequence[float]) -> Ratio:

@@ -130,7 +130,6 @@ def require(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        missing = error.name or module
         raise MissingDependencyError(
-            f'{missing} is needed here and is not installed. Install it with: pip install "cbmir[{extra}]"'
+            f'{error.name or module} is needed here and is not installed. Install it with: pip install "cbmir[{extra}]"'
         ) from error

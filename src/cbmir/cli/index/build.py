@@ -134,16 +134,11 @@ def _finish(gallery: str, report: IndexReport, text: str, as_json: bool) -> None
     )
     print_answer(as_json, value, text)
     folder = "" if is_milvus(gallery) else f"{gallery}/"
-    if report.duplicates:
-        log.warning(
-            "%d images have the content of others and were left out: see %sduplicates.csv",
-            len(report.duplicates), folder,
-        )  # fmt: skip
-    if report.changed:
-        log.error(
-            "%d images have changed since they went in, and stay as they were: see %schanged.csv; "
-            "'cbmir index remove' takes them out, then they can be added anew", len(report.changed), folder,
-        )  # fmt: skip
+    if count := len(report.duplicates):
+        log.warning("%d images have the content of others and were left out: see %sduplicates.csv", count, folder)
+    if count := len(report.changed):
+        log.error("%d images have changed since they went in, and stay as they were: see %schanged.csv; 'cbmir index "
+                  "remove' takes them out, then they can be added anew", count, folder)  # fmt: skip
     if report.unreadable:
         log.error("%d images could not be read: see %sunreadable.csv", len(report.unreadable), folder)
     if report.changed or report.unreadable:

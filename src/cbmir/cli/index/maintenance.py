@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,8 +65,6 @@ def verify(gallery: Path, as_json: bool) -> None:
 
     The exit code is 2 where anything is damaged.
     """
-    from dataclasses import asdict
-
     from cbmir.runtime.gallery.maintenance import verify as look_through
 
     problems = look_through(gallery)
