@@ -220,10 +220,9 @@ def write_report(evaluation: Evaluation, summary: dict[str, Any], folder: Path, 
     columns = {f"{name}, {side}": getattr(evaluation.retrieval[side], name)
                for side in ("positive queries", "all queries") for name in metrics.RETRIEVAL_METRICS}  # fmt: skip
     with replacing(folder / "per_query.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["patient_id", *columns])
-        for patient, *values in zip(evaluation.query.patients, *columns.values(), strict=True):
-            writer.writerow([patient, *("" if np.isnan(v) else f"{v:.6f}" for v in values)])
+        queries = zip(evaluation.query.patients, *columns.values(), strict=True)
+        rows = ([patient, *("" if np.isnan(v) else f"{v:.6f}" for v in values)] for patient, *values in queries)
+        csv.writer(stream).writerows([("patient_id", *columns), *rows])
 
 
 def figure(value: dict[str, float | None]) -> str:

@@ -23,8 +23,7 @@ VALUE_NAMES: dict[int | None, str] = {1: "positive", 0: "negative", -1: "uncerta
 def summarise(manifest: Manifest) -> dict[str, Any]:
     """Images and patients in all and by split, images by view, and each label's values by split.
 
-    Rows without a split count under `unassigned`, rows without a view under `unknown`; only splits and views that
-    occur are listed. `labels` is {label: {split: {positive, negative, uncertain, unknown}}}.
+    Rows without a split count under `unassigned`, rows without a view under `unknown`.
     """
     splits = [name for name in ("train", "val", "test", "") if any(row.split == name for row in manifest)]
     parts = {name or "unassigned": manifest.split(name) for name in splits}

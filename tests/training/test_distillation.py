@@ -24,11 +24,19 @@ from cbmir.manifest import Manifest, read_manifest, write_manifest
 from cbmir.runtime import Gallery, build_gallery, evidence_map, open_engine
 from cbmir.training import evaluate
 from cbmir.training.config import TrainConfig
-from cbmir.training.distillation import Teacher, build_student, load_teacher, teacher_options
+from cbmir.training.distillation import (
+    TEMPERATURE,
+    DistillationLoss,
+    Teacher,
+    bernoulli_divergence,
+    build_student,
+    load_teacher,
+    neighbour_divergence,
+    teacher_options,
+)
 from cbmir.training.encoder import build_encoder, encoder_of, for_inference, with_projection
 from cbmir.training.evaluate import evaluate_model
 from cbmir.training.harness import RetrievalTask, train
-from cbmir.training.losses.distill import TEMPERATURE, DistillationLoss, bernoulli_divergence, neighbour_divergence
 from cbmir.training.model import LinearHead, ProxyHead, RetrievalModel
 from cbmir.training.run import RunFolder, load_model
 

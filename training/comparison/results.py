@@ -11,6 +11,7 @@ import json
 import math
 import os
 import platform
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -266,11 +267,9 @@ def selection_facts(part: Part, selection: Manifest) -> dict[str, Any]:
 
 def hardware() -> dict[str, Any]:
     """Processor, cores, memory and GPUs of the machine that made the report."""
-    name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        models = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        name = models[0] if models else name
+    model = re.search(r"model name\s*:\s*(.*\S)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    name = model[1] if model else platform.processor() or platform.machine()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if sys.platform == "linux" else None
     return {
         "processor": name,

@@ -16,8 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -180,10 +179,7 @@ def run_cells(report: Path, plan: Plan, *, jobs: int = 1, ray: str = "") -> int:
 
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # which raises KeyboardInterrupt
     try:
         yield
     finally:

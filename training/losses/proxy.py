@@ -18,10 +18,9 @@ _ALPHA, _DELTA = 32.0, 0.1
 class MultiLabelProxyLoss(WeightedLoss):
     """-sum_j [ w+_j y_j log S_j + w-_j (1 - y_j) log(1 - S_j) ], S_j the mean Gaussian similarity to class j.
 
-    The paper's eq. "loss_function", with the sign of METHOD.md. An image may belong to many proxies of many classes.
-    `targets` are the training set's, [N, C] in {0, 1, NaN}: they give the class weights. With `negative` the images
-    without a finding are a class of their own, with proxies. Not `balanced`: all weights are 1, so that common findings
-    count more than rare ones.
+    The paper's eq. "loss_function", with the sign of METHOD.md. `targets` are the training set's, [N, C] in {0, 1,
+    NaN}: they give the class weights. With `negative` the images without a finding are a class of their own, with
+    proxies. Not `balanced`: all weights are 1, so that common findings count more than rare ones.
     """
 
     def __init__(self, targets: Tensor, *, negative: bool, balanced: bool = True) -> None:

@@ -6,10 +6,9 @@ never below the true one and that goes on rising, so that a gross mistake keeps 
 relevant image takes the true step, which has none. Hence the ranking term is never below 1 - nDCG. As in the paper, a
 second loss that does not depend on the batch makes up for a batch's ranking not being the data set's.
 
-The paper ranks a tree of classes; here, as in `cbmir.training.metrics`, relevance is the number of shared labels, and
-an unknown label is not shared. The second loss is the multi-label proxy loss, which also trains the scores. The
-authors' settings weigh theirs 0.1 or 0.5; a batch of 48 says little of the ranking of a whole gallery, so it is 0.5
-here. Images of one patient in a batch are ranked like any others: a loss knows nothing of patients.
+The paper ranks a tree of classes; here relevance is the number of shared labels, as in `cbmir.training.metrics`. The
+second loss is the multi-label proxy loss, which also trains the scores. The authors' settings weigh theirs 0.1 or 0.5;
+a batch of 48 says little of the ranking of a whole gallery, so it is 0.5 here.
 """
 
 from __future__ import annotations

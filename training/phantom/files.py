@@ -32,8 +32,6 @@ _SUFFIXES = {"png": ".png", "dicom": ".dcm"}
 _MIN_SIZE = 64
 _WORTH_A_PROCESS = 100  # images: fewer are drawn before another process has started
 
-_CR_IMAGE_STORAGE = "1.2.840.10008.5.1.4.1.1.1"
-_EXPLICIT_VR_LITTLE_ENDIAN = "1.2.840.10008.1.2.1"
 # Stored values of black and white; the window of PS3.3, C.11.2.1.2 that maps just these to the display's ends.
 _LOW, _HIGH = 200, 3800
 _WINDOW_CENTER, _WINDOW_WIDTH = (_LOW + _HIGH) / 2 + 0.5, _HIGH - _LOW + 1
@@ -112,9 +110,9 @@ def write_dicom(path: Path, grey: Array, phantom: Phantom, *, seed: int, inverte
     stored = np.rint(_LOW + (_HIGH - _LOW) * (1 - grey if inverted else grey)).astype("<u2")
     study = study_id(phantom)
     meta = pydicom.dataset.FileMetaDataset()
-    meta.MediaStorageSOPClassUID = _CR_IMAGE_STORAGE
+    meta.MediaStorageSOPClassUID = pydicom.uid.ComputedRadiographyImageStorage
     meta.MediaStorageSOPInstanceUID = _uid(seed, study, "instance")
-    meta.TransferSyntaxUID = _EXPLICIT_VR_LITTLE_ENDIAN
+    meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
     ds = pydicom.Dataset()
     ds.file_meta = meta
     ds.ImageType = ["DERIVED", "PRIMARY"]

@@ -6,6 +6,7 @@ cause or the cause of one of its present parents strikes, `P = 1 - (1 - alone) *
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -134,12 +135,8 @@ class Phantom:
 
 def describe(count: int, seed: int = 0) -> Iterator[Phantom]:
     """The first `count` phantoms of a seed, patient by patient; the n-th is the same for every count."""
-    patient = made = 0
-    while made < count:
-        for phantom in describe_patient(seed, patient)[: count - made]:
-            made += 1
-            yield phantom
-        patient += 1
+    patients = (describe_patient(seed, patient) for patient in itertools.count())
+    return itertools.islice(itertools.chain.from_iterable(patients), count)
 
 
 def describe_patient(seed: int, patient: int) -> tuple[Phantom, ...]:

@@ -9,16 +9,7 @@ from typing import Literal
 from cbmir.errors import ManifestError
 from cbmir.labels import CHEXPERT_9, LabelSet
 from cbmir.manifest import Manifest, Row
-from cbmir.training.readers.common import (
-    Missing,
-    cell,
-    check_folder,
-    finish,
-    keep_labels,
-    label_value,
-    locate,
-    read_source,
-)
+from cbmir.training.readers import common
 
 Blank = Literal["zero", "unknown"]
 
@@ -33,7 +24,7 @@ _PATH = re.compile(r"(?P<patient>patient\d+)/(?P<study>study\d+)/view\d+_(?P<vie
 
 def read_chexpert(
     root: Path, table: Path, *, findings: int = 9, frontal_only: bool = True, blank: Blank = "zero",
-    missing: Missing = "error", seed: int = 0,
+    missing: common.Missing = "error", seed: int = 0,
 ) -> Manifest:  # fmt: skip
     """A manifest of CheXpert.
 
@@ -54,8 +45,8 @@ def read_chexpert(
     """
     if findings not in _FINDINGS:
         raise ManifestError(f"expected 9 or 13 findings, found {findings}")
-    _, records = read_source(table, ("Path", *CHEXPERT_13), "CheXpert's train.csv or valid.csv")
-    check_folder(root, "the folder that holds CheXpert")
+    _, records = common.read_source(table, ("Path", *CHEXPERT_13), "CheXpert's train.csv or valid.csv")
+    common.check_folder(root, "the folder that holds CheXpert")
     empty = 0 if blank == "zero" else None
     rows = [_entry(record, f"{table}, row {number}", empty) for number, record in enumerate(records, start=2)]
     lateral = sum(row.view == "LATERAL" for row in rows)
@@ -66,9 +57,9 @@ def read_chexpert(
                 f"{table}: expected frontal images, found only lateral ones; use --all-views to keep them"
             )
     folder = root.resolve()
-    rows, absent = locate(rows, lambda row: _find(folder, row.image), missing, root)
-    return finish(
-        keep_labels(Manifest(LabelSet(CHEXPERT_13), tuple(rows)), _FINDINGS[findings]),
+    rows, absent = common.locate(rows, lambda row: _find(folder, row.image), missing, root)
+    return common.finish(
+        common.keep_labels(Manifest(LabelSet(CHEXPERT_13), tuple(rows)), _FINDINGS[findings]),
         reader="chexpert",
         sources=[table],
         policies={
@@ -83,7 +74,7 @@ def read_chexpert(
 
 
 def _entry(record: dict[str, str], where: str, empty: int | None) -> Row:
-    text = cell(record, "Path", where)
+    text = common.cell(record, "Path", where)
     parts = _PATH.search(text)
     if parts is None:
         raise ManifestError(
@@ -96,7 +87,7 @@ def _entry(record: dict[str, str], where: str, empty: int | None) -> Row:
     # The labeller's own word that nothing was found: under every policy a blank then means absent.
     if (record.get("No Finding") or "").strip() in ("1", "1.0"):
         empty = 0
-    values = (label_value(record, name, where) for name in CHEXPERT_13)
+    values = (common.label_value(record, name, where) for name in CHEXPERT_13)
     labels = tuple(empty if value is None else value for value in values)
     return Row(Path(text), parts["patient"], labels, study_id=f"{parts['patient']}_{parts['study']}", view=view)
 

@@ -102,7 +102,7 @@ def _read_all(
         for path, result in bar:
             if isinstance(result, ImageError):
                 damaged = not isinstance(result, DicomImageError | NotAnImageError)
-                left_out.append(LeftOut(path, _without_path(str(result), path), damaged))
+                left_out.append(LeftOut(path, str(result).removeprefix(f"{path}: "), damaged))
                 continue
             row, instance = result
             same = first.setdefault(instance, path) if instance else path
@@ -177,7 +177,7 @@ def _of_directory(path: Path) -> tuple[list[Path], list[LeftOut]]:
     except read_errors():
         raise ManifestError(f"{path}: expected a DICOMDIR, found a file that cannot be read") from None
     except ImageError as error:
-        raise ManifestError(f"{path}: expected a DICOMDIR; {_without_path(str(error), path)}") from None
+        raise ManifestError(f"{path}: expected a DICOMDIR; {str(error).removeprefix(f'{path}: ')}") from None
     files, absent = [], []
     names = cache(_plain_names)
     for parts in dict.fromkeys(ids):
@@ -215,7 +215,3 @@ def _file_ids(records: Iterable[object]) -> Iterator[tuple[str, ...]]:
         names = record.get("ReferencedFileID") if record.get("DirectoryRecordType") == "IMAGE" else None  # type: ignore[attr-defined]
         if names:
             yield (names,) if isinstance(names, str) else tuple(map(str, names))
-
-
-def _without_path(message: str, path: Path) -> str:
-    return message.removeprefix(f"{path}: ")

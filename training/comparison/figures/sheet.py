@@ -67,7 +67,5 @@ def save(
         figure.set_layout_engine("none")  # laid out once: the second file is like the first, and takes half the time
     path = folder / f"{picture.name}.csv"
     with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
+        csv.writer(stream, lineterminator="\n").writerows([header, *rows])
     return picture

@@ -29,8 +29,6 @@ from sklearn.decomposition import PCA
 
 from cbmir.errors import RunError
 
-ITERATIONS = 50
-
 
 class ITQ:
     """Learns from float features [N, D] a code of `bits` bits. RunError for more bits than min(N, D)."""
@@ -47,8 +45,7 @@ class ITQ:
 
     def projected(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
         """Principal components before the rotation: [M, D] -> float64 [M, bits]."""
-        components: NDArray[np.float64] = self._pca.transform(features.astype(np.float64))
-        return components
+        return np.asarray(self._pca.transform(features.astype(np.float64)))
 
     def codes(self, features: NDArray[np.floating]) -> NDArray[np.float32]:
         """Binary codes: [M, D] -> float32 [M, bits] in {-1, 1}."""
@@ -56,7 +53,7 @@ class ITQ:
 
 
 def learn_rotation(
-    projected: NDArray[np.float64], start: NDArray[np.float64], iterations: int = ITERATIONS
+    projected: NDArray[np.float64], start: NDArray[np.float64], iterations: int = 50
 ) -> NDArray[np.float64]:
     """The rotation [bits, bits] after so many turns: centred values [N, bits], an orthogonal start [bits, bits]."""
     rotation = start
@@ -104,16 +101,14 @@ def adjusted_covariance(
     features: NDArray[np.float32], labelled: NDArray[np.float32], similarity: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """X_l S X_l' + X X', with images in rows: features [N, D], labelled [l, D], similarity [l, l] -> float32 [D, D]."""
-    matrix: NDArray[np.float32] = labelled.T @ (similarity @ labelled) + features.T @ features
-    return matrix
+    return np.asarray(labelled.T @ (similarity @ labelled) + features.T @ features)
 
 
 def reweighted(similarity: NDArray[np.float32], projection: NDArray[np.float32]) -> NDArray[np.float32]:
     """S - T: pairs that this bit gets wrong count for more. similarity [l, l], projection [l] -> float32 [l, l]."""
     scale = np.square(projection).mean() or np.float32(1)
     agreement = np.outer(projection, projection / scale)
-    wrong: NDArray[np.float32] = np.where(agreement * similarity < 0, agreement, np.float32(0))
-    return similarity - wrong
+    return similarity - np.where(agreement * similarity < 0, agreement, np.float32(0))
 
 
 def _sequence(

@@ -42,7 +42,7 @@ class TextureDescriptor:
         self._bank = filter_bank()
         random = np.random.default_rng(seed)
         some = images[np.sort(random.permutation(len(images))[:_SAMPLED_IMAGES])]
-        patches = np.concatenate([_rows(self._patches(block)) for block in _blocks(some)])
+        patches = _rows(np.concatenate([self._patches(block) for block in _blocks(some)]))
         if len(patches) < words:
             raise RunError(
                 f"{words} texture words need as many patches of {PATCH} px, found {len(patches)} in {len(images)} "
@@ -80,8 +80,7 @@ class TextureDescriptor:
 def texture_similarity(query: NDArray[np.float32], gallery: NDArray[np.float32]) -> NDArray[np.float32]:
     """Minus the chi-squared distance, sum (a - b)^2 / (a + b) / 2, in [-1, 0]: [W], [G, W] -> float32 [G]."""
     total = query + gallery
-    distance: NDArray[np.float32] = (np.square(query - gallery) / np.where(total > 0, total, 1)).sum(axis=1) / 2
-    return -distance
+    return np.asarray((np.square(query - gallery) / np.where(total > 0, total, 1)).sum(axis=1) / -2)
 
 
 def filter_bank() -> list[Kernel]:

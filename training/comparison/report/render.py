@@ -167,11 +167,9 @@ def statements(results: Results, column: str) -> Iterator[str]:
 
 
 def _direction(gain: dict[str, float]) -> str:
-    if gain["p_holm"] < SIGNIFICANT and gain["low"] > 0:
-        return "higher"
-    if gain["p_holm"] < SIGNIFICANT and gain["high"] < 0:
-        return "lower"
-    return "alike"
+    if gain["p_holm"] >= SIGNIFICANT:
+        return "alike"
+    return "higher" if gain["low"] > 0 else "lower" if gain["high"] < 0 else "alike"
 
 
 def _setting(results: Results) -> str:
