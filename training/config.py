@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -82,9 +82,6 @@ class TrainConfig:
     @property
     def preprocess(self) -> PreprocessSpec:
         return PreprocessSpec.for_image_size(self.image_size, self.intensity)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TrainConfig:

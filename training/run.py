@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class RunFolder:
 
     def write_config(self, config: TrainConfig) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        write_json(self.config, config.to_json())
+        write_json(self.config, asdict(config))
 
     def read_card(self) -> ModelCard:
         """The card of the finished run. Raises RunError when it is not finished."""

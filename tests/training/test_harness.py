@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,7 @@ harness.train(TrainConfig.from_json(json.loads(sys.argv[1])), Path(sys.argv[2]))
 
 def test_a_run_killed_within_an_epoch_resumes(squares: Path, tmp_path: Path) -> None:
     options, run = config(squares), tmp_path / "killed"
-    command = [sys.executable, "-c", _KILLED, json.dumps(options.to_json()), str(run)]
+    command = [sys.executable, "-c", _KILLED, json.dumps(asdict(options)), str(run)]
     assert subprocess.run(command, check=False, capture_output=True).returncode == -9
     assert train(options, run, resume=True).read_card().fingerprint
 

@@ -163,12 +163,10 @@ def _bce(report: Path, cell: Cell) -> dict[str, NDArray[np.float32]]:
 def _facts(run: RunFolder) -> dict[str, Any]:
     card = run.read_card()
     return {
-        "negative_proxies": card.negative_proxies,
-        "proxies_per_class": list(card.proxies_per_class),
-        "best_epoch": card.training["best_epoch"],
-        "precision": card.training["precision"],
+        "negative_proxies": card.negative_proxies, "proxies_per_class": list(card.proxies_per_class),
+        "best_epoch": card.training["best_epoch"], "precision": card.training["precision"],
         "training_seconds": card.training["seconds"],
-    }
+    }  # fmt: skip
 
 
 def _write(

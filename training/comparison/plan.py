@@ -147,10 +147,6 @@ class Plan:
             proxies=both("proxies"), pairs=both("pairs"), command="\n".join(commands),
         )  # fmt: skip
 
-    def write(self, report: Path) -> None:
-        report.mkdir(parents=True, exist_ok=True)
-        write_json(report / PLAN, asdict(self))
-
     @classmethod
     def read(cls, report: Path) -> Plan:
         """Raises RunError when the folder is no benchmark."""
@@ -230,7 +226,7 @@ def prepare(report: Path, plan: Plan, manifest: Manifest, *, resume: bool) -> Pl
         if path.exists() and read_manifest(path).fingerprint != selection.fingerprint:
             raise RunError(f"{path}: this selection was made by another version of cbmir; start another report")
         write_manifest(selection, path)  # again, since the images may have been moved
-    plan.write(report)
+    write_json(report / PLAN, asdict(plan))
     return plan
 
 

@@ -14,7 +14,7 @@ import platform
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -221,8 +221,7 @@ def _rows(plan: Plan, answers: dict[Cell, CellAnswers], labels: Sequence[str]) -
     return rows
 
 
-def _pool(cells: Iterable[Cell], answers: dict[Cell, CellAnswers]) -> Pool:
-    cells = list(cells)
+def _pool(cells: Sequence[Cell], answers: dict[Cell, CellAnswers]) -> Pool:
     return Pool([answers[cell] for cell in cells], [cell.part.seed for cell in cells])
 
 
@@ -230,7 +229,7 @@ def _minus_bce(cells: list[Cell], answers: dict[Cell, CellAnswers]) -> dict[str,
     both = [cell for cell in cells if Cell(cell.part, "bce") in answers]
     if not both:
         return None
-    reference = _pool((Cell(cell.part, "bce") for cell in both), answers)
+    reference = _pool([Cell(cell.part, "bce") for cell in both], answers)
     return differences(_pool(both, answers), reference) | {"parts": len(both)}
 
 
@@ -248,7 +247,7 @@ def _random(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:
         of_size = [cell for cell in answers if cell.part.size == size]
         if of_size:
             (method, proxies), _ = Counter((cell.method, cell.proxies) for cell in of_size).most_common(1)[0]
-            pool = _pool((c for c in of_size if (c.method, c.proxies) == (method, proxies)), answers)
+            pool = _pool([c for c in of_size if (c.method, c.proxies) == (method, proxies)], answers)
             found[str(size)] = random_ranking(pool)
     return found
 

@@ -42,8 +42,7 @@ def command(report: Path, cell: Cell) -> list[str]:
 def environment(slot: int, jobs: int) -> dict[str, str]:
     """The environment of one of `jobs` processes that run side by side; what the user has set stays.
 
-    They share the cores and take turns over the GPUs. glibc keeps memory between steps, which makes training
-    on a CPU up to twice as fast (it else returns every activation to the kernel).
+    They share the cores and take turns over the GPUs. glibc keeps memory between steps: up to twice as fast on a CPU.
     """
     own = dict(os.environ)
     own.setdefault("MALLOC_MMAP_MAX_", "0")

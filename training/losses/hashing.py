@@ -92,8 +92,7 @@ class SDHLoss(UnweightedLoss):
     The paper leaves open how to train on batches: here N, S_B and S_W are the batch's, and J_1 is a mean over images as
     J_2 is, so that their balance does not depend on the batch size. tr(H H^T / N) is the variance, and balances the
     bits, only where the mean of H is 0; here it is taken about the batch's mean, since one code for all images would
-    maximise it otherwise. J_4 is weight decay, which is the optimiser's. The network is the benchmark's encoder with
-    this one layer, so that J_3 is of this layer.
+    maximise it otherwise. J_4 is weight decay, which is the optimiser's.
     """
 
     def forward(self, head: HashHead, pooled: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:

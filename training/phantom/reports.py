@@ -37,11 +37,9 @@ _IMPRESSIONS = {
     "Edema": "Pulmonary edema", "Emphysema": "Emphysema", "Pleural_Thickening": "{Side} pleural thickening",
 }  # fmt: skip
 _CHANGES = {
-    "new": "New since the previous study.",
-    "larger": "More marked than in the previous study.",
-    "smaller": "Less marked than in the previous study.",
-    "unchanged": "Unchanged since the previous study.",
-}
+    "new": "New since the previous study.", "larger": "More marked than in the previous study.",
+    "smaller": "Less marked than in the previous study.", "unchanged": "Unchanged since the previous study.",
+}  # fmt: skip
 _CLEAR = (
     "The lungs are clear. Heart size is normal. The costophrenic angles are sharp.",
     "Clear lungs. Normal heart and mediastinum. Both costophrenic angles are free.",
