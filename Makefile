@@ -35,12 +35,13 @@ chromium:
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || \
 		{ echo "The browser test needs Chromium; on Debian: sudo apt-get install chromium" >&2; exit 1; }
 
+# A process per processor runs tests, so one thread each is enough: more of them wait for each other.
 test: .venv/installed chromium  ## style, types, direction of imports, then all tests with coverage
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --cov --cov-report=term --cov-fail-under=90
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --cov --cov-report=term --cov-fail-under=90
 
 docs: .venv/installed  ## build the documentation into site/; no network, no warnings
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
