@@ -88,10 +88,10 @@ $(DATA)/evaluation/per_query.csv: $(DATA)/run/card.json
 $(DATA)/model.fp16.onnx: $(DATA)/run/card.json
 	$(CBMIR) export $(DATA)/run -o $(DATA)/model.onnx --fp16
 
-$(DATA)/gallery/gallery.sqlite: $(DATA)/model.fp16.onnx
+$(DATA)/gallery/current: $(DATA)/model.fp16.onnx
 	$(CBMIR) index build $(DATA)/model.onnx $(MANIFEST) -o $(@D)
 
-$(DATA)/gallery/map.npz: $(DATA)/gallery/gallery.sqlite
+$(DATA)/gallery/map.npz: $(DATA)/gallery/current
 	$(CBMIR) index map $(@D)
 
 demo-steps: $(DATA)/evaluation/per_query.csv $(DATA)/gallery/map.npz  ## everything for the demo, without the page

@@ -339,7 +339,8 @@ def aims_table(reports: Sequence[dict[str, Any]]) -> str:
 
 def draw(reports: Sequence[dict[str, Any]], folder: Path) -> None:
     """Recall, latency, memory and time to build against the size, a line for each contender's first setting."""
-    from cbmir.training.comparison.figures.sheet import ReportFigure, numbered_style, save, sheet
+    from cbmir.training.comparison.figures.charts import numbered_style
+    from cbmir.training.comparison.figures.sheet import ReportFigure, save, sheet
 
     panels = (("recall", "recall@10"), ("ms", "ms a query"), ("index_mb", "index MB"), ("build_s", "build s"))
     lines = names(AIMED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +18,8 @@ from cbmir.cli import main
 from cbmir.runtime import Gallery
 from cbmir.runtime.gallery.build import IndexReport
 from cbmir.runtime.gallery.database import live_folder
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*args: object) -> int:
@@ -366,3 +369,22 @@ def test_ctrl_c_says_that_the_same_command_goes_on(
         assert run(*build) == 130
     assert "What is done is kept: the same command goes on from there." in capsys.readouterr().err
     assert run(*build) == 0
+
+
+def test_a_demo_that_is_made_is_not_made_again(
+    tmp_path: Path, tiny_manifest: Path, tiny_model: Path, tiny_run: Path, tiny_export: Path
+) -> None:
+    """Every file that the Makefile names as a step's target is there after the step."""
+    data = tmp_path / "demo-data"
+    (data / "phantoms").mkdir(parents=True)
+    shutil.copyfile(tiny_manifest, data / "phantoms/manifest.csv")
+    (data / "run").mkdir()
+    shutil.copyfile(tiny_run / "card.json", data / "run/card.json")
+    (data / "evaluation").mkdir()
+    (data / "evaluation/per_query.csv").touch()
+    shutil.copyfile(tiny_export / "model.fp16.onnx", data / "model.fp16.onnx")
+    assert run("index", "build", tiny_model, tiny_manifest, "-o", data / "gallery", "--workers", 1) == 0
+    assert run("index", "map", data / "gallery", "--method", "pca") == 0
+    steps = ["make", "-n", "-o", ".venv/installed", "demo-steps", f"DATA={data}"]
+    made = subprocess.run(steps, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ".venv/bin/cbmir" not in made.stdout

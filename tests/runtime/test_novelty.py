@@ -1,4 +1,4 @@
-"""Novelty: the distance by hand, the gallery's own distances against a plain loop, and real images."""
+"""Novelty: the distance by hand, the gallery's reference distances against a plain loop, and real images."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def slowly(vectors: Vectors, patients: NDArray[np.int64], row: int) -> float | N
     return mixture_distance(vectors[row], vectors[nearest]) if len(nearest) == NEAREST else None
 
 
-def test_own_distances_leave_each_patient_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_distances_leave_each_patient_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(novelty, "_BLOCK", 37)  # several blocks, the last of another size
     rng = np.random.default_rng(1)
     vectors = flat(rng, 160)
