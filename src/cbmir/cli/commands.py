@@ -62,29 +62,12 @@ class CommandGroup(click.Group):
                 formatter.write_dl([(name, one.get_short_help_str(limit=sys.maxsize)) for name, one in commands if one])
 
 
-data = CommandGroup(
-    name="data",
-    sections={
-        "Readers of data sets": {"nih": "data", "chexpert": "data", "table": "data", "dicom": "data"},
-        "More": {"phantom": "data", "check": "data"},
-    },
-    help="""Make a manifest of a dataset, or check one.
-
-    A manifest is one table, a row an image: image, patient_id, study_id, view, split, report, and a column for each
-    finding that holds 1, 0, -1 (uncertain) or nothing (unknown). Every other command reads nothing else.
-    """,
-    epilog=examples(
-        "cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv -o manifest.csv",
-        "cbmir data check manifest.csv",
-    ),
-)
 index = CommandGroup(
     name="index",
     sections={
-        "Change": {"build": "index.build", "add": "index.build", "update": "index.edit", "remove": "index.edit"}
-        | {"merge": "index.maintenance"},
-        "Look after": dict.fromkeys(("info", "verify", "rebuild", "compact", "export"), "index.maintenance")
-        | {"map": "index.map"},
+        "Change": {name: f"index.{name}" for name in ("build", "add", "update", "remove", "merge")},
+        "Look after": dict.fromkeys(("info", "verify", "rebuild", "compact"), "index.maintenance")
+        | {"export": "index.export", "map": "index.map"},
     },
     help="Build and keep a gallery: the labelled images among which neighbours are found.",
     epilog=examples(
@@ -96,7 +79,7 @@ index = CommandGroup(
 pacs = CommandGroup(
     name="pacs",
     sections={
-        "Commands": {"analyze": "pacs.analyze", "node": "pacs.node", "follow": "pacs.follow", "retry": "pacs.queue"}
+        "Commands": {"analyze": "pacs.analyze", "node": "pacs.node", "follow": "pacs.follow", "retry": "pacs.retry"}
     },
     help=f"""Analyse radiographs of a PACS, and give the results back as DICOM objects or FHIR.
 
@@ -109,7 +92,7 @@ pacs = CommandGroup(
 @click.command(
     cls=CommandGroup,
     sections={
-        "Data": {"data": "commands"},
+        "Data": {"data": "data"},
         "Train and evaluate": {"train": "train", "evaluate": "evaluate", "benchmark": "benchmark"},
         "Export": {"export": "export", "parity": "parity", "speed": "speed"},
         "Gallery": {"index": "commands", "embed": "embed"},

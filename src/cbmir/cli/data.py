@@ -9,10 +9,28 @@ from typing import Any
 
 import click
 
-from cbmir.cli.options import PATH, command, json_option, option, print_answer, together
+from cbmir.cli.commands import CommandGroup
+from cbmir.cli.options import PATH, command, examples, json_option, option, print_answer, together
 from cbmir.labels import NIH_14
 from cbmir.manifest import Manifest, read_manifest, write_manifest
 from cbmir.preprocessing import INTENSITIES
+
+data = CommandGroup(
+    name="data",
+    sections={
+        "Readers of data sets": dict.fromkeys(("nih", "chexpert", "table", "dicom"), "data"),
+        "More": dict.fromkeys(("phantom", "check"), "data"),
+    },
+    help="""Make a manifest of a dataset, or check one.
+
+    A manifest is one table, a row an image: image, patient_id, study_id, view, split, report, and a column for each
+    finding that holds 1, 0, -1 (uncertain) or nothing (unknown). Every other command reads nothing else.
+    """,
+    epilog=examples(
+        "cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv -o manifest.csv",
+        "cbmir data check manifest.csv",
+    ),
+)
 
 # The options that every reader shares.
 _writes_manifest = together(

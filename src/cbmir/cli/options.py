@@ -89,6 +89,9 @@ def _load_key(ctx: click.Context, option: click.Parameter, place: str | None) ->
     return Pseudonyms.load(place)
 
 
+PATIENT_DATA = (
+    "A gallery is patient data: its images, reports and embeddings identify patients. Keep it as safe as the images."
+)
 STAYS_CLEAR = (
     "Of patients and studies only the ids are pseudonyms: images' ids and paths, reports, SOP instance UIDs and dates "
     "stay in clear, and may name patients."

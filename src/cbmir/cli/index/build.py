@@ -1,4 +1,4 @@
-"""`cbmir index build` and `add`: images into a gallery."""
+"""`cbmir index build`: images into a gallery; and what `cbmir index add` shares with it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from cbmir.manifest import read_manifest
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.build import IndexReport
 
-# Which images go in, and how they are read.
-_source_options = together(
+#: Which images go in, and how they are read.
+source_options = together(
     option("--split", "splits", type=click.Choice(["train", "val", "test", "all"]), multiple=True, default=["train"],
            help="Which of the manifest's images go in; may be repeated."),
     reading_options,
@@ -69,7 +69,7 @@ def _parse_shard(ctx: click.Context, option: click.Parameter, value: str | None)
 @option("--ray", metavar="ADDRESS", help="Build shards as tasks of Ray, and merge them: 'auto' for the cluster that "
         "RAY_ADDRESS names, else this machine. Every node must see MODEL, the images and GALLERY under the same "
         "paths.")  # fmt: skip
-@_source_options
+@source_options
 @json_option
 def build(
     model: Path, manifest: Path, output: str, engine: str, ray: str | None, shard: tuple[int, int] | None,
@@ -96,33 +96,10 @@ def build(
                 report = build_gallery(opened, table, output, workers=workers, shard=shard, **how)
     if how["pseudonyms"] is not None:
         log.warning(STAYS_CLEAR)
-    _finish(output, report, f"{output}: {report.images} images", as_json)
+    finish(output, report, f"{output}: {report.images} images", as_json)
 
 
-@command("cbmir index add gallery model.onnx new.csv", "cbmir index add gallery model.onnx manifest.csv --split all")
-@click.argument("gallery", type=click.Path())
-@click.argument("model", type=PATH)
-@click.argument("manifest", type=PATH)
-@_source_options
-@json_option
-def add(gallery: str, model: Path, manifest: Path, engine: str, as_json: bool, **how: Any) -> None:
-    """Embed those images of MANIFEST that GALLERY does not have, and add them.
-
-    What is there already stays as it is ('cbmir index update' brings labels and reports up to date). The gallery serves
-    others meanwhile. Each batch of images is added whole or not at all: an addition that was stopped leaves those that
-    were done, and goes on when the same command is given again. Images that could not be read, or have changed since
-    they went in (changed.csv), give exit code 2; the lists of earlier runs keep what they say of other images.
-    """
-    from cbmir.runtime.engines.registry import open_engine
-    from cbmir.runtime.gallery.build import add_to_gallery
-
-    table = read_manifest(manifest)
-    with resumable(), open_engine(model, engine=engine) as opened:
-        report = add_to_gallery(opened, table, gallery, **how)
-    _finish(gallery, report, f"{gallery}: {report.images} images added, {report.there} were there", as_json)
-
-
-def _finish(gallery: str, report: IndexReport, text: str, as_json: bool) -> None:
+def finish(gallery: str, report: IndexReport, text: str, as_json: bool) -> None:
     """Print the report, and which images were left out; for some of these the exit code is 2."""
     from cbmir.runtime.gallery.protocol import is_milvus
 

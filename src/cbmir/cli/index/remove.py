@@ -1,51 +1,19 @@
-"""`cbmir index update` and `remove`: what changes images that are in a gallery."""
+"""`cbmir index remove`: images out of a gallery."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from cbmir.cli.options import PATH, command, json_option, log, option, print_answer, pseudonyms_option
+from cbmir.cli.options import command, json_option, log, option, print_answer, pseudonyms_option
 from cbmir.errors import GalleryError
-from cbmir.manifest import read_manifest
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.protocol import EditableGallery
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
-
-
-@command("cbmir index update gallery corrected.csv")
-@click.argument("gallery", type=click.Path())
-@click.argument("manifest", type=PATH)
-@option("--split", "splits", type=click.Choice(["train", "val", "test", "all"]), multiple=True, default=["all"],
-        help="Which of the manifest's rows to take; may be repeated.")  # fmt: skip
-@pseudonyms_option
-@json_option
-def update(gallery: str, manifest: Path, splits: tuple[str, ...], pseudonyms: Pseudonyms | None, as_json: bool) -> None:
-    """Take over labels, reports, patients, studies, views, dates and splits of MANIFEST for the images of GALLERY.
-
-    All at once, and nothing is embedded again. A row is for the image of the same path, or else of the same content, as
-    after a move. What MANIFEST has no column for stays, and so does what a row leaves empty of study, view and date; a
-    report or split that a row leaves empty is emptied. Rows whose image GALLERY does not have are listed; the exit code
-    is then 2.
-    """
-    from cbmir.runtime.gallery.maintenance import update_gallery
-    from cbmir.runtime.gallery.protocol import open_gallery
-
-    table = read_manifest(manifest)
-    with open_gallery(gallery, pseudonyms=pseudonyms) as opened:
-        report = update_gallery(opened, table, splits=splits)
-    lines = [f"{gallery}: {report.changed} of {report.found} images changed"]
-    lines += [f"not in the gallery: {path}" for path in report.absent]
-    value = {"gallery": gallery, "found": report.found, "changed": report.changed, "absent": report.absent}
-    print_answer(as_json, value, "\n".join(lines))
-    if report.absent:
-        log.error("%d rows are of images that the gallery does not have", len(report.absent))
-        sys.exit(2)
 
 
 @command("cbmir index remove gallery --patient-id 0001234", "cbmir index remove gallery --id image_07 --id image_08")

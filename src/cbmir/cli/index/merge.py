@@ -1,0 +1,45 @@
+"""`cbmir index merge`: several galleries into one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cbmir.cli.options import PATH, command, json_option, print_json, pseudonyms_option, resumable
+
+if TYPE_CHECKING:
+    from cbmir.runtime.gallery.entry import Added
+    from cbmir.runtime.gallery.pseudonyms import Pseudonyms
+
+
+@command("cbmir index merge gallery other_gallery third_gallery", "cbmir index merge gallery shard1 shard2 shard3")
+@click.argument("gallery", type=PATH)
+@click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=PATH)
+@pseudonyms_option
+@json_option
+def merge(gallery: Path, others: tuple[Path, ...], pseudonyms: Pseudonyms | None, as_json: bool) -> None:
+    """Add the images of OTHER galleries of the same model to GALLERY, each at once. The others stay as they are.
+
+    Where there is no GALLERY it is made, and is there once all are in it; the same command goes on after a stop. Of
+    shards ('cbmir index build --shard') all must be given: they make the gallery that one build of the manifest makes.
+    """
+    from cbmir.runtime.gallery.build import merge_galleries
+
+    merged: list[dict[str, Any]] = []
+
+    def tell(other: Path, added: Added) -> None:
+        there = len(added.duplicates)
+        merged.append({"other": other, "added": len(added.ids), "there": there, "renamed": dict(added.renamed)})
+        if not as_json:
+            click.echo(f"{gallery}: {len(added.ids)} images of {other} added, {there} were there")
+            for old, new in added.renamed:
+                click.echo(f"added as {new}, since another image has its id: {old}")
+
+    try:
+        with resumable():
+            merge_galleries(gallery, others, pseudonyms=pseudonyms, merged=tell)
+    finally:  # also what was merged before one failed
+        if as_json:
+            print_json({"gallery": gallery, "merged": merged})
