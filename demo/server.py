@@ -38,8 +38,16 @@ def serve(
     finder: Finder, *, host: str = "127.0.0.1", port: int = 7860, examples: Path | None = None,
     login: Credential | None = None, ready: Callable[[str], None] = lambda url: None,
 ) -> None:  # fmt: skip
-    """Serve until Ctrl-C; port 0 takes any free one. `ready` is called with the URL once the model has run. Raises
-    UserError for the port, the host or a folder without examples, and GalleryError for another model's map."""
+    """Serve the page until Ctrl-C.
+
+    Args:
+        port: 0 takes any free one.
+        ready: Is called with the URL once the model has run.
+
+    Raises:
+        UserError: The port or the host cannot be used, or the folder has no examples.
+        GalleryError: The gallery's map is of another model.
+    """
     with bound(host, port) as listener, _uploads():
         if login is None and not is_loopback(host):
             log.warning(

@@ -31,9 +31,13 @@ OUTPUTS = ("embedding", "scores", "feature_map")
 def to_onnx(model: RetrievalModel, card: ModelCard, precision: Precision = "float32") -> bytes:
     """The bytes of an ONNX file by the contract of `cbmir.runtime.engines.ort`, with the card and the head inside.
 
-    `float16` puts the encoder's weights and arithmetic in half precision; scaling, pooling, norm and scores stay
-    float32, and so do the outputs. The model itself is not changed. Raises EncoderError for an encoder that the
-    exporter cannot translate, ModelError for a hashing model.
+    Args:
+        precision: `float16` puts the encoder's weights and arithmetic in half precision; scaling, pooling, norm and
+            scores stay float32, and so do the outputs.
+
+    Raises:
+        EncoderError: The exporter cannot translate the encoder.
+        ModelError: A hashing model.
     """
     if isinstance(model.head, HashHead):
         raise ModelError("a hashing model has no embedding or scores to export; train with a loss of 'cbmir train'")

@@ -92,10 +92,14 @@ class Estimate:
 class Parity:
     """How far a file is from its source.
 
-    `overlap` is the share of a query's ten nearest neighbours that both find, each searching its own embeddings of the
-    gallery; `cross_overlap` is that of the file's queries searching the source's gallery. `ndcg` (queries with a
-    positive label), `ndcg_all` (all queries, the negative class a label) and `auc` (mean over labels) are the file's
-    figure less the source's, on the queries. `decisions` is the share of findings called alike by the thresholds.
+    Attributes:
+        score_difference: The largest difference of a score, in [0, 1].
+        decisions: The share of findings called alike by the thresholds; NaN without thresholds.
+        overlap: The share of a query's ten nearest neighbours that both find, each in its own embeddings.
+        cross_overlap: The same, where the file's queries search the source's embeddings.
+        ndcg: The file's figure less the source's, over queries with a positive label.
+        ndcg_all: The same over all queries, with the negative class as a label.
+        auc: The file's mean over labels less the source's, on the queries.
     """
 
     images: int
@@ -164,8 +168,10 @@ class Parity:
 def measure_parity(reference: Outputs, found: Outputs, cases: Cases, limits: ParityLimits) -> Parity:
     """Compare answers to the same M images, embeddings float32 [M, D] and scores float32 [M, C], with the source's.
 
-    Cosines are computed in float64, since the limits are finer than a cosine in float32. Raises UserError where the
-    answers have other dimensions or labels.
+    Cosines are computed in float64, since the limits are finer than a cosine in float32.
+
+    Raises:
+        UserError: The answers have other dimensions or labels.
     """
     own, theirs = _unit(reference.embedding), _unit(found.embedding)
     if own.shape != theirs.shape or reference.scores.shape != found.scores.shape:

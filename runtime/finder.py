@@ -63,11 +63,14 @@ class Finder(Closing):
         reduced_jpeg2000: bool = False,
         allow_lateral: bool = False,
     ) -> None:
-        """Takes engine and gallery over: `close` closes both. Raises GalleryError for a gallery of another model.
+        """Takes engine and gallery over: `close` closes both.
 
         Args:
-            reduced_jpeg2000: decode large JPEG 2000 images at a lower resolution (`read_image`, `reduced_for`).
-            allow_lateral: accept DICOM files of lateral views, with a warning.
+            reduced_jpeg2000: Decode large JPEG 2000 images at a lower resolution (`read_image`, `reduced_for`).
+            allow_lateral: Accept DICOM files of lateral views, with a warning.
+
+        Raises:
+            GalleryError: The gallery is of another model.
         """
         if gallery is not None:
             gallery.check_model(engine.card)
@@ -95,10 +98,14 @@ class Finder(Closing):
         allow_lateral: bool = False,
         pseudonyms: Pseudonyms | None = None,
     ) -> Self:
-        """Open a model by `open_engine`, and a gallery by its folder or `milvus:` place (`open_gallery`).
+        """Open a model and a gallery. The other arguments are those of `open_engine`, `Finder` and `Gallery.open`.
 
-        The other arguments are those of `open_engine`, `Finder` and `Gallery.open`. Raises what `open_engine` raises,
-        and GalleryError.
+        Args:
+            gallery: Its folder, or a `milvus:` place (`open_gallery`).
+
+        Raises:
+            ModelError, EngineError: As `open_engine`.
+            GalleryError: The gallery cannot be opened, or is of another model.
         """
         loaded = open_engine(
             model, engine=engine, threads=threads, mode=mode, cache=cache, allow_fallback=allow_fallback
@@ -135,8 +142,15 @@ class Finder(Closing):
 
         The same patient's images are left out of the neighbours: those of `patient_id`, of the patients of the
         gallery's entries made from the same file, and of the DICOM file's patient. A warning says where none of these
-        is known, or none is in the gallery, and where nothing in the gallery looks like the image. `filter` and `exact`
-        are those of `Gallery.search`. Raises ImageError.
+        is known, or none is in the gallery, and where nothing in the gallery looks like the image.
+
+        Args:
+            patient_id: The id of the image's patient, as it was given to the gallery.
+            filter: As `Gallery.search` has it, and so `exact`.
+
+        Raises:
+            ImageError: The image cannot be read.
+            GalleryError: As `Gallery.search`.
         """
         radiograph = image if isinstance(image, Radiograph) else self.read(image)
         outputs, feature_map = self._run(radiograph)
@@ -182,10 +196,15 @@ class Finder(Closing):
         *,
         filter: Filter = Filter(),  # noqa: B008
     ) -> tuple[Neighbour, ...]:
-        """The k entries of the gallery nearest to a combination of findings (`evidence.combination_vector`): a query
-        without an image. Of each, `shared` holds those of `labels` that it has.
+        """A query without an image: the k entries nearest to a combination of findings (`combination_vector`).
 
-        Raises UserError without a gallery, and as `combination_vector` does.
+        Returns:
+            Neighbours, nearest first; `shared` holds those of `labels` that each has.
+
+        Raises:
+            UserError: There is no gallery, no label, one that is given twice, or labels that cancel out.
+            ManifestError: The model does not have a label.
+            GalleryError: As `Gallery.search`.
         """
         if self.gallery is None:
             raise UserError("expected a gallery to search, found none: open the finder with one")
@@ -210,10 +229,17 @@ class Finder(Closing):
     def embed_many(
         self, images: Iterable[Image], *, workers: int | None = None
     ) -> Iterator[NDArray[np.float32] | ImageError]:
-        """For each image, in order: its embedding float32 [D], unit norm, or the ImageError that reading it raised.
+        """Embed any number of images. A bounded number is taken ahead, and read while the engine runs.
 
-        A bounded number of images is taken ahead, and read by `workers` processes (`imaging.workers.work_through`)
-        while the engine runs. Raises UserError for a negative number of workers, WorkerError where one dies.
+        Args:
+            workers: Processes that read images; None takes as many as there are processors, or 0 for a few images.
+
+        Returns:
+            For each image, in order, its embedding float32 [D] of unit norm, or the ImageError that reading it raised.
+
+        Raises:
+            UserError: The number of workers is negative.
+            WorkerError: A worker died.
         """
         from cbmir.runtime.imaging.workers import work_through  # multiprocessing, which one answer has no use for
 

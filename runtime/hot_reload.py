@@ -59,7 +59,9 @@ class ReloadableFinder(Closing):
     def reload(self) -> None:
         """Open and warm up a finder, then put it in the old one's place, which closes with its last user.
 
-        Raises NotReadyError if this is closed, and what `open` and a first analysis raise: the old finder then stays.
+        Raises:
+            NotReadyError: This is closed.
+            Exception: What `open` and a first analysis raise; the old finder then stays.
         """
         with self._reloading:
             with self._lock:

@@ -92,15 +92,15 @@ class Analysis:
     """The answer for one image. It stands on its own: it remains usable once the finder that made it is closed.
 
     Attributes:
-        findings: in the model's order; `most_probable_first` gives the order for people.
-        neighbours: nearest first.
-        warnings: sentences that a reader must see.
+        findings: In the model's order; `most_probable_first` gives the order for people.
+        neighbours: Nearest first.
+        warnings: Sentences that a reader must see.
         embedding: float32 [D], unit norm.
         feature_map: float32 [D, h, w].
-        agreement: one per label of the gallery; empty without neighbours.
+        agreement: One per label of the gallery; empty without neighbours.
         novelty: None without a gallery, and with a small one.
-        query_labels: those known of the image, where it is in the gallery, or else predicted.
-        known: ids of the gallery's entries that were made from the same file.
+        query_labels: Those known of the image, where it is in the gallery, or else predicted.
+        known: Ids of the gallery's entries that were made from the same file.
     """
 
     image: str
@@ -117,11 +117,11 @@ class Analysis:
     known: tuple[str, ...] = ()
 
     def evidence_for_finding(self, label: str) -> NDArray[np.float32]:
-        """float32 [h, w]: each cell's share in the cosine to the finding's vector. Raises UserError."""
+        """float32 [h, w]: each cell's share in the cosine to the finding's vector. Raises UserError without one."""
         return self._evidence(self.finding_vectors, label, "finding")
 
     def evidence_for_neighbour(self, id: str) -> NDArray[np.float32]:
-        """float32 [h, w]: each cell's share in the cosine to this neighbour. Raises UserError."""
+        """float32 [h, w]: each cell's share in the cosine to this neighbour. Raises UserError without one."""
         return self._evidence(self.neighbour_vectors, id, "neighbour")
 
     def to_json(self) -> dict[str, Any]:

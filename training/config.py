@@ -28,11 +28,15 @@ BALANCEABLE = (*WEIGHTED_LOSSES, "bce")
 class TrainConfig:
     """Options of `cbmir train`; the defaults are the paper's ("Implementation").
 
-    `proxies_per_class` is a number or `auto`. `fold` is "1/5" to "5/5" for cross-validation by patient, or empty for
-    the manifest's own splits; folds are the same for every seed. `class_weights` None is the paper's choice: with the
-    proxy loss, without for its baseline BCE; most others have none. `batch_size` is that of all devices together.
-    `patience` counts epochs without a better nDCG. `code_bits` is the length of the codes of hashing losses.
-    `distill` is the folder of the teacher, `teacher_fingerprint` its weights' name; both empty for an ordinary run.
+    Attributes:
+        batch_size: That of all devices together.
+        proxies_per_class: A number, or `auto`.
+        class_weights: None is the paper's choice: with the proxy loss, without for BCE; most others have none.
+        code_bits: The length of the codes of hashing losses.
+        fold: "1/5" to "5/5" for cross-validation by patient, the same for every seed; empty for the manifest's splits.
+        patience: Epochs without a better nDCG until training stops.
+        distill: The teacher's folder; empty for an ordinary run.
+        teacher_fingerprint: The name of the teacher's weights, or empty.
     """
 
     manifest: str

@@ -29,14 +29,14 @@ def build_encoder(name: str, weights: str = "none") -> tuple[nn.Module, int]:
     """Build an encoder.
 
     Args:
-        name: of a torchvision classification model, or `timm:NAME`.
+        name: Of a torchvision classification model, or `timm:NAME`.
         weights: `none` (random), `imagenet` (the library's own, downloaded by it) or a file with a state dict.
 
     Returns:
         The encoder in training mode, and its embedding dimension D.
 
     Raises:
-        EncoderError: an unknown name, an architecture without a feature map, or weights that do not fit.
+        EncoderError: An unknown name, an architecture without a feature map, or weights that do not fit.
     """
     library_weights = weights == "imagenet"
     encoder = _timm(name[5:], library_weights) if name.startswith("timm:") else _torchvision(name, library_weights)

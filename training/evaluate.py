@@ -155,12 +155,12 @@ def evaluate_model(
     A model of a cross-validation fold is judged on that fold's queries when the manifest is the one of its training.
 
     Args:
-        gallery_model: embeds the gallery in place of `model`, such as the teacher of a distilled model.
+        gallery_model: Embeds the gallery in place of `model`, such as the teacher of a distilled model.
 
     Raises:
-        SplitError: a split is empty, or a patient is in two.
-        ManifestError: a label is missing.
-        ModelError: the two models do not share one embedding space.
+        SplitError: A split is empty, or a patient is in two.
+        ManifestError: A label is missing.
+        ModelError: The two models do not share one embedding space.
     """
     if k < 1:
         raise RunError(f"expected k of 1 or more, found {k}")

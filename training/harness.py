@@ -55,15 +55,15 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
     """Train and finish a run: best checkpoint by validation nDCG, thresholds, calibration, card.
 
     Args:
-        run: a new or empty folder, or that of a stopped run.
-        resume: go on from the last whole epoch; the run then ends as an unbroken one would have.
+        run: A new or empty folder, or that of a stopped run.
+        resume: Go on from the last whole epoch; the run then ends as an unbroken one would have.
 
     Raises:
-        RunError: the folder is in use, or the run began with other options.
-        SplitError: a split has no images or no positive labels, or shares a patient with another.
-        ManifestError: an image cannot be read.
-        EncoderError: the encoder or its weights do not fit.
-        TrainingError: the loss became NaN.
+        RunError: The folder is in use, or the run began with other options.
+        SplitError: A split has no images or no positive labels, or shares a patient with another.
+        ManifestError: An image cannot be read.
+        EncoderError: The encoder or its weights do not fit.
+        TrainingError: The loss became NaN.
     """
     folder = RunFolder(run)
     if first_process():

@@ -73,6 +73,10 @@ def retrieval_values(
     Tied images have the expectation over their orders (McSherry and Najork, "Computing information retrieval
     performance measures efficiently in the presence of tied scores", ECIR 2008): binary codes tie often.
     A query whose labels no gallery image shares has ACG and precision 0, and no nDCG.
+
+    Args:
+        query_positive: float32 [Q, C] in {0, 1}, as `positives` or `add_negative_class` gives it.
+        gallery_positive: float32 [G, C], the same of the gallery.
     """
     own, others = patient_codes(query_patients, gallery_patients)
     values = np.full((3, len(query_positive)), np.nan)
@@ -91,7 +95,7 @@ def random_ranking_values(
     query_positive: NDArray[np.float32], gallery_positive: NDArray[np.float32], query_patients: Sequence[str],
     gallery_patients: Sequence[str], *, k: int,
 ) -> RetrievalValues:  # fmt: skip
-    """The exact expectation of `retrieval_values` under a random ranking of the gallery."""
+    """The exact expectation of `retrieval_values`, which explains the arguments, under a random ranking."""
     patient, others = patient_codes(query_patients, gallery_patients)
     values = np.full((3, len(query_positive)), np.nan)
     for row, own in enumerate(query_positive):
@@ -171,12 +175,12 @@ def class_aucs(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> Fl
 
 
 def resampled_class_aucs(scores: NDArray[np.floating], labels: NDArray[np.floating], weights: Floats) -> Floats:
-    """`class_aucs` of each resample: weights [B, N] -> float64 [B, C]."""
+    """`class_aucs` of each resample: scores, labels [N, C], weights [B, N] -> float64 [B, C]."""
     return np.column_stack([resampled_auc(scores[:, j], labels[:, j], weights) for j in range(labels.shape[1])])
 
 
 def patient_weights(patients: Sequence[str], *, resamples: int = 1000, seed: int = 0) -> Floats:
-    """Bootstrap over patients: how often each image counts in each resample, float64 [resamples, N]."""
+    """Bootstrap over patients [N]: how often each image counts in each resample, float64 [resamples, N]."""
     _, patient_of = np.unique(np.asarray(patients), return_inverse=True)
     count = int(patient_of.max()) + 1 if len(patient_of) else 0
     drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / max(count, 1)), size=resamples)
@@ -192,9 +196,11 @@ def weighted_means(values: Floats, weights: Floats) -> Floats:
 
 
 def sign_flip_p(differences: Floats, patients: Sequence[str], *, flips: int = 10_000, seed: int = 0) -> float:
-    """Two-sided p of a paired difference [Q]: how often it is as large when each patient's sign is drawn by a coin.
+    """Two-sided p of a paired difference: how often it is as large when each patient's sign is drawn by a coin.
 
-    All queries of a patient flip together. Queries without a value (NaN) are left out. NaN when none is left.
+    Args:
+        differences: float64 [Q]; queries without a value (NaN) are left out. The p is NaN when none is left.
+        patients: The patient of each query; all queries of a patient flip together.
     """
     known = ~np.isnan(differences)
     if not known.any():
@@ -254,9 +260,13 @@ def interval(samples: Floats, level: float = 0.95) -> tuple[float, float]:
 def youden_threshold(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float | None:
     """The threshold t (predicted where score > t) with the greatest sensitivity + specificity - 1 (Youden's J).
 
-    scores, labels [N]; labels other than 0 and 1 are left out. It lies half-way between two scores; of equal ones the
-    lowest is taken, which favours sensitivity. None where the known labels do not hold both values, or a method has no
-    scores (NaN).
+    Args:
+        scores: float [N]; NaN where a method has none.
+        labels: float [N]; those other than 0 and 1 are left out.
+
+    Returns:
+        Half-way between two scores; of equally good ones the lowest, which favours sensitivity. None where the known
+        labels do not hold both values, or a score is NaN.
     """
     known = _two_sided(scores, labels)
     if known is None:

@@ -133,8 +133,8 @@ def load_model(run: Path) -> tuple[RetrievalModel, ModelCard, TrainConfig]:
     """The best model of a finished run, in evaluation mode on the CPU, with its card and options.
 
     Raises:
-        RunError: the folder is no finished run, or that of a hashing model.
-        CardError: the weights are not those that the card describes.
+        RunError: The folder is no finished run, or that of a hashing model.
+        CardError: The weights are not those that the card describes.
     """
     folder = RunFolder(run)
     config, card = folder.read_config(), folder.read_card()

@@ -57,19 +57,19 @@ def make_results(
     """Make results from an analysis of a DICOM file.
 
     Args:
-        data: the file's bytes.
-        finder: the finder that made the analysis.
-        kinds: which of `KINDS` to make.
-        image: what was read from the same bytes, if it is at hand: the page shows it.
-        predecessor: the SOP Instance UID of the SR that an earlier model made of the image, in the same study. The new
+        data: The file's bytes.
+        finder: The finder that made the analysis.
+        kinds: Which of `KINDS` to make.
+        image: What was read from the same bytes, if it is at hand: the page shows it.
+        predecessor: The SOP Instance UID of the SR that an earlier model made of the image, in the same study. The new
             SR names it, unless it replaces it, being of the same model.
-        copies: whether the selection of priors stands in the priors' studies too, not in the image's own alone.
+        copies: Whether the selection of priors stands in the priors' studies too, not in the image's own alone.
 
     Raises:
-        UserError: an unknown kind, or a predecessor that is no UID.
-        ImageError: the data is no DICOM object with its four UIDs.
-        GalleryError: the gallery does not answer.
-        MissingDependencyError: the extra `dicom` is not installed.
+        UserError: An unknown kind, or a predecessor that is no UID.
+        ImageError: The data is no DICOM object with its four UIDs.
+        GalleryError: The gallery does not answer.
+        MissingDependencyError: The extra `dicom` is not installed.
     """
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown or isinstance(kinds, str):

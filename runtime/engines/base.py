@@ -82,8 +82,13 @@ class Engine(Closing):
     def __init__(
         self, card: ModelCard, head: NDArray[np.float32], *, threads: int | None = None, mode: Mode = "auto"
     ) -> None:
-        """`head` is float32 [P, D]: the unit proxies, class-major in label order with the negative class last; or the C
-        weight rows of a linear head."""
+        """A subclass reads card and head from its file, then calls this.
+
+        Args:
+            head: float32 [P, D], the unit proxies, class-major in label order with the negative class last; or the C
+                weight rows of a linear head.
+            threads: None means every processor that this process may use.
+        """
         self.card, self.head = card, head
         self.threads = threads or available_threads()
         self.warnings: tuple[str, ...] = ()
@@ -103,9 +108,13 @@ class Engine(Closing):
         """Engine (one of ENGINES), device, and the library's version."""
 
     def run(self, batch: NDArray[np.uint8], *, feature_map: bool = False) -> Outputs:
-        """Run a batch uint8 [N, 1, S, S]; N may be 0. An image's answer does not depend on the others beyond rounding.
+        """Run the model. An image's answer does not depend on the others beyond rounding.
 
-        Raises EngineError for another batch, outputs that are not finite, a closed engine, and in a forked process.
+        Args:
+            batch: uint8 [N, 1, S, S], made by `preprocess`; N may be 0.
+
+        Raises:
+            EngineError: Another batch, outputs that are not finite, a closed engine, or a forked process.
         """
         self._check_usable()
         size, dim, labels = self.card.preprocess.crop, self.card.embedding_dim, len(self.card.labels)

@@ -73,12 +73,12 @@ def open_engine(
 
     Args:
         threads: None means every processor that this process may use.
-        cache: a folder where engines may keep what they compile.
-        allow_fallback: run on the CPU by ONNX Runtime, with a warning, where the engine that was asked for is missing.
+        cache: A folder where engines may keep what they compile.
+        allow_fallback: Run on the CPU by ONNX Runtime, with a warning, where the engine that was asked for is missing.
 
     Raises:
-        ModelError: the file is not cbmir's; CardError: it has no usable card.
-        EngineError: the engine is missing (the message names what to install) or cannot run this file, or `threads` or
+        ModelError: The file is not cbmir's, or has no usable card (CardError).
+        EngineError: The engine is missing (the message names what to install) or cannot run this file, or `threads` or
             `mode` is wrong.
     """
     path = Path(path)

@@ -51,11 +51,16 @@ Condition = HasLabel | AllOf | AnyOf
 class Filter:
     """What an entry must be to be among the neighbours; the empty filter lets all pass.
 
-    `exclude_patients` and `exclude_studies` are ids as they were given to `add`; a study's excludes that of every
-    patient who has one of this id. With `only_patients`, only entries of these pass. `where` is an expression of labels
-    (see the module), `view` a name such as PA, in either case. `since` and `until` are days, YYYY-MM-DD, both included;
-    an entry without a date does not pass them. Spaces around a text do not count. Raises GalleryError for a date that
-    is none, for a text in a set's place or something else in a text's, and for an empty id in `only_patients`.
+    Attributes:
+        exclude_patients: Ids as they were given to `add`.
+        exclude_studies: The same of studies; an id excludes that of every patient who has one of this id.
+        where: An expression of labels (see the module). Spaces around this text and the others do not count.
+        view: A name such as PA, in either case.
+        since, until: The first and the last day, YYYY-MM-DD; an entry without a date does not pass.
+        only_patients: Where it is not empty, only entries of these pass.
+
+    Raises:
+        GalleryError: A value of another type, a wrong day, days out of order, or an empty id in `only_patients`.
     """
 
     exclude_patients: frozenset[str] = field(default=frozenset())

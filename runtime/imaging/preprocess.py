@@ -42,8 +42,11 @@ def centre_crop(square: NDArray[np.uint8], spec: PreprocessSpec) -> NDArray[np.u
 def preprocess(image: Radiograph | NDArray[np.uint8], spec: PreprocessSpec, *, threads: int = 1) -> NDArray[np.uint8]:
     """A radiograph, or uint8 [H,W] -> the model's input, uint8 [crop,crop].
 
-    It is what `centre_crop(resize_square(...))` gives, within one grey level, but only the part that the crop shows is
-    resized. Raises NotAnImageError, and UserError for a radiograph read by another intensity policy than `spec`'s.
+    It is what `centre_crop(resize_square(...))` gives, within one grey level, but only what the crop shows is resized.
+
+    Raises:
+        NotAnImageError: An array of another type or number of axes.
+        UserError: The radiograph was read by another intensity policy than `spec`'s.
     """
     radiograph = image if isinstance(image, Radiograph) else Radiograph(_checked(image), "array", "")
     if radiograph is image and radiograph.intensity != spec.intensity:

@@ -73,14 +73,14 @@ class Radiograph:
 
     Attributes:
         stored: uint8 or uint16 [H,W].
-        sha256: hex digest of the file's bytes, or of the array's.
+        sha256: Hex digest of the file's bytes, or of the array's.
         study_id: Study Instance UID.
         view: PA, AP or LATERAL.
-        warnings: sentences for the user, without a patient's name or ID.
+        warnings: Sentences for the user, without a patient's name or ID.
         greys: uint8 [256] or [65536], what each stored value looks like; None where it looks as it is.
         reduction: None unless `stored` is smaller than the image in the file.
-        date: of the study, YYYY-MM-DD.
-        intensity: the policy that made `greys` (PreprocessSpec).
+        date: Of the study, YYYY-MM-DD.
+        intensity: The policy that made `greys` (PreprocessSpec).
     """
 
     stored: NDArray[np.uint8] | NDArray[np.uint16]

@@ -65,17 +65,17 @@ def read_image(
     """Read one image. Colour becomes luma (ITU-R 601), transparency lies on black, EXIF orientation is applied.
 
     Args:
-        source: a path, a file's bytes, or an array, bone bright: uint8 [H,W] or [H,W,3] (RGB), uint16 [H,W] (0..65535).
-        intensity: how stored values become grey, as PreprocessSpec has it; a model takes images read by its own policy.
-        allow_lateral: accept lateral views in DICOM files, with a warning.
-        threads: how many threads may decode one DICOM file.
-        reduced_for: decode a large JPEG 2000 image in a DICOM file at 1/2 or 1/4 of its resolution (`reduction`).
+        source: A path, a file's bytes, or an array, bone bright: uint8 [H,W] or [H,W,3] (RGB), uint16 [H,W] (0..65535).
+        intensity: How stored values become grey, as PreprocessSpec has it; a model takes images read by its own policy.
+        allow_lateral: Accept lateral views in DICOM files, with a warning.
+        threads: How many threads may decode one DICOM file.
+        reduced_for: Decode a large JPEG 2000 image in a DICOM file at 1/2 or 1/4 of its resolution (`reduction`).
             `preprocess` for this spec then gives the same within one grey level, but for a few pixels at sharp edges,
             in a fraction of the time. Signed values, files with padding or without a window, and a crop that reaches
             the border are still decoded in full. Pillow decodes, and holds Python's lock: threads take turns.
 
     Raises:
-        ImageError: a subclass says why the image cannot be read.
+        ImageError: A subclass says why the image cannot be read.
         MissingDependencyError: DICOM support is not installed.
     """
     limits = limits or ImageLimits()

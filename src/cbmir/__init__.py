@@ -26,7 +26,13 @@ __all__ = ["__version__", "load"]
 
 
 def load(model: str | Path, gallery: str | Path | None = None, **options: Any) -> Finder:
-    """Open an exported model, with a gallery where neighbours are wanted: `cbmir.runtime.Finder.open`."""
+    """Open an exported model, with a gallery where neighbours are wanted.
+
+    Args:
+        model: A model file, or a folder that `cbmir export` wrote.
+        gallery: A gallery's folder, or a `milvus:` place.
+        **options: Those of `cbmir.runtime.Finder.open`, which says what is raised.
+    """
     from cbmir.runtime.finder import Finder
 
     return Finder.open(model, gallery, **options)

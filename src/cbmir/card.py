@@ -103,7 +103,11 @@ class ModelCard:
 
     @classmethod
     def loads(cls, text: str, source: str = "model card") -> ModelCard:
-        """Parse a card. Raises CardError for damaged JSON, missing or unknown fields, and a newer schema."""
+        """Parse a card. `source` names it in messages.
+
+        Raises:
+            CardError: Damaged JSON, missing or unknown fields, or another schema.
+        """
         try:
             data = json.loads(text)
             schema = data["schema"]

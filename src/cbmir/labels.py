@@ -110,7 +110,7 @@ class LabelSet:
         return len(self.names)
 
     def index(self, name: str) -> int:
-        """Position of a label, by its name or by what other data sets call it. Raises ManifestError."""
+        """Position of a label, by its name or by what other data sets call it. Raises ManifestError without one."""
         wanted = canonical(name)
         for position, own in enumerate(self.names):
             if own == name or canonical(own) == wanted:

@@ -47,14 +47,14 @@ def generate(
 
     Args:
         image_format: png (8 bit) or dicom (12 bit, CR).
-        size: width and height in pixels.
+        size: Width and height in pixels.
 
     Returns:
         The path of the manifest.
 
     Raises:
-        UserError: an argument is out of range.
-        SplitError: so few images that they hold fewer than three patients.
+        UserError: An argument is out of range.
+        SplitError: So few images that they hold fewer than three patients.
     """
     if count < 1 or size < _MIN_SIZE or image_format not in _SUFFIXES:
         raise UserError(

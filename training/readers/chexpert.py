@@ -32,16 +32,16 @@ def read_chexpert(
     CheXpert's own training and validation files are split again: by patient, by `seed`.
 
     Args:
-        root: the folder that holds `CheXpert-v1.0-small`, or that folder itself under any name.
-        table: train.csv or valid.csv.
+        root: The folder that holds `CheXpert-v1.0-small`, or that folder itself under any name.
+        table: `train.csv` or `valid.csv`.
         findings: 9 (the paper's) or 13. With 9 an image that shows only one of the other four has every label 0, which
             the sidecar counts.
-        blank: what an empty cell (not mentioned in the report) means: `zero` as the paper and most users take it, or
+        blank: What an empty cell (not mentioned in the report) means: `zero` as the paper and most users take it, or
             `unknown`; in a row whose "No Finding" is 1 it is 0 in both.
         missing: `error`, or `skip` to leave rows without an image file out.
 
     Raises:
-        ManifestError: table or folder do not fit.
+        ManifestError: Table or folder do not fit.
     """
     if findings not in _FINDINGS:
         raise ManifestError(f"expected 9 or 13 findings, found {findings}")

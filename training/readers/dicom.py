@@ -48,10 +48,10 @@ def read_dicom_studies(
     the header's, all `labels` unknown, patients split 70:10:20 by `seed` where there are three.
 
     Args:
-        place: the folder, or the DICOMDIR file.
-        allow_lateral: lateral views go in, as LATERAL.
-        intensity: the policy of PreprocessSpec; a file may be blank, or its window damaged, for one policy alone.
-        workers: so many processes decode (`work_through`).
+        place: The folder, or the DICOMDIR file.
+        allow_lateral: Lateral views go in, as LATERAL.
+        intensity: The policy of PreprocessSpec; a file may be blank, or its window damaged, for one policy alone.
+        workers: So many processes decode (`work_through`).
 
     Returns:
         The manifest, and what was left out with the reason: what is no DICOM file or no chest radiograph, what is

@@ -24,17 +24,17 @@ def read_nih(
     """A manifest of ChestX-ray14, or of a part of it.
 
     Args:
-        images: searched with its subfolders; files are matched by their name without the ending, so that converted
+        images: Searched with its subfolders; files are matched by their name without the ending, so that converted
             copies (.jpg) fit too.
-        entries: the official table.
+        entries: The official table.
         findings: 14, or 13 without Hernia: an image that shows only a hernia then has every label 0 and is not a
             healthy image; the sidecar counts these.
-        splits: a CSV `image,split`; without it patients are split 70:10:20 by `seed`.
+        splits: A CSV `image,split`; without it patients are split 70:10:20 by `seed`.
         missing: `error`, or `skip` to leave rows without an image file out.
 
     Raises:
-        ManifestError: table or folder do not fit.
-        SplitError: the split file does not fit.
+        ManifestError: Table or folder do not fit.
+        SplitError: The split file does not fit.
     """
     if findings not in _FINDINGS:
         raise ManifestError(f"expected 13 or 14 findings, found {findings}")
@@ -65,7 +65,10 @@ def read_nih(
 def read_entries(path: Path) -> Manifest:
     """The official table (`Data_Entry_2017*.csv`, also .csv.gz) with all 14 findings; no image file is needed.
 
-    A row's `image` is the bare file name of the table. Study ids are "<patient>_<follow-up>". Raises ManifestError.
+    A row's `image` is the bare file name of the table. Study ids are "<patient>_<follow-up>".
+
+    Raises:
+        ManifestError: The file is missing or damaged, or is another table.
     """
     # The header's last names hold commas ("OriginalImage[Width,Height]") and 2017's rows end in one. Both make columns
     # after the five that are read here, so these stand where the header says.

@@ -37,17 +37,17 @@ def read_own_table(
     """A manifest of any table with one row per image.
 
     Args:
-        labels: names of label columns, whose cells hold 1, 0, -1 (uncertain) or nothing (unknown).
-        labels_column: the column that joins findings instead ("Mass|Nodule"). Those named are 1 and all others 0, "No
+        labels: Names of label columns, whose cells hold 1, 0, -1 (uncertain) or nothing (unknown).
+        labels_column: The column that joins findings instead ("Mass|Nodule"). Those named are 1 and all others 0, "No
             Finding" makes all 0, an empty cell all unknown. `labels` may then fix names and order; else they are all
             that occur, sorted.
-        images: where relative image paths start; by default the table's folder.
+        images: Where relative image paths start; by default the table's folder.
         missing: `error`, or `skip` to leave rows without an image file out.
-        seed: of the 70:10:20 split by patient, where there is no split column.
+        seed: Of the 70:10:20 split by patient, where there is no split column.
 
     Raises:
-        ManifestError: names row and column of what does not fit.
-        SplitError: a patient is in two splits.
+        ManifestError: Names row and column of what does not fit.
+        SplitError: A patient is in two splits.
     """
     if not labels and labels_column is None:
         raise ManifestError(
