@@ -72,7 +72,7 @@ def live_folder(folder: Path) -> Path:
     Raises GalleryError for a pointer that is damaged.
     """
     try:
-        name = (folder / POINTER).read_text("utf-8", errors="replace")
+        name = (folder / POINTER).read_text("utf-8", errors="replace").strip()  # it may be written by hand
     except (FileNotFoundError, NotADirectoryError):
         return folder
     except OSError as error:

@@ -26,6 +26,7 @@ from cbmir.runtime.gallery.database import (
     DATABASE,
     GALLERY,
     LOG_FILE,
+    POINTER,
     SHARED_FILE,
     WAIT,
     Connections,
@@ -128,11 +129,13 @@ class Gallery(EditableGallery):
         """
         path = Path(path)
         try:
-            exists = (live_folder(path) / DATABASE).is_file()
+            exists = ((live := live_folder(path)) / DATABASE).is_file()
         except OSError as error:
             raise GalleryError(f"{path}: cannot look into the gallery's folder ({error.strerror})") from error
         if not exists:
             found = "no gallery there" if path.is_dir() else "a file" if path.exists() else "nothing there"
+            if live != path:
+                found = f"no gallery in {live.name}, which the file {POINTER!r} names"
             raise GalleryError(
                 f"{path}: expected a gallery's folder with {DATABASE}, found {found}; "
                 f"make one with 'cbmir index build MODEL MANIFEST -o GALLERY'"

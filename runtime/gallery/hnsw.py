@@ -79,13 +79,13 @@ class PcaInt8Codec:
         sample = vectors[np.sort(rng.choice(len(vectors), min(_SAMPLE, len(vectors)), replace=False))]
         mean = sample.mean(axis=0, dtype=np.float64).astype(np.float32)
         for directions in (_principal(sample - mean), None):
-            coding = cls(mean, directions, 1.0)
+            codec = cls(mean, directions, 1.0)
             blocks = (vectors[at : at + size] for at in range(0, len(vectors), size))
-            largest = max(float(np.abs(coding._kept(block)).max()) for block in blocks)
-            coding = cls(mean, directions, _LARGEST / max(largest, _LEAST))
-            if directions is None or coding.fits(vectors[at : at + size] for at in range(0, len(vectors), size)):
+            largest = max(float(np.abs(codec._kept(block)).max()) for block in blocks)
+            codec = cls(mean, directions, _LARGEST / max(largest, _LEAST))
+            if directions is None or codec.fits(vectors[at : at + size] for at in range(0, len(vectors), size)):
                 break
-        return coding
+        return codec
 
     @property
     def dim(self) -> int:
@@ -158,10 +158,10 @@ _BLOCK = 8192  # vectors that are coded and added at once: what is mapped from a
 class HnswIndex:
     """Made by `build` or `view`. Searching is safe from many threads."""
 
-    def __init__(self, index: Any, coding: PcaInt8Codec | None) -> None:
-        """`coding` is of int8 codes; None for bf16."""
-        self.codes: Codes = "bf16" if coding is None else "int8"
-        self.coding = coding
+    def __init__(self, index: Any, codec: PcaInt8Codec | None) -> None:
+        """`codec` is of int8 codes; None for bf16."""
+        self.codes: Codes = "bf16" if codec is None else "int8"
+        self.codec = codec
         self._index = index
         self._index.expansion_search = 1  # what is asked for decides how far the graph is walked
         self._lock = threading.Lock()  # usearch hands out its thread contexts by number: two callers would share one
@@ -172,9 +172,9 @@ class HnswIndex:
     @classmethod
     def build(cls, codes: Codes, vectors: NDArray[np.float32], *, threads: int | None = None) -> HnswIndex:
         """Index unit vectors float32 [N, D]. Only a build with one thread repeats to the bit."""
-        coding = PcaInt8Codec.fitted(vectors, _BLOCK) if codes == "int8" else None
-        dim = vectors.shape[1] if coding is None else coding.dim
-        index = cls(_usearch().Index(ndim=dim, metric="l2sq", dtype=_DTYPES[codes]), coding)
+        codec = PcaInt8Codec.fitted(vectors, _BLOCK) if codes == "int8" else None
+        dim = vectors.shape[1] if codec is None else codec.dim
+        index = cls(_usearch().Index(ndim=dim, metric="l2sq", dtype=_DTYPES[codes]), codec)
         index._add(vectors, 0, threads)
         return index
 
@@ -182,15 +182,15 @@ class HnswIndex:
         """An index in memory of float32 [N, D], the first of which this one holds; or None where it cannot be had by
         adding, since the new vectors do not fit its codes."""
         start = len(self)
-        if self.coding is not None and not self.coding.fits(block for _, block in _blocks(vectors, start)):
+        if self.codec is not None and not self.codec.fits(block for _, block in _blocks(vectors, start)):
             return None
         with self._lock:
-            index = HnswIndex(self._index.copy(), self.coding)
+            index = HnswIndex(self._index.copy(), self.codec)
         index._add(vectors, start, threads)
         return index
 
     @classmethod
-    def view(cls, path: Path, coding: PcaInt8Codec | None) -> HnswIndex:
+    def view(cls, path: Path, codec: PcaInt8Codec | None) -> HnswIndex:
         """Map a saved index, whose bytes have been verified and must never change.
 
         Raises GalleryError where this version of usearch cannot read it.
@@ -203,9 +203,9 @@ class HnswIndex:
             ) from error
         if index is None:
             raise GalleryError(f"{path}: expected an index of usearch, found none")
-        if coding is not None and index.ndim != coding.dim:
-            raise GalleryError(f"{path}: expected an index of codes of {coding.dim} values, found {index.ndim}")
-        return cls(index, coding)
+        if codec is not None and index.ndim != codec.dim:
+            raise GalleryError(f"{path}: expected an index of codes of {codec.dim} values, found {index.ndim}")
+        return cls(index, codec)
 
     def save(self, path: Path) -> None:
         """Write to a new file. Raises OSError where it cannot be written."""
@@ -259,7 +259,7 @@ class HnswIndex:
 
     def _coded(self, vectors: NDArray[np.float32]) -> NDArray[np.float32] | NDArray[np.int8]:
         """What usearch is given: float32, which it rounds to bfloat16, or int8."""
-        return vectors if self.coding is None else self.coding.codes(vectors)
+        return vectors if self.codec is None else self.codec.codes(vectors)
 
 
 def _usearch() -> ModuleType:

@@ -35,7 +35,7 @@ log = logging.getLogger("cbmir")
 LOCK = "derived.lock"
 _FOLDER = re.compile(r"derived-(\d{12,})")
 _PART = re.compile(r"\.derived-\d{12,}\.part")
-_ABOUT, _INDEX, _CODING, _REFERENCE = "about.json", "index.usearch", "coding.npz", "reference_distances.npy"
+_ABOUT, _INDEX, _CODEC, _REFERENCE = "about.json", "index.usearch", "codec.npz", "reference_distances.npy"
 _FORMAT = 2
 _CHUNK = 4 << 20  # bytes that are hashed at once, by as many threads as there are processors
 
@@ -195,8 +195,8 @@ def _write(
         if index is None:
             index = HnswIndex.build(stamp.codes, vectors)
         index.save(part / _INDEX)
-        if index.coding is not None:
-            index.coding.save(part / _CODING)
+        if index.codec is not None:
+            index.codec.save(part / _CODEC)
     names = sorted(file.name for file in part.iterdir())
     for name in names:
         sync(part / name)
@@ -284,8 +284,8 @@ def _mapped(place: Path, about: dict[str, Any]) -> Snapshot:
     """Verified files as a snapshot."""
     columns = {name: _map(place / f"{name}.npy") for name in ARRAYS}
     codes = about["codes"]
-    coding = PcaInt8Codec.load(place / _CODING) if codes == "int8" else None
-    index = None if codes is None else HnswIndex.view(place / _INDEX, coding)
+    codec = PcaInt8Codec.load(place / _CODEC) if codes == "int8" else None
+    index = None if codes is None else HnswIndex.view(place / _INDEX, codec)
     base = Columns(**columns, names=tuple(about["views"]))
     tail = Columns.empty(len(base.labels), base.vectors.shape[1])
     generation = about["generation"]

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,10 @@ from cbmir.runtime.gallery.protocol import EditableGallery
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 from cbmir.runtime.gallery.reader import Reader
 from cbmir.runtime.gallery.schema import SchemaError
+from cbmir.runtime.gallery.shard import Shard
+
+if TYPE_CHECKING:
+    from cbmir.runtime.gallery.milvus.gallery import MilvusGallery
 
 _COPY = "bring back a copy of the gallery, or build it again"
 _REPLACE = "remove these entries and add their images again, or bring back a copy of the gallery"
@@ -136,6 +140,35 @@ class _Check:
                 return
 
 
+def check_mergeable(target: EditableGallery, pseudonym_check: str, source: Gallery) -> None:
+    """Raise GalleryError where model, labels or pseudonyms (those of `target` by their check) do not fit."""
+    target.check_model(source.card)
+    missing = [name for name in source.labels.names if name not in target.labels.names]
+    if missing:
+        raise GalleryError(f"{target.place}: expected entries with labels of {', '.join(target.labels.names)}; found "
+                           f"{', '.join(missing)} in {source.path}")  # fmt: skip
+    if source.pseudonym_check not in ("", pseudonym_check):
+        raise GalleryError(f"{source.path} keeps pseudonyms, and {target.place} "
+                           f"{'others' if pseudonym_check else 'none'}: one patient would pass for two; merge "
+                           f"only galleries with pseudonyms of one key")  # fmt: skip
+
+
+def merge_in_batches(target: MilvusGallery, source: Gallery) -> Added:
+    """As `merge`, into a collection: a stop leaves whole batches, and the same call goes on from there.
+
+    Raises:
+        GalleryError: As `merge`, and where another image has an id: it gets no longer one here.
+    """
+    check_mergeable(target, target.pseudonym_check, source)
+    ids, duplicates = list[str](), list[tuple[str, str]]()
+    with source.reading() as reader:
+        for block in reader.columns(size=_BLOCK):
+            added = target.add(reader.entries(block.numbers), block.vectors, reader.thumbnails(block.numbers))
+            ids += added.ids
+            duplicates += added.duplicates
+    return Added(tuple(ids), tuple(duplicates))
+
+
 def merge(target: Gallery, source: Gallery) -> Added:
     """Add all entries of `source` to `target`, in one transaction.
 
@@ -147,15 +180,7 @@ def merge(target: Gallery, source: Gallery) -> Added:
         GalleryError: The galleries are of different models, `target` lacks a label, pseudonyms do not fit, or an id is
             there and no longer one is free or a file's digest is missing. Nothing is changed then.
     """
-    target.check_model(source.card)
-    missing = [name for name in source.labels.names if name not in target.labels.names]
-    if missing:
-        raise GalleryError(f"{target.path}: expected entries with labels of {', '.join(target.labels.names)}; found "
-                           f"{', '.join(missing)} in {source.path}")  # fmt: skip
-    if source.pseudonym_check not in ("", target.pseudonym_check):
-        raise GalleryError(f"{source.path} keeps pseudonyms, and {target.path} "
-                           f"{'others' if target.pseudonym_check else 'none'}: one patient would pass for two; merge "
-                           f"only galleries with pseudonyms of one key")  # fmt: skip
+    check_mergeable(target, target.pseudonym_check, source)
     ids, duplicates, renamed = list[str](), list[tuple[str, str]](), list[tuple[str, str]]()
     with source.reading() as reader, target.writing() as writer:
         for block in reader.columns(size=_BLOCK):
@@ -170,9 +195,10 @@ def merge(target: Gallery, source: Gallery) -> Added:
 def export(source: Gallery, path: str | Path) -> None:
     """Copy a gallery, as it is at one moment, into a new or empty folder; others may go on writing to it.
 
-    The copy is a gallery of its own, under a new uuid. Raises GalleryError if there is something at `path`, and where
-    anything in the gallery is damaged.
+    The copy is a gallery of its own, under a new uuid; that of a shard is the same shard. Raises GalleryError if there
+    is something at `path`, and where anything in the gallery is damaged.
     """
+    shard = Shard.load(source.home)
     with _new_folder(Path(path)) as part:
         file = part / DATABASE
         database.new_file(file)
@@ -182,6 +208,8 @@ def export(source: Gallery, path: str | Path) -> None:
         with Gallery.open(part) as made, made.reading() as reader:  # opened, it gets its own uuid
             for _ in reader.columns():  # a copy that is needed must not turn out to be damaged then
                 pass
+        if shard is not None:
+            shard.save(part)
 
 
 def export_deidentified(source: Gallery, path: str | Path) -> int:
@@ -196,8 +224,11 @@ def export_deidentified(source: Gallery, path: str | Path) -> int:
     one can find the others (chest radiographs re-identify patients with an AUC of 0.99, PMC9434540). De-identified
     does not mean anonymous: do not make such a copy public.
 
-    Raises GalleryError if there is something at `path`, and for damage.
+    Raises GalleryError if there is something at `path`, for damage, and for a shard, which is no gallery to hand on.
     """
+    if Shard.load(source.home) is not None:
+        raise GalleryError(f"{source.path}: expected a whole gallery to de-identify, found a shard of a build; merge "
+                           f"all shards with 'cbmir index merge' first")  # fmt: skip
     key = Pseudonyms.throw_away()
     with _new_folder(Path(path)) as part, source.reading() as reader:
         numbers = np.concatenate([np.empty(0, np.int64), *(block.numbers for block in reader.columns(size=_BLOCK))])

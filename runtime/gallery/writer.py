@@ -22,8 +22,9 @@ from cbmir.runtime.gallery.reader import COLUMN, Reader
 from cbmir.runtime.gallery.schema import LastCommit, Meta, check_index, write_meta
 
 _ROUNDING = 2.5e-7  # of a norm, where float32 was normalised in float32
-_INSERT = f"INSERT INTO entry VALUES ({', '.join('?' * (len(schema.COLUMNS) + 1))})"
-_UPDATE = f"UPDATE entry SET {', '.join(f'{name} = ?' for name in (*schema.COLUMNS, 'digest'))} WHERE number = ?"
+_NAMES = (*schema.COLUMNS, "digest")
+_INSERT = f"INSERT INTO entry ({', '.join(_NAMES)}) VALUES ({', '.join('?' * len(_NAMES))})"
+_UPDATE = f"UPDATE entry SET {', '.join(f'{name} = ?' for name in _NAMES)} WHERE number = ?"
 
 
 class Writer(Reader):
@@ -158,10 +159,15 @@ class Writer(Reader):
         self.count += 1
 
     def _write(self, sql: str, number: int, entry: Entry, thumbnail: int | None, *more: object) -> None:
-        row = (number, entry.id, case_id(self.meta.case_key, entry.id), entry.image,
-               self.meta.keys.patient(entry.patient_id), self.meta.keys.study(entry.study_id), entry.sop_instance_uid,
-               entry.view, entry.date, entry.split, entry.report, self.meta.codec.encode(entry.labels), entry.sha256,
-               thumbnail)  # fmt: skip
+        kept = {
+            "number": number,
+            "case_id": case_id(self.meta.case_key, entry.id),
+            "patient_id": self.meta.keys.patient(entry.patient_id),
+            "study_id": self.meta.keys.study(entry.study_id),
+            "labels": self.meta.codec.encode(entry.labels),
+            "thumbnail": thumbnail,
+        }  # the others as the entry has them
+        row = [kept[name] if name in kept else getattr(entry, name) for name in schema.COLUMNS]
         self.query(sql, *row, schema.digest(row), *more)
 
     def _same_content(self, entry: Entry) -> str | None:

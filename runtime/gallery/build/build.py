@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cbmir.card import ModelCard
 from cbmir.errors import GalleryError, UserError
@@ -21,7 +22,6 @@ from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest
 from cbmir.runtime.engines.base import Engine
 from cbmir.runtime.gallery.build.folder import GalleryFolder, digest_of
-from cbmir.runtime.gallery.build.shard import Shard
 from cbmir.runtime.gallery.build.work import IndexReport, Task, Work, read_list, write_lists
 from cbmir.runtime.gallery.database import is_passing
 from cbmir.runtime.gallery.entry import entry_ids
@@ -29,7 +29,11 @@ from cbmir.runtime.gallery.gallery import DUPLICATES, UNREADABLE, Gallery
 from cbmir.runtime.gallery.maintenance import verify_database
 from cbmir.runtime.gallery.protocol import is_milvus
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
+from cbmir.runtime.gallery.shard import Shard
 from cbmir.runtime.novelty import FEWEST
+
+if TYPE_CHECKING:
+    from cbmir.runtime.gallery.milvus.gallery import MilvusGallery
 
 log = logging.getLogger("cbmir")
 
@@ -217,20 +221,26 @@ def _check_nothing_lost(folder: GalleryFolder, images: Collection[str], check: s
                            f"with other pseudonyms, or just one of the two with any; {advice}")  # fmt: skip
 
 
-def _fill_collection(
-    place: str, engine: Engine, work: Work, pseudonyms: Pseudonyms | None, index: str | None = None
-) -> IndexReport:
-    """Add to a Milvus collection. With `index` build one: a new one, or one that holds some of the images alone."""
+def open_collection(
+    place: str, card: ModelCard, labels: LabelSet, pseudonyms: Pseudonyms | None, index: str | None
+) -> MilvusGallery:
+    """Open a Milvus collection. With `index`, make it where there is none."""
     from cbmir.runtime.gallery.milvus.gallery import MilvusGallery
 
     try:
-        collection = MilvusGallery.open(place, pseudonyms=pseudonyms)
+        return MilvusGallery.open(place, pseudonyms=pseudonyms)
     except GalleryError:
         if index is None:
             raise
         # This says itself why it failed, where it was for another reason than that there is none.
-        collection = MilvusGallery.create(place, work.card, work.labels, pseudonyms=pseudonyms, index=index)
-    with collection:
+        return MilvusGallery.create(place, card, labels, pseudonyms=pseudonyms, index=index)
+
+
+def _fill_collection(
+    place: str, engine: Engine, work: Work, pseudonyms: Pseudonyms | None, index: str | None = None
+) -> IndexReport:
+    """Add to a Milvus collection. With `index` build one: a new one, or one that holds some of the images alone."""
+    with open_collection(place, work.card, work.labels, pseudonyms, index) as collection:
         collection.check_model(work.card)
         if index is not None and not {entry.image for entry in collection.every_entry()} <= work.images:
             raise GalleryError(f"{place}: expected a new gallery, or one that an earlier run of this build began, "

@@ -7,21 +7,24 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cbmir.card import ModelCard
-from cbmir.errors import GalleryError, UserError, WorkerError, require
+from cbmir.errors import UserError, WorkerError, require
 from cbmir.manifest import Manifest
 from cbmir.runtime.engines.base import Engine
-from cbmir.runtime.gallery.build.build import build_gallery, build_version
+from cbmir.runtime.gallery.build.build import build_gallery, build_version, open_collection
 from cbmir.runtime.gallery.build.folder import GalleryFolder, digest_of
-from cbmir.runtime.gallery.build.shard import in_order
 from cbmir.runtime.gallery.build.work import IndexReport, Work, read_list
 from cbmir.runtime.gallery.entry import Added
 from cbmir.runtime.gallery.gallery import DUPLICATES, UNREADABLE, Gallery
-from cbmir.runtime.gallery.maintenance import merge
+from cbmir.runtime.gallery.maintenance import merge, merge_in_batches
 from cbmir.runtime.gallery.protocol import is_milvus
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
+from cbmir.runtime.gallery.shard import in_order
+
+if TYPE_CHECKING:
+    from cbmir.runtime.gallery.milvus.gallery import MilvusGallery
 
 log = logging.getLogger("cbmir")
 
@@ -41,6 +44,8 @@ def merge_galleries(
     A new one becomes a gallery once all are in it: stopped before, the same call goes on. With shards it is the gallery
     that a build of the whole manifest makes. One that is there keeps those that were merged before a stop.
 
+    A Milvus collection is filled in place and in batches: a stop leaves a part, and the same call goes on from there.
+
     Args:
         merged: Is called with each gallery that is in, and what became of its entries.
 
@@ -48,8 +53,6 @@ def merge_galleries(
         GalleryError: Shards are missing or of different builds, galleries are of different models, labels or
             pseudonyms, or another process builds here.
     """
-    if is_milvus(str(path)):
-        raise GalleryError(f"{path}: expected a folder to merge galleries into, found the place of a Milvus collection")
     others = in_order([Path(other).resolve() for other in others])
     states = list[tuple[str, str, int]]()
     for other in others:
@@ -58,6 +61,11 @@ def merge_galleries(
                 card, labels, index = source.card, source.labels, reader.index_setting
             source.check_model(card)
             states.append((str(other), source.uuid, reader.generation))
+    if is_milvus(path):
+        with open_collection(str(path), card, labels, pseudonyms, index) as collection:
+            report = _merge_each(collection, others, merged)
+            collection.calibrate()
+        return report
     folder = GalleryFolder(path)
     if folder.has_gallery():
         with Gallery.open(folder.path, pseudonyms=pseudonyms) as target, folder.locked():
@@ -73,11 +81,13 @@ def merge_galleries(
         return build_version(folder, digest, fill, card, labels, pseudonyms, index=index, images=())
 
 
-def _merge_each(target: Gallery, others: Sequence[Path], merged: Callable[[Path, Added], None]) -> IndexReport:
+def _merge_each(
+    target: Gallery | MilvusGallery, others: Sequence[Path], merged: Callable[[Path, Added], None]
+) -> IndexReport:
     unreadable, duplicates = list[tuple[str, str]](), list[tuple[str, str]]()
     for other in others:
         with Gallery.open(other) as source:
-            added = merge(target, source)
+            added = merge(target, source) if isinstance(target, Gallery) else merge_in_batches(target, source)
             # An entry that an earlier run merged is its own duplicate.
             duplicates += [(source.entry(own).image, same) for own, same in added.duplicates if own != same]
         unreadable += read_list(other / UNREADABLE)

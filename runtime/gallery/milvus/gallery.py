@@ -154,6 +154,11 @@ class MilvusGallery(EditableGallery):
     def finds_patients(self) -> bool:
         return self._keys.fits
 
+    @property
+    def pseudonym_check(self) -> str:
+        """As `Gallery.pseudonym_check`."""
+        return self._keys.check
+
     # -- writing
 
     def add(

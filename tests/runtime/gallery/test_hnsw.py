@@ -59,7 +59,7 @@ def test_a_saved_index_is_mapped(codes: Codes, tmp_path: Path) -> None:
     vectors, queries = unit(COUNT), unit(20, seed=1)
     index = HnswIndex.build(codes, vectors, threads=1)
     index.save(tmp_path / "index")
-    viewed = HnswIndex.view(tmp_path / "index", index.coding)
+    viewed = HnswIndex.view(tmp_path / "index", index.codec)
     assert len(viewed) == COUNT
     for mine, theirs in zip(index.search(queries, 30), viewed.search(queries, 30), strict=True):
         np.testing.assert_array_equal(mine, theirs)
@@ -71,11 +71,11 @@ def test_a_mapped_index_is_added_to_in_memory(codes: Codes, tmp_path: Path) -> N
     index = HnswIndex.build(codes, vectors[:1000])
     index.save(tmp_path / "index")
     before = hashlib.sha256((tmp_path / "index").read_bytes()).digest()
-    grown = HnswIndex.view(tmp_path / "index", index.coding).extended(vectors)
+    grown = HnswIndex.view(tmp_path / "index", index.codec).extended(vectors)
     if grown is None:  # the largest value came later
         assert codes == "int8" and np.abs(vectors[1000:]).max() > np.abs(vectors[:1000]).max()
         vectors[1000:] = vectors[200:700]
-        grown = HnswIndex.view(tmp_path / "index", index.coding).extended(vectors)
+        grown = HnswIndex.view(tmp_path / "index", index.codec).extended(vectors)
     assert grown is not None and len(grown) == COUNT
     assert hashlib.sha256((tmp_path / "index").read_bytes()).digest() == before
     queries = unit(50, seed=1)

@@ -91,7 +91,7 @@ def files(folder: Path) -> list[str]:
     return sorted(file.name for file in place(folder).iterdir())
 
 
-NAMES = ("about.json", "coding.npz", "dates.npy", "index.usearch", "labels.npy", "numbers.npy", "patients.npy",
+NAMES = ("about.json", "codec.npz", "dates.npy", "index.usearch", "labels.npy", "numbers.npy", "patients.npy",
          "reference_distances.npy", "studies.npy", "vectors.npy", "views.npy")  # fmt: skip
 
 

@@ -41,17 +41,17 @@ def of(vectors: Vectors) -> PcaInt8Codec:
 def test_codes_are_of_the_principal_components() -> None:
     """The distances of codes are those of the vectors' projections by an SVD, and nearly those of the vectors."""
     vectors = alike(COUNT)
-    coding = of(vectors)
-    codes = coding.codes(vectors)
-    assert codes.shape == (COUNT, coding.dim) == (COUNT, 64) and codes.dtype == np.int8
+    codec = of(vectors)
+    codes = codec.codes(vectors)
+    assert codes.shape == (COUNT, codec.dim) == (COUNT, 64) and codes.dtype == np.int8
     assert np.abs(codes.astype(int)).max() == 127
 
     exact = vectors.astype(np.float64)
     centred = exact - exact.mean(axis=0)
     components = centred @ np.linalg.svd(centred, full_matrices=False)[2][:64].T
     expected = np.linalg.norm(components[:1] - components[1:], axis=1)
-    found = np.linalg.norm(codes[:1].astype(float) - codes[1:], axis=1) / coding.scale
-    np.testing.assert_allclose(found, expected, atol=np.sqrt(64) / coding.scale)
+    found = np.linalg.norm(codes[:1].astype(float) - codes[1:], axis=1) / codec.scale
+    np.testing.assert_allclose(found, expected, atol=np.sqrt(64) / codec.scale)
     np.testing.assert_allclose(expected, np.linalg.norm(exact[:1] - exact[1:], axis=1), rtol=0.01)
 
 
@@ -60,21 +60,21 @@ def test_by_hand() -> None:
     vectors = np.zeros((4, 128), np.float32)
     vectors[:, 5] = (1, -1, 0, 0)
     vectors[:, 9] = (0, 0, 0.5, -0.5)
-    coding = PcaInt8Codec.fitted(vectors, 3)
-    codes = coding.codes(vectors).astype(int)
-    assert coding.dim == 64 and coding.scale == pytest.approx(127)
+    codec = PcaInt8Codec.fitted(vectors, 3)
+    codes = codec.codes(vectors).astype(int)
+    assert codec.dim == 64 and codec.scale == pytest.approx(127)
     assert np.abs(codes[:2, 0]).tolist() == [127, 127] and codes[0, 0] == -codes[1, 0]
     assert np.abs(codes[2:, 1]).tolist() == [64, 64] and not codes[:, 2:].any()
-    assert np.abs(coding.codes(3 * vectors)).max() == 127  # a query beyond the range is cut
+    assert np.abs(codec.codes(3 * vectors)).max() == 127  # a query beyond the range is cut
 
 
 def test_what_differs_in_every_direction_keeps_them_all() -> None:
     vectors = noise(COUNT)
-    coding = of(vectors)
-    assert coding.directions is None and coding.dim == DIM
+    codec = of(vectors)
+    assert codec.directions is None and codec.dim == DIM
     centred = vectors - vectors.mean(axis=0, dtype=np.float64)
-    np.testing.assert_allclose(coding.codes(vectors) / coding.scale, centred, atol=0.5 / coding.scale * 1.001)
-    assert coding.scale == pytest.approx(127 / np.abs(centred).max(), rel=1e-5)
+    np.testing.assert_allclose(codec.codes(vectors) / codec.scale, centred, atol=0.5 / codec.scale * 1.001)
+    assert codec.scale == pytest.approx(127 / np.abs(centred).max(), rel=1e-5)
 
 
 @pytest.mark.parametrize(("make", "candidates"), [(alike, 44), (noise, 200)])
@@ -88,21 +88,21 @@ def test_the_nearest_are_among_the_candidates(make: Callable[..., Vectors], cand
 
 def test_one_is_coded_as_many_are() -> None:
     vectors = alike(300)
-    coding = of(vectors)
-    many = coding.codes(vectors[:20]).astype(int)
+    codec = of(vectors)
+    many = codec.codes(vectors[:20]).astype(int)
     for row, expected in zip(vectors[:20], many, strict=True):
-        assert np.abs(coding.codes(row[None])[0] - expected).max() <= 1  # a sum in another order may round otherwise
+        assert np.abs(codec.codes(row[None])[0] - expected).max() <= 1  # a sum in another order may round otherwise
 
 
 def test_vectors_of_another_kind_do_not_fit() -> None:
-    coding = of(alike(COUNT))
-    assert coding.fits([alike(500, seed=1)]) and coding.fits([])
-    assert not coding.fits([alike(500, plane=1)])
-    assert not coding.fits([alike(500, seed=1), alike(500, plane=1)])
-    assert not coding.fits([3 * alike(500, seed=1)])  # much is cut
-    assert coding.fits([1.01 * alike(500, seed=1)])  # hardly anything
-    assert coding.fits([alike(5000, seed=1), alike(20, plane=1)])  # a few may be
-    assert not coding.fits([alike(5000, seed=1), alike(60, plane=1)])  # though of all the variance little is lost
+    codec = of(alike(COUNT))
+    assert codec.fits([alike(500, seed=1)]) and codec.fits([])
+    assert not codec.fits([alike(500, plane=1)])
+    assert not codec.fits([alike(500, seed=1), alike(500, plane=1)])
+    assert not codec.fits([3 * alike(500, seed=1)])  # much is cut
+    assert codec.fits([1.01 * alike(500, seed=1)])  # hardly anything
+    assert codec.fits([alike(5000, seed=1), alike(20, plane=1)])  # a few may be
+    assert not codec.fits([alike(5000, seed=1), alike(60, plane=1)])  # though of all the variance little is lost
 
 
 def test_kinds_that_take_turns_are_all_seen() -> None:
@@ -114,8 +114,8 @@ def test_kinds_that_take_turns_are_all_seen() -> None:
 
 def test_what_the_sample_did_not_see_keeps_all_directions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cbmir.runtime.gallery.hnsw._SAMPLE", 3)
-    coding = of(np.concatenate([alike(100), noise(100)]))
-    assert coding.directions is None and coding.fits([alike(100), noise(100)])
+    codec = of(np.concatenate([alike(100), noise(100)]))
+    assert codec.directions is None and codec.fits([alike(100), noise(100)])
 
 
 def test_an_index_is_made_anew_for_vectors_of_another_kind() -> None:
@@ -125,12 +125,12 @@ def test_an_index_is_made_anew_for_vectors_of_another_kind() -> None:
 
 def test_it_is_saved(tmp_path: Path) -> None:
     for vectors in (alike(200), noise(200)):
-        coding = of(vectors)
-        coding.save(tmp_path / "coding")
-        again = PcaInt8Codec.load(tmp_path / "coding")
-        np.testing.assert_array_equal(again.codes(vectors), coding.codes(vectors))
-        assert (again.dim, again.scale) == (coding.dim, coding.scale)
-    for damage in (b"", (tmp_path / "coding").read_bytes()[:500]):
+        codec = of(vectors)
+        codec.save(tmp_path / "codec")
+        again = PcaInt8Codec.load(tmp_path / "codec")
+        np.testing.assert_array_equal(again.codes(vectors), codec.codes(vectors))
+        assert (again.dim, again.scale) == (codec.dim, codec.scale)
+    for damage in (b"", (tmp_path / "codec").read_bytes()[:500]):
         (tmp_path / "damaged").write_bytes(damage)
         with pytest.raises((ValueError, EOFError)):
             PcaInt8Codec.load(tmp_path / "damaged")
@@ -148,25 +148,25 @@ def test_a_gallery_of_short_codes(tmp_path: Path, tiny_card: ModelCard) -> None:
         gallery.add(entries[600:], vectors[600:])
         gallery.write_index()
         (place,) = (tmp_path / "g").glob("derived-*")
-        coding = PcaInt8Codec.load(place / "coding.npz")
-        assert coding.dim == 64
+        codec = PcaInt8Codec.load(place / "codec.npz")
+        assert codec.dim == 64
         nearest = np.argsort(-(queries @ vectors.T), axis=1)[:, :10]
         found = [gallery.search(query, 10) for query in queries]
         assert {one.method for one in found} == {"hnsw int8"}
         kept = [len({f"e{n:03}" for n in own} & {hit.entry.id for hit in one.hits})
                 for own, one in zip(nearest.tolist(), found, strict=True)]  # fmt: skip
         assert sum(kept) >= 190
-        code = coding.codes(vectors[77][None]).tobytes()
+        code = codec.codes(vectors[77][None]).tobytes()
         assert code in (place / "index.usearch").read_bytes()
         gallery.remove(ids=["e077"])
         left = b"".join(file.read_bytes() for file in (tmp_path / "g").rglob("*") if file.is_file())
         (place,) = (tmp_path / "g").glob("derived-*")
         assert (
-            code not in left and PcaInt8Codec.load(place / "coding.npz").codes(vectors[77][None]).tobytes() not in left
+            code not in left and PcaInt8Codec.load(place / "codec.npz").codes(vectors[77][None]).tobytes() not in left
         )
 
 
 @pytest.mark.parametrize("vectors", [noise(0), noise(1), noise(1).repeat(50, axis=0)], ids=["none", "one", "the same"])
 def test_few(vectors: Vectors) -> None:
-    coding = of(vectors)
-    assert not coding.codes(vectors).any() and not coding.fits([noise(50, seed=2)])
+    codec = of(vectors)
+    assert not codec.codes(vectors).any() and not codec.fits([noise(50, seed=2)])

@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 
 
 @command("cbmir index merge gallery other_gallery third_gallery", "cbmir index merge gallery shard1 shard2 shard3")
-@click.argument("gallery", type=PATH)
+@click.argument("gallery", type=click.Path())
 @click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=PATH)
 @pseudonyms_option
 @json_option
-def merge(gallery: Path, others: tuple[Path, ...], pseudonyms: Pseudonyms | None, as_json: bool) -> None:
+def merge(gallery: str, others: tuple[Path, ...], pseudonyms: Pseudonyms | None, as_json: bool) -> None:
     """Add the images of OTHER galleries of the same model to GALLERY, each at once. The others stay as they are.
 
     Where there is no GALLERY it is made, and is there once all are in it; the same command goes on after a stop. Of
     shards ('cbmir index build --shard') all must be given: they make the gallery that one build of the manifest makes.
+    GALLERY may be a milvus: place; that one is filled in batches, of which a stop leaves those that were done.
     """
     from cbmir.runtime.gallery.build import merge_galleries
 

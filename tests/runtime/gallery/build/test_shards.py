@@ -23,6 +23,7 @@ from cbmir.runtime.gallery.build import build_on_ray, merge, merge_galleries
 from cbmir.runtime.gallery.build.folder import GalleryFolder
 from cbmir.runtime.gallery.build.merge import read_card, task_needs
 from cbmir.runtime.gallery.database import live_folder
+from cbmir.runtime.gallery.maintenance import export, export_deidentified
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 from counted_images import CountedImages
 
@@ -88,6 +89,17 @@ def test_a_shard_goes_on_and_is_built_once(
         build_gallery(engine, table, tmp_path / "s", splits=["all"], shard=(3, 3))
 
 
+def test_a_copy_of_a_shard_is_that_shard(shards: list[Path], tmp_path: Path) -> None:
+    with Gallery.open(shards[1]) as gallery:
+        export(gallery, tmp_path / "copy")
+        with pytest.raises(GalleryError, match="found a shard of a build; merge all shards"):
+            export_deidentified(gallery, tmp_path / "nobody")
+    with pytest.raises(GalleryError, match=r"found 1; missing: 1, 3\."):
+        merge_galleries(tmp_path / "g", [tmp_path / "copy"])
+    assert merge_galleries(tmp_path / "g", [shards[0], tmp_path / "copy", shards[2]]).images == 22
+    assert not (tmp_path / "nobody").exists()
+
+
 def test_a_merge_that_is_stopped_goes_on(engine: Engine, shards: list[Path], tmp_path: Path, table: Manifest) -> None:
     """There is no gallery before all shards are in; then it is that of one build."""
 
@@ -142,8 +154,6 @@ def test_galleries_that_are_no_shards_make_a_new_one(
         build_gallery(other, manifest, tmp_path / "other")
     with pytest.raises(GalleryError, match="expected a gallery of this model"):
         merge_galleries(tmp_path / "mixed", [tiny_gallery, tmp_path / "other"])
-    with pytest.raises(GalleryError, match="found the place of a Milvus collection"):
-        merge_galleries("milvus:here.db", [tiny_gallery])
 
 
 def test_a_shard_without_images_is_empty(engine: Engine, table: Manifest, tmp_path: Path) -> None:

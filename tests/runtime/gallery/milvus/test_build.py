@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cbmir.errors import GalleryError
 from cbmir.manifest import Manifest, read_manifest
-from cbmir.runtime import Engine, add_to_gallery, build_gallery, open_engine, open_gallery
+from cbmir.runtime import Engine, Pseudonyms, add_to_gallery, build_gallery, open_engine, open_gallery
+from cbmir.runtime.gallery.build import merge_galleries
+from cbmir.runtime.gallery.entry import Added
 from cbmir.runtime.gallery.maintenance import update_gallery
+from cbmir.runtime.gallery.milvus.gallery import MilvusGallery
 
 
 @pytest.fixture
@@ -24,6 +28,46 @@ def engine(tiny_model: Path) -> Iterator[Engine]:
 @pytest.fixture
 def manifest(tiny_manifest: Path) -> Manifest:
     return read_manifest(tiny_manifest)
+
+
+def test_shards_are_merged_into_a_collection(
+    tmp_path: Path, engine: Engine, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in the second shard, the same call goes on: the answers are those of one build on disk."""
+    monkeypatch.setattr("cbmir.runtime.gallery.maintenance._BLOCK", 4)
+    place, shards = f"milvus:{tmp_path}/m.db", [tmp_path / f"s{number}" for number in (1, 2)]
+    for number, path in enumerate(shards, 1):
+        build_gallery(engine, manifest, path, splits=["all"], shard=(number, 2))
+    build_gallery(engine, manifest, tmp_path / "disk", splits=["all"])
+    real, calls = MilvusGallery.add, 0
+
+    def add(self: MilvusGallery, *given: Any) -> Added:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise KeyboardInterrupt
+        return real(self, *given)
+
+    monkeypatch.setattr(MilvusGallery, "add", add)
+    with pytest.raises(KeyboardInterrupt):
+        merge_galleries(place, shards)
+    with open_gallery(place) as one:
+        assert len(one) == 16, "whole batches"
+    told: list[int] = []
+    report = merge_galleries(place, shards, merged=lambda path, added: told.append(len(added.ids)))
+    assert (report.images, told, report.duplicates) == (24, [0, 8], ())
+    with open_gallery(place) as one, open_gallery(tmp_path / "disk") as other:
+        assert sorted(one.every_entry(), key=lambda entry: entry.id) == list(other.every_entry())
+        query = other.vector("image_03")
+        assert [hit.entry.id for hit in one.search(query, 5).hits] == [
+            hit.entry.id for hit in other.search(query, 5).hits
+        ]
+        assert one.thumbnail("image_03") == other.thumbnail("image_03")
+    build_gallery(engine, manifest, tmp_path / "kept", splits=["all"], pseudonyms=Pseudonyms.throw_away())
+    with pytest.raises(GalleryError, match=r"keeps pseudonyms, and .* none"):
+        merge_galleries(place, [tmp_path / "kept"])
+    with pytest.raises(GalleryError, match="missing: 2"):
+        merge_galleries(place, shards[:1])
 
 
 def test_build_stop_go_on_add_and_update(
