@@ -9,5 +9,13 @@ ENGINES = ("auto", "onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "o
 Mode = Literal["auto", "latency", "throughput"]
 #: How an engine uses its threads: all of them for a batch at once, or one for each of its images.
 MODES: tuple[Mode, ...] = ("auto", "latency", "throughput")
+#: The losses of `cbmir train --loss`, each with the options that mean nothing with it.
+TRAINING_LOSSES: dict[str, tuple[str, ...]] = {
+    "proxy": (),
+    "bce": ("sigma", "proxies_per_class", "negative_proxies"),
+    "ml-proxy-nca": ("proxies_per_class", "class_weights"),
+    "proxy-anchor": ("proxies_per_class", "class_weights"),
+    "soft-ndcg": (),
+}
 #: How a gallery is searched: image by image, or by an index of vectors in one of two widths.
 INDEX_SETTINGS = ("auto", "exact", "bf16", "int8")

@@ -6,6 +6,7 @@ A loss is a module called with (head, pooled [N, D], embedding [N, D] of unit le
 
 from __future__ import annotations
 
+from cbmir.choices import TRAINING_LOSSES
 from cbmir.training.losses.hashing import DSHLoss, OSDHLoss, SDHLoss
 from cbmir.training.losses.proxy import BCELoss, MLProxyNCALoss, MultiLabelProxyLoss, ProxyAnchorLoss
 from cbmir.training.losses.soft_ndcg import SoftNDCGLoss
@@ -22,8 +23,8 @@ LOSSES = {
 }
 #: These train binary codes, which the benchmark compares; such a model is not exported.
 HASHING_LOSSES = ("osdh", "sdh", "dsh")
-#: These are defined for one proxy a class.
-ONE_PROXY_LOSSES = ("ml-proxy-nca", "proxy-anchor")
+#: These leave no choice of the proxies of a class: one each, or none at all.
+ONE_PROXY_LOSSES = tuple(name for name, unused in TRAINING_LOSSES.items() if "proxies_per_class" in unused)
 #: Those of the paper, where the loss of rare findings weighs as much as that of common ones.
 WEIGHTED_LOSSES = ("proxy", "soft-ndcg")
 

@@ -7,16 +7,11 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from cbmir.choices import TRAINING_LOSSES
 from cbmir.cli.options import PATH, command, json_option, option, print_answer, training_options
 from cbmir.errors import require
 from cbmir.manifest import read_manifest
 
-# Options that a loss has no use for: refused when given, rather than ignored.
-_MEANINGLESS = {
-    "bce": ("sigma", "proxies_per_class", "negative_proxies"),
-    "ml-proxy-nca": ("proxies_per_class", "class_weights"),
-    "proxy-anchor": ("proxies_per_class", "class_weights"),
-}
 # What a student takes from its teacher.
 _TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_weights")
 
@@ -30,7 +25,7 @@ _TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_we
 )
 @click.argument("manifest", type=PATH)
 @option("-o", "--output", "run", required=True, type=PATH, help="RUN folder to make.")
-@option("--loss", type=click.Choice(["proxy", "bce", "ml-proxy-nca", "proxy-anchor", "soft-ndcg"]), default="proxy",
+@option("--loss", type=click.Choice(list(TRAINING_LOSSES)), default="proxy",
         help="proxy is the paper's method, bce and ml-proxy-nca its baselines; the others go past it.")  # fmt: skip
 @option("--negative-proxies/--no-negative-proxies", default=True,
         help="Whether images without a finding are a class of their own.")  # fmt: skip
@@ -52,8 +47,8 @@ def train(
     """
     given = {name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     choice = "--distill" if teacher else f"--loss {options['loss']}"
-    for name in _TEACHERS if teacher else _MEANINGLESS.get(str(options["loss"]), ()):
-        if name in given:
+    for name in _TEACHERS if teacher else TRAINING_LOSSES[str(options["loss"])]:
+        if name in given:  # refused rather than ignored
             raise click.UsageError(f"--{name.replace('_', '-')} means nothing with {choice}.")
     require("lightning", "train")
     from cbmir.training.config import TrainConfig

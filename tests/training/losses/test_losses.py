@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from cbmir.training.losses import BCELoss, MLProxyNCALoss, MultiLabelProxyLoss
+from cbmir.choices import TRAINING_LOSSES
+from cbmir.training.config import TrainConfig
+from cbmir.training.losses import HASHING_LOSSES, LOSSES, BCELoss, MLProxyNCALoss, MultiLabelProxyLoss
 from cbmir.training.losses.targets import class_weights, with_negative_class
 from cbmir.training.model import LinearHead, ProxyHead
 
@@ -232,3 +235,8 @@ def test_ml_proxy_nca_by_brute_force(negative: bool) -> None:
     v = embedding.clone().requires_grad_()
     MLProxyNCALoss(targets, negative=negative)(head, v, v, targets).backward()
     assert v.grad is not None and torch.isfinite(v.grad).all()
+
+
+def test_the_command_line_offers_every_loss_but_those_of_codes() -> None:
+    assert [*TRAINING_LOSSES, *HASHING_LOSSES] == list(LOSSES)
+    assert set().union(*TRAINING_LOSSES.values()) <= {field.name for field in fields(TrainConfig)}
