@@ -8,9 +8,10 @@ import secrets
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,52 +141,38 @@ class _Check:
                 return
 
 
-def check_mergeable(target: EditableGallery, pseudonym_check: str, source: Gallery) -> None:
-    """Raise GalleryError where model, labels or pseudonyms (those of `target` by their check) do not fit."""
+def merge(target: Gallery | MilvusGallery, source: Gallery) -> Added:
+    """Add all entries of `source` to `target`, in one transaction; to a Milvus collection in batches.
+
+    An entry whose content is in `target` already is left out. One whose id another image has there gets a longer id,
+    of more of its path, as an addition gives it. Ids of patients become pseudonyms where `target` keeps these and was
+    opened with their key. Until the end all that is added stands in the log of `target`: it needs room twice. In a
+    collection a stop leaves whole batches, from which the same call goes on, and ids stay as they are.
+
+    Raises:
+        GalleryError: The galleries are of different models, `target` lacks a label, pseudonyms do not fit, or an id is
+            there and no longer one is free or a file's digest is missing. Nothing is changed then, but in a collection.
+    """
     target.check_model(source.card)
     missing = [name for name in source.labels.names if name not in target.labels.names]
     if missing:
         raise GalleryError(f"{target.place}: expected entries with labels of {', '.join(target.labels.names)}; found "
                            f"{', '.join(missing)} in {source.path}")  # fmt: skip
-    if source.pseudonym_check not in ("", pseudonym_check):
+    if source.pseudonym_check not in ("", target.pseudonym_check):
         raise GalleryError(f"{source.path} keeps pseudonyms, and {target.place} "
-                           f"{'others' if pseudonym_check else 'none'}: one patient would pass for two; merge "
+                           f"{'others' if target.pseudonym_check else 'none'}: one patient would pass for two; merge "
                            f"only galleries with pseudonyms of one key")  # fmt: skip
+    if not isinstance(target, Gallery):
+        return _merge(source, target.add)
+    with target.writing() as writer:
+        return _merge(source, partial(writer.add, renaming=True))
 
 
-def merge_in_batches(target: MilvusGallery, source: Gallery) -> Added:
-    """As `merge`, into a collection: a stop leaves whole batches, and the same call goes on from there.
-
-    Raises:
-        GalleryError: As `merge`, and where another image has an id: it gets no longer one here.
-    """
-    check_mergeable(target, target.pseudonym_check, source)
-    ids, duplicates = list[str](), list[tuple[str, str]]()
+def _merge(source: Gallery, add: Callable[..., Added]) -> Added:
+    ids, duplicates, renamed = list[str](), list[tuple[str, str]](), list[tuple[str, str]]()
     with source.reading() as reader:
         for block in reader.columns(size=_BLOCK):
-            added = target.add(reader.entries(block.numbers), block.vectors, reader.thumbnails(block.numbers))
-            ids += added.ids
-            duplicates += added.duplicates
-    return Added(tuple(ids), tuple(duplicates))
-
-
-def merge(target: Gallery, source: Gallery) -> Added:
-    """Add all entries of `source` to `target`, in one transaction.
-
-    An entry whose content is in `target` already is left out. One whose id another image has there gets a longer id,
-    of more of its path, as an addition gives it. Ids of patients become pseudonyms where `target` keeps these and was
-    opened with their key. Until the end all that is added stands in the log of `target`: it needs room twice.
-
-    Raises:
-        GalleryError: The galleries are of different models, `target` lacks a label, pseudonyms do not fit, or an id is
-            there and no longer one is free or a file's digest is missing. Nothing is changed then.
-    """
-    check_mergeable(target, target.pseudonym_check, source)
-    ids, duplicates, renamed = list[str](), list[tuple[str, str]](), list[tuple[str, str]]()
-    with source.reading() as reader, target.writing() as writer:
-        for block in reader.columns(size=_BLOCK):
-            entries, thumbnails = reader.entries(block.numbers), reader.thumbnails(block.numbers)
-            added = writer.add(entries, block.vectors, thumbnails, renaming=True)
+            added = add(reader.entries(block.numbers), block.vectors, reader.thumbnails(block.numbers))
             ids += added.ids
             duplicates += added.duplicates
             renamed += added.renamed

@@ -8,6 +8,7 @@ A place is a folder (`cbmir.runtime.gallery.gallery.Gallery`) or a Milvus collec
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -29,7 +30,8 @@ _MILVUS = re.compile(r"milvus(\+\w+)?:", re.IGNORECASE)
 class SearchableGallery(Protocol):
     """Labelled images with their embeddings, of one embedding space. All of it is safe from many threads.
 
-    Every method may raise GalleryError: for a gallery that is closed, damaged, or cannot be reached.
+    Every method may raise GalleryError: for a gallery that is closed, damaged, or cannot be reached. By one a store
+    refuses what it cannot do: members are abstract, so that none is left out and answers None.
 
     Attributes:
         card: Of the model whose embeddings these are.
@@ -40,14 +42,17 @@ class SearchableGallery(Protocol):
     labels: LabelSet
 
     @property
+    @abstractmethod
     def place(self) -> str:
         """Where the gallery is, for messages."""
 
     @property
+    @abstractmethod
     def finds_patients(self) -> bool:
         """Whether patients can be looked up by id: not where it keeps pseudonyms and was opened without their key."""
 
     @property
+    @abstractmethod
     def reference_distances(self) -> NDArray[np.float32]:
         """float32 [m], sorted: `novelty.reference_distances` of the entries; empty where they are too few."""
 
@@ -81,47 +86,60 @@ class SearchableGallery(Protocol):
         """
         return self.search_many(embedding[None], k, filters=[filter], exact=exact, vectors=vectors)[0]
 
+    @abstractmethod
     def search_many(
         self, embeddings: NDArray[np.float32], k: int, *, filters: Sequence[Filter] | None = None,
         exact: bool | None = None, vectors: int = 0,
     ) -> list[SearchResult]:  # fmt: skip
         """`search` for each of float32 [M, D], with a filter each."""
 
+    @abstractmethod
     def entry(self, id: str) -> Entry:
         """Raises GalleryError for an id that is not there."""
 
+    @abstractmethod
     def every_entry(self) -> Iterator[Entry]:
         """All entries, in the order of `ids`, read as they are asked for."""
 
+    @abstractmethod
     def ids(self) -> list[str]:
         """Every id: in the order of adding where the gallery knows it, else sorted."""
 
+    @abstractmethod
     def find(self, sha256: str) -> list[Entry]:
         """Every entry made from a file with this digest, in the order of `ids`."""
 
+    @abstractmethod
     def case_id(self, id: str) -> str:
         """`case-` and 16 hexadecimal digits that stand for an entry in results: HMAC-SHA256 under a key of the gallery.
 
         Without the gallery, or a copy of it, nobody can tell which entry it is.
         """
 
+    @abstractmethod
     def find_case(self, case: str) -> Entry | None:
         """The entry that a case id stands for; None where there is none."""
 
+    @abstractmethod
     def has_patient(self, patient_id: str) -> bool:
         """Whether an entry is of this patient."""
 
+    @abstractmethod
     def vector(self, id: str) -> NDArray[np.float32]:
         """float32 [D], unit norm. Raises GalleryError for an id that is not there."""
 
+    @abstractmethod
     def thumbnail(self, id: str) -> bytes | None:
         """JPEG of about 256 pixels, or None where none was stored. Raises GalleryError for an id that is not there."""
 
+    @abstractmethod
     def info(self) -> dict[str, Any]:
         """What the gallery is and holds, in plain values for JSON."""
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def close(self) -> None:
         """May be called again."""
 
@@ -135,6 +153,7 @@ class SearchableGallery(Protocol):
 class EditableGallery(SearchableGallery, Protocol):
     """One whose entries can be changed: every gallery that is built by cbmir."""
 
+    @abstractmethod
     def add(
         self, entries: Sequence[Entry], embeddings: NDArray[np.float32], thumbnails: Sequence[bytes] | None = None
     ) -> Added:
@@ -149,6 +168,7 @@ class EditableGallery(SearchableGallery, Protocol):
                 Nothing is added then.
         """
 
+    @abstractmethod
     def update(self, entries: Sequence[Entry]) -> int:
         """Replace what is said of entries (all but content, embedding and thumbnail) by their ids.
 
@@ -159,6 +179,7 @@ class EditableGallery(SearchableGallery, Protocol):
             GalleryError: An id is not there, or is there with other content. Nothing is changed then.
         """
 
+    @abstractmethod
     def remove(
         self, *, ids: Collection[str] = (), patient_ids: Collection[str] = (), study_ids: Collection[str] = ()
     ) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from cbmir.runtime.gallery.build.folder import GalleryFolder, digest_of
 from cbmir.runtime.gallery.build.work import IndexReport, Work, read_list
 from cbmir.runtime.gallery.entry import Added
 from cbmir.runtime.gallery.gallery import DUPLICATES, UNREADABLE, Gallery
-from cbmir.runtime.gallery.maintenance import merge, merge_in_batches
+from cbmir.runtime.gallery.maintenance import merge
 from cbmir.runtime.gallery.protocol import is_milvus
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 from cbmir.runtime.gallery.shard import in_order
@@ -87,7 +87,7 @@ def _merge_each(
     unreadable, duplicates = list[tuple[str, str]](), list[tuple[str, str]]()
     for other in others:
         with Gallery.open(other) as source:
-            added = merge(target, source) if isinstance(target, Gallery) else merge_in_batches(target, source)
+            added = merge(target, source)
             # An entry that an earlier run merged is its own duplicate.
             duplicates += [(source.entry(own).image, same) for own, same in added.duplicates if own != same]
         unreadable += read_list(other / UNREADABLE)
