@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cbmir.card import ModelCard
 from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
-from cbmir.runtime import EditableGallery, Entry, Filter, Gallery, Pseudonyms, novelty, open_gallery
+from cbmir.runtime import EditableGallery, Entry, Filter, Gallery, Pseudonyms, SearchableGallery, novelty, open_gallery
 from cbmir.runtime.gallery.protocol import is_milvus
 
 COUNT, DIM = 120, 8
@@ -471,3 +471,12 @@ def test_a_milvus_place_is_a_text() -> None:
     assert not is_milvus(Path("gallery"))
     with pytest.raises(GalleryError, match="as text"):
         is_milvus(Path("milvus://host:19530/name"))
+
+
+def test_a_store_that_lacks_a_member_cannot_be_made() -> None:
+    class Half(SearchableGallery):
+        def ids(self) -> list[str]:
+            return []
+
+    with pytest.raises(TypeError, match="abstract method"):
+        Half()  # type: ignore[abstract]
