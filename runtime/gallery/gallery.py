@@ -216,7 +216,10 @@ class Gallery(EditableGallery):
     def rebuild(self, setting: str | None = None) -> None:
         """Make what searches need again, from SQLite alone, by another setting (`create`) if one is given.
 
-        Searches go on with what is there until then. Raises GalleryError where it cannot be written.
+        Searches go on with what is there until then.
+
+        Raises:
+            GalleryError: It cannot be written.
         """
         self._index.check_writable()
         if setting is not None:

@@ -91,7 +91,12 @@ class SearchableGallery(Protocol):
         self, embeddings: NDArray[np.float32], k: int, *, filters: Sequence[Filter] | None = None,
         exact: bool | None = None, vectors: int = 0,
     ) -> list[SearchResult]:  # fmt: skip
-        """`search` for each of float32 [M, D], with a filter each."""
+        """`search` for several queries, all answered together.
+
+        Args:
+            embeddings: Unit vectors, float32 [M, D].
+            filters: M of them; by default no entry is left out.
+        """
 
     @abstractmethod
     def entry(self, id: str) -> Entry:
@@ -208,7 +213,9 @@ def is_milvus(place: str | Path) -> bool:
 def open_gallery(place: str | Path, *, pseudonyms: Pseudonyms | None = None) -> EditableGallery:
     """Open a gallery by its folder or `milvus:…` place (see the module); `pseudonyms` is as `Gallery.open` has it.
 
-    Raises GalleryError; MissingDependencyError where pymilvus is needed and not installed.
+    Raises:
+        GalleryError: There is none, or it is damaged, of another schema, or cannot be reached.
+        MissingDependencyError: pymilvus is needed and not installed.
     """
     if is_milvus(place):
         from cbmir.runtime.gallery.milvus.gallery import MilvusGallery

@@ -27,9 +27,10 @@ class Pseudonyms:
     """Turns ids into pseudonyms. A text that is one stays as it is, so that an entry that was read can be written."""
 
     def __init__(self, key: bytes) -> None:
-        """Raises GalleryError for a weak key: under 32 bytes, or of fewer than 16 different bytes.
+        """A key in hexadecimal digits counts by the bytes that they stand for, so that 64 digits are 32 bytes.
 
-        A key in hexadecimal digits counts by the bytes that they stand for, so that 64 digits are 32 bytes.
+        Raises:
+            GalleryError: The key is weak: under 32 bytes, or of fewer than 16 different bytes.
         """
         try:
             strength = bytes.fromhex(key.decode("ascii"))
@@ -46,7 +47,8 @@ class Pseudonyms:
     def load(cls, place: str) -> Self:
         """The key in a file, or in an environment variable as `env:NAME`; white space around it is left out.
 
-        Raises GalleryError where there is none, where it is weak, and for a file that others may read.
+        Raises:
+            GalleryError: There is none, it is weak, or others may read the file.
         """
         return cls(read_secret(place, "the key for pseudonyms", _ADVICE, GalleryError))
 

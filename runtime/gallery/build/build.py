@@ -39,18 +39,10 @@ log = logging.getLogger("cbmir")
 
 
 def build_gallery(
-    engine: Engine,
-    manifest: Manifest,
-    path: str | Path,
-    *,
-    splits: Sequence[str] = ("train",),
-    workers: int | None = None,
-    reduced_jpeg2000: bool = False,
-    pseudonyms: Pseudonyms | None = None,
-    index: str = "auto",
-    replace_others: bool = False,
-    shard: tuple[int, int] | None = None,
-) -> IndexReport:
+    engine: Engine, manifest: Manifest, path: str | Path, *, splits: Sequence[str] = ("train",),
+    workers: int | None = None, reduced_jpeg2000: bool = False, pseudonyms: Pseudonyms | None = None,
+    index: str = "auto", replace_others: bool = False, shard: tuple[int, int] | None = None,
+) -> IndexReport:  # fmt: skip
     """Build the gallery at `path` from the manifest's rows of `splits` ("all": every row).
 
     Images that cannot be read are left out, logged as warnings and listed in the gallery's `unreadable.csv`; those
@@ -105,15 +97,9 @@ def build_gallery(
 
 
 def add_to_gallery(
-    engine: Engine,
-    manifest: Manifest,
-    path: str | Path,
-    *,
-    splits: Sequence[str] = ("train",),
-    workers: int | None = None,
-    reduced_jpeg2000: bool = False,
-    pseudonyms: Pseudonyms | None = None,
-) -> IndexReport:
+    engine: Engine, manifest: Manifest, path: str | Path, *, splits: Sequence[str] = ("train",),
+    workers: int | None = None, reduced_jpeg2000: bool = False, pseudonyms: Pseudonyms | None = None,
+) -> IndexReport:  # fmt: skip
     """Add the manifest's rows of `splits` to the gallery at `path`; options are as `build_gallery` has them.
 
     An image whose path the gallery has stays as it is: it is read only to see whether its content has changed. One
