@@ -433,30 +433,6 @@ def test_an_unfinished_build_is_no_gallery(
         Gallery.open(tmp_path / "g")
 
 
-def test_a_damaged_pointer(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
-    build_gallery(engine, manifest, tmp_path / "g")
-    for text in (b"", b"../elsewhere", b"\xff", b"gallery-0123456789abcdef\ngallery-0"):
-        (tmp_path / "g" / "current").write_bytes(text)
-        with pytest.raises(GalleryError, match="current: expected the name of a folder beside it"):
-            Gallery.open(tmp_path / "g")
-    with pytest.raises(GalleryError, match="current: expected the name of a folder beside it"):
-        build_gallery(engine, manifest, tmp_path / "g", replace_others=True)
-    (tmp_path / "g" / "current").unlink()
-    assert build_gallery(engine, manifest, tmp_path / "g").images == 20
-
-
-def test_a_pointer_that_is_written_by_hand(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
-    build_gallery(engine, manifest, tmp_path / "g")
-    live = live_folder(tmp_path / "g")
-    (tmp_path / "g" / "current").write_text(f"{live.name}\n")
-    with Gallery.open(tmp_path / "g") as gallery:
-        assert len(gallery) == 20
-    live.rename(tmp_path / "elsewhere")
-    with pytest.raises(GalleryError, match=f"found no gallery in {live.name}, which the file 'current' names"):
-        Gallery.open(tmp_path / "g")
-    assert build_gallery(engine, manifest, tmp_path / "g").images == 20
-
-
 @pytest.mark.skipif(os.name != "posix", reason="another process has it open")
 def test_who_has_the_gallery_open_cannot_write_to_what_was_replaced(
     tmp_path: Path, engine: Engine, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
