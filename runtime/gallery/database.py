@@ -124,6 +124,7 @@ class Connections(Closing):
         """A write transaction: on disk when the block has ended, and nothing of it where the block raised."""
         with self.use(verb) as connection:
             connection.execute("BEGIN IMMEDIATE").close()
+            self._check_place()  # it may have waited here while another file came in its place
             yield connection
             connection.execute("COMMIT").close()
 

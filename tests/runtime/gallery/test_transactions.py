@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,8 @@ import pytest
 from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
-from cbmir.errors import GalleryError
+from cbmir.errors import GalleryError, GalleryReplacedError
+from cbmir.runtime.gallery.database import DATABASE, GALLERY, Connections
 from cbmir.runtime.gallery.entry import Added, Entry
 from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.maintenance import export, verify
@@ -298,3 +300,18 @@ def test_opening_during_writes_is_no_loss(store: Gallery, make_vectors: MakeVect
         while not writing.done():
             Gallery.open(store.path).close()
         writing.result()
+
+
+def test_a_writer_that_waited_does_not_write_into_a_replaced_gallery(store: Gallery, tmp_path: Path) -> None:
+    """It may come to its turn only after a build has made another file the gallery."""
+    file, other = store.home / DATABASE, tmp_path / "other"
+    other.touch()
+    live = iter([file, file, other])  # when it is opened, when a connection is taken, when the write begins
+    kind = replace(GALLERY, live=lambda _: next(live))
+    with (
+        Connections(file, kind) as connections,
+        pytest.raises(GalleryReplacedError, match="moved, deleted or replaced"),
+        connections.transaction(),
+    ):
+        pytest.fail("began to write")
+    assert generation(store) == 1
