@@ -23,8 +23,7 @@ from cbmir.choices import ENGINES
 from cbmir.errors import CbmirError
 from cbmir.export.perf.bench import synthetic_images
 from cbmir.export.perf.process import time_runs
-from cbmir.runtime.engines.availability import library, why_not
-from cbmir.runtime.engines.registry import open_engine
+from cbmir.runtime.engines.registry import library, open_engine, why_not
 
 #: The largest error of an embedding, as a share of the mean distance of two images, and the largest of a score.
 LIMITS = {"float32": (1e-3, 1e-4), "float16": (5e-2, 5e-3)}

@@ -23,11 +23,11 @@ from cbmir.export.calibration import check_percentile
 from cbmir.export.compare import Sample, calibration_pixels, run_sample
 from cbmir.export.onnx_graph import to_onnx
 from cbmir.export.parity import LIMITS, Parity, measure_parity
-from cbmir.export.perf.machine import describe_machine, versions
 from cbmir.files import write_json
-from cbmir.runtime.engines.availability import why_not
+from cbmir.machine import describe_machine, versions
 from cbmir.runtime.engines.base import Outputs
 from cbmir.runtime.engines.openvino import import_openvino, why_no_bfloat16
+from cbmir.runtime.engines.registry import why_not
 from cbmir.runtime.engines.tensorrt import read_plan_info
 from cbmir.training.evaluate import opened_model
 from cbmir.training.run import load_model

@@ -57,6 +57,15 @@ def hidden(*names: str) -> Iterator[None]:
             sys.modules.update(before)
 
 
+def check(engine: str) -> str:
+    """OpenVINO's name and version. Raises CbmirError where it cannot run here."""
+    openvino = import_openvino()
+    if "CPU" not in (found := openvino.Core().available_devices):
+        others = ", ".join(found) or "nothing"
+        raise EngineError(f"OpenVINO finds no CPU that it can use, only {others}; install its wheel again")
+    return f"OpenVINO {openvino.__version__}"
+
+
 def why_no_bfloat16() -> str:
     """Why OpenVINO cannot compute in bfloat16 on this processor, in a sentence; "" where it can."""
     core = import_openvino().Core()

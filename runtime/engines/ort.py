@@ -11,15 +11,28 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.choices import Mode
 from cbmir.errors import CardError, EngineError, ModelError, require
 from cbmir.process import available_threads
-from cbmir.runtime.engines.availability import PROVIDERS
 from cbmir.runtime.engines.base import Engine, Runner, check_graph, decode_head, give_back_freed_memory
 from cbmir.runtime.engines.nvidia import cache_key, current_gpu, loaded_tensorrt
 
 Options = dict[str, str]
+
+#: Names of ONNX Runtime's providers. Each engine's list ends in the CPU, which takes the operators that others lack.
+PROVIDERS = {
+    "onnxruntime": ["CPUExecutionProvider"],
+    "onnxruntime-cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"],
+    "onnxruntime-tensorrt": ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"],
+}
+#: An ONNX model, y = Identity(x) with float32 [1], opset 18: what an engine must be able to load and run.
+_IDENTITY = (
+    b'\x08\x08:;\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x05probeZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
+    b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x02\x10\x12"
+)
 
 #: Batches that TensorRT is to take: smallest, the one it is tuned for, largest (which is the engine's `max_batch`).
 BATCHES = (1, 8, 32)
@@ -57,6 +70,28 @@ def provider_options(
 #: It rounds the layers that an int8 file leaves in float, with one scale a tensor (onnxruntime pull request 25673).
 DISABLED_OPTIMIZERS = ("WeightBiasQuantization",)
 _TYPES = {"tensor(uint8)": "uint8", "tensor(float)": "float32"}
+
+
+def check(engine: str) -> str:
+    """ONNX Runtime's name and version. Raises CbmirError where an engine, a name of PROVIDERS, cannot run here.
+
+    Its provider must run a model to count: one that is listed may lack its libraries or a driver.
+    """
+    ort = require("onnxruntime", "cpu" if engine == "onnxruntime" else "gpu")
+    provider = PROVIDERS[engine][0]
+    if provider not in ort.get_available_providers():
+        raise EngineError(f"the installed ONNX Runtime has no {provider}; "
+                          f'pip install "cbmir[gpu]" in place of onnxruntime')  # fmt: skip
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # silent: an error is in the answer
+    value = np.array([1.5], np.float32)
+    session = ort.InferenceSession(_IDENTITY, options, providers=[provider], enable_fallback=False)
+    if session.get_providers()[0] != provider:
+        raise EngineError("ONNX Runtime fell back to the CPU: the driver or the CUDA and cuDNN libraries are missing")
+    (answer,) = session.run(None, {"x": value})
+    if not np.array_equal(answer, value):
+        raise EngineError(f"{engine} answers {answer} where {value} is right")
+    return f"ONNX Runtime {ort.__version__}"
 
 
 class OnnxEngine(Engine):

@@ -1,23 +1,49 @@
-"""Opening a model: a file by its suffix, or the best file of an export's folder for this machine."""
+"""The engines by name: which of them work here, and which one opens a model file or an export's folder."""
 
 from __future__ import annotations
 
 import logging
 import re
 from pathlib import Path
+from types import ModuleType
 
 from cbmir.choices import ENGINES, MODES, Mode
-from cbmir.errors import EngineError, ModelError
-from cbmir.runtime.engines.availability import PROVIDERS, why_not
+from cbmir.errors import CbmirError, EngineError, ModelError
+from cbmir.runtime.engines import openvino, ort, tensorrt
 from cbmir.runtime.engines.base import Engine
-from cbmir.runtime.engines.openvino import OpenVinoEngine, why_no_bfloat16
-from cbmir.runtime.engines.ort import OnnxEngine
-from cbmir.runtime.engines.tensorrt import TensorRtEngine, read_plan_info
 
 log = logging.getLogger("cbmir")
 
+#: The file of each engine (ENGINES but auto), which says whether it works here (`check`).
+_FILES: dict[str, ModuleType] = {
+    "onnxruntime": ort,
+    "onnxruntime-cuda": ort,
+    "onnxruntime-tensorrt": ort,
+    "openvino": openvino,
+    "tensorrt": tensorrt,
+}
+
 #: What `cbmir export` ends the names of its models in, the longer ones first where one ends in another.
 ENDINGS = (".plan", ".fp16.onnx", ".int8.onnx", ".openvino-bf16.xml", ".openvino-int8.xml", ".onnx")
+
+
+def why_not(engine: str) -> str:
+    """Why an engine, any of ENGINES but auto, cannot run here and what to install; "" where it can. Never raises."""
+    return _checked(engine)[1]
+
+
+def library(engine: str) -> str:
+    """The library that runs an engine and its version, as "OpenVINO 2026.4.0"; "" where it cannot run here."""
+    return _checked(engine)[0]
+
+
+def _checked(engine: str) -> tuple[str, str]:
+    try:
+        return str(_FILES[engine].check(engine)), ""
+    except CbmirError as error:
+        return "", str(error)
+    except Exception as error:  # noqa: BLE001  a broken library may raise anything, and each is a finding here
+        return "", f"{engine} does not work: {type(error).__name__}: {error}"
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -139,8 +165,8 @@ def _why_not(file: Path, name: str) -> str:
     if why := why_not(name):
         return why
     if name == "tensorrt":
-        return read_plan_info(file).why_not()
-    return why_no_bfloat16() if file.name.endswith(_BFLOAT16) else ""
+        return tensorrt.read_plan_info(file).why_not()
+    return openvino.why_no_bfloat16() if file.name.endswith(_BFLOAT16) else ""
 
 
 def _open(
@@ -148,12 +174,12 @@ def _open(
 ) -> Engine:
     kept = None if cache is None else Path(cache)
     opened: Engine
-    if name in PROVIDERS:
-        opened = OnnxEngine(file, engine=name, threads=threads, mode=mode, cache=kept)
+    if name in ort.PROVIDERS:
+        opened = ort.OnnxEngine(file, engine=name, threads=threads, mode=mode, cache=kept)
     elif name == "openvino":
-        opened = OpenVinoEngine(file, threads=threads, mode=mode, cache=kept)
+        opened = openvino.OpenVinoEngine(file, threads=threads, mode=mode, cache=kept)
     else:
-        opened = TensorRtEngine(file)
+        opened = tensorrt.TensorRtEngine(file)
     opened.requested, opened.reason = requested, reason
     return opened
 

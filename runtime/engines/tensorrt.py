@@ -22,9 +22,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
-from cbmir.errors import CardError, CbmirError, EngineError, ModelError
+from cbmir.errors import CardError, CbmirError, EngineError, ModelError, require
 from cbmir.runtime.engines.base import OUTPUTS, Engine, Runner, decode_head, encode_head
 from cbmir.runtime.engines.nvidia import Cuda, current_gpu, find_tensorrt, tensorrt_logger
+
+
+def check(engine: str) -> str:
+    """TensorRT's name and version. Raises CbmirError where it cannot run here."""
+    current_gpu()  # first, since the others take seconds to import
+    trt, flavour = find_tensorrt()
+    require("cuda.bindings.runtime", flavour)
+    return f"{'TensorRT' if flavour == 'tensorrt' else 'TensorRT for RTX'} {trt.__version__}"
+
 
 _FACTS = {"target": str, "max_batch": int, "flavour": str, "version": str, "sha256": str, "source_sha256": str}
 

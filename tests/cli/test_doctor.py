@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 import cbmir
+from cbmir import machine
 from cbmir.choices import ENGINES
 from cbmir.cli import doctor, main
 from cbmir.errors import EngineError
-from cbmir.export.perf import machine
 from cbmir.runtime import open_engine
-from cbmir.runtime.engines.availability import why_not
 from cbmir.runtime.engines.nvidia import Gpu
+from cbmir.runtime.engines.registry import why_not
 
 Captured = pytest.CaptureFixture[str]
 
@@ -152,7 +152,7 @@ def test_engines_are_what_auto_goes_by(tiny_model: Path) -> None:
 def test_the_text_says_why_an_engine_does_not_load(modules: dict[str, Any]) -> None:
     whys = {"openvino": 'openvino is not installed; pip install "cbmir[openvino]"'}
     available = SimpleNamespace(why_not=lambda name: whys.get(name, ""), library=lambda name: f"Library of {name}")
-    modules["cbmir.runtime.engines.availability"] = available
+    modules["cbmir.runtime.engines.registry"] = available
     text = doctor.text(doctor.examine())
     assert '  openvino             openvino is not installed; pip install "cbmir[openvino]"\n' in text
     assert "  tensorrt             loads, Library of tensorrt\n" in text
@@ -188,8 +188,8 @@ def test_gpus_are_listed(modules: dict[str, Any]) -> None:
 
 def test_what_does_not_import_is_a_problem(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     raised = {
-        "cbmir.runtime.engines.availability": ImportError("libjpeg.so: cannot open shared object file"),
-        "cbmir.export.perf.machine": ImportError("libjpeg.so: cannot open shared object file"),
+        "cbmir.runtime.engines.registry": ImportError("libjpeg.so: cannot open shared object file"),
+        "cbmir.machine": ImportError("libjpeg.so: cannot open shared object file"),
         "cbmir.runtime.engines.nvidia": ImportError("libjpeg.so: cannot open shared object file"),
         "torch": OSError("libgomp.so.1: cannot open shared object file"),
         "pydicom": ModuleNotFoundError("No module named 'fractions'", name="fractions"),
@@ -201,14 +201,14 @@ def test_what_does_not_import_is_a_problem(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(doctor, "importlib", SimpleNamespace(import_module=import_module))
     report = doctor.examine()
     assert report["problems"] == [
-        "cbmir.runtime.engines.availability does not import: libjpeg.so: cannot open shared object file",
-        "cbmir.export.perf.machine does not import: libjpeg.so: cannot open shared object file",
+        "cbmir.runtime.engines.registry does not import: libjpeg.so: cannot open shared object file",
+        "cbmir.machine does not import: libjpeg.so: cannot open shared object file",
         "cbmir.runtime.engines.nvidia does not import: libjpeg.so: cannot open shared object file",
         "torch does not import: libgomp.so.1: cannot open shared object file",
         "pydicom does not import: No module named 'fractions'",
     ]
     assert (report["engines"], report["gpu"], report["devices"], report["codecs"]) == ({}, "", [], {})
-    assert "Problems\n  cbmir.runtime.engines.availability does not import" in doctor.text(report)
+    assert "Problems\n  cbmir.runtime.engines.registry does not import" in doctor.text(report)
 
 
 @pytest.mark.usefixtures("modules")
@@ -228,8 +228,8 @@ def test_whatever_an_import_raises_is_a_problem(monkeypatch: pytest.MonkeyPatch,
     assert json.loads(capsys.readouterr().out)["problems"] == [
         f"{name} does not import: built for another version of NumPy"
         for name in (
-            "cbmir.runtime.engines.availability",
-            "cbmir.export.perf.machine",
+            "cbmir.runtime.engines.registry",
+            "cbmir.machine",
             "cbmir.runtime.engines.nvidia",
             "torch",
             "pydicom",
@@ -244,8 +244,8 @@ def test_what_imports_and_does_not_work_is_a_problem(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "pydicom.pixels.decoders.base", None)
     report = doctor.examine()
     assert [problem.split(":")[:2] for problem in report["problems"]] == [
-        ["cbmir.runtime.engines.availability does not work", " AttributeError"],
-        ["cbmir.export.perf.machine does not work", " AttributeError"],
+        ["cbmir.runtime.engines.registry does not work", " AttributeError"],
+        ["cbmir.machine does not work", " AttributeError"],
         ["cbmir.runtime.engines.nvidia does not work", " AttributeError"],
         ["torch does not work", " AttributeError"],
         ["pydicom does not work", " ModuleNotFoundError"],

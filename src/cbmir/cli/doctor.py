@@ -64,8 +64,8 @@ def examine() -> dict[str, Any]:
             for extra in EXTRAS
         },
         "packages": _packages(),
-        "engines": _ask("cbmir.runtime.engines.availability", _engines, {}, problems),
-        "processor": _ask("cbmir.export.perf.machine", _processor, unknown, problems),
+        "engines": _ask("cbmir.runtime.engines.registry", _engines, {}, problems),
+        "processor": _ask("cbmir.machine", _processor, unknown, problems),
         "gpu": _ask("cbmir.runtime.engines.nvidia", _gpu, "", problems),
         "devices": _ask("torch", _devices, [], problems),
         "codecs": _ask("pydicom", _codecs, {}, problems),

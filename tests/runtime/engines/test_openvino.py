@@ -21,7 +21,7 @@ from cbmir.choices import MODES, Mode
 from cbmir.errors import CardError, EngineError, ModelError
 from cbmir.export.openvino import write_openvino
 from cbmir.process import available_threads
-from cbmir.runtime.engines import availability, openvino
+from cbmir.runtime.engines import openvino
 from cbmir.runtime.engines.base import encode_head
 from cbmir.runtime.engines.openvino import OpenVinoEngine, hidden, import_openvino
 from cbmir.runtime.engines.ort import OnnxEngine
@@ -110,8 +110,7 @@ def test_bfloat16_is_not_emulated(tmp_path: Path, tiny_model: Path, monkeypatch:
             return {"OPTIMIZATION_CAPABILITIES": ["FP32", "INT8"], "FULL_DEVICE_NAME": "Old"}[name]
 
     fake = SimpleNamespace(Core=OldProcessor, __version__="1")
-    for module in (availability, openvino):
-        monkeypatch.setattr(module, "import_openvino", lambda: fake)
+    monkeypatch.setattr(openvino, "import_openvino", lambda: fake)
     with pytest.raises(EngineError, match=r"expected a processor with bfloat16 arithmetic .* found Old"):
         OpenVinoEngine(tmp_path / "model.xml")
 

@@ -13,7 +13,7 @@ import pytest
 
 from cbmir.errors import EngineError, ModelError
 from cbmir.runtime import open_engine
-from cbmir.runtime.engines import availability, openvino, registry
+from cbmir.runtime.engines import openvino, registry
 from cbmir.runtime.engines.registry import ending, model_files, stem
 
 Opened = list[tuple[str, str]]
@@ -88,8 +88,7 @@ def test_a_folder_s_bfloat16_file_is_passed_over_without_the_arithmetic(
         def get_property(self, device: str, name: str) -> object:
             return {"OPTIMIZATION_CAPABILITIES": ["FP32", "INT8"], "FULL_DEVICE_NAME": "Old"}[name]
 
-    for module in (availability, openvino):
-        monkeypatch.setattr(module, "import_openvino", lambda: SimpleNamespace(Core=OldProcessor))
+    monkeypatch.setattr(openvino, "import_openvino", lambda: SimpleNamespace(Core=OldProcessor))
     for name in ("model.onnx", "model.openvino-bf16.xml"):
         shutil.copy(tiny_model, tmp_path / name)
     with open_engine(tmp_path) as engine:

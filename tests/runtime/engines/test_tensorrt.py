@@ -22,7 +22,7 @@ import pytest
 from cbmir.errors import CardError, EngineError, MissingDependencyError, ModelError
 from cbmir.files import write_json
 from cbmir.runtime import open_engine
-from cbmir.runtime.engines import availability, nvidia, tensorrt
+from cbmir.runtime.engines import nvidia, tensorrt
 from cbmir.runtime.engines.nvidia import Gpu
 from cbmir.runtime.engines.tensorrt import PlanInfo, TensorRtEngine, read_plan_info, sidecar_of
 
@@ -220,9 +220,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTensorRt:
     cuda = FakeCuda()
     trt = FakeTensorRt(cuda)
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", cuda)
-    for module in (availability, tensorrt):
-        monkeypatch.setattr(module, "current_gpu", lambda: Gpu("Card", "sm86", 24 << 30))
-        monkeypatch.setattr(module, "find_tensorrt", lambda flavour="tensorrt-rtx": (trt, flavour))
+    monkeypatch.setattr(tensorrt, "current_gpu", lambda: Gpu("Card", "sm86", 24 << 30))
+    monkeypatch.setattr(tensorrt, "find_tensorrt", lambda flavour="tensorrt-rtx": (trt, flavour))
     return trt
 
 
@@ -367,8 +366,7 @@ def test_of_a_folder_auto_takes_the_plan_for_this_gpu(
     facts = json.loads(sidecar_of(plan_file).read_text("utf-8"))
     write_json(sidecar_of(other), facts | {"target": "sm89"})
     plan_file.with_name("model.onnx").write_bytes(tiny_model.read_bytes())
-    for module in (availability, tensorrt):
-        monkeypatch.setattr(module, "current_gpu", lambda: Gpu("Card", here, 1))
+    monkeypatch.setattr(tensorrt, "current_gpu", lambda: Gpu("Card", here, 1))
     with open_engine(plan_file.parent, threads=1) as engine:
         health = engine.health()
     assert health.engine == ("onnxruntime" if here == "sm90" else "tensorrt")

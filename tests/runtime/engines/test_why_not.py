@@ -13,10 +13,10 @@ import pytest
 
 from cbmir.choices import ENGINES
 from cbmir.errors import EngineError, MissingDependencyError
-from cbmir.runtime.engines import availability, nvidia
-from cbmir.runtime.engines.availability import PROVIDERS, library, why_not
+from cbmir.runtime.engines import nvidia, openvino, ort, tensorrt
 from cbmir.runtime.engines.nvidia import Gpu, current_gpu, find_tensorrt
-from cbmir.runtime.engines.ort import OnnxEngine, provider_options
+from cbmir.runtime.engines.ort import PROVIDERS, OnnxEngine, provider_options
+from cbmir.runtime.engines.registry import library, why_not
 
 
 def fake_ort(session: Callable[..., Any]) -> SimpleNamespace:
@@ -25,6 +25,7 @@ def fake_ort(session: Callable[..., Any]) -> SimpleNamespace:
         get_available_providers=lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"],
         SessionOptions=SimpleNamespace,
         InferenceSession=lambda model, options, providers, enable_fallback: session(providers[0]),
+        __version__="1.2.3",
     )
 
 
@@ -75,8 +76,8 @@ def test_what_is_not_installed_is_named_with_its_extra(
 
 @pytest.mark.parametrize(("devices", "why"), [(["CPU", "GPU"], ""), (["GPU"], "finds no CPU"), ([], "only nothing")])
 def test_openvino_wants_its_plugin_for_the_cpu(devices: list[str], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = SimpleNamespace(Core=lambda: SimpleNamespace(available_devices=devices))
-    monkeypatch.setattr(availability, "import_openvino", lambda: fake)
+    fake = SimpleNamespace(Core=lambda: SimpleNamespace(available_devices=devices), __version__="1.2.3")
+    monkeypatch.setattr(openvino, "import_openvino", lambda: fake)
     assert why in why_not("openvino")
     assert (why_not("openvino") == "") == (why == "")
 
@@ -88,13 +89,14 @@ def test_tensorrt_wants_a_gpu_then_its_packages(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(nvidia, "importlib", SimpleNamespace(import_module=absent))
     assert "no NVIDIA GPU" in why_not("tensorrt")
-    monkeypatch.setattr(availability, "current_gpu", lambda: Gpu("Card", "sm86", 1))
+    monkeypatch.setattr(tensorrt, "current_gpu", lambda: Gpu("Card", "sm86", 1))
     assert why_not("tensorrt").endswith('pip install "cbmir[tensorrt]" or pip install "cbmir[tensorrt-rtx]"')
-    monkeypatch.setattr(availability, "find_tensorrt", lambda: (None, "tensorrt-rtx"))
+    monkeypatch.setattr(tensorrt, "find_tensorrt", lambda: (SimpleNamespace(__version__="1.2.3"), "tensorrt-rtx"))
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
     assert "cbmir[tensorrt-rtx]" in why_not("tensorrt")
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", SimpleNamespace())  # type: ignore[arg-type]
     assert why_not("tensorrt") == ""
+    assert library("tensorrt") == "TensorRT for RTX 1.2.3"
 
 
 @pytest.mark.parametrize("engine", ENGINES[1:])
@@ -102,9 +104,8 @@ def test_nothing_that_is_broken_raises(engine: str, monkeypatch: pytest.MonkeyPa
     def explode(*_: object) -> Any:
         raise ValueError("half installed")
 
-    for name in ("_onnxruntime", "import_openvino", "current_gpu", "find_tensorrt"):
-        monkeypatch.setattr(availability, name, explode)
-    monkeypatch.setattr(availability, "importlib", SimpleNamespace(import_module=explode))
+    for module, name in ((ort, "require"), (openvino, "import_openvino"), (tensorrt, "current_gpu")):
+        monkeypatch.setattr(module, name, explode)
     assert why_not(engine) == f"{engine} does not work: ValueError: half installed"
     assert library(engine) == ""
 
@@ -198,8 +199,6 @@ def test_a_gpu_session_gets_its_options_and_one_cache_a_model(
 ) -> None:
     """ONNX Runtime with TensorRT, played by its CPU: the sessions are real, their list of providers is not."""
     import onnxruntime
-
-    from cbmir.runtime.engines import ort
 
     given: list[list[tuple[str, dict[str, str]]]] = []
     real = onnxruntime.InferenceSession
