@@ -29,9 +29,9 @@ from gallery_contenders import THREADS, TimedContender, names
 from numpy.typing import NDArray
 
 from cbmir.export.perf.bench import ratio
-from cbmir.export.perf.machine import describe_machine, in_words
 from cbmir.export.perf.process import RemoteObject
 from cbmir.files import write_json, write_text
+from cbmir.machine import describe_machine, in_words
 from cbmir.runtime import Entry, Gallery
 
 Floats = NDArray[np.float32]

@@ -25,8 +25,8 @@ import numpy as np
 from figures import any_card
 from numpy.typing import NDArray
 
-from cbmir.export.perf.machine import describe_machine
 from cbmir.files import write_json
+from cbmir.machine import describe_machine
 from cbmir.runtime import Entry, Gallery
 from cbmir.runtime.gallery import index_cache
 from cbmir.runtime.gallery.entry import SearchResult

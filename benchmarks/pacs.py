@@ -33,8 +33,8 @@ from pydicom import Dataset, dcmread
 from pydicom.uid import ComputedRadiographyImageStorage, ExplicitVRLittleEndian
 from pynetdicom import AE, AllStoragePresentationContexts, _config, evt
 
-from cbmir.export.perf.machine import describe_machine
 from cbmir.files import write_json
+from cbmir.machine import describe_machine
 from cbmir.training.phantom.files import write_dicom
 from cbmir.training.phantom.patients import describe
 

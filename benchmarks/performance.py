@@ -22,9 +22,9 @@ import click
 from figures import filled, ratio_text, reached, table
 
 from cbmir.export.perf.bench import BenchReport, Ratio, Speed, bench, ratio
-from cbmir.export.perf.contenders import float32_file, model_contenders, peer_contenders
-from cbmir.export.perf.machine import count_flops, in_words
+from cbmir.export.perf.contenders import count_flops, float32_file, model_contenders, peer_contenders
 from cbmir.files import write_json, write_text
+from cbmir.machine import in_words
 from cbmir.runtime import open_engine
 
 # The processes that are timed import this file too: what is heavy is imported where it is used, so that they do not.

@@ -19,8 +19,8 @@ from tqdm import tqdm
 
 from cbmir.errors import CbmirError, EngineError
 from cbmir.export.perf.contenders import Contender
-from cbmir.export.perf.machine import describe_machine
 from cbmir.export.perf.process import BenchProcess, Opened
+from cbmir.machine import describe_machine
 from cbmir.runtime.engines.base import EngineHealth
 
 log = logging.getLogger("cbmir")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cbmir.export.perf.machine import describe_machine
+from cbmir.machine import describe_machine
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
-import re
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +23,7 @@ import numpy as np
 import torch
 
 import cbmir
+from cbmir.machine import describe_machine
 from cbmir.manifest import Manifest, read_manifest
 from cbmir.training import metrics
 from cbmir.training.comparison.cells import FAILED, CellAnswers, cell_folder, is_finished, read_answers
@@ -166,7 +164,7 @@ def make_results(report: Path, plan: Plan) -> dict[str, Any]:
     answers = {cell: read_answers(cell_folder(report, cell)) for cell in plan.cells() if is_finished(report, cell)}
     failures = {cell: cell_folder(report, cell) / FAILED for cell in plan.cells() if cell not in answers}
     failed = {cell: json.loads(path.read_text("utf-8")) for cell, path in failures.items() if path.exists()}
-    protocol = PROTOCOLS[plan.protocol]
+    protocol, machine = PROTOCOLS[plan.protocol], describe_machine()
     return {
         "schema": 1,
         "protocol": {"name": protocol.name, "title": protocol.title, "k": protocol.k, "labels": list(labels)},
@@ -181,7 +179,8 @@ def make_results(report: Path, plan: Plan) -> dict[str, Any]:
         "shown": {"size": plan.shown_size, "proxies": plan.shown_proxies},
         "versions": {"cbmir": cbmir.__version__, "python": platform.python_version()}
         | {name: version(name) for name in _LIBRARIES},
-        "hardware": hardware(),
+        "hardware": {name: machine[name] for name in ("processor", "processors", "memory_gib")}
+        | {"gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]},
         "selections": [selection_facts(part, read_manifest(selection_path(report, part))) for part in parts],
         "methods": {
             name: {"title": m.title, "source": m.source, "chosen": m.chosen, "paper": m.paper.get(protocol.name, {})}
@@ -261,20 +260,6 @@ def selection_facts(part: Part, selection: Manifest) -> dict[str, Any]:
         "fingerprint": selection.fingerprint,
         "images": {name: len(rows) for name, rows in splits.items()},
         "patients": {name: len({row.patient_id for row in rows}) for name, rows in splits.items()},
-    }
-
-
-def hardware() -> dict[str, Any]:
-    """Processor, cores, memory and GPUs of the machine that made the report."""
-    cpuinfo = Path("/proc/cpuinfo")
-    model = re.search(r"model name\s*:\s*(.*\S)", cpuinfo.read_text()) if cpuinfo.exists() else None
-    name = model[1] if model else platform.processor() or platform.machine()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if sys.platform == "linux" else None
-    return {
-        "processor": name,
-        "cores": os.cpu_count(),
-        "memory_gib": None if memory is None else round(memory, 1),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
 
 

@@ -93,7 +93,7 @@ def _card(contenders: Sequence[ModelContender]) -> ModelCard:
 
 def text(report: BenchReport) -> str:
     """The report for people to read, in tables of at most 100 columns."""
-    from cbmir.export.perf.machine import in_words
+    from cbmir.machine import in_words
 
     entrants = [
         (

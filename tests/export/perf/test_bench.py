@@ -33,7 +33,6 @@ from cbmir.export.perf.contenders import (
     model_contenders,
     peer_health,
 )
-from cbmir.export.perf.machine import describe_machine, in_words
 from cbmir.export.perf.process import BenchProcess, RunningContender, serve, time_runs
 from cbmir.runtime.engines.base import EngineHealth
 
@@ -290,17 +289,3 @@ def test_peers_answer_as_the_engine_does(
     # Plain OpenVINO computes in bfloat16 where the processor can.
     np.testing.assert_allclose(answer(images), own(images), atol=1e-5 if health.precision == "float32" else 2e-2)
     assert (health.device, health.threads, health.mode) == ("cpu", 1, "latency")
-
-
-def test_the_machine_in_words(tmp_path: Path) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("processor\t: 0\nmodel name\t: A Fine Processor\nflags\t\t: fpu avx2 amx_bf16 avx512f\n")
-    machine = describe_machine(cpuinfo)
-    assert machine["processor"] == "A Fine Processor"
-    assert machine["features"] == ["amx_bf16", "avx512f", "avx2"]
-    assert machine["usable"] >= 1 and machine["packages"]["numpy"] == np.__version__
-    first, second = in_words(machine).split("\n")
-    assert first.startswith("A Fine Processor, ") and first.endswith(" processors, amx_bf16 avx512f avx2")
-    assert f"numpy {np.__version__}" in second
-    nowhere = describe_machine(tmp_path / "none")
-    assert nowhere["features"] == [] and nowhere["processor"]

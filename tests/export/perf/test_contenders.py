@@ -1,4 +1,4 @@
-"""PyTorch by hand, as a contender of `cbmir speed`."""
+"""PyTorch by hand, as a contender of `cbmir speed`, and the operations of a model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper
 
-from cbmir.errors import MissingDependencyError
-from cbmir.export.perf.contenders import MatrixPeak, peer_contenders
+from cbmir.errors import MissingDependencyError, ModelError
+from cbmir.export.perf.contenders import MatrixPeak, count_flops, peer_contenders
 from cbmir.runtime import open_engine
 
 
@@ -66,3 +68,43 @@ def test_the_peak_multiplies_as_much_as_the_model(precision: str, monkeypatch: p
     answer(np.zeros((3, 1, 8, 8), np.uint8))
     assert done == [pytest.approx(1e9, rel=2e-3)] * 3
     assert health.precision == precision
+
+
+def test_flops_by_hand(tiny_model: Path) -> None:
+    """A 5x5 convolution of 1 channel to 8 on 8x8 places, and 8 dimensions by 6 proxies."""
+    assert count_flops(tiny_model) == 2 * (8 * 8 * 8 * 5 * 5) + 2 * 8 * 6
+
+
+def test_flops_of_groups_and_gemm(tmp_path: Path) -> None:
+    """Each output of a grouped convolution sums over its own group; Gemm's weight may be transposed."""
+    value, node = helper.make_tensor_value_info, helper.make_node
+    weights = {"kernel": (6, 2, 3, 3), "flat": (7, 6 * 4 * 5), "plain": (7, 3)}
+    zeros = [helper.make_tensor(name, TensorProto.FLOAT, dims, bytes(4 * _size(dims)), raw=True)
+             for name, dims in weights.items()]  # fmt: skip
+    nodes = [
+        node("Conv", ["x", "kernel"], ["conv"], group=2, pads=[1, 1, 1, 1]),
+        node("Flatten", ["conv"], ["row"]),
+        node("Gemm", ["row", "flat"], ["seven"], transB=1),
+        node("MatMul", ["seven", "plain"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [value("x", TensorProto.FLOAT, ["N", 4, 4, 5])], [value("y", TensorProto.FLOAT, ["N", 3])], zeros
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "m.onnx")
+    assert count_flops(tmp_path / "m.onnx") == 2 * (6 * 4 * 5 * 2 * 3 * 3 + 120 * 7 + 7 * 3)
+
+
+def _size(dims: tuple[int, ...]) -> int:
+    size = 1
+    for side in dims:
+        size *= side
+    return size
+
+
+def test_a_graph_of_unknown_shapes_is_an_error(tmp_path: Path, tiny_model: Path) -> None:
+    model = onnx.load(tiny_model)
+    product = next(node for node in model.graph.node if node.op_type == "MatMul")
+    product.input[1] = "nothing"
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(ModelError, match="the shape of MatMul cosine is not known"):
+        count_flops(tmp_path / "model.onnx")

@@ -281,8 +281,8 @@ def _options(results: Results) -> Table:
 
 def _machine(results: Results) -> Table:
     hardware = results["hardware"]
-    memory = "unknown" if hardware["memory_gib"] is None else f"{hardware['memory_gib']} GiB"
-    facts = {"processor": hardware["processor"], "cores": str(hardware["cores"]), "memory": memory}
+    facts = {"processor": hardware["processor"], "cores": str(hardware["processors"])}
+    facts |= {"memory": f"{hardware['memory_gib'] or 'unknown'} GiB"}
     facts |= {"GPUs": ", ".join(hardware["gpus"]) or "none"} | results["versions"]
     rows = tuple((TableCell(name), TableCell(value)) for name, value in facts.items())
     note = "Of the machine that made the report; cells may have run on others."

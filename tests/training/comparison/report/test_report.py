@@ -95,7 +95,7 @@ def make(**changes: Any) -> dict[str, Any]:
         "plan": plan,
         "shown": {"size": 0, "proxies": "2"},
         "versions": {"cbmir": "0.1.0"},
-        "hardware": {"processor": "a CPU", "cores": 2, "memory_gib": None, "gpus": []},
+        "hardware": {"processor": "a CPU", "processors": 2, "memory_gib": 8.0, "gpus": []},
         "selections": [
             {"part": f"seed{seed}", "file": f"selections/seed{seed}.csv", "fingerprint": "cd",
              "images": {"train": 1200, "val": 9, "test": 15 + seed}, "patients": {"train": 800, "val": 8, "test": 7}}
