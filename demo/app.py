@@ -48,7 +48,12 @@ _SIGNS = {1: "1", 0: "0", -1: "u", None: "?"}  # the last two: uncertain, not kn
 
 
 def build_app(finder: Finder, examples: Sequence[Example] = (), chart: GalleryProjection | None = None) -> gr.Blocks:
-    """The page. One finder serves all sessions; what a session holds ends when its page is closed."""
+    """The page. One finder serves all sessions; what a session holds ends when its page is closed.
+
+    Args:
+        examples: Images that the page offers.
+        chart: The gallery's map, where there is one.
+    """
     blocks = gr.Blocks(title="cbmir", analytics_enabled=False, delete_cache=_CACHE, fill_width=True)
     backend = Backend(finder, examples, lambda: Path(blocks.GRADIO_CACHE), chart)
 

@@ -125,7 +125,11 @@ class Finder(Closing):
         return self.engine.card
 
     def read(self, image: Image, *, limits: ImageLimits | None = None) -> Radiograph:
-        """Read an image by the intensity policy of this finder's model (`read_image`). Raises ImageError."""
+        """Read an image by the intensity policy of this finder's model (`read_image`).
+
+        Raises:
+            ImageError: It is no image that can be read within the limits.
+        """
         return self._read(image, limits=limits, threads=self.engine.threads)
 
     def analyze(

@@ -96,7 +96,12 @@ class CheckReport:
 
 
 def check_manifest(manifest: Manifest, *, quick: bool = False, workers: int = 2) -> CheckReport:
-    """Check splits and files; unless `quick`, read every image, by `workers` threads (decoding frees Python's lock)."""
+    """Check the splits and files of a manifest, and read every image.
+
+    Args:
+        quick: Do not read the images.
+        workers: Threads that read; decoding frees Python's lock.
+    """
     missing = {row.image for row in manifest if not row.image.is_file()}
     present = [row for row in manifest if row.image not in missing]
     unreadable: dict[str, str] = {}

@@ -27,6 +27,12 @@ def result_uid(source: SourceImage, fingerprint: str, kind: str) -> str:
     """The SOP Instance UID of one kind of result of one image by one model (`answers_fingerprint`).
 
     It depends on patient and study too: an archive that corrects them must not keep a result that names the wrong ones.
+
+    Args:
+        kind: One of KINDS.
+
+    Returns:
+        A UID of at most 64 characters, the same for the same arguments.
     """
     return _uid("instance", source.patient_id, source.study_uid, source.uid, fingerprint, kind)
 

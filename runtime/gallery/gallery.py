@@ -194,8 +194,11 @@ class Gallery(EditableGallery):
     def remove(
         self, *, ids: Collection[str] = (), patient_ids: Collection[str] = (), study_ids: Collection[str] = ()
     ) -> tuple[str, ...]:
-        """As `EditableGallery.remove`. The bytes are overwritten where they stood, and in the log as soon as no one
-        reads (see `compact`). What was derived goes at once if it holds the same, and is made again."""
+        """As `EditableGallery.remove`, which has its arguments and errors.
+
+        The bytes are overwritten where they stood, and in the log as soon as no one reads (see `compact`). What was
+        derived goes at once if it holds the same, and is made again.
+        """
         with self.writing() as writer:
             removed = writer.remove(ids=ids, patient_ids=patient_ids, study_ids=study_ids)
         if removed:

@@ -96,11 +96,17 @@ class SearchableGallery(Protocol):
         Args:
             embeddings: Unit vectors, float32 [M, D].
             filters: M of them; by default no entry is left out.
+
+        Returns:
+            An answer for each query, in their order.
+
+        Raises:
+            GalleryError: As `search` does.
         """
 
     @abstractmethod
     def entry(self, id: str) -> Entry:
-        """Raises GalleryError for an id that is not there."""
+        """The entry with this id. Raises GalleryError where there is none."""
 
     @abstractmethod
     def every_entry(self) -> Iterator[Entry]:
@@ -190,7 +196,10 @@ class EditableGallery(SearchableGallery, Protocol):
     ) -> tuple[str, ...]:
         """Remove entries with all that belongs to them; what is not there is passed over.
 
-        With `patient_ids` and `study_ids`, only these studies of these patients.
+        Args:
+            ids: Of entries.
+            patient_ids: Of patients, all of whose entries go.
+            study_ids: Of studies; with `patient_ids`, only these studies of these patients go.
 
         Returns:
             The ids that went, sorted.

@@ -105,7 +105,14 @@ class Reader:
         return np.unique(np.frombuffer(b"".join(numbers for _, numbers, _ in rows), "<i8").astype(np.int64))
 
     def columns(self, numbers: NDArray[np.int64] | None = None, size: int = 4096) -> Iterator[Columns]:
-        """The entries, or those of `numbers` that exist, in blocks of up to `size`, in the order of their numbers."""
+        """The entries, or those of `numbers` that exist, in the order of their numbers.
+
+        Yields:
+            Blocks of up to `size` entries.
+
+        Raises:
+            GalleryError: An entry is damaged.
+        """
         if numbers is None:
             for rows in self._every_row(_WITH_VECTOR.format("entry e"), size):
                 yield self._columns(rows)

@@ -100,11 +100,14 @@ def add_to_gallery(
     engine: Engine, manifest: Manifest, path: str | Path, *, splits: Sequence[str] = ("train",),
     workers: int | None = None, reduced_jpeg2000: bool = False, pseudonyms: Pseudonyms | None = None,
 ) -> IndexReport:  # fmt: skip
-    """Add the manifest's rows of `splits` to the gallery at `path`; options are as `build_gallery` has them.
+    """Add the manifest's rows of `splits` to the gallery at `path`; the arguments are those of `build_gallery`.
 
     An image whose path the gallery has stays as it is: it is read only to see whether its content has changed. One
     whose content is there under another path is left out and reported. Each batch is a transaction: a stop leaves those
     that were done, and the same call goes on.
+
+    Returns:
+        What was added, and what was left out and why.
 
     Raises:
         SplitError: No row is of these splits.
