@@ -1,4 +1,4 @@
-"""Makes pictures of every state of the demo, to look at and for the documents.
+"""Makes the pictures of the demo that the documents show.
 
 python docs/screenshot.py MODEL GALLERY IMAGE FOLDER
 
@@ -114,25 +114,6 @@ def shoot(model: str, gallery: str, image: Path, folder: Path) -> None:
             page.locator(".card").first.wait_for()
             whole(page)
 
-        def walled(page: Page) -> None:
-            answered(page, image)
-            page.locator("#agreement summary").click()
-
-        def queued(page: Page) -> None:
-            """Another page has asked much, and this one waits."""
-            other = opened(browser, url)
-            for example in range(6):
-                other.locator("[data-act=example]").nth(example).click()
-            page.locator("[data-act=example]").nth(2).click()
-            page.locator("#state", has_text="Waiting: place").wait_for()
-
-        def failed(page: Page) -> None:
-            """An error leaves the flag and the findings where they are."""
-            answered(page, turned)
-            page.locator("#combination summary").click()
-            page.locator("[data-act=findings]").click()
-            page.locator("#errors .note").wait_for()
-
         def windowed(page: Page) -> None:
             answered(page, image)
             page.locator("button.finding").first.click()
@@ -148,9 +129,7 @@ def shoot(model: str, gallery: str, image: Path, folder: Path) -> None:
             upload(page, study)
             page.locator(".members button").nth(1).wait_for()
 
-        narrow = {"width": 390, "height": 844}
         state("", lambda page: answered(page, image), scheme="light", to=".card", size={"width": 1280, "height": 900})
-        state("start", lambda page: None)
         state("dark", lambda page: answered(page, image))
         state("compare", compared)
         state("compare-light", compared, scheme="light")
@@ -160,12 +139,8 @@ def shoot(model: str, gallery: str, image: Path, folder: Path) -> None:
         state("refused", refused, scheme="light")
         state("study", many)
         state("unlike", lambda page: answered(page, turned))
-        state("error", failed, scheme="light")
-        state("wall", walled, scheme="light", seen="#look-alikes")
-        state("queue", queued)
         state("model", lambda page: page.locator("nav [data-page=model]").click(), scheme="light", to="main")
-        state("narrow", lambda page: answered(page, image), size=narrow, seen="#alerts")
-        state("narrow-compare", compared, size=narrow)
+        state("narrow", lambda page: answered(page, image), size={"width": 390, "height": 844}, seen="#alerts")
 
         page = opened(browser, url)
         answered(page, image)
