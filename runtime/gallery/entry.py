@@ -52,7 +52,8 @@ class Hit:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A search's answer: neighbours, nearest first, as of one generation of the gallery, and how they were found.
+    """A search's answer: neighbours in the order that was asked for, as of one generation of the gallery, and how they
+    were found.
     Where an index proposed them, those of equal distance are in the order of their ids among those that it found.
 
     vectors: float32 [n, D], unit norm: the hits' own embeddings, and after them those of the next nearest, where more

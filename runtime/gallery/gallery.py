@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -21,7 +21,7 @@ from cbmir.card import ModelCard
 from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
 from cbmir.runtime.gallery import index_files, schema
-from cbmir.runtime.gallery.columns import Selection
+from cbmir.runtime.gallery.columns import Selection, Snapshot
 from cbmir.runtime.gallery.database import (
     DATABASE,
     GALLERY,
@@ -34,13 +34,13 @@ from cbmir.runtime.gallery.database import (
     new_file,
 )
 from cbmir.runtime.gallery.entry import Added, Entry, SearchResult
-from cbmir.runtime.gallery.filters import Filter
+from cbmir.runtime.gallery.filters import EVERY, Filter
 from cbmir.runtime.gallery.index_cache import IndexCache
 from cbmir.runtime.gallery.protocol import EditableGallery
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms, case_id
 from cbmir.runtime.gallery.reader import Reader
 from cbmir.runtime.gallery.schema import LAST_COMMIT, SCHEMA
-from cbmir.runtime.gallery.search import answer, nearest
+from cbmir.runtime.gallery.search import Nearest, agreeing, answer, nearest
 from cbmir.runtime.gallery.writer import Writer, check_vectors
 
 log = logging.getLogger("cbmir")
@@ -263,19 +263,41 @@ class Gallery(EditableGallery):
         exact: bool | None = None, vectors: int = 0,
     ) -> list[SearchResult]:  # fmt: skip
         """As `SearchableGallery.search_many`; all answers are of one generation, and computed together."""
+        count = len(embeddings)
+        filters = [EVERY] * count if filters is None else filters
+        if len(filters) != count:
+            raise GalleryError(f"expected a filter for each of {count} embeddings, found {len(filters)}")
+
+        def find(snapshot: Snapshot, selections: Sequence[Selection | None]) -> list[Nearest]:
+            return nearest(snapshot, embeddings, max(k, vectors), selections, exact=bool(exact))
+
+        return self._answers(embeddings, k, filters, vectors, find)
+
+    def search_by_agreement(
+        self, embedding: NDArray[np.float32], probabilities: Mapping[str, float], k: int, *, filter: Filter = EVERY
+    ) -> SearchResult:
+        if not probabilities or not set(probabilities) <= set(self.labels.names):
+            raise GalleryError(f"{self.path}: expected probabilities for labels among {', '.join(self.labels.names)}, "
+                               f"found them for {', '.join(probabilities) or 'none'}")  # fmt: skip
+        columns = {self.labels.index(name): p for name, p in probabilities.items()}
+
+        def find(snapshot: Snapshot, selections: Sequence[Selection | None]) -> list[Nearest]:
+            return [agreeing(snapshot, embedding, k, selections[0], columns)]
+
+        return self._answers(embedding[None], k, [filter], 0, find)[0]
+
+    def _answers(
+        self, embeddings: NDArray[np.float32], k: int, filters: Sequence[Filter], vectors: int,
+        find: Callable[[Snapshot, Sequence[Selection | None]], list[Nearest]],
+    ) -> list[SearchResult]:  # fmt: skip
         if k < 0:
             raise GalleryError(f"expected k >= 0 neighbours, found {k}")
         count = len(embeddings)
         check_vectors(embeddings, count, self.card.embedding_dim)
-        filters = [Filter()] * count if filters is None else filters
-        if len(filters) != count:
-            raise GalleryError(f"expected a filter for each of {count} embeddings, found {len(filters)}")
         for _ in range(2):
             with self._index.moment() as (reader, snapshot):
                 known = {one: Selection(one, self._meta) if one else None for one in set(filters)}
-                found = nearest(
-                    snapshot, embeddings, max(k, vectors), [known[one] for one in filters], exact=bool(exact)
-                )
+                found = find(snapshot, [known[one] for one in filters])
                 answers = [answer(reader, snapshot, one, k, vectors) for one in found]
             trusted = [one for one in answers if one is not None]
             if len(trusted) == count:

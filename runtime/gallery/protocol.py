@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -102,6 +102,23 @@ class SearchableGallery(Protocol):
 
         Raises:
             GalleryError: As `search` does.
+        """
+
+    @abstractmethod
+    def search_by_agreement(
+        self, embedding: NDArray[np.float32], probabilities: Mapping[str, float], k: int, *, filter: Filter = EVERY
+    ) -> SearchResult:
+        """The k of all entries that pass the filter whose labels agree most with what is expected of the query.
+
+        By `cbmir.runtime.gallery.search.expected_agreement` + 0.1 * cosine, in falling order. Equal ones are in the
+        order of their distances, then of their ids.
+
+        Args:
+            probabilities: The query's, for some of the gallery's labels; the others are left out.
+
+        Raises:
+            RankError: The gallery would have to read every entry for it.
+            GalleryError: As `search`; or no probability, or one of a label that is not the gallery's.
         """
 
     @abstractmethod

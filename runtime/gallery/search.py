@@ -1,4 +1,5 @@
-"""Which rows of a snapshot are nearest to a query: by comparing all, or by the index, and under a selection.
+"""Which rows of a snapshot come first for a query: the nearest, by comparing all or by the index, and under a
+selection; or those that agree most with what is expected of the query (`agreeing`).
 
 Both ways end in the same ranking: candidates are compared by their float32 vectors first, then those near enough to
 matter in float64, in one order of operations, so that equal images have equal distances wherever they lie.
@@ -6,8 +7,8 @@ matter in float64, in one order of operations, so that equal images have equal d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,19 +35,28 @@ _MORE, _AND = 3, 34
 _RANKED, _AND_RANKED = 1.5, 5
 #: So large a share of what it finds must pass a filter; else it is asked for more, to miss no more than without one.
 _LEFT = 0.75
+#: What a cosine of 1 adds to an expected agreement in [0, 1]: little, but it decides among equal labels.
+NEARNESS = 0.1
 #: The index finds one more candidate in the time in which so many rows are compared.
 _ROWS_PER_CANDIDATE = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Nearest:
-    """Rows in the order of their distances, ties undecided: more than k where the k-th is tied. Distances and cosines
-    are float64."""
+    """Rows in their order, ties undecided: more than k where the k-th is tied. Distances and cosines are float64.
+
+    `keys` float64 [n] rise with the order, and are equal where ids decide: the distances, unless rows are ranked by
+    something else.
+    """
 
     rows: Rows
+    keys: NDArray[np.float64]
     distances: NDArray[np.float64]
     cosines: NDArray[np.float64]
     method: str
+
+
+_NOTHING = Nearest(np.empty(0, np.int64), np.empty(0), np.empty(0), np.empty(0), "exact")
 
 
 def nearest(snapshot: Snapshot, queries: Vectors, k: int, selections: Selections, *, exact: bool) -> list[Nearest]:
@@ -59,6 +69,62 @@ def nearest(snapshot: Snapshot, queries: Vectors, k: int, selections: Selections
     else:
         found = _by_index(snapshot, snapshot.index, queries, k, selections)
     return [_ranked(snapshot, query, k, rows, method) for query, (rows, method) in zip(queries, found, strict=True)]
+
+
+def agreeing(
+    snapshot: Snapshot, query: Vectors, k: int, selection: Selection | None, probabilities: Mapping[int, float]
+) -> Nearest:
+    """The k of all rows that pass with the greatest `expected_agreement` + `NEARNESS` * cosine.
+
+    Ties are in the order of distances. `probabilities` has the query's for columns of the labels.
+    """
+    mask = snapshot.passing(selection)
+    rows = np.arange(len(snapshot.base) + len(snapshot.tail)) if mask is None else np.flatnonzero(mask)
+    wanted = min(k, len(rows))
+    if not wanted:
+        return _NOTHING
+    columns = [np.concatenate([snapshot.base.labels[at], snapshot.tail.labels[at]])[rows] for at in probabilities]
+    agreement = expected_agreement([*probabilities.values()], columns)
+    near = _near(agreement + NEARNESS * _cosines(snapshot, query, rows), wanted)
+    rows, agreement = rows[near], agreement[near]
+    parts = [_compared(snapshot, query, rows[at : at + _GATHERED]) for at in range(0, len(rows), _GATHERED)]
+    distances, cosines = map(np.concatenate, zip(*parts, strict=True))
+    values = agreement + NEARNESS * cosines
+    order = np.lexsort((distances, -values))
+    steps = (np.diff(values[order]) != 0) | (np.diff(distances[order]) != 0)
+    keys = np.r_[0.0, np.cumsum(steps)]
+    order = order[: np.searchsorted(keys, keys[wanted - 1], side="right")]
+    return Nearest(rows[order], keys[: len(order)], distances[order], np.clip(cosines[order], -1, 1), "exact")
+
+
+def expected_agreement(probabilities: Sequence[float], labels: Sequence[NDArray[np.int8]]) -> NDArray[np.float64]:
+    """How far n images are expected to have the labels of a query of which only probabilities p are known.
+
+    The expected Jaccard index of both sets of labels, approximated by sum(p y) / (sum(p) + sum(y) - sum(p y)), where
+    y is 1 for a positive or uncertain label and 0 for a negative one; a label that is not known of an image is left
+    out of all three sums. "No finding" is one more label of images of which all these labels are known: its y is 1
+    where all of them are negative, and its p is the product of 1 - p over the labels, as if these were independent.
+
+    Args:
+        probabilities: One per label.
+        labels: For each label int8 [n]: 1, 0, -1 (uncertain) or `schema.UNKNOWN`.
+
+    Returns:
+        float64 [n] in [0, 1]; 0 where nothing is known of an image.
+    """
+    both, mine, theirs = np.zeros((3, len(labels[0])))
+    all_known, none = np.ones((2, len(labels[0])), np.bool_)
+    for p, values in zip(probabilities, labels, strict=True):  # label by label: the same sum wherever a row lies
+        positive, negative = np.abs(values) == 1, values == 0
+        both += p * positive
+        mine += p * (positive | negative)
+        theirs += positive
+        all_known &= positive | negative
+        none &= negative
+    no_finding = float(np.prod([1 - p for p in probabilities]))
+    both += no_finding * none
+    union = mine + no_finding * all_known + theirs + none - both
+    return np.divide(both, union, out=np.zeros_like(both), where=union > 0)
 
 
 def answer(reader: Reader, snapshot: Snapshot, found: Nearest, k: int, vectors: int) -> SearchResult | None:
@@ -76,11 +142,11 @@ def answer(reader: Reader, snapshot: Snapshot, found: Nearest, k: int, vectors: 
 
 
 def _ordered(reader: Reader, snapshot: Snapshot, found: Nearest, k: int) -> Rows:
-    """Positions in `found`, equal distances in the order of the ids as far as the first k go."""
-    distances = found.distances
-    order = np.arange(len(distances))
-    near = int(np.searchsorted(distances, distances[k - 1], side="right")) if 0 < k < len(distances) else len(distances)
-    differences = np.diff(distances[:near])
+    """Positions in `found`, equal keys in the order of the ids as far as the first k go."""
+    keys = found.keys
+    order = np.arange(len(keys))
+    near = int(np.searchsorted(keys, keys[k - 1], side="right")) if 0 < k < len(keys) else len(keys)
+    differences = np.diff(keys[:near])
     if k == 0 or differences.all():  # no two are equal
         return order
     groups = [group for group in np.split(order[:near], np.flatnonzero(differences) + 1) if len(group) > 1]
@@ -94,20 +160,28 @@ def _ordered(reader: Reader, snapshot: Snapshot, found: Nearest, k: int) -> Rows
 def _ranked(snapshot: Snapshot, query: Vectors, k: int, rows: Rows, method: str) -> Nearest:
     wanted = min(k, len(rows))
     if not wanted:
-        return Nearest(np.empty(0, np.int64), np.empty(0), np.empty(0), method)
+        return replace(_NOTHING, method=method)
     if len(rows) > min(2 * wanted + _AND_RANKED, _FEW):  # else float64 for all costs less than to tell which need it
-        parts = (rows[at : at + _GATHERED] for at in range(0, len(rows), _GATHERED))
-        rows = rows[_near(np.concatenate([products(query[None], snapshot.vectors(part))[0] for part in parts]), wanted)]
-    vectors = snapshot.vectors(rows)
-    exactly, own = vectors.astype(np.float64), query.astype(np.float64)
-    differences = exactly - own
-    distances = np.sqrt(np.vecdot(differences, differences))
+        rows = rows[_near(_cosines(snapshot, query, rows), wanted)]
+    distances, cosines = _compared(snapshot, query, rows)
     order = np.argsort(distances, kind="stable")
     order = order[: np.searchsorted(distances[order], distances[order[wanted - 1]], side="right")]
-    return Nearest(rows[order], distances[order], np.clip(np.vecdot(exactly, own)[order], -1, 1), method)
+    return Nearest(rows[order], distances[order], distances[order], np.clip(cosines[order], -1, 1), method)
 
 
-def _near(cosines: Vectors, wanted: int) -> Mask:
+def _cosines(snapshot: Snapshot, query: Vectors, rows: Rows) -> Vectors:
+    parts = (rows[at : at + _GATHERED] for at in range(0, len(rows), _GATHERED))
+    return np.concatenate([products(query[None], snapshot.vectors(part))[0] for part in parts])
+
+
+def _compared(snapshot: Snapshot, query: Vectors, rows: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Distances and cosines of rows, float64."""
+    exactly, own = snapshot.vectors(rows).astype(np.float64), query.astype(np.float64)
+    differences = exactly - own
+    return np.sqrt(np.vecdot(differences, differences)), np.vecdot(exactly, own)
+
+
+def _near(cosines: NDArray[np.floating], wanted: int) -> Mask:
     """Which may be among the `wanted` nearest, for all that rounding can do; also NaN, of a file that was damaged."""
     near: Mask = ~(cosines < np.partition(cosines, -wanted)[-wanted] - _SLACK)
     return near

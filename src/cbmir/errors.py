@@ -81,6 +81,10 @@ class GalleryReplacedError(GalleryError):
     """It was moved, deleted or replaced while it was open: to be opened again."""
 
 
+class RankError(GalleryError):
+    """An order of neighbours that this gallery cannot give. The message names no place, for it goes to clients."""
+
+
 class PacsError(UserError):
     """An address or certificate of the PACS that does not work."""
 

@@ -17,7 +17,7 @@ import json
 import secrets
 from collections import defaultdict
 from collections.abc import Collection as Several
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
-from cbmir.errors import CardError, GalleryError
+from cbmir.errors import CardError, GalleryError, RankError
 from cbmir.labels import LabelSet
 from cbmir.runtime import novelty
 from cbmir.runtime.gallery.entry import Added, Entry, Hit, SearchResult
-from cbmir.runtime.gallery.filters import Filter
+from cbmir.runtime.gallery.filters import EVERY, Filter
 from cbmir.runtime.gallery.milvus import records as rows
 from cbmir.runtime.gallery.milvus.client import HEAVY, MOST, Collection, Connection, MilvusAddress, Texts, parts
 from cbmir.runtime.gallery.protocol import EditableGallery
@@ -271,6 +271,12 @@ class MilvusGallery(EditableGallery):
                 own = np.array([row["vector"] for row in near], np.float32).reshape(len(near), embeddings.shape[1])
                 found[number] = SearchResult(0, hits, f"milvus {'exact' if kind == 'FLAT' else kind.lower()}", own)
         return [found[number] for number in range(len(embeddings))]
+
+    def search_by_agreement(
+        self, embedding: NDArray[np.float32], probabilities: Mapping[str, float], k: int, *, filter: Filter = EVERY
+    ) -> SearchResult:
+        raise RankError("expected a gallery in a folder to rank by findings, found a Milvus collection: every entry's "
+                        "labels are compared, and Milvus would have to send all of them; rank by nearness")  # fmt: skip
 
     # -- looking up
 

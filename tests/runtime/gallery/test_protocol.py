@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
-from cbmir.errors import GalleryError
+from cbmir.errors import GalleryError, RankError
 from cbmir.labels import LabelSet
 from cbmir.runtime import EditableGallery, Entry, Filter, Gallery, Pseudonyms, SearchableGallery, novelty, open_gallery
 from cbmir.runtime.gallery.protocol import is_milvus
@@ -471,6 +471,16 @@ def test_a_milvus_place_is_a_text() -> None:
     assert not is_milvus(Path("gallery"))
     with pytest.raises(GalleryError, match="as text"):
         is_milvus(Path("milvus://host:19530/name"))
+
+
+def test_ranking_by_findings_or_a_typed_refusal(kind: str, gallery: EditableGallery, vectors: Vectors) -> None:
+    own = Filter(view="PA")
+    if kind == "milvus":
+        with pytest.raises(RankError, match="every entry's labels are compared"):
+            gallery.search_by_agreement(vectors[0], {"Nodule": 0.9}, 3, filter=own)
+        return
+    hits = gallery.search_by_agreement(vectors[0], {"Nodule": 0.9}, 3, filter=own).hits
+    assert len(hits) == 3 and all("Nodule" in hit.entry.positive and hit.entry.view == "PA" for hit in hits)
 
 
 def test_a_store_that_lacks_a_member_cannot_be_made() -> None:
