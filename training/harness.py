@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
 import cbmir
-from cbmir.card import ModelCard
+from cbmir.card import BALANCED, ModelCard
+from cbmir.choices import OPERATING_POINTS
 from cbmir.errors import RunError, SplitError, TrainingError
 from cbmir.files import is_empty, replacing, write_json
 from cbmir.manifest import Manifest
@@ -323,8 +324,8 @@ def _finish(folder: RunFolder, validation: Validation, model: RetrievalModel) ->
     val, gallery = vectors(model, "val"), vectors(model if teacher is None else teacher.model, "train")
     summary = evaluate(val, gallery, config.labels, k=SELECTION_K).summary()
     pairs = [(val.scores[:, j], val.labels[:, j]) for j in range(len(config.labels))]
-    thresholds = tuple(metrics.youden_threshold(*pair) for pair in pairs)
-    lost = [name for name, threshold in zip(config.labels, thresholds, strict=True) if threshold is None]
+    points = [metrics.operating_points(*pair) for pair in pairs]
+    lost = [name for name, point in zip(config.labels, points, strict=True) if point[BALANCED] is None]
     if lost and not np.isnan(val.scores).all():  # hashing methods have no scores, and need no warning
         log.warning("No threshold or probability for %s: the validation split lacks both values.", ", ".join(lost))
     head = model.head
@@ -338,9 +339,12 @@ def _finish(folder: RunFolder, validation: Validation, model: RetrievalModel) ->
         "best_epoch": int(torch.load(folder.best, map_location="cpu", weights_only=True)["epoch"]),
         "images": {split: len(manifest.split(split)) for split in ("train", "val", "test")},
         "patients": len(set(gallery.patients)),
-        "labels": {
-            name: {"positive": int((column == 1).sum()), "negative": int((column == 0).sum())}
-            for name, column in zip(config.labels, gallery.labels.T, strict=True)
+        **{
+            key: {
+                name: {"positive": int((column == 1).sum()), "negative": int((column == 0).sum())}
+                for name, column in zip(config.labels, labels.T, strict=True)
+            }
+            for key, labels in {"labels": gallery.labels, "validation_labels": val.labels}.items()
         },
         "seconds": round(sum(float(row["seconds"]) for row in folder.read_epochs())),
     }
@@ -356,11 +360,12 @@ def _finish(folder: RunFolder, validation: Validation, model: RetrievalModel) ->
         sigma=config.sigma,
         proxies_per_class=head.counts if isinstance(head, ProxyHead) else (),
         negative_proxies=config.negative_proxies and isinstance(head, ProxyHead),
-        thresholds=thresholds,
+        thresholds=tuple(metrics.youden_threshold(*pair) for pair in pairs),
         calibration=tuple(metrics.platt_calibration(*pair) for pair in pairs),
         fingerprint=fingerprint if teacher is None else teacher.card.fingerprint,
         training=facts,
         metrics={f"val {name}": summary[name] for name in ("auc", "positive queries", "all queries")},
+        operating_points={name: tuple(point[name] for point in points) for name in OPERATING_POINTS},
         versions={"cbmir": cbmir.__version__} | {name: version(name) for name in ("torch", "torchvision", "lightning")},
     )
     write_json(folder.card, card.to_json())

@@ -1,7 +1,8 @@
 """Metrics of METHOD.md, numpy only. Per-query values first; means and intervals are taken from them.
 
 Labels are float [N, C]: 1, 0, -1 (uncertain), NaN (unknown). For retrieval -1 counts as positive and NaN does not; for
-AUC both are left out. The last two are fitted on the validation split: a finding's threshold, and its probability.
+AUC both are left out. The last three are fitted on the validation split: a finding's threshold, its operating points
+and its probability.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
-from cbmir.card import Calibration
+from cbmir.card import Calibration, OperatingPoint
+from cbmir.choices import OPERATING_POINTS
 
 Floats = NDArray[np.float64]
 _BLOCK = 64
+_LEAST_SHARE = 0.90  # sensitivity of the operating point `sensitive`, specificity of `specific`
 RETRIEVAL_METRICS = ("ndcg", "acg", "precision")
 
 #: Row of a query -> how near each gallery image is to it, float [G]: any scale, higher is nearer, equal is a tie.
@@ -271,13 +274,58 @@ def youden_threshold(scores: NDArray[np.floating], labels: NDArray[np.floating])
     known = _two_sided(scores, labels)
     if known is None:
         return None
-    score, truth = known
+    thresholds, caught, spared = _trade_off(*known)
+    return float(thresholds[_youden(caught, spared)])
+
+
+def operating_points(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> dict[str, OperatingPoint | None]:
+    """Three thresholds of a finding, each with what it gives for the images that chose it.
+
+    Args:
+        scores: float [N] in [0, 1]; NaN where a method has none.
+        labels: float [N]; those other than 0 and 1 are left out.
+
+    Returns:
+        `sensitive`: the highest threshold with a sensitivity of at least 0.90; `balanced`: `youden_threshold`;
+        `specific`: the lowest with a specificity of at least 0.90. Half-way between two scores, or between the
+        outermost score and 0 or 1. None where there is no `youden_threshold`.
+    """
+    known = _two_sided(scores, labels)
+    if known is None:
+        return dict.fromkeys(OPERATING_POINTS)
+    thresholds, caught, spared = _trade_off(*known)
+    chosen = {
+        "sensitive": np.flatnonzero(caught / caught[0] >= _LEAST_SHARE)[-1],
+        "balanced": _youden(caught, spared),
+        "specific": np.flatnonzero(spared / spared[-1] >= _LEAST_SHARE)[0],
+    }
+    return {name: _measured(*known, float(thresholds[chosen[name]])) for name in OPERATING_POINTS}
+
+
+def _trade_off(score: Floats, truth: NDArray[np.bool_]) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
+    """The thresholds that make a difference, rising, and how many positives are above and negatives below each."""
     levels, level = np.unique(score, return_inverse=True)
-    between = np.r_[levels[0] / 2, (levels[1:] + levels[:-1]) / 2]
+    between = np.r_[levels[0] / 2, (levels[1:] + levels[:-1]) / 2, (levels[-1] + 1) / 2]
     positive, negative = (np.bincount(level[side], minlength=len(levels)) for side in (truth, ~truth))
-    # At threshold i the levels i and above are predicted: shares of the positives and of the negatives there.
-    above = [np.cumsum(count[::-1])[::-1] / count.sum() for count in (positive, negative)]
-    return float(between[np.argmax(above[0] - above[1])])
+    return between, np.r_[np.cumsum(positive[::-1])[::-1], 0], np.r_[0, np.cumsum(negative)]
+
+
+def _youden(caught: NDArray[np.int64], spared: NDArray[np.int64]) -> int:
+    """The first with the greatest sensitivity + specificity, in whole numbers: equal ones are equal."""
+    return int(np.argmax(caught * spared[-1] + spared * caught[0]))
+
+
+def _measured(score: Floats, truth: NDArray[np.bool_], threshold: float) -> OperatingPoint:
+    predicted = score > threshold
+    hits, misses = int((predicted & truth).sum()), int((~predicted & truth).sum())
+    alarms, rejections = int((predicted & ~truth).sum()), int((~predicted & ~truth).sum())
+    return OperatingPoint(
+        threshold=threshold,
+        sensitivity=hits / (hits + misses),
+        specificity=rejections / (rejections + alarms),
+        positive_predictive_value=hits / (hits + alarms) if hits + alarms else None,
+        negative_predictive_value=rejections / (rejections + misses) if rejections + misses else None,
+    )
 
 
 def _two_sided(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> tuple[Floats, NDArray[np.bool_]] | None:

@@ -11,17 +11,18 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from cbmir.errors import CardError
+from cbmir.errors import CardError, UserError
 from cbmir.labels import LabelSet
 from cbmir.preprocessing import PreprocessSpec
 
-SCHEMA = 1
+SCHEMA = 2
 CARD_KEY = "cbmir.card"
 HEAD_KEY = "cbmir.head"
 INTENDED_USE = (
     "Decision support for research: finds chest radiographs that are alike and scores findings on frontal chest "
     "radiographs. It is not a medical device and must not be used for diagnosis or treatment."
 )
+BALANCED = "balanced"  # the operating point that decides unless another is chosen
 NOT_A_DEVICE = "Research use only. Not a medical device, not for diagnosis."
 
 
@@ -39,6 +40,20 @@ class Calibration:
 
 
 @dataclass(frozen=True)
+class OperatingPoint:
+    """A threshold of one label, and the shares in [0, 1] that the validation split gave with it.
+
+    A predictive value is None where no image was predicted to have the label, or none to lack it.
+    """
+
+    threshold: float
+    sensitivity: float
+    specificity: float
+    positive_predictive_value: float | None
+    negative_predictive_value: float | None
+
+
+@dataclass(frozen=True)
 class ModelCard:
     """Everything that a user of the model file must know.
 
@@ -47,10 +62,12 @@ class ModelCard:
             (score = sigmoid of the classifier's logit), or in benchmarks `hash` (binary codes).
         proxies_per_class: In label order, the negative class last if there is one; empty for a linear head.
         thresholds: For each label, or None if the validation split lacks one of its values: such a finding is never
-            called predicted or not.
+            called predicted or not. Those of the operating point `balanced`, unless `at` chose another.
         calibration: For each label, or None likewise.
         fingerprint: Names the embedding space: only vectors of one fingerprint may be compared.
         metrics: Name -> {"value", "low", "high"} (95% bootstrap interval over patients).
+        operating_points: Name (`cbmir.choices.OPERATING_POINTS`) -> a point for each label, or None likewise. Empty
+            where the model has no scores.
     """
 
     labels: LabelSet
@@ -68,6 +85,7 @@ class ModelCard:
     training: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    operating_points: dict[str, tuple[OperatingPoint | None, ...]] = field(default_factory=dict)
     licence: str = "not stated"
     intended_use: str = INTENDED_USE
     schema: int = SCHEMA
@@ -75,11 +93,10 @@ class ModelCard:
     def __post_init__(self) -> None:
         if self.head not in ("proxy", "linear", "hash"):
             raise CardError(f"model card: expected head 'proxy', 'linear' or 'hash', found {self.head!r}")
-        for name in ("thresholds", "calibration"):
-            if len(getattr(self, name)) != len(self.labels):
-                raise CardError(
-                    f"model card: expected {len(self.labels)} {name}, one a label, found {len(getattr(self, name))}"
-                )
+        columns = {"thresholds": self.thresholds, "calibration": self.calibration} | self.operating_points
+        for name, values in columns.items():
+            if len(values) != len(self.labels):
+                raise CardError(f"model card: expected {len(self.labels)} {name}, one a label, found {len(values)}")
         classes = len(self.labels) + self.negative_proxies
         if self.head == "proxy" and len(self.proxies_per_class) != classes:
             raise CardError(
@@ -90,6 +107,20 @@ class ModelCard:
     def weights(self) -> str:
         """Names the weights in any file: `fingerprint` is the teacher's in a distilled model, another in int8 files."""
         return str(self.training.get("weights_fingerprint") or self.fingerprint.split("-int8-")[0])
+
+    def at(self, operating_point: str) -> ModelCard:
+        """A copy whose thresholds are those of an operating point.
+
+        Raises:
+            UserError: The model has no point of this name. Every model has `balanced`.
+        """
+        if operating_point == BALANCED:
+            return self
+        if operating_point not in self.operating_points:
+            known = ", ".join(dict.fromkeys((BALANCED, *self.operating_points)))
+            raise UserError(f"expected an operating point of this model ({known}), found {operating_point!r}")
+        points = self.operating_points[operating_point]
+        return self.with_(thresholds=tuple(None if point is None else point.threshold for point in points))
 
     def with_(self, **changes: Any) -> ModelCard:
         """A copy with some fields changed."""
@@ -133,7 +164,11 @@ class ModelCard:
                 "proxies_per_class": tuple(data["proxies_per_class"]),
                 "thresholds": tuple(data["thresholds"]),
                 "calibration": tuple(None if c is None else Calibration(**c) for c in data["calibration"]),
+                "operating_points": {
+                    name: tuple(None if point is None else OperatingPoint(**point) for point in points)
+                    for name, points in data["operating_points"].items()
+                },
             }
             return cls(**data)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError) as error:
             raise CardError(f"{source}: damaged model card: {error}") from error

@@ -19,3 +19,8 @@ TRAINING_LOSSES: dict[str, tuple[str, ...]] = {
 }
 #: How a gallery is searched: image by image, or by an index of vectors in one of two widths.
 INDEX_SETTINGS = ("auto", "exact", "bf16", "int8")
+#: Which of a model's thresholds decide (`cbmir.training.metrics.operating_points` chooses them).
+OPERATING_POINTS = ("sensitive", "balanced", "specific")
+#: The order of an answer's neighbours: by distance, or by expected agreement with the query's findings.
+Rank = Literal["nearness", "findings"]
+RANKS: tuple[Rank, ...] = ("nearness", "findings")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cbmir.card import SCHEMA, Calibration, ModelCard
-from cbmir.errors import CardError
+from cbmir.card import SCHEMA, Calibration, ModelCard, OperatingPoint
+from cbmir.errors import CardError, UserError
 from cbmir.labels import LabelSet
 from cbmir.preprocessing import PreprocessSpec
 
@@ -29,6 +29,10 @@ CARD = ModelCard(
     training={"images": 560, "known": {"Mass": 12}},
     metrics={"ndcg": {"value": 0.5, "low": 0.4, "high": 0.6}},
     versions={"torch": "2.6"},
+    operating_points={
+        "sensitive": (OperatingPoint(0.1, 1.0, 0.0, 0.5, None), None, OperatingPoint(0.1, 0.9, 0.5, 0.4, 0.8)),
+        "balanced": (OperatingPoint(0.25, 0.8, 0.75, 0.5, 0.9), None, OperatingPoint(0.125, 0.7, 0.8, 0.5, 0.7)),
+    },
 )
 
 
@@ -45,6 +49,13 @@ def test_text_is_plain_json() -> None:
     assert data["thresholds"] == [0.25, None, 0.125]
     assert data["schema"] == SCHEMA
     assert "not a medical device" in data["intended_use"]
+
+
+def test_an_operating_point_changes_the_thresholds_alone() -> None:
+    assert CARD.at("balanced") is CARD
+    assert CARD.at("sensitive") == CARD.with_(thresholds=(0.1, None, 0.1))
+    with pytest.raises(UserError, match=r"of this model \(balanced, sensitive\), found 'specific'"):
+        CARD.at("specific")
 
 
 def test_nan_is_never_written() -> None:
@@ -75,6 +86,9 @@ def _with(**values: Any) -> Callable[[dict[str, Any]], None]:
         (_with(calibration=[None] * 4), "expected 3 calibration, one a label, found 4"),
         (_with(calibration=[{"slant": 1}, None, None]), "damaged model card"),
         (_with(thresholds=5), "damaged model card"),
+        (_with(operating_points={"sensitive": [None]}), "expected 3 sensitive, one a label, found 1"),
+        (_with(operating_points={"sensitive": [{"threshold": 1}] * 3}), "damaged model card"),
+        (_with(operating_points=[None]), "damaged model card"),
         (_with(proxies_per_class=[2, 2, 2]), "proxies_per_class for 4 classes, found 3"),
         (_with(preprocess={"crop": 4}), "image-size of at least 32"),
     ],

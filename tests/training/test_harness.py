@@ -50,6 +50,13 @@ def test_it_learns(finished: RunFolder) -> None:
     assert card.metrics["val positive queries"]["ndcg"]["value"] == pytest.approx(max(ndcg), abs=1e-3)
     assert all(threshold is not None for threshold in card.thresholds)
     assert all(c is not None and c.slope >= 0 for c in card.calibration)
+    assert list(card.operating_points) == ["sensitive", "balanced", "specific"]
+    assert card.at("balanced").thresholds == tuple(
+        point and point.threshold for point in card.operating_points["balanced"]
+    )
+    assert all(point and point.sensitivity >= 0.9 for point in card.operating_points["sensitive"])
+    assert all(point and point.specificity >= 0.9 for point in card.operating_points["specific"])
+    assert [sum(count.values()) for count in card.training["validation_labels"].values()] == [12, 12]
     assert card.training["images"] == {"train": 48, "val": 12, "test": 12}
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cbmir.training.metrics import platt_calibration, youden_threshold
+from cbmir.card import OperatingPoint
+from cbmir.choices import OPERATING_POINTS
+from cbmir.training.metrics import operating_points, platt_calibration, youden_threshold
 
 NAN = float("nan")
 
@@ -31,10 +33,55 @@ def test_threshold_by_brute_force() -> None:
         assert youden(threshold) == pytest.approx(max(youden(t) for t in np.arange(-0.05, 1.05, 0.05)))
 
 
+def test_operating_points_by_hand() -> None:
+    """Of two positives both must be above, of three negatives all must be below; the rest is left out."""
+    scores = np.array([0.1, 0.3, 0.7, 0.6, 0.8, 0.99, 0.5])
+    labels = np.array([0, 0, 0, 1, 1, NAN, -1])
+    points = operating_points(scores, labels)
+    assert points["sensitive"] == OperatingPoint(pytest.approx(0.45), 1.0, 2 / 3, 2 / 3, 1.0)
+    assert points["balanced"] == points["sensitive"]
+    assert points["specific"] == OperatingPoint(pytest.approx(0.75), 0.5, 1.0, 1.0, 3 / 4)
+    useless = operating_points(np.full(4, 0.5), np.array([0, 0, 1, 1]))
+    assert useless["sensitive"] == OperatingPoint(0.25, 1.0, 0.0, 0.5, None)
+    assert useless["specific"] == OperatingPoint(0.75, 0.0, 1.0, None, 0.5)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_operating_points_by_brute_force(seed: int) -> None:
+    """Against every threshold on a grid finer than the scores, in plain counts; the last seeds have scores of 1."""
+    rng = np.random.default_rng(seed)
+    scores, labels = rng.integers(1, 11, 60) / 10, rng.choice([0.0, 1.0, -1.0, NAN], 60)
+    if seed < 25:
+        scores -= 0.05 + 0.01 * rng.random(60)
+
+    def shares(t: float) -> tuple[float, float]:
+        return float((scores[labels == 1] > t).mean()), float((scores[labels == 0] <= t).mean())
+
+    grid = np.unique(np.r_[0.0, scores, 1.0])
+    grid = np.sort(np.r_[grid, (grid[1:] + grid[:-1]) / 2])
+    points = {name: point for name, point in operating_points(scores, labels).items() if point is not None}
+    assert tuple(points) == OPERATING_POINTS
+    for point in points.values():
+        assert (point.sensitivity, point.specificity) == pytest.approx(shares(point.threshold))
+        predicted, truth = scores > point.threshold, labels == 1
+        for value, side in (
+            (point.positive_predictive_value, truth[predicted & (abs(labels) < 1.5) & (labels != -1)]),
+            (point.negative_predictive_value, ~truth[~predicted & (abs(labels) < 1.5) & (labels != -1)]),
+        ):
+            assert value == (pytest.approx(side.mean()) if len(side) else None)
+    assert points["balanced"].threshold == youden_threshold(scores, labels)
+    sensitive, specific = points["sensitive"], points["specific"]
+    assert sensitive.sensitivity >= 0.9 and specific.specificity >= 0.9
+    # No threshold keeps the condition with more of the other share: sensitivity only falls, specificity only rises.
+    assert sensitive.specificity == pytest.approx(max(shares(t)[1] for t in grid if shares(t)[0] >= 0.9))
+    assert specific.sensitivity == pytest.approx(max(shares(t)[0] for t in grid if shares(t)[1] >= 0.9))
+
+
 @pytest.mark.parametrize("labels", [[1.0, 1.0], [0.0, 0.0], [NAN, -1.0]])
 def test_one_sided_labels_give_neither(labels: list[float]) -> None:
     scores = np.array([0.2, 0.4])
     assert youden_threshold(scores, np.array(labels)) is None
+    assert operating_points(scores, np.array(labels)) == dict.fromkeys(OPERATING_POINTS)
     assert platt_calibration(scores, np.array(labels)) is None
 
 

@@ -415,7 +415,7 @@ def test_a_plan_that_is_not_its_sidecars_is_refused(plan_file: Path) -> None:
         lambda text: "[]",
         lambda text: text.replace('"target"', '"goal"'),
         lambda text: text.replace('"max_batch": 16', '"max_batch": "16"'),
-        lambda text: text.replace('"schema": 1', '"schema": 99'),
+        lambda text: text.replace('"schema": 2', '"schema": 99'),
         lambda text: text.replace('"cbmir.head": "', '"cbmir.head": "A'),
     ],
 )
