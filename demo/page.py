@@ -31,7 +31,8 @@ def page_html(finder: Finder, examples: Sequence[Example], chart: GalleryProject
     return Template((STATIC / "page.html").read_text(encoding="utf-8")).substitute(
         device=escape(NOT_A_DEVICE), examples=examples_html(examples), having=_options(labels),
         views=_options(sorted(views)), map_labels=_options(labels), chips=chips, alerts=RESTING,
-        findings=findings_html(finder.card), wall=EMPTY, card=card_html(finder.card), map_note=map_note(chart),
+        operating_point=escape(finder.operating_point), findings=findings_html(finder.card), wall=EMPTY,
+        card=card_html(finder.card), map_note=map_note(chart),
     )  # fmt: skip
 
 
@@ -82,6 +83,7 @@ def card_html(card: ModelCard) -> str:
     return (
         f'<p class="device">{escape(NOT_A_DEVICE)}</p><h3>Intended use</h3><p>{escape(card.intended_use)}</p>'
         f"<h3>Limits</h3><ul>{limits}</ul><h3>How well it does</h3>{_metrics(card.metrics)}"
+        f"<h3>Operating points</h3>{_operating_points(card)}"
         f"<h3>Training data</h3>{_training(card)}<h3>Model</h3>{_facts(_model(card))}"
     )
 
@@ -100,6 +102,30 @@ def _metrics(metrics: Mapping[str, Any]) -> str:
     if not rows:
         return "<p>The card has no metrics: how well this model does is not known.</p>"
     return table(("Metric", "Value", "95% interval"), rows)
+
+
+def _operating_points(card: ModelCard) -> str:
+    """Three rows for each finding that has them."""
+    rows = [
+        (
+            f"{escape(readable(label))}, {escape(name)}", f"{point.threshold:.3f}",
+            *("not available" if share is None else f"{100 * share:.0f}%" for share in (
+                point.sensitivity, point.specificity, point.positive_predictive_value, point.negative_predictive_value
+            )),
+        )
+        for at, label in enumerate(card.labels.names)
+        for name, points in card.operating_points.items()
+        if (point := points[at]) is not None
+    ]  # fmt: skip
+    if not rows:
+        return "<p>The card has none.</p>"
+    head = ("Finding, point", "Threshold", "Sensitivity", "Specificity", "Positive predictive value",
+            "Negative predictive value")  # fmt: skip
+    return (
+        "<p>A score above the threshold counts as a finding. Shares are those of the validation images that chose the "
+        "thresholds; predictive values hold only where findings are as common as there. 'cbmir demo --operating-point' "
+        f"chooses which thresholds decide.</p>{table(head, rows)}"
+    )
 
 
 def _metric_rows(metrics: Mapping[str, Any], above: str) -> list[tuple[str, str, str]]:

@@ -44,6 +44,7 @@ def report_html(
     if analysis.known:
         name = f"gallery image {gallery.case_id(analysis.known[0])}"
     style = (STATIC / "report.css").read_text(encoding="utf-8")
+    threshold = f"Threshold ({escape(analysis.operating_point)})"
     rows = [_row(card, finding) for finding in findings]
     alike = [_alike(rank, gallery.case_id(n.id), n) for rank, n in enumerate(analysis.neighbours[:_SHOWN], 1)]
     return (
@@ -53,7 +54,7 @@ def report_html(
         f'{markup.alerts_html(analysis.warnings)}<div class="case"><div>'
         f"{_figure('The X-ray', image.picture, 'The image')}"
         f"{_figure('The X-ray with evidence', evidence, explained)}</div>"
-        f"<div><h2>Findings</h2>{table(('Finding', 'Verdict', 'Calibrated probability', 'Threshold'), rows)}"
+        f"<div><h2>Findings</h2>{table(('Finding', 'Verdict', 'Calibrated probability', threshold), rows)}"
         f"{markup.novelty_html(analysis.novelty)}<h2>Nearest look-alikes</h2>"
         f"{table(('Case', 'Cosine', 'Labels'), alike)}"
         f'<p class="fine-print">Searched: {escape(searched)}.</p></div></div><h2>Model</h2><p class="fine-print">cbmir '

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cbmir.card import ModelCard
-from cbmir.choices import Mode
+from cbmir.card import BALANCED, ModelCard
+from cbmir.choices import RANKS, Mode, Rank
 from cbmir.errors import EngineError, ImageError, UserError
 from cbmir.labels import canonical
 from cbmir.preprocessing import PreprocessSpec
@@ -53,25 +53,36 @@ _BATCH = 32  # images that `embed_many` gives to the engine at once
 
 
 class Finder(Closing):
-    """A model, and a gallery where neighbours are wanted. One finder serves any number of threads."""
+    """A model, and a gallery where neighbours are wanted. One finder serves any number of threads.
+
+    Attributes:
+        card: The model's, with the thresholds of `operating_point`.
+    """
+
+    card: ModelCard
 
     def __init__(
         self,
         engine: Engine,
         gallery: SearchableGallery | None = None,
         *,
+        operating_point: str = BALANCED,
         reduced_jpeg2000: bool = False,
         allow_lateral: bool = False,
     ) -> None:
         """Takes engine and gallery over: `close` closes both.
 
         Args:
+            operating_point: Whose thresholds decide, of those in the model's card: `sensitive`, `balanced`,
+                `specific`.
             reduced_jpeg2000: Decode large JPEG 2000 images at a lower resolution (`read_image`, `reduced_for`).
             allow_lateral: Accept DICOM files of lateral views, with a warning.
 
         Raises:
+            UserError: The card has no such operating point.
             GalleryError: The gallery is of another model.
         """
+        self.card, self.operating_point = engine.card.at(operating_point), operating_point
         if gallery is not None:
             gallery.check_model(engine.card)
         self.engine = engine
@@ -94,6 +105,7 @@ class Finder(Closing):
         mode: Mode = "auto",
         cache: str | Path | None = None,
         allow_fallback: bool = False,
+        operating_point: str = BALANCED,
         reduced_jpeg2000: bool = False,
         allow_lateral: bool = False,
         pseudonyms: Pseudonyms | None = None,
@@ -105,6 +117,7 @@ class Finder(Closing):
 
         Raises:
             ModelError, EngineError: As `open_engine`.
+            UserError: As `Finder`.
             GalleryError: The gallery cannot be opened, or is of another model.
         """
         loaded = open_engine(
@@ -113,16 +126,15 @@ class Finder(Closing):
         opened = None
         try:
             opened = None if gallery is None else open_gallery(gallery, pseudonyms=pseudonyms)
-            return cls(loaded, opened, reduced_jpeg2000=reduced_jpeg2000, allow_lateral=allow_lateral)
+            return cls(
+                loaded, opened, operating_point=operating_point, reduced_jpeg2000=reduced_jpeg2000,
+                allow_lateral=allow_lateral,
+            )  # fmt: skip
         except BaseException:
             loaded.close()
             if opened is not None:
                 opened.close()
             raise
-
-    @property
-    def card(self) -> ModelCard:
-        return self.engine.card
 
     def read(self, image: Image, *, limits: ImageLimits | None = None) -> Radiograph:
         """Read an image by the intensity policy of this finder's model (`read_image`).
@@ -141,8 +153,9 @@ class Finder(Closing):
         exclude_same_patient: bool = True,
         filter: Filter = Filter(),  # noqa: B008 - it never changes
         exact: bool | None = None,
+        rank: Rank = "nearness",
     ) -> Analysis:
-        """Findings and the k nearest neighbours of one image.
+        """Findings and the k first neighbours of one image.
 
         The same patient's images are left out of the neighbours: those of `patient_id`, of the patients of the
         gallery's entries made from the same file, and of the DICOM file's patient. A warning says where none of these
@@ -151,11 +164,16 @@ class Finder(Closing):
         Args:
             patient_id: The id of the image's patient, as it was given to the gallery.
             filter: As `Gallery.search` has it, and so `exact`.
+            rank: `nearness`: what looks alike comes first. `findings` answers another question: first come those whose
+                known labels agree most with the image's probabilities (`Gallery.search_by_agreement`), of all entries.
 
         Raises:
             ImageError: The image cannot be read.
-            GalleryError: As `Gallery.search`.
+            UserError: An unknown `rank`, or `findings` where no label of the gallery has a probability.
+            GalleryError: As `Gallery.search` and `search_by_agreement`.
         """
+        if rank not in RANKS:
+            raise UserError(f"expected a rank among {', '.join(RANKS)}; found {rank!r}")
         radiograph = image if isinstance(image, Radiograph) else self.read(image)
         outputs, feature_map = self._run(radiograph)
         embedding, findings = outputs.embedding[0], self._findings(outputs.scores[0])
@@ -169,7 +187,8 @@ class Finder(Closing):
             warnings += notes
             if exclude_same_patient:
                 filter = replace(filter, exclude_patients=filter.exclude_patients | patients)
-            found, novelty = _search(self.gallery, embedding, k, filter, exact, known, patients)
+            expected = _expected(self.gallery, findings) if rank == "findings" else None
+            found, novelty = _search(self.gallery, embedding, k, filter, exact, known, patients, expected)
             hits = found.hits
             vectors = {hit.entry.id: vector for hit, vector in zip(hits, found.vectors, strict=False)}
             if novelty is not None and novelty.flagged:
@@ -191,6 +210,8 @@ class Finder(Closing):
             novelty=novelty,
             query_labels=tuple(sorted(query_labels)),
             known=tuple(entry.id for entry in known),
+            operating_point=self.operating_point,
+            rank=rank,
         )
 
     def search_by_findings(
@@ -318,17 +339,31 @@ def _search(
     exact: bool | None,
     known: tuple[Entry, ...],
     patients: frozenset[str],
+    expected: Mapping[str, float] | None,
 ) -> tuple[SearchResult, Novelty | None]:
-    """The k neighbours, and how unusual the image is among the gallery's images but itself and its own patient's."""
-    reference = gallery.reference_distances
+    """The k neighbours, nearest first or by the `expected` probabilities, and how unusual the image is among the
+    gallery's images but itself and its own patient's."""
+    reference, others, found = gallery.reference_distances, Filter(exclude_patients=patients), None
+    if expected is not None:
+        found = gallery.search_by_agreement(embedding, expected, k, filter=wanted)
+        wanted, k = others, 0  # what is searched below is for novelty alone
     if not len(reference):
-        return gallery.search(embedding, k, filter=wanted, exact=exact), None
-    others = Filter(exclude_patients=patients)
+        return found or gallery.search(embedding, k, filter=wanted, exact=exact), None
     filters = [wanted] if wanted == others else [wanted, others]
     itself = sum(not entry.patient_id for entry in known)  # no filter leaves these out; they are the nearest
     queries = np.stack([embedding] * len(filters))
     many = gallery.search_many(queries, k, filters=filters, exact=exact, vectors=NEAREST + itself)  # of one moment
-    return many[0], score_novelty(embedding, many[-1].vectors[itself:], reference)
+    return found or many[0], score_novelty(embedding, many[-1].vectors[itself:], reference)
+
+
+def _expected(gallery: SearchableGallery, findings: Iterable[Finding]) -> dict[str, float]:
+    """Probabilities by the gallery's names of the labels, without those that the model or the gallery lacks."""
+    known = {canonical(f.label): f.probability for f in findings if f.probability is not None}
+    expected = {name: known[canonical(name)] for name in gallery.labels.names if canonical(name) in known}
+    if not expected:
+        raise UserError("expected a calibrated probability for a label of the gallery to rank by findings, found none; "
+                        "rank by nearness")  # fmt: skip
+    return expected
 
 
 def neighbour_of(hit: Hit, wanted: set[str]) -> Neighbour:

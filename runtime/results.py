@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cbmir.card import BALANCED
+from cbmir.choices import Rank
 from cbmir.errors import UserError
 from cbmir.runtime.evidence import evidence_map
 from cbmir.runtime.gallery.entry import Hit
@@ -93,7 +95,7 @@ class Analysis:
 
     Attributes:
         findings: In the model's order; `most_probable_first` gives the order for people.
-        neighbours: Nearest first.
+        neighbours: In the order that `rank` names.
         warnings: Sentences that a reader must see.
         embedding: float32 [D], unit norm.
         feature_map: float32 [D, h, w].
@@ -101,6 +103,8 @@ class Analysis:
         novelty: None without a gallery, and with a small one.
         query_labels: Those known of the image, where it is in the gallery, or else predicted.
         known: Ids of the gallery's entries that were made from the same file.
+        operating_point: Whose thresholds the findings have.
+        rank: `nearness`: nearest first; `findings`: the greatest expected agreement first (`Finder.analyze`).
     """
 
     image: str
@@ -115,6 +119,8 @@ class Analysis:
     novelty: Novelty | None = None
     query_labels: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
+    operating_point: str = BALANCED
+    rank: Rank = "nearness"
 
     def evidence_for_finding(self, label: str) -> NDArray[np.float32]:
         """float32 [h, w]: each cell's share in the cosine to the finding's vector. Raises UserError without one."""
@@ -125,11 +131,13 @@ class Analysis:
         return self._evidence(self.neighbour_vectors, id, "neighbour")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain Python values, without the arrays: image, known, findings, neighbours, agreement, novelty, warnings."""
+        """Plain Python values, without the arrays."""
         return {
             "image": self.image,
             "known": list(self.known),
+            "operating_point": self.operating_point,
             "findings": [asdict(finding) for finding in self.findings],
+            "rank": self.rank,
             "neighbours": [_plain(one) for one in self.neighbours],
             "agreement": [asdict(of_label) for of_label in self.agreement],
             "novelty": None if self.novelty is None else asdict(self.novelty),

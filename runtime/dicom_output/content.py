@@ -72,6 +72,7 @@ class Content:
     version: str  # with `parameters`: what identifies the model to a reader
     parameters: tuple[str, ...]
     moment: datetime
+    operating_point: str
     predecessor: str = ""  # the SOP Instance UID of an earlier model's SR
 
     @classmethod
@@ -95,9 +96,11 @@ class Content:
                 f"weights: {card.weights}",
                 f"embedding space: {card.fingerprint}",
                 f"encoder: {card.encoder}, {card.preprocess.crop} pixels, grey by {card.preprocess.intensity}",
+                f"operating point: {finder.operating_point}",
                 f"engine: {health.engine} {health.version}, {health.precision}",
             ),
             moment=datetime.now(UTC),
+            operating_point=finder.operating_point,
             predecessor="" if predecessor == result_uid(source, fingerprint, "sr") else predecessor,
         )
 

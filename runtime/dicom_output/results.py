@@ -66,7 +66,7 @@ def make_results(
         copies: Whether the selection of priors stands in the priors' studies too, not in the image's own alone.
 
     Raises:
-        UserError: An unknown kind, or a predecessor that is no UID.
+        UserError: An unknown kind, a predecessor that is no UID, or neighbours that are not ranked by nearness.
         ImageError: The data is no DICOM object with its four UIDs.
         GalleryError: The gallery does not answer.
         MissingDependencyError: The extra `dicom` is not installed.
@@ -74,6 +74,9 @@ def make_results(
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown or isinstance(kinds, str):
         raise UserError(f"expected kinds of results among {', '.join(KINDS)}; found {', '.join(unknown) or kinds}")
+    if analysis.rank != "nearness":
+        raise UserError(f"expected neighbours ranked by nearness, for results show what looks alike; found "
+                        f"{analysis.rank}")  # fmt: skip
     if predecessor and not re.fullmatch(r"[0-9.]{1,64}", predecessor):
         raise UserError("expected the SOP Instance UID of an SR for predecessor, or none; found another text")
     warm_up()

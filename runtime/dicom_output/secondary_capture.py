@@ -53,7 +53,7 @@ def _draw_page(content: Content, analysis: Analysis, image: Radiograph, spec: Pr
     below = _TOP + 40 + _PICTURE + 16
     legend = "Orange, +: cells that speak for it more than the average cell. Blue, -: less. Line: what the model sees."
     sheet.lines(_MARGIN + _PICTURE + _GAP, below, legend, 18, _PICTURE, at_most=2)
-    _draw_findings(sheet, content.findings)
+    _draw_findings(sheet, content.findings, content.operating_point)
     end = _draw_look_alikes(sheet, content, below + 64)
     if content.priors:
         days = ", ".join(f"{one.source.day or 'unknown day'} ({one.cosine:.3f})" for one in content.priors)
@@ -64,7 +64,7 @@ def _draw_page(content: Content, analysis: Analysis, image: Radiograph, spec: Pr
     return np.array(sheet.image)
 
 
-def _draw_findings(sheet: _Sheet, findings: Sequence[Finding]) -> None:
+def _draw_findings(sheet: _Sheet, findings: Sequence[Finding], operating_point: str) -> None:
     """A row for each, the most certain first: label, certainty with a bar, score and threshold, whether it exceeds."""
     left, right = _TABLE, WIDTH - _MARGIN
     sheet.text(left, _TOP, "Findings", 24)
@@ -101,7 +101,7 @@ def _draw_findings(sheet: _Sheet, findings: Sequence[Finding]) -> None:
         y += 26
     note = (
         "Certainty: the probability by the model's validation data, where these were enough to calibrate it. Over: the "
-        "score exceeds the model's threshold. A low score does not exclude a finding."
+        f"score exceeds the model's {operating_point} threshold. A low score does not exclude a finding."
     )
     sheet.lines(left, y + 10, note, 17, right - left, at_most=4)
 

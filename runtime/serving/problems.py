@@ -40,6 +40,7 @@ _OF_ERROR: tuple[tuple[type[errors.CbmirError], int, str], ...] = (
     (errors.ImageError, 422, "image"),
     (errors.MissingDependencyError, 415, "no-codec"),
     (errors.GalleryReplacedError, 503, "gallery-replaced"),
+    (errors.RankError, 422, "rank"),
     (errors.GalleryError, 503, "gallery-unavailable"),
     (errors.NotReadyError, 503, "not-ready"),
     (errors.EngineError, 500, "engine"),

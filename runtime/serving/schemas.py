@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
 
-from cbmir.card import NOT_A_DEVICE
+from cbmir.card import BALANCED, NOT_A_DEVICE
+from cbmir.choices import Rank
 from cbmir.runtime.novelty import Novelty
 from cbmir.runtime.results import Finding, LabelAgreement
 from cbmir.runtime.serving.settings import MOST_NEIGHBOURS
@@ -36,6 +37,9 @@ class AnalyzeOptions(Neighbours):
 
     results: _Short = Field("", description="Objects to make of a DICOM file, with commas between: sr, sc, kos, fhir.",
                             examples=["sr,fhir"])  # fmt: skip
+    rank: Rank = Field("nearness", description="The order of neighbours: nearness, what looks alike first; findings, "
+                       "another question: whose known labels agree most with the image's probabilities. It compares "
+                       "every image of the gallery.")  # fmt: skip
 
 
 class Search(Neighbours):
@@ -87,7 +91,9 @@ class AnalyzeAnswer(_Answer):
     """As `Analysis.to_json`, without what would name another patient."""
 
     known: list[str] = Field(description="Case ids of the gallery's images that were made from the same file.")
+    operating_point: str = Field(description="Whose thresholds the findings have.")
     findings: list[Finding]
+    rank: Rank = Field(description="The order of the neighbours.")
     neighbours: list[Case]
     agreement: list[LabelAgreement]
     novelty: Novelty | None
@@ -114,7 +120,8 @@ class About(_Answer):
     """The model and gallery that run, and the limits of requests."""
 
     labels: list[str]
-    thresholds: list[float | None]
+    operating_point: str
+    thresholds: list[float | None] = Field(description="Of the operating point.")
     embedding_dim: int
     gallery: dict[str, Any] | None
     shared: list[str] = Field(description="What is shown of other patients' images beside labels.")
@@ -173,7 +180,9 @@ _EXAMPLE = AnalyzeAnswer(
         precision="float32", version="0.1.0",
     ),
     known=[],
+    operating_point=BALANCED,
     findings=[Finding("Effusion", 0.83, 0.61, True, 0.55)],
+    rank="nearness",
     neighbours=[
         Case(id="case-1f0c6b9a2d4e8f37", distance=0.31, cosine=0.952, labels=["Effusion", "Atelectasis"],
              shared=["Effusion"], uncertain=["Atelectasis"])

@@ -60,6 +60,8 @@ class FinderService:
     ) -> schemas.AnalyzeAnswer:
         kinds = [kind for kind in options.results.replace(" ", "").split(",") if kind]
         _check_kinds(kinds, data)
+        if kinds and options.rank != "nearness":
+            raise Problem(422, "results", "Expected rank=nearness with results, which show images that look alike.")
         with self.live.use() as finder:
             _tell(facts, finder)
             wanted = Filter() if finder.gallery is None else _filter(options, finder.gallery)
@@ -67,14 +69,15 @@ class FinderService:
             image = finder.read(data)
             analysis = finder.analyze(
                 image, options.k, patient_id=patient_id, filter=wanted, exact=options.exact or None,
-                exclude_same_patient=not options.include_same_patient,
+                exclude_same_patient=not options.include_same_patient, rank=options.rank,
             )  # fmt: skip
             made = _results(data, analysis, finder, kinds, image) if kinds else None
             known = [] if finder.gallery is None else [finder.gallery.case_id(one) for one in analysis.known]
             neighbours = self._cases(finder.gallery, analysis.neighbours)
             facts["cases"] = known + [case.id for case in neighbours]
             return schemas.AnalyzeAnswer(
-                model=model_of(finder), known=known, findings=list(analysis.findings), neighbours=neighbours,
+                model=model_of(finder), known=known, operating_point=analysis.operating_point,
+                findings=list(analysis.findings), rank=analysis.rank, neighbours=neighbours,
                 agreement=list(analysis.agreement), novelty=analysis.novelty,
                 warnings=list(analysis.warnings if made is None else made.warnings),
                 results=None if made is None else _encoded(made, kinds),
@@ -130,8 +133,8 @@ class FinderService:
         with self.live.use() as finder:
             card = finder.card
             return schemas.About(
-                model=model_of(finder), labels=list(card.labels.names), thresholds=list(card.thresholds),
-                embedding_dim=card.embedding_dim,
+                model=model_of(finder), labels=list(card.labels.names), operating_point=finder.operating_point,
+                thresholds=list(card.thresholds), embedding_dim=card.embedding_dim,
                 gallery=None if finder.gallery is None else gallery_state(finder.gallery),
                 shared=sorted(self._settings.share), max_upload_bytes=self._settings.max_upload_bytes,
             )  # fmt: skip

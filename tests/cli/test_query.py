@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cbmir.card import NOT_A_DEVICE
+from cbmir.card import NOT_A_DEVICE, OperatingPoint
 from cbmir.cli import main
 from cbmir.manifest import read_manifest, write_manifest
 from cbmir.runtime import Finder, Gallery
@@ -37,7 +37,10 @@ def test_json(tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Capture
     answers = json.loads(capsys.readouterr().out)
     with Finder.open(tiny_model, tiny_gallery, threads=1) as finder:
         assert answers == [finder.analyze(image, 3).to_json()] * 2
-    assert list(answers[0]) == ["image", "known", "findings", "neighbours", "agreement", "novelty", "warnings"]
+    assert list(answers[0]) == [
+        "image", "known", "operating_point", "findings", "rank", "neighbours", "agreement", "novelty", "warnings",
+    ]  # fmt: skip
+    assert (answers[0]["operating_point"], answers[0]["rank"]) == ("balanced", "nearness")
     assert list(answers[0]["findings"][0]) == ["label", "score", "probability", "predicted", "threshold"]
     assert list(answers[0]["neighbours"][0]) == [
         "id", "image", "patient_id", "distance", "cosine", "labels", "shared", "report", "uncertain",
@@ -63,6 +66,40 @@ def test_text(tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Capture
         assert all((f"{name}*" in lines[at]) == (name in n.shared) for name in n.labels)
         assert lines[at + 1].strip() == n.report.splitlines()[0]
     assert lines[-1] == NOT_A_DEVICE
+
+
+def test_rank_and_operating_point(
+    tmp_path: Path, make_tiny_model: Callable[..., Path], tiny_gallery: Path, image: Path, capsys: Captured
+) -> None:
+    points = (OperatingPoint(0.125, 0.9, 0.5, 0.5, 0.9), None, None)
+    model = make_tiny_model(tmp_path / "model.onnx", operating_points={"sensitive": points})
+    options = ("-k", 4, "--rank", "findings", "--operating-point", "sensitive")
+    assert run("query", model, tiny_gallery, image, *options, "--json") == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    with Finder.open(model, tiny_gallery, threads=1, operating_point="sensitive") as finder:
+        analysis = finder.analyze(image, 4, rank="findings")
+    assert answer == analysis.to_json()
+    assert (answer["rank"], answer["operating_point"]) == ("findings", "sensitive")
+    assert [f["threshold"] for f in answer["findings"]] == [0.125, None, None]
+
+    assert run("query", model, tiny_gallery, image, *options) == 0
+    text = capsys.readouterr().out
+    assert (
+        "threshold  (sensitive)\n" in text
+        and "  Neighbours, greatest expected agreement with these findings first\n" in text
+    )
+    assert text.count("  0.125") == 1
+    at = [text.index(f"\n  {n.id} ") for n in analysis.neighbours]
+    assert at == sorted(at)
+    assert run("query", model, tiny_gallery, image) == 0
+    text = capsys.readouterr().out
+    assert "threshold  (balanced)\n" in text and "  Neighbours, nearest first\n" in text
+
+    for wrong in (("--rank", "beauty"), ("--operating-point", "keen")):
+        assert run("query", model, tiny_gallery, image, *wrong) == 2
+        assert "is not one of" in capsys.readouterr().err
+    assert run("query", model, tiny_gallery, image, "--operating-point", "specific") == 2
+    assert "expected an operating point of this model (balanced, sensitive)" in capsys.readouterr().err
 
 
 def test_a_gallery_without_dates(tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Captured) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cbmir.card import NOT_A_DEVICE, ModelCard
+from cbmir.card import NOT_A_DEVICE, ModelCard, OperatingPoint
 from cbmir.demo.examples import Example
 from cbmir.demo.markup import alerts_html, error_html, escape, findings_html, novelty_html, thumbnail_url
 from cbmir.demo.mentions import mark_mentions, sentences, speaks_of
@@ -291,6 +291,17 @@ def test_card_page_has_intervals_and_leaves_out_what_is_not_known(tiny_card: Mod
         assert part in text
     assert "Epochs" not in text
     assert "no metrics" in card_html(tiny_card)
+
+
+def test_card_page_lists_operating_points(tiny_card: ModelCard) -> None:
+    assert "Operating pointsThe card has none." in _Page(card_html(tiny_card)).text
+    points = {
+        "sensitive": (OperatingPoint(0.25, 0.9, 0.4, 0.31, None), None, None),
+        "specific": (OperatingPoint(0.75, 0.5, 0.92, 0.6, 0.8), None, None),
+    }
+    text = _Page(card_html(tiny_card.with_(operating_points=points))).text
+    assert "Effusion, sensitive0.25090%40%31%not availableEffusion, specific0.75050%92%60%80%" in text
+    assert "Mass, s" not in text
 
 
 def test_page_says_what_it_is_not_and_names_no_other_place(tiny_model: Path, tiny_gallery: Path) -> None:

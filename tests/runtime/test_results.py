@@ -36,10 +36,12 @@ def test_json_has_the_promised_keys_and_plain_values(analysis: Analysis) -> None
     assert json.loads(json.dumps(analysis.to_json())) == {
         "image": "chest.png",
         "known": ["b"],
+        "operating_point": "balanced",
         "findings": [
             {"label": "Mass", "score": 0.75, "probability": None, "predicted": True, "threshold": 0.5},
             {"label": "Nodule", "score": 0.25, "probability": 0.125, "predicted": None, "threshold": None},
         ],
+        "rank": "nearness",
         "neighbours": [
             {
                 "id": "a", "image": "/x/a.png", "patient_id": "7", "distance": 0.5, "cosine": 0.875,

@@ -7,7 +7,16 @@ from typing import Any
 
 import click
 
-from cbmir.cli.options import PATH, announce, command, engine_option, listen_options, option, pseudonyms_option
+from cbmir.cli.options import (
+    PATH,
+    announce,
+    command,
+    engine_option,
+    listen_options,
+    operating_point_option,
+    option,
+    pseudonyms_option,
+)
 
 
 @command("cbmir demo model.onnx gallery", "cbmir demo model.onnx gallery --port 8080 --examples xrays/")
@@ -18,6 +27,7 @@ from cbmir.cli.options import PATH, announce, command, engine_option, listen_opt
 @option("--login", metavar="FILE|env:NAME",
         help="Let in only who knows NAME:PASSWORD, which stands in a file that only you can read, or an environment "
         "variable. It crosses the network in clear: put HTTPS in front where others listen.")  # fmt: skip
+@operating_point_option
 @pseudonyms_option
 @engine_option
 def demo(

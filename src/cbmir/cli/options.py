@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cbmir.card import NOT_A_DEVICE
-from cbmir.choices import ENGINES
+from cbmir.card import BALANCED, NOT_A_DEVICE
+from cbmir.choices import ENGINES, OPERATING_POINTS
 from cbmir.preprocessing import INTENSITIES
 
 if TYPE_CHECKING:
@@ -77,6 +77,10 @@ engine_option = option("--engine", type=click.Choice(ENGINES), default="auto",
                        "file that runs here; one that is named and is not here is an error.")  # fmt: skip
 allow_lateral_option = option("--allow-lateral", is_flag=True, help="Take lateral views too, with a warning: they are "
                               "refused otherwise, since findings are those of frontal radiographs.")  # fmt: skip
+operating_point_option = option("--operating-point", type=click.Choice(OPERATING_POINTS), default=BALANCED,
+                                help="Which of the model's thresholds decide: those with a sensitivity, or a "
+                                "specificity, of at least 0.90 on its validation images, or the balanced "
+                                "ones.")  # fmt: skip
 threads_option = option("--threads", type=click.IntRange(1), help="Threads that one answer may use.  [default: the "
                         "processors shared out among the answers at once]")  # fmt: skip
 
@@ -102,7 +106,7 @@ pseudonyms_option = option("--pseudonyms", callback=_load_key, metavar="FILE|env
                            "(HMAC-SHA256): a file that only you can read, or an environment variable. Images' ids and "
                            "paths, reports, SOP instance UIDs and dates stay in clear.")  # fmt: skip
 #: What `Finder.open` takes, besides model and gallery.
-finder_options = together(allow_lateral_option, pseudonyms_option, engine_option)
+finder_options = together(operating_point_option, allow_lateral_option, pseudonyms_option, engine_option)
 
 model_option = option("--model", required=True, type=PATH, help="A model file, or a folder of them.")
 

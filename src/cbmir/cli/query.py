@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cbmir.card import NOT_A_DEVICE
+from cbmir.choices import RANKS, Rank
 from cbmir.cli.options import PATH, command, finder_options, json_option, log, option, print_json
 from cbmir.errors import ImageError
 
@@ -38,12 +39,16 @@ if TYPE_CHECKING:
 @option("--since", default="", metavar="YYYY-MM-DD", help="Only neighbours of this day or later.")
 @option("--until", default="", metavar="YYYY-MM-DD", help="Only neighbours of this day or earlier.")
 @option("--exact", is_flag=True, help="Compare every image of the gallery, rather than ask its index.")
+@option("--rank", type=click.Choice(RANKS), default="nearness",
+        help="The order of the neighbours: nearness, what looks alike first; findings, another question: whose known "
+        "labels agree most with this image's probabilities. It compares every image.")  # fmt: skip
 @finder_options
 def query(
     model: Path, gallery: str, images: tuple[str, ...], k: int, as_json: bool, patient_id: str | None,
-    exclude_same_patient: bool, where: str, view: str | None, since: str, until: str, exact: bool, **opening: Any,
+    exclude_same_patient: bool, where: str, view: str | None, since: str, until: str, exact: bool, rank: Rank,
+    **opening: Any,
 ) -> None:  # fmt: skip
-    """Show each IMAGE's findings by MODEL, and its nearest neighbours in GALLERY.
+    """Show each IMAGE's findings by MODEL, and its neighbours in GALLERY.
 
     Neighbours may be narrowed down; as many as -k asks for come back wherever the gallery has them. An image that
     cannot be read gets an error line, the others are answered all the same; the exit code is then 2.
@@ -61,7 +66,7 @@ def query(
             try:
                 analysis = finder.analyze(
                     image, k, patient_id=patient_id, exclude_same_patient=exclude_same_patient, filter=wanted,
-                    exact=exact or None,
+                    exact=exact or None, rank=rank,
                 )  # fmt: skip
             except ImageError as error:
                 log.error("Error: %s", _printable(str(error)))
@@ -83,6 +88,9 @@ def query(
         sys.exit(2)
 
 
+_ORDERS = {"nearness": "nearest", "findings": "greatest expected agreement with these findings"}
+
+
 def _text(analysis: Analysis) -> str:
     from cbmir.runtime.results import most_probable_first
 
@@ -90,11 +98,12 @@ def _text(analysis: Analysis) -> str:
     if analysis.known:
         lines.append(f"  In the gallery as {', '.join(analysis.known)}")
     lines += [f"  Warning: {warning}" for warning in analysis.warnings]
-    lines += ["", f"  {'finding':<28} {'probability':>11} {'score':>7} {'threshold':>9}"]
+    lines += ["", f"  {'finding':<28} {'probability':>11} {'score':>7} {'threshold':>9}  ({analysis.operating_point})"]
     for f in most_probable_first(analysis.findings):
         verdict = {True: "  predicted", False: "", None: "  no threshold"}[f.predicted]
         lines.append(f"  {f.label:<28} {_number(f.probability):>11} {f.score:>7.3f} {_number(f.threshold):>9}{verdict}")
-    lines += ["", f"  {'neighbour':<28} {'distance':>11}   labels (* shared), report"]
+    lines += ["", f"  Neighbours, {_ORDERS[analysis.rank]} first"]
+    lines += [f"  {'neighbour':<28} {'distance':>11}   labels (* shared), report"]
     for n in analysis.neighbours:
         labels = ", ".join(f"{name}*" if name in n.shared else name for name in n.labels) or "-"
         lines.append(f"  {n.id:<28} {n.distance:>11.3f}   {labels}")

@@ -195,6 +195,8 @@ def test_data_without_uids_is_refused(clinic: Any, make_radiograph: Make) -> Non
         make_results(b"no DICOM" * 40, analysis, clinic.finder)
     with pytest.raises(UserError, match="predecessor"):
         make_results(clinic.image, analysis, clinic.finder, predecessor="the last one")
+    with pytest.raises(UserError, match="ranked by nearness"):
+        make_results(clinic.image, clinic.finder.analyze(clinic.image, rank="findings"), clinic.finder)
 
 
 def test_warming_up_finds_every_kind() -> None:

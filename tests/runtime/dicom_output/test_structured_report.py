@@ -131,6 +131,7 @@ def test_the_algorithm(clinic: Any, report: Dataset) -> None:
     assert of["111001"] == ["cbmir chest X-ray findings and retrieval"]
     assert of["111003"][0].endswith(f"+{fingerprint[:12]}")
     (parameters,) = of["111002"]
+    assert "; operating point: balanced; " in parameters
     assert "; embedding space: tiny-0; " in parameters and "; engine: onnxruntime " in parameters
     (device,) = highdicom_sr.Comprehensive3DSR.from_dataset(report).content.get_observer_contexts()
     assert device.observer_type == codes.DCM.Device

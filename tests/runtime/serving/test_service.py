@@ -20,7 +20,8 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from pydicom import dcmread
 
-from cbmir.card import NOT_A_DEVICE, ModelCard
+from cbmir.card import NOT_A_DEVICE, ModelCard, OperatingPoint
+from cbmir.errors import RankError
 from cbmir.manifest import read_manifest
 from cbmir.runtime import Filter, Finder, Pseudonyms, build_gallery, open_engine
 from cbmir.runtime.finder import IN_GALLERY, PATIENT_NOT_FOUND, PATIENT_UNKNOWN
@@ -71,6 +72,39 @@ def test_filters(client: TestClient, finder: Finder, png: bytes) -> None:
     wanted = expected(finder, png, 10, filter=Filter(where=where, view="PA"), exact=True)
     assert answer["neighbours"] == wanted["neighbours"]
     assert not client.post("/v1/analyze", params={"since": "2020-01-01"}, content=png).json()["neighbours"]
+
+
+def test_rank(client: TestClient, finder: Finder, png: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = client.post("/v1/analyze", params={"k": 5, "rank": "findings"}, content=png).json()
+    wanted = expected(finder, png, 5, rank="findings")
+    assert {key: answer[key] for key in wanted} == wanted
+    assert answer["rank"] == "findings"
+    assert answer["neighbours"] != expected(finder, png, 5)["neighbours"]
+    wrong = client.post("/v1/analyze", params={"rank": "beauty"}, content=png)
+    assert (wrong.status_code, wrong.json()["errors"][0]["where"]) == (422, "query.rank")
+    both = client.post("/v1/analyze", params={"rank": "findings", "results": "sr"}, content=make_dicom())
+    assert (both.status_code, both.json()["type"]) == (422, "urn:cbmir:problem:results")
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise RankError("expected another gallery")
+
+    monkeypatch.setattr(Gallery, "search_by_agreement", refuse)
+    refused = client.post("/v1/analyze", params={"rank": "findings"}, content=png)
+    assert (refused.status_code, refused.json()["detail"]) == (422, "expected another gallery")
+    assert refused.json()["type"] == "urn:cbmir:problem:rank"
+
+
+def test_the_operating_point(
+    make_client: MakeClient, make_tiny_model: Callable[..., Path], tmp_path: Path, png: bytes
+) -> None:
+    points = (None, OperatingPoint(0.75, 0.5, 0.9, 0.5, 0.9), None)
+    model = make_tiny_model(tmp_path / "model.onnx", operating_points={"specific": points})
+    live = ReloadableFinder(lambda: Finder.open(model, threads=1, operating_point="specific"))
+    client = make_client(live=live)
+    about = client.get("/v1/about").json()
+    assert (about["operating_point"], about["thresholds"]) == ("specific", [None, 0.75, None])
+    answer = client.post("/v1/analyze", content=png).json()
+    assert (answer["operating_point"], answer["findings"][1]["threshold"]) == ("specific", 0.75)
 
 
 def test_the_patient_is_left_out_by_a_header(client: TestClient, finder: Finder, png: bytes) -> None:
@@ -401,7 +435,8 @@ def test_openapi_has_every_route_with_examples(client: TestClient) -> None:
     assert set(analyze["requestBody"]["content"]) == {"application/dicom", "image/png", "image/jpeg"}
     assert analyze["responses"]["200"]["content"]["application/json"]["example"]["findings"]
     assert {one["name"] for one in analyze["parameters"]} == {
-        "k", "where", "view", "since", "until", "exact", "include_same_patient", "results", "Patient-ID",
+        "k", "where", "view", "since", "until", "exact", "include_same_patient", "results", "rank",
+        "Patient-ID",
     }  # fmt: skip
     assert analyze["security"]
     (view,) = [one["schema"] for one in analyze["parameters"] if one["name"] == "view"]
