@@ -21,10 +21,14 @@ from cbmir.choices import OPERATING_POINTS
 Floats = NDArray[np.float64]
 _BLOCK = 64
 _LEAST_SHARE = 0.90  # sensitivity of the operating point `sensitive`, specificity of `specific`
-RETRIEVAL_METRICS = ("ndcg", "acg", "precision")
+#: The paper's, and what `RetrievalValues` has of each query.
+PAPER_METRICS = ("ndcg", "acg", "precision")
+RETRIEVAL_METRICS = (*PAPER_METRICS, "jaccard_ndcg")
 
-#: Row of a query -> how near each gallery image is to it, float [G]: any scale, higher is nearer, equal is a tie.
-Similarity = Callable[[int], NDArray[np.floating]]
+#: Row of a query -> how near each gallery image is to it, numbers [G]: any scale, higher is nearer, equal is a tie.
+Similarity = Callable[[int], NDArray[np.number]]
+#: Labels shared with each gallery image [G], labels of the query, labels of each image [G] -> gain >= 0, float64 [G].
+Gain = Callable[[NDArray[np.floating], float, NDArray[np.floating]], Floats]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +38,7 @@ class RetrievalValues:
     ndcg: Floats
     acg: Floats
     precision: Floats
+    jaccard_ndcg: Floats
 
 
 def positives(labels: NDArray[np.floating]) -> NDArray[np.float32]:
@@ -50,9 +55,32 @@ def add_negative_class(labels: NDArray[np.floating]) -> NDArray[np.float32]:
     return np.hstack([positives(labels), negative.astype(np.float32)])
 
 
+#: The two columns of METHOD.md, and the labels that count in each.
+COUNTED = {"positive queries": positives, "all queries": add_negative_class}
+QUERIES = tuple(COUNTED)
+#: Rankings that ignore the query: by chance, by the number of labels, and images without a finding first.
+REFERENCES = ("random", "most labels", "no finding")
+
+
 def discounts(k: int) -> Floats:
     """1 / log(n + 1) for ranks n = 1..k. The base of the logarithm cancels in nDCG."""
     return 1 / np.log(np.arange(1, k + 1) + 1)
+
+
+def exponential_gain(shared: NDArray[np.floating], own: float, others: NDArray[np.floating]) -> Floats:
+    """2^r - 1, r the number of shared labels: the paper's gain."""
+    return np.asarray(np.exp2(shared) - 1, np.float64)
+
+
+def jaccard_gain(shared: NDArray[np.floating], own: float, others: NDArray[np.floating]) -> Floats:
+    """Shared labels over the labels of either: an image does not gain by labels that the query lacks."""
+    return np.asarray(np.divide(shared, np.maximum(own + others - shared, 1), dtype=np.float64))
+
+
+def ideal_dcg(gains: Floats, k: int) -> float:
+    """DCG@k of the best order of all these images."""
+    top = np.sort(gains[gains > 0])[::-1][:k]  # with so many equal values np.partition takes far longer
+    return float(top @ discounts(len(top)))
 
 
 def inner_products(query: NDArray[np.floating], gallery: NDArray[np.floating]) -> Similarity:
@@ -71,27 +99,17 @@ def retrieval_values(
 ) -> RetrievalValues:  # fmt: skip
     """nDCG@k, ACG@k and precision@k of each query, its own patient left out of the gallery and of the ideal.
 
-    nDCG: gain 2^r - 1 with r the number of shared labels, ideal = the best ordering of the whole allowed gallery.
-    ACG: r over the query's number of labels. precision: share with r > 0. All over min(k, allowed gallery) ranks.
-    Tied images have the expectation over their orders (McSherry and Najork, "Computing information retrieval
-    performance measures efficiently in the presence of tied scores", ECIR 2008): binary codes tie often.
-    A query whose labels no gallery image shares has ACG and precision 0, and no nDCG.
+    nDCG: gain 2^r - 1 with r the number of shared labels, ideal = the best ordering of the whole allowed gallery; once
+    more with `jaccard_gain`. ACG: r over the query's number of labels. precision: share with r > 0. All over min(k,
+    allowed gallery) ranks. Tied images have the expectation over their orders (McSherry and Najork, "Computing
+    information retrieval performance measures efficiently in the presence of tied scores", ECIR 2008): binary codes tie
+    often. A query whose labels no gallery image shares has ACG and precision 0, and no nDCG.
 
     Args:
         query_positive: float32 [Q, C] in {0, 1}, as `positives` or `add_negative_class` gives it.
         gallery_positive: float32 [G, C], the same of the gallery.
     """
-    own, others = patient_codes(query_patients, gallery_patients)
-    values = np.full((3, len(query_positive)), np.nan)
-    for row in range(len(query_positive)):
-        allowed = np.flatnonzero(others != own[row])
-        labels = query_positive[row].sum()
-        if labels == 0 or len(allowed) == 0:
-            continue
-        relevance = gallery_positive[allowed] @ query_positive[row]
-        near, tie = _nearest(similarity(row)[allowed], k)
-        values[:, row] = _values(relevance[near], tie, relevance, labels, k)
-    return RetrievalValues(*values)
+    return _ranked_values(similarity, query_positive, gallery_positive, query_patients, gallery_patients, k)
 
 
 def random_ranking_values(
@@ -99,17 +117,22 @@ def random_ranking_values(
     gallery_patients: Sequence[str], *, k: int,
 ) -> RetrievalValues:  # fmt: skip
     """The exact expectation of `retrieval_values`, which explains the arguments, under a random ranking."""
+    return _ranked_values(None, query_positive, gallery_positive, query_patients, gallery_patients, k)
+
+
+def _ranked_values(
+    similarity: Similarity | None, query_positive: NDArray[np.float32], gallery_positive: NDArray[np.float32],
+    query_patients: Sequence[str], gallery_patients: Sequence[str], k: int,
+) -> RetrievalValues:  # fmt: skip
     patient, others = patient_codes(query_patients, gallery_patients)
-    values = np.full((3, len(query_positive)), np.nan)
+    sizes = gallery_positive.sum(axis=1)
+    values = np.full((len(RETRIEVAL_METRICS), len(query_positive)), np.nan)
     for row, own in enumerate(query_positive):
-        relevance = (gallery_positive @ own)[others != patient[row]]
-        if own.sum() == 0 or len(relevance) == 0:
+        allowed = np.flatnonzero(others != patient[row])
+        if not own.any() or len(allowed) == 0:
             continue
-        gain = np.exp2(relevance) - 1
-        top, weights = _ideal(relevance, k)
-        ideal = (top * weights).sum()
-        ndcg = gain.mean() * weights.sum() / ideal if ideal > 0 else np.nan
-        values[:, row] = ndcg, relevance.mean() / own.sum(), (relevance > 0).mean()
+        expected = _at_random(k) if similarity is None else _in_order(similarity(row)[allowed], k)
+        values[:, row] = _values(expected, gallery_positive[allowed] @ own, float(own.sum()), sizes[allowed], k)
     return RetrievalValues(*values)
 
 
@@ -119,12 +142,7 @@ def patient_codes(query: Sequence[str], gallery: Sequence[str]) -> tuple[NDArray
     return codes[: len(query)], codes[len(query) :]
 
 
-def _ideal(relevance: NDArray[np.floating], k: int) -> tuple[Floats, Floats]:
-    top = np.sort(np.exp2(relevance) - 1)[::-1][:k]
-    return top, discounts(len(top))
-
-
-def _nearest(similar: NDArray[np.floating], k: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def nearest_and_ties(similar: NDArray[np.number], k: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The k nearest and all that tie with the last of them, nearest first: positions, and a number for each tie."""
     last = np.partition(similar, -k)[-k] if k < len(similar) else similar.min()
     near = np.flatnonzero(similar >= last)
@@ -132,19 +150,31 @@ def _nearest(similar: NDArray[np.floating], k: int) -> tuple[NDArray[np.intp], N
     return near, np.cumsum(np.r_[False, similar[near][1:] != similar[near][:-1]])
 
 
-def _values(
-    ranked: NDArray[np.floating], tie: NDArray[np.intp], everything: NDArray[np.floating], labels: float, k: int
-) -> tuple[float, float, float]:
+#: A value of each gallery image [G] -> what is expected of it at each rank.
+_Expected = Callable[[NDArray[np.floating]], Floats]
+
+
+def _in_order(similar: NDArray[np.number], k: int) -> _Expected:
+    near, tie = nearest_and_ties(similar, k)
     counts = np.bincount(tie)
+    return lambda values: np.asarray((np.bincount(tie, values[near]) / counts)[tie][:k])
 
-    def expected(values: NDArray[np.floating]) -> Floats:
-        return np.asarray((np.bincount(tie, values) / counts)[tie][:k])
 
-    top, weights = _ideal(everything, k)
-    ideal = (top * weights).sum()
-    # No image in the gallery shares a label: there is no ordering to judge, only 0/0.
-    ndcg = (expected(np.exp2(ranked) - 1) * weights).sum() / ideal if ideal > 0 else np.nan
-    return ndcg, expected(ranked).mean() / labels, expected((ranked > 0).astype(np.float32)).mean()
+def _at_random(k: int) -> _Expected:
+    return lambda values: np.full(min(k, len(values)), values.mean(dtype=np.float64))
+
+
+def _values(
+    expected: _Expected, relevance: NDArray[np.floating], labels: float, sizes: NDArray[np.floating], k: int
+) -> tuple[float, float, float, float]:
+    def ndcg(gain: Gain) -> float:
+        gains = gain(relevance, labels, sizes)
+        ideal, ranked = ideal_dcg(gains, k), expected(gains)
+        # No image in the gallery shares a label: there is no ordering to judge, only 0/0.
+        return float(ranked @ discounts(len(ranked))) / ideal if ideal > 0 else float("nan")
+
+    acg, precision = expected(relevance).mean() / labels, expected((relevance > 0).astype(np.float32)).mean()
+    return ndcg(exponential_gain), acg, precision, ndcg(jaccard_gain)
 
 
 def auc(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float:
@@ -326,6 +356,33 @@ def _measured(score: Floats, truth: NDArray[np.bool_], threshold: float) -> Oper
         positive_predictive_value=hits / (hits + alarms) if hits + alarms else None,
         negative_predictive_value=rejections / (rejections + misses) if rejections + misses else None,
     )
+
+
+def probabilities(scores: NDArray[np.floating], calibration: Sequence[Calibration | None]) -> Floats:
+    """Calibrated probabilities of scores [N, C], by finding; NaN where a finding has no calibration."""
+    slope, intercept = (
+        np.array([np.nan if one is None else getattr(one, name) for one in calibration])
+        for name in ("slope", "intercept")
+    )
+    return np.asarray(1 / (1 + np.exp(-(slope * scores.astype(np.float64) + intercept))))
+
+
+def calibration_error(probability: Floats, labels: NDArray[np.floating], bins: int = 15) -> float:
+    """Expected calibration error: |share that is positive - mean probability| of each bin, weighted by its images.
+
+    Args:
+        probability: [N] in [0, 1], cut into bins of equal width.
+        labels: [N]; those other than 0 and 1 are left out.
+
+    Returns:
+        A value in [0, 1]; NaN where no label is known or a probability is NaN.
+    """
+    known = (labels == 0) | (labels == 1)
+    if not known.any() or np.isnan(probability[known]).any():
+        return float("nan")
+    found, truth = probability[known], labels[known] == 1
+    bin_of = np.digitize(found, np.linspace(0, 1, bins + 1)[1:-1])
+    return float(np.abs(np.bincount(bin_of, truth - found)).sum() / len(found))
 
 
 def _two_sided(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> tuple[Floats, NDArray[np.bool_]] | None:

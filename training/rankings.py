@@ -6,35 +6,29 @@ query is also judged by the lists that were given to the others, and what remain
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cbmir.training.metrics import Floats, Similarity, discounts, mean_of_known, patient_codes, weighted_means
+from cbmir.training.metrics import (
+    Floats,
+    Gain,
+    Similarity,
+    discounts,
+    exponential_gain,
+    ideal_dcg,
+    jaccard_gain,
+    nearest_and_ties,
+    patient_codes,
+    weighted_means,
+)
 
-#: Beyond so many, a query is judged by the lists of as many others, drawn at random.
-MOST_OTHERS = 10_000
 #: Ranks that are kept beyond k, which take the place of images of the query's own patient in the lists of others.
 SPARE = 10
-
-#: Shared labels [G], labels of the query, labels of each gallery image [G] -> gain in [0, inf), float64 [G].
-Gain = Callable[[NDArray[np.floating], float, NDArray[np.floating]], Floats]
-
-
-def exponential_gain(shared: NDArray[np.floating], own: float, others: NDArray[np.floating]) -> Floats:
-    """2^r - 1, r the number of shared labels: the paper's."""
-    return np.exp2(shared.astype(np.float64)) - 1
-
-
-def jaccard_gain(shared: NDArray[np.floating], own: float, others: NDArray[np.floating]) -> Floats:
-    """Shared labels over the labels of either: an image with many labels does not gain by them."""
-    union = own + others - shared
-    return np.asarray(shared / np.where(union > 0, union, 1), np.float64)
-
-
-GAINS: dict[str, Gain] = {"paper": exponential_gain, "jaccard": jaccard_gain}
+#: nDCG corrected for chance, by the gain that it has.
+CORRECTED: dict[str, Gain] = {"corrected_ndcg": exponential_gain, "corrected_jaccard_ndcg": jaccard_gain}
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,18 +36,23 @@ class Rankings:
     """The nearest of the gallery to each query, and the labels of both sides.
 
     Attributes:
-        neighbours: int [Q, n], positions in the gallery, nearest first, the query's own patient left out; -1 where
-            there are no more.
+        neighbours: int [Q, n], positions in the gallery, nearest first; -1 where there are no more. Images of the
+            query's own patient may stand among them: they are passed over.
         query: float32 [Q, L] in {0, 1}, as `metrics.positives` or `metrics.add_negative_class` gives it.
         gallery: float32 [G, L], the same of the gallery.
     """
 
-    neighbours: NDArray[np.intp]
+    neighbours: NDArray[np.integer]
     query: NDArray[np.float32]
     gallery: NDArray[np.float32]
     query_patients: Sequence[str]
     gallery_patients: Sequence[str]
     k: int
+
+    @property
+    def first(self) -> NDArray[np.integer]:
+        """The first k of each query."""
+        return self.neighbours[:, : self.k]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,12 +70,12 @@ class ChanceValues:
             weights: float64 [B, Q], how often each query counts in each resample (bootstrap). None: each once.
 
         Returns:
-            float64 [B]; [1] without weights.
+            float64 [B]; [1] without weights. NaN where the lists of others are perfect already.
         """
         weights = np.ones((1, len(self.own))) if weights is None else weights
         own, shuffled = weighted_means(self.own, weights), weighted_means(self.shuffled, weights)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray((own - shuffled) / (1 - shuffled))
+        room = np.where(1 - shuffled > 1e-9, 1 - shuffled, np.nan)
+        return np.asarray((own - shuffled) / room)
 
 
 def nearest(
@@ -90,63 +89,71 @@ def nearest(
     found = np.full((len(query_patients), count), -1, dtype=np.intp)
     for row in range(len(query_patients)):
         allowed = np.flatnonzero(others != own[row])
-        ranked = allowed[np.argsort(-similarity(row)[allowed], kind="stable")[:count]]
-        found[row, : len(ranked)] = ranked
+        if len(allowed):
+            ranked = allowed[nearest_and_ties(similarity(row)[allowed], count)[0][:count]]
+            found[row, : len(ranked)] = ranked
     return found
 
 
-def chance_values(rankings: Rankings, gain: Gain, *, seed: int = 0) -> ChanceValues:
+def chance_values(rankings: Rankings, gain: Gain) -> ChanceValues:
     """nDCG@k of each query by its own list and by those of the other queries that have labels.
 
     Images of the query's own patient do not count in any list, nor in the ideal: the ranks after them move up. Lists of
     the same patient's other images are left out.
     """
     patient, gallery_patient = patient_codes(rankings.query_patients, rankings.gallery_patients)
-    asking = np.flatnonzero(rankings.query.sum(axis=1) > 0)
-    sizes = rankings.gallery.sum(axis=1)
-    draw = np.random.default_rng(seed)
+    asking = np.flatnonzero(rankings.query.any(axis=1))
+    sizes, nothing = rankings.gallery.sum(axis=1), len(rankings.gallery)
+    lists = np.where(rankings.neighbours < 0, nothing, rankings.neighbours)
+    first = lists[:, : rankings.k]
+    weights = discounts(first.shape[1])
+    # The lists of all queries together: what each image weighs in their DCGs.
+    shown = np.bincount(first[asking].ravel(), np.tile(weights, len(asking)), minlength=nothing + 1)
     own, shuffled = np.full((2, len(rankings.query)), np.nan)
     for row in asking:
-        allowed = gallery_patient != patient[row]
-        shared = rankings.gallery @ rankings.query[row]
-        gains = gain(shared, float(rankings.query[row].sum()), sizes)
-        ideal = np.sort(gains[allowed])[::-1][: rankings.k]
-        weights = discounts(len(ideal))
-        best = (ideal * weights).sum()
-        others = asking[patient[asking] != patient[row]]
-        if best == 0 or len(others) == 0:
+        usable = np.append(gallery_patient != patient[row], False)
+        labels = rankings.query[row]
+        gains = np.append(gain(rankings.gallery @ labels, float(labels.sum()), sizes), 0.0) * usable
+        best = ideal_dcg(gains[usable], rankings.k)
+        same = patient[asking] == patient[row]
+        if best == 0 or same.all():
             continue
-        if len(others) > MOST_OTHERS:
-            others = draw.choice(others, MOST_OTHERS, replace=False)
-        lists = rankings.neighbours[np.r_[row, others]]
-        usable = (lists >= 0) & allowed[lists]
-        found = np.where(usable, gains[lists], 0.0)
-        moved = ~usable[:, : rankings.k].all(axis=1)
-        if moved.any():  # a stable sort of what cannot be used to the end
-            order = np.argsort(~usable[moved], axis=1, kind="stable")
-            found[moved] = np.take_along_axis(found[moved], order, axis=1)
-        values = found[:, : len(weights)] @ weights[: found.shape[1]] / best
-        own[row], shuffled[row] = values[0], values[1:].mean()
+        others = float(gains @ shown) - _dcg(first[asking[same]], gains, weights)
+        if not usable[:-1].all():
+            held = asking[~same & ~usable[first[asking]].all(axis=1)]
+            others += _dcg(_moved_up(lists[held], usable), gains, weights) - _dcg(first[held], gains, weights)
+        own[row] = _dcg(_moved_up(lists[[row]], usable), gains, weights) / best
+        shuffled[row] = others / best / np.count_nonzero(~same)
     return ChanceValues(own, shuffled)
 
 
-def corrected_mean(values: Sequence[ChanceValues]) -> float:
-    """The mean of corrected nDCGs, such as those with both gains; NaN where none has a value."""
-    return mean_of_known(np.array([float(one.corrected()[0]) for one in values]))
+def _dcg(lists: NDArray[np.integer], gains: Floats, weights: Floats) -> float:
+    """The sum over several lists."""
+    return float((gains[lists[:, : len(weights)]] @ weights).sum())
+
+
+def _moved_up(lists: NDArray[np.integer], usable: NDArray[np.bool_]) -> NDArray[np.integer]:
+    """What cannot be used goes to the end; the rest keeps its order."""
+    return np.take_along_axis(lists, np.argsort(~usable[lists], axis=1, kind="stable"), axis=1)
+
+
+def label_shares(rankings: Rankings) -> Floats:
+    """Of each label that a query has, the share of its first k that has it too: float64 [Q, L], else NaN."""
+    held = np.vstack([rankings.gallery, np.zeros_like(rankings.gallery[:1])])[rankings.first].sum(axis=1)
+    count = np.maximum((rankings.first >= 0).sum(axis=1, keepdims=True), 1)
+    return np.where(rankings.query == 1, held / count, np.nan)
 
 
 def labels_per_hit(rankings: Rankings) -> Floats:
     """The mean number of labels of each query's first k, float64 [Q]; NaN for an empty list."""
-    first = rankings.neighbours[:, : rankings.k]
-    labels = np.where(first >= 0, rankings.gallery.sum(axis=1)[first], np.nan)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.nansum(labels, axis=1) / (first >= 0).sum(axis=1))
+    labels = np.append(rankings.gallery.sum(axis=1), 0.0)[rankings.first].sum(axis=1)
+    count = (rankings.first >= 0).sum(axis=1)
+    return np.where(count > 0, labels / np.maximum(count, 1), np.nan)
 
 
 def times_shown(rankings: Rankings) -> NDArray[np.intp]:
     """How often each gallery image is among the first k of a query, int [G]."""
-    first = rankings.neighbours[:, : rankings.k]
-    return np.bincount(first[first >= 0], minlength=len(rankings.gallery))
+    return np.bincount(rankings.first[rankings.first >= 0], minlength=len(rankings.gallery))
 
 
 def skewness(counts: NDArray[np.integer]) -> float:

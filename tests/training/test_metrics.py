@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cbmir.training.metrics import (
+    RETRIEVAL_METRICS,
     add_negative_class,
     auc,
     bootstrap_p,
@@ -49,6 +50,9 @@ def test_by_hand() -> None:
     assert values.ndcg[0] == pytest.approx((1 / log(2) + 3 / log(4)) / (3 / log(2) + 3 / log(3) + 1 / log(4)))
     assert values.acg[0] == pytest.approx(0.5)
     assert values.precision[0] == pytest.approx(2 / 3)
+    # Jaccard gains in order 1/2, 0, 1; outside {a, b, c}: 2/3
+    ideal = 1 / log(2) + (2 / 3) / log(3) + (1 / 2) / log(4)
+    assert values.jaccard_ndcg[0] == pytest.approx((0.5 / log(2) + 1 / log(4)) / ideal)
 
 
 def test_own_patient_is_out_of_the_ranking_and_of_the_ideal() -> None:
@@ -115,6 +119,11 @@ def test_against_brute_force(k: int) -> None:
         if not own[q].any():
             assert np.isnan(values.ndcg[q])
             continue
+        gains = [r / ((own[q] + theirs[g]) > 0).sum() for g, r in zip(allowed, shared, strict=True)]
+        jaccard, best = (
+            sum(one / math.log(n + 1) for n, one in enumerate(order[:k], 1)) for order in (gains, sorted(gains)[::-1])
+        )
+        assert values.jaccard_ndcg[q] == pytest.approx(jaccard / best)
         dcg = sum((2**r - 1) / math.log(n + 1) for n, r in enumerate(shared[:k], 1))
         ideal = sum((2**r - 1) / math.log(n + 1) for n, r in enumerate(sorted(shared, reverse=True)[:k], 1))
         top = shared[:k]
@@ -136,14 +145,14 @@ def test_random_ranking_is_the_mean_over_all_orderings() -> None:
     own = np.array([[1, 1]], dtype=np.float32)
     labels = np.array([[1, 1], [1, 0], [0, 0], [0, 1]], dtype=np.float32)
     expected = random_ranking_values(own, labels, ["q"], list("abcd"), k=2)
-    means = np.zeros(3)
+    means = np.zeros(4)
     orders = list(itertools.permutations(range(4)))
     for order in orders:
         angles = np.empty(4)
         angles[list(order)] = [1, 2, 3, 4]
         one = retrieval_values(inner_products(at_angles(0), at_angles(*angles)), own, labels, ["q"], list("abcd"), k=2)
-        means += [one.ndcg[0], one.acg[0], one.precision[0]]
-    assert means / len(orders) == pytest.approx([expected.ndcg[0], expected.acg[0], expected.precision[0]])
+        means += [getattr(one, name)[0] for name in RETRIEVAL_METRICS]
+    assert means / len(orders) == pytest.approx([getattr(expected, name)[0] for name in RETRIEVAL_METRICS])
 
 
 def test_discounts_start_at_log_two() -> None:

@@ -1,13 +1,21 @@
-"""Thresholds and probabilities, by hand and by brute force."""
+"""Thresholds, probabilities and how far they are off, by hand, by brute force and against a peer."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from torchmetrics.functional.classification import binary_calibration_error
 
-from cbmir.card import OperatingPoint
+from cbmir.card import Calibration, OperatingPoint
 from cbmir.choices import OPERATING_POINTS
-from cbmir.training.metrics import operating_points, platt_calibration, youden_threshold
+from cbmir.training.metrics import (
+    calibration_error,
+    operating_points,
+    platt_calibration,
+    probabilities,
+    youden_threshold,
+)
 
 NAN = float("nan")
 
@@ -99,3 +107,26 @@ def test_a_ranking_that_is_wrong_or_absent_gives_the_prevalence(scores: np.ndarr
     calibration = platt_calibration(scores, np.array([0.0, 0.0, 1.0, 0.0]))
     assert calibration is not None and calibration.slope == 0
     assert calibration.probability(0.9) == pytest.approx(0.25)
+
+
+def test_calibration_error_by_hand() -> None:
+    """Bins of a half. Below 0.1 and 0.3, one of two positive: off by 0.3. Above 0.8, positive: off by 0.2."""
+    found, labels = np.array([0.1, 0.3, 0.8, 0.6, 0.9]), np.array([0, 1, 1, NAN, -1])
+    assert calibration_error(found, labels, bins=2) == pytest.approx(2 / 3 * 0.3 + 1 / 3 * 0.2)
+    assert calibration_error(np.array([1.0, 0.0]), np.array([1, 0])) == 0
+    assert np.isnan(calibration_error(np.array([NAN, 0.5]), np.array([1, 0])))
+    assert np.isnan(calibration_error(np.array([0.5]), np.array([NAN])))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_calibration_error_is_torchmetrics(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    found, labels = rng.random(200).astype(np.float32), rng.integers(0, 2, 200)
+    peer = binary_calibration_error(torch.from_numpy(found), torch.from_numpy(labels), n_bins=15, norm="l1")
+    assert calibration_error(found.astype(np.float64), labels) == pytest.approx(peer.item(), abs=1e-6)
+
+
+def test_probabilities_are_the_cards() -> None:
+    calibration = [Calibration(2.0, -1.0), None]
+    found = probabilities(np.array([[0.25, 0.5], [NAN, 0.5]], np.float32), calibration)
+    assert found.ravel().tolist() == pytest.approx([calibration[0].probability(0.25), NAN, NAN, NAN], nan_ok=True)
