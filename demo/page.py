@@ -135,7 +135,10 @@ def _metric_rows(metrics: Mapping[str, Any], above: str) -> list[tuple[str, str,
         if not isinstance(value, Mapping):
             continue
         if "value" in value:
-            interval = f"{value['low']:.3f} to {value['high']:.3f}" if "low" in value else "not available"
+            if value["value"] is None:
+                continue
+            known = value.get("low") is not None
+            interval = f"{value['low']:.3f} to {value['high']:.3f}" if known else "not available"
             rows.append((escape(_metric_name(above, name)), f"{value['value']:.3f}", interval))
         else:
             rows += _metric_rows(value, f"{above} {name}".strip())
@@ -150,7 +153,9 @@ def _metric_name(group: str, name: str) -> str:
         group, metric = "", f"{first} {rest}".strip()
     else:
         group, _, metric = rest.rpartition(" ")
-    spelled = {"ndcg": "nDCG", "acg": "ACG", "auc": "AUC", "precision": "Precision"}.get(metric, metric)
+    spelled = {"ndcg": "nDCG", "acg": "ACG", "auc": "AUC", "precision": "Precision",
+               "jaccard_ndcg": "Jaccard nDCG", "corrected_ndcg": "nDCG corrected for chance",
+               "corrected_jaccard_ndcg": "Jaccard nDCG corrected for chance"}.get(metric, metric)  # fmt: skip
     return ", ".join(part for part in (spelled, split, group) if part)
 
 

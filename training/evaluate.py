@@ -1,13 +1,15 @@
-"""AUC, and retrieval of queries from a gallery: of vectors, of a model, and `cbmir evaluate` of a run or model file."""
+"""How good a model is: AUC, and what queries retrieve from a gallery; of vectors, and of a run or model file.
+
+An `Evaluation` has what was answered to one set of queries; its figures are those of a `Pool` of one.
+"""
 
 from __future__ import annotations
 
-import csv
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,17 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from cbmir.card import ModelCard
+from cbmir.card import Calibration, ModelCard
 from cbmir.errors import ManifestError, ModelError, RunError, SplitError
-from cbmir.files import replacing, write_json, write_text
 from cbmir.manifest import Manifest, read_manifest
 from cbmir.runtime.engines.base import Engine
 from cbmir.runtime.engines.registry import open_engine
 from cbmir.training import metrics
 from cbmir.training.dataset import cache_folder, cached_images, evaluation_batches, label_array, split_rows
+from cbmir.training.metrics import COUNTED, QUERIES, Floats, RetrievalValues
 from cbmir.training.model import RetrievalModel
+from cbmir.training.pool import Pool, mean_figure, or_none, retrieval_figures
+from cbmir.training.rankings import CORRECTED, SPARE, ChanceValues, Rankings, chance_values, nearest
 from cbmir.training.run import load_model
 from cbmir.training.splits import with_fold
 
@@ -57,47 +61,115 @@ class Vectors:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Per-query values and scores of one model on one set of queries.
+    """What one model answered to one set of queries.
 
-    `retrieval` has the columns `positive queries` (queries without a positive label left out), `all queries` (the
-    negative class counted as a label) and the same two of a random ranking, prefixed `random, `.
+    Attributes:
+        gallery: Only labels and patients are used.
+        neighbours: int [Q, k + SPARE], as in `Rankings`.
+        retrieval: A value per query, for `positive queries` (queries without a positive label left out) and `all
+            queries` (the negative class counted as a label).
+        thresholds: Of each label, from the model's card; empty where there is no card.
+        calibration: The same.
     """
 
     labels: tuple[str, ...]
     k: int
-    gallery: int
     query: Vectors
-    retrieval: dict[str, metrics.RetrievalValues]
+    gallery: Vectors
+    neighbours: NDArray[np.integer]
+    retrieval: dict[str, RetrievalValues]
+    thresholds: Sequence[float | None] = ()
+    calibration: Sequence[Calibration | None] = ()
+
+    def rankings(self, column: str) -> Rankings:
+        """The lists, with the labels that count in one column."""
+        query, gallery = COUNTED[column](self.query.labels), COUNTED[column](self.gallery.labels)
+        return Rankings(self.neighbours, query, gallery, self.query.patients, self.gallery.patients, self.k)
+
+    @cached_property
+    def chance(self) -> dict[tuple[str, str], ChanceValues]:
+        """By column, and name in CORRECTED."""
+        return {
+            (column, name): chance_values(self.rankings(column), gain)
+            for column in QUERIES for name, gain in CORRECTED.items()
+        }  # fmt: skip
+
+    @cached_property
+    def references(self) -> dict[str, RetrievalValues]:
+        """What rankings that ignore the query would get: `random, all queries` and so on, six in all."""
+        every = metrics.add_negative_class(self.gallery.labels).astype(np.int16)  # many ties: far faster than as floats
+        scores = {"most labels": every[:, :-1].sum(axis=1, dtype=np.int16), "no finding": every[:, -1]}
+
+        def alike(score: NDArray[np.int16]) -> metrics.Similarity:
+            return lambda row: score
+
+        found = {}
+        for column in QUERIES:
+            one = self.rankings(column)
+            sides = (one.query, one.gallery, one.query_patients, one.gallery_patients)
+            found[f"random, {column}"] = metrics.random_ranking_values(*sides, k=self.k)
+            for name, score in scores.items():
+                found[f"{name}, {column}"] = metrics.retrieval_values(alike(score), *sides, k=self.k)
+        return found
+
+    @cached_property
+    def calibration_errors(self) -> Floats:
+        """Of each label, float64 [C]; NaN where there is no calibration or no score."""
+        calibration = self.calibration or [None] * len(self.labels)
+        found = metrics.probabilities(self.query.scores, calibration)
+        return np.array([metrics.calibration_error(*pair) for pair in zip(found.T, self.query.labels.T, strict=True)])
 
     def summary(self, *, resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
         """Means with 95% bootstrap intervals over the queries' patients; JSON-ready, NaN as None."""
-        weights = metrics.patient_weights(self.query.patients, resamples=resamples, seed=seed)
-        aucs = metrics.class_aucs(self.query.scores, self.query.labels)
-        samples = metrics.resampled_class_aucs(self.query.scores, self.query.labels, weights)
-        return {
-            "k": self.k,
-            "queries": len(self.query.embedding),
-            "gallery": self.gallery,
-            "patients": len(set(self.query.patients)),
-            **auc_figures(aucs, samples, self.labels),
-            **{column: retrieval_figures(values, weights) for column, values in self.retrieval.items()},
+        pool = Pool([self], [0], resamples, seed)
+        references = {name: retrieval_figures(values, pool.weights) for name, values in self.references.items()}
+        counts = {"k": self.k, "queries": len(self.query.patients), "gallery": len(self.gallery.patients)}
+        counts["patients"] = len(set(self.query.patients))
+        return counts | pool.figures() | references | self._decisions(pool.weights)
+
+    def _decisions(self, weights: Floats) -> dict[str, Any]:
+        """What holds at the thresholds. Unknown and uncertain labels do not count."""
+        labels, scores = self.query.labels, self.query.scores
+        known = (labels == 0) | (labels == 1)
+        present = np.where(known, labels, np.nan)
+        cuts = np.array([np.nan if t is None else t for t in self.thresholds or [None] * len(self.labels)])
+        judged = known & ~np.isnan(scores) & ~np.isnan(cuts)
+        called = np.where(judged, scores > cuts, np.nan)
+        shares = {
+            "sensitivity": np.where(present == 1, called, np.nan),
+            "specificity": np.where(present == 0, 1 - called, np.nan),
+            "positive_predictive_value": np.where(called == 1, present, np.nan),
+            "negative_predictive_value": np.where(called == 0, 1 - present, np.nan),
         }
+        by_label = {
+            name: {"threshold": or_none(cuts[j])}
+            | {share: mean_figure(values[:, j], weights) for share, values in shares.items()}
+            for j, name in enumerate(self.labels)
+        }
+        any_judged = judged.any(axis=1)
+        sums = {"predicted": np.nansum(called, axis=1), "true": np.where(judged, labels, 0).sum(axis=1)}
+        counts = {name: mean_figure(np.where(any_judged, one, np.nan), weights) for name, one in sums.items()}
+        return {"at_thresholds": by_label, "findings_per_image": counts}
 
 
 def evaluate(
-    query: Vectors, gallery: Vectors, labels: tuple[str, ...], *, k: int, similarity: metrics.Similarity | None = None
-) -> Evaluation:
-    """Retrieval of every query from the gallery, its own patient left out, and what a random ranking would get.
+    query: Vectors, gallery: Vectors, labels: tuple[str, ...], *, k: int, similarity: metrics.Similarity | None = None,
+    card: ModelCard | None = None,
+) -> Evaluation:  # fmt: skip
+    """Retrieval of every query from the gallery, its own patient left out.
 
-    Neighbours are those of least Euclidean distance, or of another `similarity`.
+    Args:
+        similarity: What is near; None: least Euclidean distance.
+        card: Of the model, for its thresholds and calibration.
     """
     similarity = similarity or metrics.inner_products(query.embedding, gallery.embedding)
+    neighbours = nearest(similarity, query.patients, gallery.patients, k + SPARE)
     retrieval = {}
-    for column, counted in (("positive queries", metrics.positives), ("all queries", metrics.add_negative_class)):
+    for column, counted in COUNTED.items():
         sides = (counted(query.labels), counted(gallery.labels), query.patients, gallery.patients)
         retrieval[column] = metrics.retrieval_values(similarity, *sides, k=k)
-        retrieval[f"random, {column}"] = metrics.random_ranking_values(*sides, k=k)
-    return Evaluation(labels, k, len(gallery.embedding), query, retrieval)
+    decisions = (card.thresholds, card.calibration) if card else ()
+    return Evaluation(labels, k, query, gallery, neighbours, retrieval, *decisions)
 
 
 @torch.inference_mode()
@@ -117,34 +189,6 @@ def on_fastest_device(model: RetrievalModel) -> None:
     """Move a model that is done with training to the GPU where there is one, in the layout that is fastest."""
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     model.to(memory_format=torch.channels_last)
-
-
-def figure_of(value: float, samples: metrics.Floats) -> dict[str, float | None]:
-    """A value with the interval of its bootstrap samples, JSON-ready: NaN is None."""
-    low, high = metrics.interval(samples)
-    return {name: None if np.isnan(v) else float(v) for name, v in (("value", value), ("low", low), ("high", high))}
-
-
-def auc_figures(aucs: metrics.Floats, samples: metrics.Floats, labels: Sequence[str]) -> dict[str, Any]:
-    """AUC by label [C], with its resamples [B, C], and their mean: {"value", "low", "high"} each."""
-    counted = ~np.isnan(aucs)
-    return {
-        "auc": figure_of(metrics.mean_of_known(aucs), metrics.nanmean(samples[:, counted], axis=1)),
-        "auc_by_label": {name: figure_of(aucs[j], samples[:, j]) for j, name in enumerate(labels)},
-        "auc_without_both_values": [name for name, known in zip(labels, counted, strict=True) if not known],
-    }
-
-
-def retrieval_figures(values: metrics.RetrievalValues, weights: metrics.Floats) -> dict[str, Any]:
-    """How many queries have a value, and the mean of each metric with its interval; weights [B, Q] (bootstrap)."""
-    known = ~np.isnan(values.ndcg)
-    figures = {name: mean_figure(getattr(values, name), weights) for name in metrics.RETRIEVAL_METRICS}
-    return {"queries": int(known.sum()), "queries_left_out": int((~known).sum()), **figures}
-
-
-def mean_figure(values: metrics.Floats, weights: metrics.Floats) -> dict[str, float | None]:
-    """The mean over queries [Q] with its interval over the resamples [B, Q] (`patient_weights`); NaN is left out."""
-    return figure_of(metrics.mean_of_known(values), metrics.weighted_means(values, weights))
 
 
 def evaluate_model(
@@ -184,53 +228,8 @@ def evaluate_model(
             batches = _progress(evaluation_batches(images, rows, card.preprocess), len(rows), split)
             return replace(Vectors.of_split(manifest, split, *embedder(batches)), labels=labels[rows])
 
-        return evaluate(vectors(queries, embedder), vectors("train", gallery_embedder), card.labels.names, k=k)
-
-
-def text_report(summary: dict[str, Any], title: str) -> str:
-    """The figures as Markdown: both columns of METHOD.md, the random ranking beside them, and AUC by label."""
-    k = summary["k"]
-    lines = [
-        f"# {title}",
-        "",
-        f"{summary['queries']} queries of {summary['patients']} patients against a gallery of {summary['gallery']} "
-        f"images, k = {k}, each query's own patient left out. In brackets: 95% bootstrap interval over patients.",
-        "",
-        f"| queries | n with nDCG | left out | nDCG@{k} | ACG@{k} | precision@{k} |",
-        "|---|---|---|---|---|---|",
-    ]
-    for column in ("positive queries", "all queries"):
-        for name in (column, f"random, {column}"):
-            row = summary[name]
-            shown = " | ".join(figure(row[metric]) for metric in metrics.RETRIEVAL_METRICS)
-            lines.append(f"| {name} | {row['queries']} | {row['queries_left_out']} | {shown} |")
-    lines += ["", f"AUC, mean over labels: {figure(summary['auc'])}", "", "| label | AUC |", "|---|---|"]
-    lines += [f"| {name} | {figure(value)} |" for name, value in summary["auc_by_label"].items()]
-    if summary["auc_without_both_values"]:
-        lost = ", ".join(summary["auc_without_both_values"])
-        lines += ["", f"Not in the mean, since the queries do not hold both values: {lost}."]
-    return "\n".join(lines) + "\n"
-
-
-def write_report(evaluation: Evaluation, summary: dict[str, Any], folder: Path, title: str) -> None:
-    """Write metrics.json, report.md and per_query.csv (one row per query, in the order of the manifest)."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "metrics.json", summary)
-    write_text(folder / "report.md", text_report(summary, title))
-    columns = {f"{name}, {side}": getattr(evaluation.retrieval[side], name)
-               for side in ("positive queries", "all queries") for name in metrics.RETRIEVAL_METRICS}  # fmt: skip
-    with replacing(folder / "per_query.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-        queries = zip(evaluation.query.patients, *columns.values(), strict=True)
-        rows = ([patient, *("" if np.isnan(v) else f"{v:.6f}" for v in values)] for patient, *values in queries)
-        csv.writer(stream).writerows([("patient_id", *columns), *rows])
-
-
-def figure(value: dict[str, float | None]) -> str:
-    """`.219 [.201, .236]`, or n/a where there is no value."""
-    if value["value"] is None:
-        return "n/a"
-    shown = f"{value['value']:.3f}"
-    return shown if value.get("low") is None else f"{shown} [{value['low']:.3f}, {value['high']:.3f}]"
+        sides = vectors(queries, embedder), vectors("train", gallery_embedder)
+        return evaluate(*sides, card.labels.names, k=k, card=card)
 
 
 @contextmanager

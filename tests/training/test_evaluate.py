@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cbmir.card import Calibration
 from cbmir.errors import ManifestError, RunError, SplitError
 from cbmir.labels import LabelSet
 from cbmir.manifest import read_manifest, write_manifest
-from cbmir.training.evaluate import Vectors, evaluate, evaluate_model, text_report, write_report
+from cbmir.training.evaluate import Vectors, evaluate, evaluate_model
+from cbmir.training.evaluation_report import text_report, write_report
 
 NAN = float("nan")
 
@@ -39,6 +41,95 @@ def test_summary_has_both_columns_and_says_who_was_left_out() -> None:
     json.dumps(summary, allow_nan=False)
 
 
+def test_rankings_that_ignore_the_query_against_loops() -> None:
+    """Tied images count by the mean over their orders: here as the mean over many drawn orders."""
+    labels = np.array([[1, 0], [1, 1], [0, 0], [0, 1], [0, 0], [NAN, 0], [1, -1]], dtype=np.float32)
+    query, gallery = vectors(1, 4, labels[:4]), vectors(2, 7, labels)
+    found = evaluate(query, gallery, ("a", "b"), k=3).references
+    assert len(found) == 6
+    counts = [sum(v in (1, -1) for v in row) for row in labels]
+    first = {
+        "most labels": [g for g in range(7) if counts[g] == 2],
+        "no finding": [g for g in range(7) if (labels[g] == 0).all()],
+        "random": [],
+    }
+    rng = np.random.default_rng(0)
+    for name, ahead in first.items():
+        for column in ("positive queries", "all queries"):
+            sets = [{j for j in range(2) if row[j] in (1, -1)} for row in labels]
+            if column == "all queries":
+                sets = [own or ({"none"} if (row == 0).all() else set()) for own, row in zip(sets, labels, strict=True)]
+            orders = []
+            for _ in range(4000):
+                rest = [*rng.permutation([g for g in range(7) if g not in ahead])]
+                if name == "most labels":
+                    rest.sort(key=lambda g: -counts[g])
+                orders.append([*rng.permutation(ahead).astype(int), *rest][:3])
+            for q in range(4):
+                values = [np.mean([len(sets[q] & sets[g]) > 0 for g in order]) for order in orders]
+                own = found[f"{name}, {column}"].precision[q]
+                assert np.isnan(own) if not sets[q] else own == pytest.approx(np.mean(values), abs=0.02)
+
+
+def test_what_holds_at_the_thresholds_by_hand() -> None:
+    """Of label a: scores 0.9 and 0.2 of images that have it, 0.6 of one that does not; above 0.5 are the first and the
+    third. Label b has no threshold. The last image is not known of a."""
+    labels = np.array([[1, 1], [1, 0], [0, 0], [NAN, 1]], dtype=np.float32)
+    query = replace(vectors(1, 4, labels), scores=np.array([[0.9, 1], [0.2, 1], [0.6, 1], [0.9, 1]], np.float32))
+    evaluation = replace(evaluate(query, vectors(2, 30), ("a", "b"), k=3), thresholds=(0.5, None))
+    summary = evaluation.summary(resamples=20)
+    found = {name: value["value"] for name, value in summary["at_thresholds"]["a"].items() if name != "threshold"}
+    assert summary["at_thresholds"]["a"]["threshold"] == 0.5
+    assert found == {
+        "sensitivity": 0.5, "specificity": 0, "positive_predictive_value": 0.5, "negative_predictive_value": 0,
+    }  # fmt: skip
+    assert {one["value"] for name, one in summary["at_thresholds"]["b"].items() if name != "threshold"} == {None}
+    counts = summary["findings_per_image"]
+    assert (counts["predicted"]["value"], counts["true"]["value"]) == pytest.approx((2 / 3, 2 / 3))
+
+
+def test_without_a_card_or_scores_there_is_no_calibration_error() -> None:
+    evaluation = evaluate(vectors(1, 6), vectors(2, 30), ("a", "b"), k=3)
+    calibration = (Calibration(1.0, 0.0), None)
+    scored = replace(evaluation, calibration=calibration).summary(resamples=5)
+    assert scored["calibration_error"]["value"] == scored["calibration_error_by_label"]["a"]["value"] > 0
+    assert scored["calibration_error_by_label"]["b"]["value"] is None
+    mute = replace(evaluation.query, scores=np.full((6, 2), NAN, np.float32))
+    for other in (evaluation, replace(evaluation, query=mute, calibration=calibration, thresholds=(0.5, 0.5))):
+        summary = other.summary(resamples=5)
+        assert summary["calibration_error"]["value"] is None
+        assert summary["findings_per_image"]["predicted"]["value"] is None
+        assert "| calibration error |  | n/a |" in text_report(summary, "t")
+
+
+def test_summary_has_the_yardstick_and_what_the_lists_show() -> None:
+    """One label; healthy queries find one healthy image of two. Both columns are those of `chance_values`."""
+    gallery = Vectors(np.eye(3, dtype=np.float32), np.empty(0), np.array([[1], [0], [1]], np.float32), list("xyz"))
+    towards = np.array([[1, 0, 0.5], [0, 1, 0.5], [0.5, 1, 0]], np.float32)
+    labels = np.array([[1], [0], [1]], np.float32)
+    query = Vectors(towards / np.linalg.norm(towards, axis=1, keepdims=True), labels / 2, labels, list("abc"))
+    summary = evaluate(query, gallery, ("a",), k=2).summary(resamples=50)
+    # Lists x z, y z, y x. With the label: own 1 and 1 / (1 + l), l = log 2 / log 3 of the second rank; and so on.
+    second = np.log(2) / np.log(3)
+    own = [1, 1, second / (1 + second)]  # the healthy query's ideal is one image
+    others = [[second / (1 + second)] * 2, [0, 1], [1, second / (1 + second)]]
+    shuffled = np.mean([np.mean(one) for one in others])
+    corrected = summary["all queries"]["corrected_jaccard_ndcg"]["value"]
+    assert corrected == pytest.approx((np.mean(own) - shuffled) / (1 - shuffled))
+    assert summary["all queries"]["corrected_ndcg"]["value"] == pytest.approx(corrected), (
+        "one label: the gains are equal"
+    )
+    assert summary["healthy_queries"] == {
+        "queries": 1, "share": {"value": 0.5, "low": 0.5, "high": 0.5}, "gallery": pytest.approx(1 / 3),
+    }  # fmt: skip
+    found = summary["retrieval_by_label"]["a"]
+    assert (found["queries"], found["share"]["value"], found["gallery"]) == pytest.approx((2, 0.75, 2 / 3))
+    lists = summary["lists"]
+    assert (lists["labels_per_hit"]["value"], lists["labels_per_gallery_image"]) == pytest.approx((2 / 3, 2 / 3))
+    assert (lists["gallery_shown"], lists["gallery_shown_at_random"]) == pytest.approx((1, 1 - (1 / 3) ** 3))
+    assert lists["hubness_skewness"] == 0
+
+
 def test_report_folder(tmp_path: Path) -> None:
     evaluation = evaluate(vectors(1, 6), vectors(2, 30), ("a", "b"), k=3)
     summary = evaluation.summary(resamples=50)
@@ -47,6 +138,7 @@ def test_report_folder(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out/metrics.json").read_text()) == summary
     text = (tmp_path / "out/report.md").read_text()
     assert text == text_report(summary, "model on table") and "| random, all queries |" in text
+    assert "| corrected nDCG@3 |" in text and "- Labels per hit: " in text and "| no finding, all queries |" in text
     with (tmp_path / "out/per_query.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     values = [float(r["ndcg, positive queries"]) for r in rows if r["ndcg, positive queries"]]

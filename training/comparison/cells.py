@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from cbmir.card import Calibration
 from cbmir.errors import RunError
 from cbmir.files import replacing, write_json
 from cbmir.manifest import Manifest, read_manifest
@@ -22,53 +23,68 @@ from cbmir.training.comparison.methods.registry import METHODS, Given, MethodAns
 from cbmir.training.comparison.plan import Cell, Plan, selection_path
 from cbmir.training.comparison.protocols import PROTOCOLS
 from cbmir.training.dataset import cache_folder, cached_images, evaluation_batches, split_rows, split_targets
-from cbmir.training.evaluate import Vectors, embed, evaluate, on_fastest_device
+from cbmir.training.evaluate import Evaluation, Vectors, embed, evaluate, on_fastest_device
 from cbmir.training.harness import first_process, train
-from cbmir.training.metrics import RETRIEVAL_METRICS, RetrievalValues, Similarity, inner_products, patient_codes
+from cbmir.training.metrics import QUERIES, RETRIEVAL_METRICS, RetrievalValues, inner_products
 from cbmir.training.run import RunFolder, build_model
 
-COLUMNS = ("positive queries", "all queries", "random, positive queries", "random, all queries")
 FACTS, VALUES, VECTORS, LOG, FAILED = "cell.json", "answers.npz", "vectors.npz", "log.txt", "failed.json"
-_ARRAYS = ("patients", "views", "sources", "labels", "scores", "neighbours")
-#: So many neighbours of each query are kept for the page of examples.
-NEIGHBOURS = 10
+#: Of a network's card, what cell.json keeps for the figures.
+_DECISIONS = ("thresholds", "calibration")
 
 
-@dataclass(frozen=True, eq=False)
-class CellAnswers:
-    """One method's answers to the queries of one part.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CellAnswers(Evaluation):
+    """One method's answers to the queries of one part, and their views and sources (empty where they are not known).
 
-    `labels` and `scores` are float32 [Q, C] as in Vectors, `neighbours` [Q, 10] positions among the part's training
-    images, nearest first (-1: there are no more); `views` and `sources` are empty strings where they are not known.
     `facts` is cell.json: seconds, counts, and what the training run says of itself.
     """
 
     facts: dict[str, Any]
-    patients: Sequence[str]
     views: Sequence[str]
     sources: Sequence[str]
-    labels: NDArray[np.float32]
-    scores: NDArray[np.float32]
-    neighbours: NDArray[np.intp]
-    retrieval: dict[str, RetrievalValues]
 
 
-def write_answers(folder: Path, answers: CellAnswers) -> None:
-    """Write answers.npz, then cell.json, whose presence says that the cell is finished."""
-    arrays = {name: np.asarray(getattr(answers, name)) for name in _ARRAYS}
-    arrays |= {f"{c}/{metric}": getattr(answers.retrieval[c], metric) for c in COLUMNS for metric in RETRIEVAL_METRICS}
+def write_answers(folder: Path, evaluation: Evaluation, facts: dict[str, Any]) -> None:
+    """Write answers.npz, then cell.json, whose presence says that the cell is finished.
+
+    The files hold what the part's selection does not say: scores and values as float32, and the neighbours.
+    """
+    smallest = np.min_scalar_type(-1 - len(evaluation.gallery.patients))  # signed: -1 says that there are no more
+    arrays = {"scores": evaluation.query.scores, "neighbours": evaluation.neighbours.astype(smallest)}
+    arrays |= {
+        f"{column}/{metric}": getattr(evaluation.retrieval[column], metric).astype(np.float32)
+        for column in QUERIES for metric in RETRIEVAL_METRICS
+    }  # fmt: skip
     with replacing(folder / VALUES) as temporary, temporary.open("wb") as stream:
         np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
-    write_json(folder / FACTS, answers.facts)
+    write_json(folder / FACTS, facts)
 
 
-def read_answers(folder: Path) -> CellAnswers:
-    """The answers of a finished cell."""
+def read_answers(report: Path, plan: Plan, cell: Cell) -> CellAnswers:
+    """The answers of a finished cell. Raises RunError where another version of cbmir wrote them."""
+    folder, selection = cell_folder(report, cell), read_manifest(selection_path(report, cell.part))
+    facts = json.loads((folder / FACTS).read_text("utf-8"))
     with np.load(folder / VALUES) as data:
         arrays = dict(data)
-    own: dict[str, Any] = {n: arrays[n].tolist() if arrays[n].dtype.kind == "U" else arrays[n] for n in _ARRAYS}
-    retrieval = {c: RetrievalValues(*(arrays[f"{c}/{m}"] for m in RETRIEVAL_METRICS)) for c in COLUMNS}
-    return CellAnswers(json.loads((folder / FACTS).read_text("utf-8")), **own, retrieval=retrieval)
+    try:
+        retrieval = {
+            column: RetrievalValues(*(arrays[f"{column}/{m}"].astype(np.float64) for m in RETRIEVAL_METRICS))
+            for column in QUERIES
+        }
+        scores, neighbours = arrays["scores"], arrays["neighbours"].astype(np.intp)
+    except KeyError as error:
+        raise RunError(
+            f"{folder / VALUES}: expected the answers of this version of cbmir, found none of {error}; remove "
+            f"{folder / FACTS}, and --resume makes them from the training run that is there"
+        ) from error
+    queries, none = selection.split("test").rows, np.empty(0, np.float32)
+    query, gallery = Vectors.of_split(selection, "test", none, scores), Vectors.of_split(selection, "train", none)
+    return CellAnswers(
+        selection.labels.names, PROTOCOLS[plan.protocol].k, query, gallery, neighbours, retrieval,
+        facts.get("thresholds", ()), [one and Calibration(**one) for one in facts.get("calibration", ())],
+        facts=facts, views=[row.view for row in queries], sources=[row.source for row in queries],
+    )  # fmt: skip
 
 
 def write_vectors(folder: Path, query: NDArray[np.float32], gallery: NDArray[np.float32], **more: Any) -> None:
@@ -149,6 +165,9 @@ def _run(report: Path, plan: Plan, cell: Cell, folder: Path) -> None:
             seed=config.seed,
         )
         answer = method.answer(given)
+        if answer.scores is not None and answer.scores is given.bce.get("scores"):
+            bce = json.loads((cell_folder(report, Cell(cell.part, "bce")) / FACTS).read_text("utf-8"))
+            facts = {name: bce[name] for name in _DECISIONS}
     _write(folder, plan, selection, answer, facts, began)
 
 
@@ -166,35 +185,20 @@ def _facts(run: RunFolder) -> dict[str, Any]:
         "negative_proxies": card.negative_proxies, "proxies_per_class": list(card.proxies_per_class),
         "best_epoch": card.training["best_epoch"], "precision": card.training["precision"],
         "training_seconds": card.training["seconds"],
-    }  # fmt: skip
+    } | {name: asdict(card)[name] for name in _DECISIONS}  # fmt: skip
 
 
 def _write(
     folder: Path, plan: Plan, selection: Manifest, answer: MethodAnswer, facts: dict[str, Any], began: float
 ) -> None:
-    queries = selection.split("test").rows
     scores = answer.scores
     if scores is None:
-        scores = np.full((len(queries), len(selection.labels)), np.nan, np.float32)
+        scores = np.full((len(answer.query), len(selection.labels)), np.nan, np.float32)
     query = Vectors.of_split(selection, "test", answer.query, scores)
     gallery = Vectors.of_split(selection, "train", answer.gallery)
     k, names = PROTOCOLS[plan.protocol].k, selection.labels.names
     evaluation = evaluate(query, gallery, names, k=k, similarity=answer.similarity)
-    neighbours = nearest(answer.similarity, query.patients, gallery.patients)
-    views, sources = [row.view for row in queries], [row.source for row in queries]
     write_vectors(folder, answer.query, answer.gallery, scores=scores)
-    facts = {"training_images": len(gallery.patients), "queries": len(queries)} | facts
+    facts = {"training_images": len(gallery.patients), "queries": len(query.patients)} | facts
     facts["seconds"] = round(facts.get("training_seconds", 0) + time.time() - began, 2)
-    answers = CellAnswers(facts, query.patients, views, sources, query.labels, scores, neighbours, evaluation.retrieval)
-    write_answers(folder, answers)
-
-
-def nearest(similarity: Similarity, query_patients: Sequence[str], gallery_patients: Sequence[str]) -> NDArray[np.intp]:
-    """The 10 nearest gallery positions of each query, its own patient left out; [Q, 10], -1 where there are no more."""
-    own, others = patient_codes(query_patients, gallery_patients)
-    found = np.full((len(query_patients), NEIGHBOURS), -1, dtype=np.intp)
-    for row in range(len(query_patients)):
-        allowed = np.flatnonzero(others != own[row])
-        ranked = allowed[np.argsort(-similarity(row)[allowed], kind="stable")[:NEIGHBOURS]]
-        found[row, : len(ranked)] = ranked
-    return found
+    write_answers(folder, evaluation, facts)

@@ -12,9 +12,8 @@ import math
 import platform
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,11 +29,11 @@ from cbmir.training.comparison.cells import FAILED, CellAnswers, cell_folder, is
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Cell, Part, Plan, selection_path
 from cbmir.training.comparison.protocols import PROTOCOLS
-from cbmir.training.evaluate import auc_figures, figure_of, mean_figure, retrieval_figures
+from cbmir.training.evaluation_report import metric_title as title_of
+from cbmir.training.metrics import PAPER_METRICS, QUERIES, REFERENCES, RETRIEVAL_METRICS
+from cbmir.training.pool import Pool, figure_of, mean_figure, or_none
+from cbmir.training.rankings import CORRECTED
 
-#: The two columns of METHOD.md.
-QUERIES = ("positive queries", "all queries")
-RESAMPLES = 1000
 #: A view or source with queries of fewer patients is not broken out: its interval would say nothing.
 LEAST = 20
 
@@ -42,89 +41,88 @@ Results = dict[str, Any]
 Row = dict[str, Any]
 Figure = dict[str, float | None]
 
-METRICS = ("auc", *metrics.RETRIEVAL_METRICS)
+#: A method is called best only where it leads in each of these, with intervals: metric -> column.
+YARDSTICK = {"auc": "", **dict.fromkeys(CORRECTED, "all queries")}
+#: AUC, and what the paper's charts show; every metric that has a value in each column.
+METRICS, BY_COLUMN = ("auc", *PAPER_METRICS), (*RETRIEVAL_METRICS, *CORRECTED)
 _LIBRARIES = ("torch", "torchvision", "lightning", "timm", "scikit-learn", "numpy")
 
 
-@dataclass(frozen=True, eq=False)
-class Pool:
-    """One method's answers to the queries of all its parts, and the seed of each part."""
-
-    parts: Sequence[CellAnswers]
-    seeds: Sequence[int]
-
-    @cached_property
-    def patients(self) -> list[str]:
-        return [patient for part in self.parts for patient in part.patients]
-
-    @cached_property
-    def weights(self) -> metrics.Floats:
-        """Bootstrap over patients, [B, Q]; the same draws for every method that answers the same queries."""
-        return metrics.patient_weights(self.patients, resamples=RESAMPLES)
-
-    def values(self, column: str, metric: str) -> metrics.Floats:
-        """Of every query, float64 [Q]."""
-        return np.concatenate([getattr(part.retrieval[column], metric) for part in self.parts])
-
-    def aucs(self) -> metrics.Floats:
-        """AUC by label, float64 [C]: the mean over parts, since scores of different models are not ranked together.
-
-        A part whose queries do not hold both values of a label has none there.
-        """
-        return metrics.nanmean(np.stack([metrics.class_aucs(part.scores, part.labels) for part in self.parts]), axis=0)
-
-    @cached_property
-    def resampled_aucs(self) -> metrics.Floats:
-        """`aucs` of each resample, float64 [B, C]."""
-        ends = np.cumsum([len(part.patients) for part in self.parts])[:-1]
-        weights = np.split(self.weights, ends, axis=1)
-        parts = [metrics.resampled_class_aucs(p.scores, p.labels, w) for p, w in zip(self.parts, weights, strict=True)]
-        return metrics.nanmean(np.stack(parts), axis=0)
-
-    def of_seed(self, seed: int) -> Pool:
-        """The parts of one seed."""
-        chosen = [i for i, own in enumerate(self.seeds) if own == seed]
-        return Pool([self.parts[i] for i in chosen], [seed] * len(chosen))
-
-
-def figures(pool: Pool, labels: Sequence[str]) -> dict[str, Any]:
+def figures(pool: Pool) -> dict[str, Any]:
     """Every figure of one method, JSON-ready: {"value", "low", "high", "sd"} each; `sd` is None for a single seed."""
-    result = auc_figures(pool.aucs(), pool.resampled_aucs, labels)
+    result = pool.figures()
     result["auc"] = _with_sd(pool, result["auc"], "auc")
     for column in QUERIES:
-        values = metrics.RetrievalValues(*(pool.values(column, metric) for metric in metrics.RETRIEVAL_METRICS))
-        result[column] = retrieval_figures(values, pool.weights)
-        for metric in metrics.RETRIEVAL_METRICS:
+        for metric in BY_COLUMN:
             result[column][metric] = _with_sd(pool, result[column][metric], metric, column)
     return result | {attribute: _breakdown(pool, attribute) for attribute in ("views", "sources")}
 
 
-def differences(pool: Pool, reference: Pool) -> dict[str, Any]:
-    """What `pool` has more than `reference` (BCE), query by query: interval, and p by flipping the patients' signs.
+def difference(pool: Pool, reference: Pool, metric: str, column: str = "") -> Figure:
+    """What `pool` has more than `reference`, in the same resamples.
 
-    AUC has no value a query; its p is that of the bootstrap. Raises ValueError unless both answered the same queries.
+    Raises ValueError unless both answered the same queries.
     """
     if pool.patients != reference.patients:
         raise ValueError("expected both methods to have answered the same queries")
-    aucs = pool.resampled_aucs - reference.resampled_aucs
-    own, other = metrics.mean_of_known(pool.aucs()), metrics.mean_of_known(reference.aucs())
-    samples = metrics.nanmean(aucs, axis=1)
-    result: dict[str, Any] = {"auc": figure_of(own - other, samples) | {"p": _json(metrics.bootstrap_p(samples))}}
-    for column in QUERIES:
-        result[column] = {}
-        for metric in metrics.RETRIEVAL_METRICS:
+    samples = pool.samples(metric, column) - reference.samples(metric, column)
+    return figure_of(pool.mean(metric, column) - reference.mean(metric, column), samples)
+
+
+def differences(pool: Pool, reference: Pool) -> dict[str, Any]:
+    """What `pool` has more than `reference` (BCE): interval, and p by flipping the patients' signs, query by query.
+
+    AUC and corrected nDCG have no value a query; their p is that of the bootstrap.
+    """
+
+    def one(metric: str, column: str = "") -> dict[str, Any]:
+        if metric in RETRIEVAL_METRICS:
             gain = pool.values(column, metric) - reference.values(column, metric)
-            p = _json(metrics.sign_flip_p(gain, pool.patients))
-            result[column][metric] = mean_figure(gain, pool.weights) | {"p": p}
-    return result
+            p = metrics.sign_flip_p(gain, pool.patients)
+        else:
+            p = metrics.bootstrap_p(pool.samples(metric, column) - reference.samples(metric, column))
+        return difference(pool, reference, metric, column) | {"p": or_none(p)}
+
+    return {"auc": one("auc")} | {column: {m: one(m, column) for m in BY_COLUMN} for column in QUERIES}
 
 
-def random_ranking(pool: Pool) -> dict[str, Any]:
-    """What a random order of the same galleries would get."""
-    return {
-        column: {m: _json(metrics.mean_of_known(pool.values(f"random, {column}", m))) for m in METRICS[1:]}
-        for column in QUERIES
-    }
+def best_method(pools: dict[str, Pool]) -> dict[str, Any]:
+    """Whether one method leads all others in AUC and in both corrected nDCGs (YARDSTICK), each with its interval.
+
+    Args:
+        pools: By method; all answered the same queries.
+
+    Returns:
+        `leaders`: metric -> the method with the highest value. `differences`: where one method leads in all, what it
+        has more than each other, metric by metric; none where the other has no AUC. `method`: its name where all of
+        these intervals lie above 0, else None.
+    """
+    means = {metric: {name: pool.mean(metric, column) for name, pool in pools.items()}
+             for metric, column in YARDSTICK.items()}  # fmt: skip
+    known = {metric: {name: one for name, one in own.items() if not np.isnan(one)} for metric, own in means.items()}
+    leaders = {metric: max(own, key=own.__getitem__) for metric, own in known.items() if own}
+    found: dict[str, Any] = {"method": None, "leaders": leaders, "differences": {}}
+    if len(leaders) == len(YARDSTICK) and len(set(leaders.values())) == 1 and len(pools) > 1:
+        first = next(iter(leaders.values()))
+        found["differences"] = {
+            other: {metric: difference(pools[first], pools[other], metric, column)
+                    for metric, column in YARDSTICK.items() if other in known[metric]}
+            for other in pools if other != first
+        }  # fmt: skip
+        clear = (is_above(gain) for gains in found["differences"].values() for gain in gains.values())
+        found["method"] = first if all(clear) else None
+    return found
+
+
+def is_above(gain: Figure) -> bool:
+    """Whether the interval of a difference lies above 0."""
+    return gain["low"] is not None and gain["low"] > 0
+
+
+def reference_rankings(pool: Pool) -> dict[str, Any]:
+    """What rankings of the same galleries that ignore the query would get: `random, all queries` -> metric -> value."""
+    names = [f"{reference}, {column}" for column in QUERIES for reference in REFERENCES]
+    return {name: {metric: or_none(pool.mean(metric, name)) for metric in RETRIEVAL_METRICS} for name in names}
 
 
 def _breakdown(pool: Pool, attribute: str) -> dict[str, Any]:
@@ -144,13 +142,11 @@ def _breakdown(pool: Pool, attribute: str) -> dict[str, Any]:
 def _with_sd(pool: Pool, figure: Figure, metric: str, column: str = "") -> Figure:
     """With the standard deviation over the seeds that have all of their parts finished."""
     most = max(pool.seeds.count(seed) for seed in pool.seeds)
-    pools = [pool.of_seed(seed) for seed in sorted(set(pool.seeds)) if pool.seeds.count(seed) == most]
-    means = [metrics.mean_of_known(one.aucs() if metric == "auc" else one.values(column, metric)) for one in pools]
-    return figure | {"sd": _json(float(np.std(means, ddof=1))) if len(means) > 1 else None}
-
-
-def _json(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
+    whole = (seed for seed in sorted(set(pool.seeds)) if pool.seeds.count(seed) == most)
+    pools = [Pool([part for part, own in zip(pool.parts, pool.seeds, strict=True) if own == seed], [seed] * most)
+             for seed in whole]  # fmt: skip
+    means = [one.mean(metric, column) for one in pools]
+    return figure | {"sd": or_none(float(np.std(means, ddof=1))) if len(means) > 1 else None}
 
 
 def make_results(report: Path, plan: Plan) -> dict[str, Any]:
@@ -161,12 +157,12 @@ def make_results(report: Path, plan: Plan) -> dict[str, Any]:
     """
     parts = plan.parts()
     labels = read_manifest(selection_path(report, parts[0])).labels.names
-    answers = {cell: read_answers(cell_folder(report, cell)) for cell in plan.cells() if is_finished(report, cell)}
+    answers = {cell: read_answers(report, plan, cell) for cell in plan.cells() if is_finished(report, cell)}
     failures = {cell: cell_folder(report, cell) / FAILED for cell in plan.cells() if cell not in answers}
     failed = {cell: json.loads(path.read_text("utf-8")) for cell, path in failures.items() if path.exists()}
     protocol, machine = PROTOCOLS[plan.protocol], describe_machine()
     return {
-        "schema": 1,
+        "schema": 2,
         "protocol": {"name": protocol.name, "title": protocol.title, "k": protocol.k, "labels": list(labels)},
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": plan.command,
@@ -187,14 +183,15 @@ def make_results(report: Path, plan: Plan) -> dict[str, Any]:
             for name, m in METHODS.items()
             if any(cell.method == name for cell in plan.cells())
         },
-        "random": _random(plan, answers),
-        "rows": _rows(plan, answers, labels),
+        "references": _references(plan, answers),
+        "best": _best(plan, answers),
+        "rows": _rows(plan, answers),
         "failed": [{"cell": cell.name, "method": cell.method, **error} for cell, error in failed.items()],
         "unfinished": [cell.name for cell in failures if cell not in failed],
     }
 
 
-def _rows(plan: Plan, answers: dict[Cell, CellAnswers], labels: Sequence[str]) -> list[dict[str, Any]]:
+def _rows(plan: Plan, answers: dict[Cell, CellAnswers]) -> list[dict[str, Any]]:
     rows = []
     for method, size, proxies in dict.fromkeys((c.method, c.part.size, c.proxies) for c in plan.cells()):
         cells = [c for c in plan.cells() if (c.method, c.part.size, c.proxies) == (method, size, proxies)]
@@ -207,7 +204,7 @@ def _rows(plan: Plan, answers: dict[Cell, CellAnswers], labels: Sequence[str]) -
                 "seconds": sum(f["seconds"] for f in facts),
                 "proxies_per_class": facts[0].get("proxies_per_class", []),
                 "negative_proxies": facts[0].get("negative_proxies", False),
-                **figures(_pool(finished, answers), labels),
+                **figures(_pool(finished, answers)),
                 "minus_bce": None if method == "bce" else _minus_bce(finished, answers),
             }
         rows.append(row)
@@ -215,7 +212,7 @@ def _rows(plan: Plan, answers: dict[Cell, CellAnswers], labels: Sequence[str]) -
         compared = [row["minus_bce"] for row in rows if row["size"] == size and row.get("minus_bce")]
         _correct([one["auc"] for one in compared])
         for column in QUERIES:
-            for metric in metrics.RETRIEVAL_METRICS:
+            for metric in BY_COLUMN:
                 _correct([one[column][metric] for one in compared])
     return rows
 
@@ -239,7 +236,7 @@ def _correct(compared: list[dict[str, Any]]) -> None:
         one["p_holm"] = None if math.isnan(p) else p
 
 
-def _random(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:
+def _references(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:
     """By size, from the method with most finished parts: all of them answer the same queries."""
     found = {}
     for size in plan.sizes:
@@ -247,8 +244,17 @@ def _random(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:
         if of_size:
             (method, proxies), _ = Counter((cell.method, cell.proxies) for cell in of_size).most_common(1)[0]
             pool = _pool([c for c in of_size if (c.method, c.proxies) == (method, proxies)], answers)
-            found[str(size)] = random_ranking(pool)
+            found[str(size)] = reference_rankings(pool)
     return found
+
+
+def _best(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:
+    """Among the methods that are shown and have finished all of their parts."""
+    cells: dict[str, list[Cell]] = {}
+    for cell in plan.cells():
+        if cell.part.size == plan.shown_size and cell.proxies in ("", plan.shown_proxies):
+            cells.setdefault(cell.method, []).append(cell)
+    return best_method({m: _pool(own, answers) for m, own in cells.items() if all(cell in answers for cell in own)})
 
 
 def selection_facts(part: Part, selection: Manifest) -> dict[str, Any]:
@@ -277,5 +283,4 @@ def ordered(results: Results) -> list[Row]:
 
 def metric_title(results: Results, metric: str) -> str:
     """`nDCG@100`."""
-    names = {"auc": "AUC", "ndcg": "nDCG@{}", "acg": "ACG@{}", "precision": "precision@{}"}
-    return names[metric].format(results["protocol"]["k"])
+    return title_of(metric, results["protocol"]["k"])

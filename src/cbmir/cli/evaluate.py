@@ -27,12 +27,14 @@ from cbmir.errors import require
 def evaluate(
     model: Path, manifest: Path, k: int, queries: str, gallery_model: Path | None, output: Path | None, as_json: bool
 ) -> None:
-    """Measure a RUN or an exported MODEL on MANIFEST: AUC, nDCG, ACG and precision.
+    """Measure a RUN or an exported MODEL on MANIFEST: AUC, nDCG, ACG and precision, and nDCG corrected for chance.
 
-    With 95% bootstrap intervals over patients, and a random ranking beside them. A query's own patient never counts.
+    With 95% bootstrap intervals over patients, beside rankings that ignore the query. A query's own patient never
+    counts. Also sensitivity and specificity at the model's thresholds, and how well its probabilities are calibrated.
     """
     require("torch", "train")
-    from cbmir.training.evaluate import evaluate_model, text_report, write_report
+    from cbmir.training.evaluate import evaluate_model
+    from cbmir.training.evaluation_report import text_report, write_report
 
     evaluation = evaluate_model(model, manifest, k=k, queries=queries, gallery_model=gallery_model)
     summary, title = evaluation.summary(), f"{model.name} on {manifest.name}"

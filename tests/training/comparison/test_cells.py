@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import pytest
 from cbmir.errors import RunError
 from cbmir.manifest import read_manifest
 from cbmir.training.comparison import cells as module
-from cbmir.training.comparison.cells import FACTS, VALUES, cell_folder, nearest, read_answers, read_vectors, run_cell
+from cbmir.training.comparison.cells import FACTS, VALUES, cell_folder, read_answers, read_vectors, run_cell
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Cell, Part, Plan, prepare, selection_path
 from cbmir.training.metrics import inner_products, positives, retrieval_values
+from cbmir.training.rankings import SPARE
 from cbmir.training.run import load_model
 
 PART = Part(0, 0, 0)
@@ -23,13 +25,15 @@ HASHING = ("ssh", "itq", "sdh", "dsh", "osdh")
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_answers_every_query(method: str, tiny_report: Path, tiny_cells: dict[str, Cell]) -> None:
+def test_every_method_answers_every_query(
+    method: str, tiny_report: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell]
+) -> None:
     folder = cell_folder(tiny_report, tiny_cells[method])
-    answers, vectors = read_answers(folder), read_vectors(folder)
+    answers, vectors = read_answers(tiny_report, tiny_plan, tiny_cells[method]), read_vectors(folder)
     selection = read_manifest(selection_path(tiny_report, PART))
     query, gallery = selection.split("test"), selection.split("train")
-    assert list(answers.patients) == [row.patient_id for row in query]
-    assert answers.labels.tolist() == [list(row.labels) for row in query]
+    assert list(answers.query.patients) == [row.patient_id for row in query]
+    assert answers.query.labels.tolist() == [list(row.labels) for row in query]
     assert set(answers.views) == {"PA"} and set(answers.sources) == {""}
     assert len(vectors["query"]) == len(query) and len(vectors["gallery"]) == len(gallery)
     assert np.isfinite(vectors["gallery"]).all()
@@ -40,19 +44,53 @@ def test_every_method_answers_every_query(method: str, tiny_report: Path, tiny_c
     if method in HASHING:
         assert vectors["gallery"].shape[1] == 8 and set(np.unique(vectors["gallery"])) == {-1, 1}
     has_scores = method not in ("ssh", "itq", "sdh", "dsh", "texture")
-    assert np.isfinite(answers.scores).all() if has_scores else np.isnan(answers.scores).all()
+    scores = answers.query.scores
+    assert np.isfinite(scores).all() if has_scores else np.isnan(scores).all()
+    assert np.isfinite(answers.calibration_errors).all() == has_scores, (
+        "without scores there is no error, not an error of 0"
+    )
+    assert answers.neighbours.shape == (len(query), 10 + SPARE)
 
 
-def test_the_figures_are_those_of_the_vectors(tiny_report: Path) -> None:
-    folder = cell_folder(tiny_report, Cell(PART, "dsh"))
-    answers, vectors = read_answers(folder), read_vectors(folder)
+def test_the_figures_are_those_of_the_vectors(tiny_report: Path, tiny_plan: Plan) -> None:
+    cell = Cell(PART, "dsh")
+    answers, vectors = read_answers(tiny_report, tiny_plan, cell), read_vectors(cell_folder(tiny_report, cell))
     gallery = read_manifest(selection_path(tiny_report, PART)).split("train")
     labels = positives(np.array([row.labels for row in gallery], dtype=np.float32))
     expected = retrieval_values(
         inner_products(vectors["query"], vectors["gallery"]),
-        positives(answers.labels), labels, answers.patients, [row.patient_id for row in gallery], k=10,
+        positives(answers.query.labels), labels, answers.query.patients, [row.patient_id for row in gallery], k=10,
     )  # fmt: skip
-    np.testing.assert_allclose(answers.retrieval["positive queries"].ndcg, expected.ndcg)
+    np.testing.assert_allclose(answers.retrieval["positive queries"].ndcg, expected.ndcg, rtol=1e-6)
+    np.testing.assert_allclose(answers.retrieval["positive queries"].jaccard_ndcg, expected.jaccard_ndcg, rtol=1e-6)
+
+
+def test_what_is_kept_is_small_and_answers_of_another_version_are_refused(
+    tiny_report: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell], tmp_path: Path
+) -> None:
+    cell = tiny_cells["proxy"]
+    path = cell_folder(tiny_report, cell) / VALUES
+    with np.load(path) as data:
+        kept = {name: (array.dtype, len(array)) for name, array in data.items()}
+    assert {dtype.itemsize for dtype, _ in kept.values()} <= {1, 4} and {count for _, count in kept.values()} == {12}
+    assert not {"patients", "labels", "views", "sources"} & kept.keys()
+    shutil.copytree(tiny_report / "selections", tmp_path / "selections")
+    folder = cell_folder(tmp_path, cell)
+    folder.mkdir(parents=True)
+    (folder / FACTS).write_text("{}")
+    np.savez(folder / VALUES, scores=np.zeros((12, 2)))
+    with pytest.raises(RunError, match="--resume makes them from the training run"):
+        read_answers(tmp_path, tiny_plan, cell)
+
+
+def test_thresholds_and_calibration_are_those_of_the_card(
+    tiny_report: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell]
+) -> None:
+    card = load_model(cell_folder(tiny_report, tiny_cells["bce"]) / "run")[1]
+    for method in ("bce", "community"):  # whose scores are BCE's
+        answers = read_answers(tiny_report, tiny_plan, tiny_cells[method])
+        assert tuple(answers.thresholds) == card.thresholds and tuple(answers.calibration) == card.calibration
+    assert read_answers(tiny_report, tiny_plan, tiny_cells["itq"]).calibration == []
 
 
 def test_the_network_of_a_cell_is_a_run_that_can_be_exported_unless_it_hashes(tiny_report: Path) -> None:
@@ -62,11 +100,11 @@ def test_the_network_of_a_cell_is_a_run_that_can_be_exported_unless_it_hashes(ti
         load_model(cell_folder(tiny_report, Cell(PART, "dsh")) / "run")
 
 
-def test_proxies_are_as_the_method_says(tiny_report: Path, tiny_cells: dict[str, Cell]) -> None:
+def test_proxies_are_as_the_method_says(tiny_report: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell]) -> None:
     """24 or so of 48 training images show each finding; `auto` then gives one proxy a class."""
 
     def facts(method: str) -> tuple[list[int], bool]:
-        found = read_answers(cell_folder(tiny_report, tiny_cells[method])).facts
+        found = read_answers(tiny_report, tiny_plan, tiny_cells[method]).facts
         return found["proxies_per_class"], found["negative_proxies"]
 
     assert facts("proxy") == ([2, 2], False)
@@ -87,14 +125,18 @@ def test_a_finished_cell_is_not_trained_again(
 
 
 def test_answers_that_were_not_finished_are_made_from_the_run_that_is(tiny_report: Path, tiny_plan: Plan) -> None:
-    folder = cell_folder(tiny_report, Cell(PART, "bce"))
-    before, trained = read_answers(folder), (folder / "run/checkpoints/last.ckpt").stat().st_mtime_ns
+    cell = Cell(PART, "bce")
+    folder = cell_folder(tiny_report, cell)
+    before, trained = (
+        read_answers(tiny_report, tiny_plan, cell),
+        (folder / "run/checkpoints/last.ckpt").stat().st_mtime_ns,
+    )
     for name in (FACTS, VALUES):
         (folder / name).unlink()
-    run_cell(tiny_report, tiny_plan, Cell(PART, "bce"))
-    after = read_answers(folder)
+    run_cell(tiny_report, tiny_plan, cell)
+    after = read_answers(tiny_report, tiny_plan, cell)
     assert (folder / "run/checkpoints/last.ckpt").stat().st_mtime_ns == trained
-    np.testing.assert_array_equal(after.scores, before.scores)
+    np.testing.assert_array_equal(after.query.scores, before.query.scores)
     np.testing.assert_array_equal(after.retrieval["all queries"].ndcg, before.retrieval["all queries"].ndcg)
 
 
@@ -111,12 +153,6 @@ def test_what_a_method_cannot_work_on_is_a_clear_error(
     with pytest.raises(RunError, match=r"10,?000"):
         run_cell(tmp_path / "r", plan, Cell(PART, "itq"))
     assert not (cell_folder(tmp_path / "r", Cell(PART, "itq")) / FACTS).exists()
-
-
-def test_nearest_leaves_the_own_patient_out_and_says_where_there_are_no_more() -> None:
-    similarity = np.array([0.1, 0.9, 0.5, 0.5])
-    found = nearest(lambda row: similarity, ["p"], ["a", "p", "b", "c"])
-    assert found.tolist() == [[2, 3, 0, *[-1] * 7]]
 
 
 def test_cell_facts_are_json(tiny_report: Path) -> None:

@@ -32,7 +32,11 @@ def test_every_method_has_a_row(tiny_report: Path, tiny_plan: Plan) -> None:
     assert ndcg["p_holm"] >= ndcg["p"]
     assert rows["dsh"]["auc"]["value"] is None
     assert results["selections"][0]["images"] == {"train": 48, "val": 12, "test": 12}
-    assert 0 < results["random"]["0"]["positive queries"]["ndcg"] < 1
+    assert 0 < results["references"]["0"]["random, positive queries"]["ndcg"] < 1
+    assert rows["dsh"]["calibration_error"]["value"] is None and rows["bce"]["calibration_error"]["value"] >= 0
+    assert results["best"]["leaders"].keys() == {"auc", "corrected_ndcg", "corrected_jaccard_ndcg"}
+    corrected = rows["proxy"]["minus_bce"]["all queries"]["corrected_ndcg"]
+    assert corrected["p_holm"] >= corrected["p"]
     assert (results["failed"], results["unfinished"]) == ([], [])
 
 

@@ -7,32 +7,39 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cbmir.training.comparison.cells import COLUMNS, CellAnswers
-from cbmir.training.comparison.results import Pool, differences, figures, random_ranking
-from cbmir.training.metrics import RetrievalValues
+from cbmir.training.comparison.cells import CellAnswers
+from cbmir.training.comparison.results import best_method, differences, figures, reference_rankings
+from cbmir.training.evaluate import Vectors
+from cbmir.training.metrics import QUERIES, RetrievalValues
+from cbmir.training.pool import Pool
 
 NAN = float("nan")
 
 
 def answers(ndcg: list[float], patients: list[str], **options: Any) -> CellAnswers:
-    """Of one label: the first half of the queries is positive, scores fall with the position."""
+    """Of one label: the first half of the queries is positive, scores fall with the position. The gallery has an image
+    with the label and one without; each query is given the right one, unless `lists` say otherwise."""
     count = len(ndcg)
     values = np.array(ndcg)
-    given: dict[str, Any] = {"views": [""] * count, "sources": [""] * count}
-    given["scores"] = np.linspace(1, 0, count, dtype=np.float32)[:, None]
-    given["labels"] = (np.arange(count) < count / 2).astype(np.float32)[:, None]
-    given["retrieval"] = {column: RetrievalValues(values, values / 2, values / 4) for column in COLUMNS}
-    return CellAnswers(facts={}, patients=patients, neighbours=np.zeros((count, 1), np.intp), **given | options)
+    labels = options.get("labels", (np.arange(count) < count / 2).astype(np.float32)[:, None])
+    scores = options.get("scores", np.linspace(1, 0, count, dtype=np.float32)[:, None])
+    gallery = Vectors(np.empty(0), np.empty(0), np.array([[1], [0]], np.float32), ["x", "y"])
+    return CellAnswers(
+        ("Mass",), 1, Vectors(np.empty(0), scores, labels, patients), gallery,
+        np.array(options.get("lists", [[0 if one else 1] for one in labels[:, 0]])),
+        dict.fromkeys(QUERIES, RetrievalValues(values, values / 2, values / 4, values / 8)),
+        facts={}, views=options.get("views", [""] * count), sources=[""] * count,
+    )  # fmt: skip
 
 
 def test_queries_of_all_parts_are_pooled_and_sd_is_over_seeds() -> None:
     parts = [answers(v, p) for v in ([0.2, 0.4], [0.6, NAN]) for p in (["a", "b"], ["c", "d"])]
-    found = figures(Pool(parts, [0, 1, 0, 1]), ["Mass"])
+    found = figures(Pool(parts, [0, 1, 0, 1]))
     ndcg = found["positive queries"]["ndcg"]
     assert ndcg["value"] == pytest.approx((0.2 + 0.4 + 0.2 + 0.4 + 0.6 + 0.6) / 6)
     assert ndcg["sd"] == pytest.approx(0)
     high, low = [answers([0.9, 0.9], p) for p in (["a", "b"], ["c", "d"])], answers([0.1, 0.1], ["a", "b"])
-    incomplete = figures(Pool([*parts[:2], *high, low], [0, 0, 1, 1, 2]), ["Mass"])
+    incomplete = figures(Pool([*parts[:2], *high, low], [0, 0, 1, 1, 2]))
     assert incomplete["positive queries"]["ndcg"]["sd"] == pytest.approx(np.std([0.3, 0.9], ddof=1)), "not of seed 2"
     assert ndcg["low"] <= ndcg["value"] <= ndcg["high"]
     assert found["positive queries"]["acg"]["value"] == pytest.approx(ndcg["value"] / 2)
@@ -41,7 +48,7 @@ def test_queries_of_all_parts_are_pooled_and_sd_is_over_seeds() -> None:
 
 
 def test_one_seed_has_no_sd() -> None:
-    assert figures(Pool([answers([0.2, 0.4], ["a", "b"])], [0]), ["Mass"])["positive queries"]["ndcg"]["sd"] is None
+    assert figures(Pool([answers([0.2, 0.4], ["a", "b"])], [0]))["positive queries"]["ndcg"]["sd"] is None
 
 
 def test_auc_is_the_mean_over_parts_that_have_both_values() -> None:
@@ -49,13 +56,13 @@ def test_auc_is_the_mean_over_parts_that_have_both_values() -> None:
     right = answers([0.1] * 4, list("abcd"))
     wrong = answers([0.1] * 4, list("efgh"), scores=np.array([[0.7], [0.4], [0.6], [0.5]], np.float32) + 5)
     lost = answers([0.1] * 2, list("ij"), labels=np.ones((2, 1), np.float32))
-    found = figures(Pool([right, wrong, lost], [0, 0, 0]), ["Mass"])
+    found = figures(Pool([right, wrong, lost], [0, 0, 0]))
     assert found["auc"]["value"] == pytest.approx((1 + 0.5) / 2)
     assert found["auc_by_label"]["Mass"]["value"] == pytest.approx(0.75)
 
 
 def test_a_method_without_scores_has_no_auc() -> None:
-    found = figures(Pool([answers([0.1, 0.2], ["a", "b"], scores=np.full((2, 1), NAN, np.float32))], [0]), ["Mass"])
+    found = figures(Pool([answers([0.1, 0.2], ["a", "b"], scores=np.full((2, 1), NAN, np.float32))], [0]))
     assert found["auc"] == {"value": None, "low": None, "high": None, "sd": None}
     assert found["auc_without_both_values"] == ["Mass"]
 
@@ -77,11 +84,55 @@ def test_difference_to_bce_is_paired_and_by_patient() -> None:
 def test_breakdown_by_view_and_source_leaves_small_groups_out() -> None:
     views = ["PA"] * 20 + ["AP"] * 19 + [""]
     part = answers([0.5] * 20 + [0.1] * 20, [str(i) for i in range(40)], views=views)
-    found = figures(Pool([part], [0]), ["Mass"])
+    found = figures(Pool([part], [0]))
     assert found["views"].keys() == {"PA"} and found["sources"] == {}
     assert found["views"]["PA"]["positive queries"]["queries"] == 20
     assert found["views"]["PA"]["positive queries"]["ndcg"]["value"] == pytest.approx(0.5)
 
 
-def test_random_ranking() -> None:
-    assert random_ranking(Pool([answers([0.2, 0.4], ["a", "b"])], [0]))["all queries"]["ndcg"] == pytest.approx(0.3)
+def test_rankings_that_ignore_the_query() -> None:
+    """Two queries, one with the label, and a gallery of one image with it and one without; k = 1."""
+    found = reference_rankings(Pool([answers([0.2, 0.4], ["a", "b"])], [0]))
+    assert {name: values["ndcg"] for name, values in found.items()} == {
+        "random, positive queries": 0.5, "most labels, positive queries": 1, "no finding, positive queries": 0,
+        "random, all queries": 0.5, "most labels, all queries": 0.5, "no finding, all queries": 0.5,
+    }  # fmt: skip
+
+
+def test_corrected_ndcg_is_pooled_over_parts() -> None:
+    """In the first part each query has its ideal, which serves one of the three others too: own 1, shuffled 1/3. In the
+    second all have the same list, right for half of them: own and shuffled 1/2."""
+    right, blind = (answers([0.5] * 4, patients, **more) for patients, more in (
+        (list("abcd"), {}), (list("efgh"), {"lists": [[0]] * 4})
+    ))  # fmt: skip
+    found = figures(Pool([right, blind], [0, 0]))["all queries"]
+    own, shuffled = (1 + 1 / 2) / 2, (1 / 3 + 1 / 2) / 2
+    for metric in ("corrected_ndcg", "corrected_jaccard_ndcg"):
+        assert found[metric]["value"] == pytest.approx((own - shuffled) / (1 - shuffled))
+        assert found[metric]["low"] <= found[metric]["value"] <= found[metric]["high"]
+    assert figures(Pool([blind], [0]))["all queries"]["corrected_ndcg"]["value"] == pytest.approx(0)
+    assert figures(Pool([blind], [0]))["lists"]["labels_per_hit"]["value"] == 1
+    assert figures(Pool([right, blind], [0, 0]))["lists"]["gallery_shown"] == pytest.approx((1 + 1 / 2) / 2)
+
+
+def test_best_is_only_who_leads_in_all_three_with_intervals() -> None:
+    patients = [str(i) for i in range(40)]
+    turned = np.linspace(0, 1, 40, dtype=np.float32)[:, None]
+    right = answers([0.5] * 40, patients)
+    noisy = answers([0.5] * 40, patients, lists=[[i % 2] for i in range(40)], scores=turned)
+    no_scores = answers([0.5] * 40, patients, lists=[[0]] * 40, scores=np.full((40, 1), NAN, np.float32))
+    pools = {name: Pool([part], [0]) for name, part in (("right", right), ("noisy", noisy), ("hash", no_scores))}
+    found = best_method(pools)
+    assert found["method"] == "right" and set(found["leaders"].values()) == {"right"}
+    assert found["differences"]["noisy"].keys() == {"auc", "corrected_ndcg", "corrected_jaccard_ndcg"}
+    assert "auc" not in found["differences"]["hash"], "where one has no AUC, there is none to compare"
+    assert found["differences"]["noisy"]["auc"]["value"] == pytest.approx(1)
+
+    twin = best_method(pools | {"twin": Pool([right], [0])})
+    assert twin["method"] is None and twin["differences"]["twin"]["auc"]["low"] == 0
+    split = best_method(pools | {"right": Pool([answers([0.5] * 40, patients, scores=turned)], [0]),
+                                 "noisy": Pool([answers([0.5] * 40, patients, lists=[[0]] * 40)], [0])})  # fmt: skip
+    assert split["method"] is None and split["differences"] == {}
+    assert (split["leaders"]["auc"], split["leaders"]["corrected_ndcg"]) == ("noisy", "right")
+    assert best_method({"right": pools["right"]})["method"] is None, "there is no other to lead"
+    assert best_method({})["leaders"] == {}

@@ -15,7 +15,8 @@ import numpy as np
 
 from cbmir.training.comparison.figures.sheet import BLACK, COLOURS, GREY, VERMILLION, ReportFigure, save, sheet
 from cbmir.training.comparison.methods.registry import METHODS
-from cbmir.training.comparison.results import METRICS, QUERIES, Results, Row, headline, metric_title
+from cbmir.training.comparison.results import METRICS, Results, Row, headline, metric_title
+from cbmir.training.metrics import QUERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,12 +99,13 @@ def draw_lines(axis: Axes, lines: Sequence[Line], column: str, metric: str, x: s
 
 
 def _comparison(results: Results, shown: list[Row], folder: Path) -> ReportFigure:
-    """Every method: nDCG of both columns, and AUC."""
-    chance = results["random"][str(shown[0]["size"])]
-    panels = [("ndcg", column, chance[column]["ndcg"]) for column in QUERIES] + [("auc", "", 0.5)]
+    """Every method: AUC, corrected nDCG of all queries, and the paper's nDCG of both columns."""
+    chance = results["references"][str(shown[0]["size"])]
+    panels = [("auc", "", 0.5), ("corrected_ndcg", "all queries", 0.0)]
+    panels += [("ndcg", column, chance[f"random, {column}"]["ndcg"]) for column in QUERIES]
     table: list[tuple[Any, ...]] = []
-    with sheet(9, 1.3 + 0.24 * len(shown)) as figure:
-        axes = figure.subplots(1, 3, sharey=True)
+    with sheet(11, 1.3 + 0.24 * len(shown)) as figure:
+        axes = figure.subplots(1, len(panels), sharey=True)
         for axis, (metric, column, random) in zip(axes, panels, strict=True):
             for place, row in enumerate(shown):
                 paper = results["methods"][row["method"]]["paper"].get(metric) if column != "all queries" else None
@@ -125,12 +127,12 @@ def _comparison(results: Results, shown: list[Row], folder: Path) -> ReportFigur
         positive, everything = (max(row[column]["queries"] for row in shown) for column in QUERIES)
         chart = ReportFigure(
             "comparison",
-            f"The methods compared: {metric_title(results, 'ndcg')} and AUC",
-            f"{len(shown)} methods, {shown[0]['training_images']:,} training images. Dots are means over the "
-            f"{positive:,} queries with at least one finding (left), over {everything:,} queries, no finding counting "
-            "as a label of its own (middle), and the mean AUC over findings (right); bars are 95% intervals over "
-            "patients, the dashed line is a random ranking. Hollow diamonds are the paper's own figures, on its own "
-            "data. A method without scores for findings has no AUC.",
+            f"The methods compared: AUC and {metric_title(results, 'ndcg')}",
+            f"{len(shown)} methods, {shown[0]['training_images']:,} training images. From the left: the mean AUC over "
+            f"findings; nDCG corrected for chance over {everything:,} queries, no finding counting as a label of its "
+            f"own; nDCG over the {positive:,} queries with at least one finding, and over all. Bars are 95% intervals "
+            "over patients, the dashed line is a random ranking. Hollow diamonds are the paper's own figures, on its "
+            "own data. A method without scores for findings has no AUC.",
         )
         return save(figure, chart, folder, HEADER, table)
 

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 
 from cbmir.manifest import Manifest, Row, read_manifest
 from cbmir.runtime.imaging.reader import read_image
-from cbmir.training.comparison.cells import CellAnswers, cell_folder, read_answers, shown_cells
+from cbmir.training.comparison.cells import CellAnswers, read_answers, shown_cells
 from cbmir.training.comparison.figures.sheet import BLUE, GREY, VERMILLION, ReportFigure, save, sheet
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Plan, selection_path
@@ -92,7 +92,7 @@ def draw_examples(report: Path, plan: Plan, folder: Path) -> list[ReportFigure]:
         return []
     shown = next(iter(cells.values()))
     selection = read_manifest(selection_path(report, shown.part))
-    answers = {cell.method: read_answers(cell_folder(report, cell)) for cell in (shown, cells.get("bce", shown))}
+    answers = {cell.method: read_answers(report, plan, cell) for cell in (shown, cells.get("bce", shown))}
     queries = choose_queries(answers[shown.method].retrieval["positive queries"].ndcg)
     if not queries:
         return []

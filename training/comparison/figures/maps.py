@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from cbmir.errors import require
 from cbmir.labels import LabelSet
 from cbmir.manifest import read_manifest
-from cbmir.training.comparison.cells import NEIGHBOURS, cell_folder, nearest, read_vectors, shown_cells
+from cbmir.training.comparison.cells import VECTORS, cell_folder, read_vectors, shown_cells
 from cbmir.training.comparison.figures.sheet import BLACK, LIGHT, ORANGE, SKY, VERMILLION, ReportFigure, save, sheet
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Plan, selection_path
 from cbmir.training.dataset import label_array
 from cbmir.training.metrics import add_negative_class, inner_products, positives
+from cbmir.training.rankings import nearest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 #: With more images neither the eye nor t-SNE gets on; with fewer there is nothing to see.
 MOST, LEAST = 2_000, 10
 PAIRS = 3
+#: Of each negative sample, so many images near to it are counted.
+NEIGHBOURS = 10
 HEADER = ("panel", "x", "y", "group")
 
 #: Light and dark, filled and open: told apart without colour.
@@ -64,11 +67,13 @@ class GalleryLabels:
 
 
 def draw_maps(report: Path, plan: Plan, folder: Path) -> list[ReportFigure]:
-    """Maps of label pairs, and of images with and without findings; none where no proxy method is finished.
+    """Maps of label pairs, and of images with and without findings; none where no proxy method is finished, or where
+    its vectors do not lie beside its answers.
 
     Raises ManifestError when a pair of the plan names an unknown label.
     """
     cells = shown_cells(report, plan, ("proxy-negative", "proxy"))
+    cells = {name: cell for name, cell in cells.items() if (cell_folder(report, cell) / VECTORS).exists()}
     if not cells:
         return []
     shown = next(iter(cells.values()))
@@ -123,7 +128,7 @@ def negative_share(vectors: NDArray[np.float32], gallery: GalleryLabels) -> floa
     """
     asking = gallery.drawn[gallery.negative[gallery.drawn]]
     own = [gallery.patients[int(position)] for position in asking]
-    found = nearest(inner_products(vectors[asking], vectors), own, gallery.patients)
+    found = nearest(inner_products(vectors[asking], vectors), own, gallery.patients, NEIGHBOURS)
     return float(gallery.negative[found[found >= 0]].mean())
 
 

@@ -24,8 +24,34 @@ from cbmir.training.comparison.figures.maps import draw_maps
 from cbmir.training.comparison.figures.sheet import ReportFigure
 from cbmir.training.comparison.plan import Plan
 from cbmir.training.comparison.protocols import PROTOCOLS, VALIDATION
-from cbmir.training.comparison.report.tables import is_sweep, report_tables
-from cbmir.training.comparison.results import LEAST, QUERIES, RESAMPLES, Results, headline, make_results, metric_title
+from cbmir.training.comparison.report.provenance import (
+    machine_table,
+    options_table,
+    selections_table,
+    times_table,
+)
+from cbmir.training.comparison.report.tables import (
+    Table,
+    breakdown_tables,
+    finding_table,
+    is_sweep,
+    lists_table,
+    main_table,
+    retrieval_table,
+    sweep_table,
+    yardstick_table,
+)
+from cbmir.training.comparison.results import (
+    LEAST,
+    YARDSTICK,
+    Results,
+    headline,
+    is_above,
+    make_results,
+    metric_title,
+)
+from cbmir.training.metrics import QUERIES
+from cbmir.training.pool import RESAMPLES
 
 log = logging.getLogger("cbmir")
 
@@ -123,8 +149,11 @@ def contents(results: Results, pictures: Sequence[ReportFigure]) -> dict[str, An
         "comparison": compared(results),
         "patients": f"{NOT_A_DEVICE} {PATIENTS_NOTICE}",
         "setting": _setting(results) if is_sweep(results) else "",
-        "ndcg": metric_title(results, "ndcg"),
-        "statements": [statement for column in QUERIES for statement in statements(results, column)],
+        "best": best_statement(results),
+        "statements": [
+            *statements(results, "all queries", "corrected_ndcg"),
+            *(statement for column in QUERIES for statement in statements(results, column)),
+        ],
         "sources": [f"{m['title']}: {m['source']}. {m['chosen']}".strip() for m in results["methods"].values()],
         "tables": report_tables(results),
         "pictures": pictures,
@@ -132,6 +161,19 @@ def contents(results: Results, pictures: Sequence[ReportFigure]) -> dict[str, An
         "validation": VALIDATION,
         "resamples": RESAMPLES,
         "least": LEAST,
+    }
+
+
+def report_tables(results: Results) -> dict[str, list[Table]]:
+    """All of them by section, in the order of the report."""
+    breakdowns = (finding_table(results), retrieval_table(results), *breakdown_tables(results))
+    return {
+        "yardstick": [yardstick_table(results)],
+        "lists": [lists_table(results)] if any(row["finished"] for row in headline(results)) else [],
+        "methods": [main_table(results, column) for column in QUERIES],
+        "sweeps": [sweep_table(results, column) for column in QUERIES] if is_sweep(results) else [],
+        "breakdowns": [table for table in breakdowns if table.rows],
+        "provenance": [selections_table(results), options_table(results), machine_table(results), times_table(results)],
     }
 
 
@@ -152,18 +194,47 @@ def compared(results: Results) -> str:
     )
 
 
-def statements(results: Results, column: str) -> Iterator[str]:
+def best_statement(results: Results) -> str:
+    """Which method is best by the yardstick, or that none is, and why."""
+    best, titles = results["best"], {name: method["title"] for name, method in results["methods"].items()}
+    leaders = best["leaders"]
+    if best["method"]:
+        return (
+            f"Best: {titles[best['method']]}. It leads every other method in AUC and in the corrected nDCG of all "
+            "queries, with both gains; the interval of each of these differences lies above 0."
+        )
+    none = "No method is called best:"
+    if len(leaders) < len(YARDSTICK):
+        return f"{none} none that has finished all of its parts has {'an AUC' if leaders else 'figures'}."
+    if len(set(leaders.values())) > 1:
+        led = (f"in {metric_title(results, metric)} {titles[name]}" for metric, name in leaders.items())
+        return f"{none} different ones lead, {', '.join(led)}."
+    if not best["differences"]:
+        return f"{none} only one has finished all of its parts."
+    close = {
+        other: [metric_title(results, metric) for metric, gain in gains.items() if not is_above(gain)]
+        for other, gains in best["differences"].items()
+    }
+    others = "; ".join(f"{titles[other]} ({', '.join(names)})" for other, names in close.items() if names)
+    return (
+        f"{none} {titles[leaders['auc']]} has the highest AUC and corrected nDCGs, but the interval of its difference "
+        f"does not lie above 0 against {others}."
+    )
+
+
+def statements(results: Results, column: str, metric: str = "ndcg") -> Iterator[str]:
     """Which methods' nDCG differs from BCE's, in which direction, and which cannot be told apart from it."""
     found: dict[str, list[str]] = {"higher": [], "lower": [], "alike": []}
     for row in headline(results):
-        if row.get("minus_bce") and row["minus_bce"][column]["ndcg"]["p_holm"] is not None:
-            found[_direction(row["minus_bce"][column]["ndcg"])].append(results["methods"][row["method"]]["title"])
+        if row.get("minus_bce") and row["minus_bce"][column][metric]["p_holm"] is not None:
+            found[_direction(row["minus_bce"][column][metric])].append(results["methods"][row["method"]]["title"])
     words = {"higher": "higher than BCE's", "lower": "lower than BCE's", "alike": "cannot be told apart from BCE's"}
+    what = f"{metric_title(results, metric)}, {column}"
     if not any(found.values()):
-        yield f"{column.capitalize()}: no method could be compared with BCE."
+        yield f"{what}: no method could be compared with BCE."
     for direction, titles in found.items():
         if titles:
-            yield f"{column.capitalize()}, {words[direction]}: {'; '.join(titles)}."
+            yield f"{what}, {words[direction]}: {'; '.join(titles)}."
 
 
 def _direction(gain: dict[str, float]) -> str:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from cbmir.training.comparison.plan import Cell, Part
-from cbmir.training.comparison.results import METRICS, QUERIES, Results, Row, headline, metric_title, ordered
-from cbmir.training.config import TrainConfig
-from cbmir.training.evaluate import figure
-from cbmir.training.metrics import RETRIEVAL_METRICS
+from cbmir.training.comparison.results import Results, Row, headline, metric_title, ordered
+from cbmir.training.evaluation_report import figure
+from cbmir.training.metrics import QUERIES, REFERENCES, RETRIEVAL_METRICS
+from cbmir.training.rankings import CORRECTED
 
+METRICS = ("auc", *RETRIEVAL_METRICS)
 #: Those whose difference from BCE has columns of its own.
 COMPARED = ("ndcg", "auc")
+REFERENCE_TITLES = {
+    "random": "random ranking",
+    "most labels": "images with most labels first",
+    "no finding": "images without a finding first",
+}
 #: What a figure's column is called in a CSV file: the value, the ends of its interval, the sd over seeds.
 MEASURE = ("", " low", " high", " sd")
 PAPER_NOTE = (
@@ -70,17 +76,6 @@ class Table:
             yield [text for column, cell in zip(self.columns, row, strict=True) for text in column.record(cell)]
 
 
-def report_tables(results: Results) -> dict[str, list[Table]]:
-    """All of them by section, in the order of the report."""
-    breakdowns = (finding_table(results), *breakdown_tables(results))
-    return {
-        "methods": [main_table(results, column) for column in QUERIES],
-        "sweeps": [sweep_table(results, column) for column in QUERIES] if is_sweep(results) else [],
-        "breakdowns": [table for table in breakdowns if table.rows],
-        "provenance": [_selections(results), _options(results), _machine(results), _times(results)],
-    }
-
-
 def is_sweep(results: Results) -> bool:
     """Whether several sizes or numbers of proxies are compared."""
     return len(results["plan"]["sizes"]) > 1 or len(results["plan"]["proxies"]) > 1
@@ -119,8 +114,54 @@ def number(value: float | None, form: str = ",") -> TableCell:
     return NOTHING if value is None else TableCell(f"{value:{form}}", numbers=(value,))
 
 
+def yardstick_table(results: Results) -> Table:
+    """AUC and nDCG corrected for chance, by which methods are chosen, and the calibration error."""
+    rows = headline(results)
+    shown = [("auc", ""), *((metric, column) for column in reversed(QUERIES) for metric in CORRECTED)]
+    cells = [
+        (TableCell(row_title(results, row)), *(measure(row[column][metric] if column else row[metric])
+                                               for metric, column in shown), measure(row["calibration_error"]))
+        if row["finished"] else (TableCell(row_title(results, row)), *[_unfinished(results, row)] * len(shown), NOTHING)
+        for row in rows
+    ]  # fmt: skip
+    ignorant = (TableCell("any list that ignores the query"), measure({"value": None}))
+    cells.append((*ignorant, *[measure({"value": 0.0})] * (len(shown) - 1), NOTHING))
+    titles = (", ".join(filter(None, (metric_title(results, metric), column))) for metric, column in shown)
+    error = Column(metric_title(results, "calibration_error"), ("",))
+    columns = (Column("method"), *(Column(title, MEASURE) for title in titles), error)
+    note = (
+        "nDCG corrected for chance: 0 for any list that ignores the query, 1 for the best order. With Jaccard gain an "
+        "image counts by the labels that it shares, over the labels of either."
+    )
+    notes = (note, *failures(results, rows))
+    return Table("yardstick", "Yardstick", columns, _mark_best(cells, rows, len(shown)), notes)
+
+
+def lists_table(results: Results) -> Table:
+    """What the lists show as wholes; at the end what the gallery has, and random lists."""
+    rows = [row for row in headline(results) if row["finished"]]
+    single = ("gallery_shown", "hubness_skewness")
+    cells = [
+        (TableCell(row_title(results, row)), measure(row["lists"]["labels_per_hit"]),
+         measure(row["healthy_queries"]["share"]), *(measure({"value": row["lists"][name]}) for name in single))
+        for row in rows
+    ]  # fmt: skip
+    if rows:
+        whole = max(rows, key=lambda row: row["finished"])
+        lists, healthy = whole["lists"], whole["healthy_queries"]["gallery"]
+        chance = (lists["labels_per_gallery_image"], healthy, lists["gallery_shown_at_random"])
+        cells.append((TableCell("random lists"), *(measure({"value": one}) for one in chance), NOTHING))
+    titles = ("labels per hit", "precision of healthy queries", "share of the gallery shown", "hubness (skewness)")
+    columns = (Column(title, MEASURE[:3] if place < 2 else ("",)) for place, title in enumerate(titles))
+    note = (
+        "Labels per hit far above those of random lists, a small share shown and a high skewness say that the same few "
+        "images, with many labels, go to most queries."
+    )
+    return Table("lists", "What the lists show", (Column("method"), *columns), tuple(cells), (note,))
+
+
 def main_table(results: Results, column: str) -> Table:
-    """One row per method for one column of METHOD.md, the random ranking last."""
+    """One row per method for one column of METHOD.md, rankings that ignore the query last."""
     rows, methods = headline(results), results["methods"]
     given = [metric for metric in METRICS if any(metric in methods[row["method"]]["paper"] for row in rows)]
     paper = tuple(Column(f"paper's own {metric_title(results, metric)}", ("",)) for metric in given)
@@ -132,14 +173,16 @@ def main_table(results: Results, column: str) -> Table:
         )
         for row in rows
     ]
-    chance = results["random"].get(str(rows[0]["size"]), {}).get(column, {}) if rows else {}
-    random = (measure({"value": chance.get(metric)}) for metric in RETRIEVAL_METRICS)
+    chance = results["references"].get(str(rows[0]["size"]), {}) if rows else {}
     nothing = [NOTHING] * (2 * len(COMPARED) + len(given))
-    cells.append((TableCell("random ranking"), measure({"value": None}), *random, *nothing))
+    for name in REFERENCES:
+        values = chance.get(f"{name}, {column}", {})
+        measured = (measure({"value": values.get(metric)}) for metric in RETRIEVAL_METRICS)
+        cells.append((TableCell(REFERENCE_TITLES[name]), measure({"value": None}), *measured, *nothing))
     return Table(
         column.replace(" ", "-"), column.capitalize(), (Column("method"), *_columns(results), *paper),
-        _mark_best(cells, rows),
-        (_counts(rows, column, results["plan"]["seeds"]), *([PAPER_NOTE] if given else []), *failures(results, rows)),
+        _mark_best(cells, rows, len(METRICS)),
+        (_counts(rows, column, results["plan"]["seeds"]), *([PAPER_NOTE] if given else [])),
     )  # fmt: skip
 
 
@@ -165,6 +208,25 @@ def finding_table(results: Results) -> Table:
     note = f"Not in the mean of a method where the queries do not hold both values: {', '.join(lost)}." if lost else ""
     columns = (Column("finding"), *(Column(row_title(results, row), MEASURE[:3]) for row in rows))
     return Table("auc-by-finding", "AUC by finding", columns, (*cells, mean) if rows else (), (note,) if note else ())
+
+
+def retrieval_table(results: Results) -> Table:
+    """Of queries that have a finding, the share of their first k that has it too; one column per method."""
+    rows = [row for row in headline(results) if row["finished"]]
+    shares = [{**row["retrieval_by_label"], "no finding at all": row["healthy_queries"]} for row in rows]
+    most = max(zip(rows, shares, strict=True), key=lambda one: one[0]["finished"], default=({}, {}))[1]
+    cells = tuple(
+        (TableCell(f"{name}, n = {one['queries']:,}"), measure({"value": one["gallery"]}),
+         *(measure(own[name]["share"]) for own in shares))
+        for name, one in most.items()
+    )  # fmt: skip
+    columns = (Column("finding"), Column("its share of the gallery", ("",)),
+               *(Column(row_title(results, row), MEASURE[:3]) for row in rows))  # fmt: skip
+    k = results["protocol"]["k"]
+    note = (
+        f"Of queries that have the finding, the share of their first {k} that has it too; uncertain counts as positive."
+    )
+    return Table("retrieval-by-finding", "Retrieval by finding", columns, cells, (note,))
 
 
 def breakdown_tables(results: Results) -> Iterator[Table]:
@@ -195,10 +257,13 @@ def _columns(results: Results) -> tuple[Column, ...]:
 
 def _measures(results: Results, row: Row, column: str) -> list[TableCell]:
     if not row["finished"]:
-        failed = any(failures(results, [row]))
-        return [*[TableCell("failed" if failed else "not finished")] * len(METRICS), *[NOTHING] * 2 * len(COMPARED)]
+        return [*[_unfinished(results, row)] * len(METRICS), *[NOTHING] * 2 * len(COMPARED)]
     measured = [measure(row["auc"]), *(measure(row[column][metric]) for metric in RETRIEVAL_METRICS)]
     return [*measured, *(cell for metric in COMPARED for cell in _difference(row, column, metric))]
+
+
+def _unfinished(results: Results, row: Row) -> TableCell:
+    return TableCell("failed" if any(failures(results, [row])) else "not finished")
 
 
 def _difference(row: Row, column: str, metric: str) -> tuple[TableCell, TableCell]:
@@ -239,84 +304,14 @@ def _counts(rows: Sequence[Row], column: str, seeds: int) -> str:
     return f"{count:,} queries{each} have an nDCG, {left:,} are left out ({why[column]})."
 
 
-def _mark_best(table: Sequence[tuple[TableCell, ...]], rows: Sequence[Row]) -> tuple[tuple[TableCell, ...], ...]:
-    """The highest of each metric, as shown, among the methods that finished all of their parts."""
+def _mark_best(
+    table: Sequence[tuple[TableCell, ...]], rows: Sequence[Row], metrics: int
+) -> tuple[tuple[TableCell, ...], ...]:
+    """The highest of each metric, in the columns after the first, as shown; of methods that finished all parts."""
     marked = [list(cells) for cells in table]
     finished = [i for i, row in enumerate(rows) if row["finished"] == row["cells"]]
-    for j in range(1, 1 + len(METRICS)):
+    for j in range(1, 1 + metrics):
         shown = {i: round(value, 3) for i in finished if (value := table[i][j].numbers[0]) is not None}
         for i, value in shown.items():
             marked[i][j] = replace(table[i][j], best=value == max(shown.values()))
     return tuple(map(tuple, marked))
-
-
-#: Of TrainConfig, what a method or a part settles.
-_OWN = ("manifest", "manifest_fingerprint", "labels", "loss", "negative_proxies", "seed", "fold")
-
-
-def _selections(results: Results) -> Table:
-    splits = {"train": "training", "val": "validation", "test": "queries"}
-    counts = [Column(f"{title}, {what}", ("",)) for title in splits.values() for what in ("images", "patients")]
-    rows = tuple(
-        (
-            TableCell(part["part"]),
-            *(number(part[what][split]) for split in splits for what in ("images", "patients")),
-            TableCell(part["file"]),
-        )
-        for part in results["selections"]
-    )
-    return Table("selections", "Selections", (Column("part"), *counts, Column("file")), rows)
-
-
-def _options(results: Results) -> Table:
-    """Of all methods that train a network; what was not given has the default."""
-    defaults = {field.name: field.default for field in fields(TrainConfig) if field.name not in _OWN}
-    options = defaults | results["plan"]["training"]
-    if options["class_weights"] is None:
-        options["class_weights"] = "as the loss has it"
-    rows = tuple((TableCell(name.replace("_", "-")), TableCell(str(value))) for name, value in options.items())
-    note = "Loss, negative proxies and, in a sweep, proxies per class are the method's."
-    return Table("options", "Training options", (Column("option"), Column("value")), rows, (note,))
-
-
-def _machine(results: Results) -> Table:
-    hardware = results["hardware"]
-    facts = {"processor": hardware["processor"], "cores": str(hardware["processors"])}
-    facts |= {"memory": f"{hardware['memory_gib'] or 'unknown'} GiB"}
-    facts |= {"GPUs": ", ".join(hardware["gpus"]) or "none"} | results["versions"]
-    rows = tuple((TableCell(name), TableCell(value)) for name, value in facts.items())
-    note = "Of the machine that made the report; cells may have run on others."
-    return Table("machine", "Machine and versions", (Column("what"), Column("is")), rows, (note,))
-
-
-def _times(results: Results) -> Table:
-    """Of every row: its parts and their run time."""
-    names = ("training images", "proxies per class", "parts finished", "parts", "run time")
-    rows = tuple(
-        (
-            TableCell(row_title(results, row)),
-            number(row["training_images"]) if row["finished"] else NOTHING,
-            _per_class(row["proxies_per_class"]) if row["finished"] else NOTHING,
-            number(row["finished"]),
-            number(row["cells"]),
-            TableCell(duration(row["seconds"]), numbers=(row["seconds"],)) if row["finished"] else NOTHING,
-        )
-        for row in ordered(results)
-    )
-    columns = (Column("method"), *(Column(name, ("",) if name != "run time" else (" (s)",)) for name in names))
-    note = "Run times are summed over the finished parts, loading and evaluation included."
-    return Table("run-times", "Run times", columns, rows, (note,))
-
-
-def duration(seconds: float) -> str:
-    """`1 h 02 min`, `3 min 20 s` or `12 s`."""
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60:,} h {minutes % 60:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
-
-
-def _per_class(counts: Sequence[int]) -> TableCell:
-    """`2` where every class has as many, else `1 to 8`."""
-    least, most = min(counts, default=None), max(counts, default=None)
-    return number(least) if least == most else TableCell(f"{least} to {most}")

@@ -10,11 +10,10 @@ from PIL import Image
 
 from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, Row, write_manifest
-from cbmir.training.comparison.cells import CellAnswers, cell_folder, nearest, write_answers, write_vectors
+from cbmir.training.comparison.cells import cell_folder, write_answers, write_vectors
 from cbmir.training.comparison.plan import Cell, Plan, selection_path
 from cbmir.training.dataset import label_array
 from cbmir.training.evaluate import Vectors, evaluate
-from cbmir.training.metrics import inner_products
 
 #: The last could be taken for markup by XML, and for a formula by matplotlib.
 LABELS = LabelSet(("Effusion", "Mass", "<b>$\\x$&"))
@@ -56,12 +55,8 @@ def _write_cell(report: Path, cell: Cell, selection: Manifest) -> None:
         return Vectors(unit, unit[:, :3], labels, [row.patient_id for row in selection.split(split)])
 
     query, gallery = vectors("test"), vectors("train")
-    similarity = inner_products(query.embedding, gallery.embedding)
-    folder, none = cell_folder(report, cell), [""] * len(query.patients)
+    folder = cell_folder(report, cell)
     folder.mkdir(parents=True)
     write_vectors(folder, query.embedding, gallery.embedding, scores=query.scores)
     facts = {"seconds": 1.0, "training_images": len(gallery.patients)}
-    neighbours = nearest(similarity, query.patients, gallery.patients)
-    retrieval = evaluate(query, gallery, LABELS.names, k=10).retrieval
-    labels, scores = query.labels, query.scores
-    write_answers(folder, CellAnswers(facts, query.patients, none, none, labels, scores, neighbours, retrieval))
+    write_answers(folder, evaluate(query, gallery, LABELS.names, k=10), facts)

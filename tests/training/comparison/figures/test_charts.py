@@ -32,6 +32,7 @@ def row(method: str, size: int, proxies: str, value: float, auc: float | None = 
             "ndcg": figure(value + place / 10),
             "acg": figure(0.4 + place / 10),
             "precision": figure(0.8 + place / 10),
+            "corrected_ndcg": figure(value / 2),
         }
         for place, column in enumerate(COLUMNS)
     }
@@ -52,7 +53,7 @@ def results(*rows: dict[str, Any]) -> dict[str, Any]:
         "shown": {"size": 0 if 0 in sizes else max(sizes, default=0), "proxies": "2" if "2" in proxies else ""},
         "protocol": {"name": "nih", "k": 100},
         "methods": {name: {"paper": dict(m.paper.get("nih", {}))} for name, m in METHODS.items()},
-        "random": {str(one["size"]): {column: {"ndcg": 0.12} for column in COLUMNS} for one in rows},
+        "references": {str(one["size"]): {f"random, {c}": {"ndcg": 0.12} for c in COLUMNS} for one in rows},
         "rows": [*rows, {"method": "dsh", "size": 0, "proxies": "", "cells": 1, "finished": 0}],
     }
 
@@ -87,10 +88,11 @@ def test_comparison_holds_measured_random_and_the_papers_own(tmp_path: Path) -> 
         ("bce", "positive queries", "ndcg"): "0.3", ("bce", "all queries", "ndcg"): "0.4", ("bce", "", "auc"): "0.7",
         ("itq", "positive queries", "ndcg"): "0.2", ("itq", "all queries", "ndcg"): "0.30000000000000004",
         ("itq", "", "auc"): "",
+        ("bce", "all queries", "corrected_ndcg"): "0.15", ("itq", "all queries", "corrected_ndcg"): "0.1",
     }  # fmt: skip
     paper = [(n["method"], n["queries"], n["value"]) for n in numbers if n["kind"] == "paper"]
     assert paper == [("itq", "positive queries", "0.16"), ("bce", "positive queries", "0.31")]  # the table's order
-    assert [n["value"] for n in numbers if n["kind"] == "random"] == ["0.12", "0.12", "0.5"]
+    assert [n["value"] for n in numbers if n["kind"] == "random"] == ["0.5", "0.0", "0.12", "0.12"]
     assert "9 queries with at least one finding" in picture.caption and "over 10 queries" in picture.caption
 
 
@@ -152,7 +154,11 @@ def test_numbers_of_a_report_are_those_of_its_results(small_report: tuple[Path, 
     data = make_results(*small_report)
     draw_charts(data, tmp_path)
     expected = {r["method"]: r["all queries"]["ndcg"] for r in data["rows"]}
-    found = [n for n in read(tmp_path, "comparison") if n["queries"] == "all queries" and n["kind"] == "measured"]
+    found = [
+        n
+        for n in read(tmp_path, "comparison")
+        if (n["queries"], n["metric"], n["kind"]) == ("all queries", "ndcg", "measured")
+    ]
     assert len(found) == 3
     for numbers in found:
         assert [float(numbers[name]) for name in ("value", "low", "high")] == [

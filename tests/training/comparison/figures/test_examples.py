@@ -61,10 +61,10 @@ def test_pages_hold_what_the_methods_found(
     selection = read_manifest(selection_path(report, part))
     asking, gallery = selection.split("test").rows, selection.split("train").rows
     chosen = choose_queries(
-        read_answers(cell_folder(report, Cell(part, "proxy-negative", "2"))).retrieval["positive queries"].ndcg
+        read_answers(report, plan, Cell(part, "proxy-negative", "2")).retrieval["positive queries"].ndcg
     )
     for picture, method in zip(pictures, ("proxy-negative", "bce"), strict=True):
-        answers = read_answers(cell_folder(report, next(c for c in plan.cells() if c.method == method)))
+        answers = read_answers(report, plan, next(c for c in plan.cells() if c.method == method))
         expected = []
         for query, quantile in chosen.items():
             for rank in range(5):
@@ -98,7 +98,7 @@ def test_files_can_be_read_and_name_no_patient(drawn: tuple[Path, list[ReportFig
 def test_where_no_image_was_found_none_is_shown(small_report: tuple[Path, Plan]) -> None:
     report, plan = small_report
     (part,) = plan.parts()
-    answers = read_answers(cell_folder(report, Cell(part, "bce")))
+    answers = read_answers(report, plan, Cell(part, "bce"))
     neighbours = np.full_like(answers.neighbours, -1)
     neighbours[0, 0] = 3
     selection = read_manifest(selection_path(report, part))

@@ -8,7 +8,6 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,123 +17,41 @@ import pytest
 from markupsafe import escape
 
 import cbmir.training.comparison.report.render as module
+from benchmark_results import (
+    COMMANDS,
+    DASH,
+    EVERY,
+    HOSTILE,
+    POSITIVE,
+    REFERENCES,
+    gain,
+    lines_of,
+    make,
+    make_sweep,
+    row,
+    unfinished,
+)  # fmt: skip
 from cbmir.errors import NotAnImageError
 from cbmir.training.comparison.figures.sheet import ReportFigure
 from cbmir.training.comparison.plan import Plan
+from cbmir.training.comparison.report.provenance import duration
 from cbmir.training.comparison.report.render import (
     PATIENTS_NOTICE,
     compared,
     contents,
-    markdown,
     page,
     statements,
     write_report,
 )
-from cbmir.training.comparison.report.tables import breakdown_tables, duration, finding_table, main_table, sweep_table
+from cbmir.training.comparison.report.tables import (
+    breakdown_tables,
+    finding_table,
+    main_table,
+    sweep_table,
+    yardstick_table,
+)
 
-HOSTILE = "<script>alert(1)</script>|*x*](http://evil.example)"
-LABELS = ["Mass", HOSTILE]
-POSITIVE, EVERY = "positive queries", "all queries"
-COMMANDS = ("cbmir benchmark nih 'a & b.csv' -o out", "cbmir benchmark nih 'a & b.csv' -o out --seeds 2 --resume")
-DASH = "\N{EN DASH}"
 VOID = {"meta", "img", "br", "hr", "link", "input"}
-
-
-def fig(value: float | None, low: float | None = None, high: float | None = None, **more: Any) -> dict[str, Any]:
-    return {"value": value, "low": low, "high": high} | more
-
-
-def gain(value: float, low: float, high: float, p: float) -> dict[str, Any]:
-    """`minus_bce`, the same of every metric of retrieval; of all queries the interval holds 0. Of AUC half of it."""
-    one = fig(value, low, high, p=p / 2, p_holm=p)
-    wide = fig(value, -1.0, 1.0, p=p, p_holm=p)
-    metrics = ("ndcg", "acg", "precision")
-    columns = {POSITIVE: dict.fromkeys(metrics, one), EVERY: dict.fromkeys(metrics, wide)}
-    return {"auc": fig(value / 2, low / 2, high / 2, p=p / 4, p_holm=p / 2), "parts": 2} | columns
-
-
-NO_AUC = {"auc": fig(None, p=None, p_holm=None)}
-
-
-def proxies_of(method: str) -> str:
-    return "2" if method == "proxy" else ""
-
-
-def row(method: str, ndcg: float, *, auc: float | None = 0.7, sd: float | None = 0.004, **more: Any) -> dict[str, Any]:
-    measure = fig(ndcg, ndcg - 0.01, ndcg + 0.01, sd=sd)
-    column = {"queries": 12, "queries_left_out": 3, "ndcg": measure, "acg": measure, "precision": measure}
-    interval = (None, None) if auc is None else (auc - 0.1, auc + 0.1)
-    facts: dict[str, Any] = {
-        "method": method, "size": 0, "proxies": proxies_of(method), "cells": 2, "finished": 2, "training_images": 1200,
-        "seconds": 3723.0, "proxies_per_class": [2, 2], "negative_proxies": False,
-        "auc": fig(auc, *interval, sd=None if auc is None else sd),
-        "auc_by_label": {"Mass": fig(auc, *interval), HOSTILE: fig(None)}, "auc_without_both_values": [HOSTILE],
-        POSITIVE: column, EVERY: column | {"queries": 15, "queries_left_out": 0}, "views": {}, "sources": {},
-        "minus_bce": None,
-    }  # fmt: skip
-    return facts | more
-
-
-def unfinished(method: str) -> dict[str, Any]:
-    return {"method": method, "size": 0, "proxies": proxies_of(method), "cells": 2, "finished": 0}
-
-
-def make(**changes: Any) -> dict[str, Any]:
-    plan = {"protocol": "nih", "manifest": "nih.csv", "manifest_fingerprint": "ab12", "seeds": 2, "folds": 0,
-            "sizes": [0], "proxies": ["2"], "training": {"encoder": "tiny"}}  # fmt: skip
-    paper = {"ssh": {"ndcg": 0.15}, "bce": {"ndcg": 0.31}, "proxy": {"ndcg": 0.38}}
-    methods = ("ssh", "texture", "community", "bce", "ml-proxy-nca", "proxy", "proxy-auto")
-    chosen = {"texture": "Numbers chosen <here>."}
-    chance = {"ndcg": 0.1, "acg": 0.2, "precision": 0.3}
-    views = {"AP": {POSITIVE: {"queries": 1020, "ndcg": fig(0.3, 0.2, 0.4)}}}
-    results: dict[str, Any] = {
-        "schema": 1,
-        "protocol": {"name": "nih", "title": "NIH", "k": 100, "labels": LABELS},
-        "made": "2025-01-02T03:04:05+00:00",
-        "command": "\n".join(COMMANDS),
-        "plan": plan,
-        "shown": {"size": 0, "proxies": "2"},
-        "versions": {"cbmir": "0.1.0"},
-        "hardware": {"processor": "a CPU", "processors": 2, "memory_gib": 8.0, "gpus": []},
-        "selections": [
-            {"part": f"seed{seed}", "file": f"selections/seed{seed}.csv", "fingerprint": "cd",
-             "images": {"train": 1200, "val": 9, "test": 15 + seed}, "patients": {"train": 800, "val": 8, "test": 7}}
-            for seed in (0, 1)
-        ],
-        "methods": {
-            m: {"title": m.upper(), "source": f"Who & Co, {m}", "chosen": chosen.get(m, ""), "paper": paper.get(m, {})}
-            for m in methods
-        },
-        "random": {"0": {POSITIVE: chance, EVERY: chance}},
-        "rows": [
-            row("bce", 0.25, auc=0.75),
-            row("texture", 0.125, auc=None, sd=None, minus_bce=gain(-0.125, -0.2, -0.05, 0.0002) | NO_AUC),
-            row("proxy", 0.3, minus_bce=gain(0.05, 0.01, 0.09, 0.04), views=views),
-            row("proxy-auto", 0.29, minus_bce=gain(0.04, 0.01, 0.07, 0.06)),
-            row("ml-proxy-nca", 0.9, finished=1, minus_bce=gain(0.65, 0.6, 0.7, 0.01) | {"parts": 1}),
-            unfinished("ssh"), unfinished("community"),
-        ],
-        "failed": [
-            {"cell": f"seed{s}/ssh", "method": "ssh", "error": "64 bits > 32", "exit": 1, "log": f"seed{s}/ssh/log.txt"}
-            for s in (0, 1)
-        ],
-        "unfinished": ["seed0/community", "seed1/community", "seed1/ml-proxy-nca"],
-    }  # fmt: skip
-    return results | changes
-
-
-def make_sweep() -> dict[str, Any]:
-    rows = [
-        row("proxy", 0.3, size=size, proxies=proxies, training_images=size or 1200)
-        for size in (600, 0) for proxies in ("2", "8")
-    ]  # fmt: skip
-    results = make(rows=[row("bce", 0.25), *rows], failed=[], unfinished=[])
-    plan = results["plan"] | {"sizes": [600, 0], "proxies": ["2", "8"]}
-    return results | {"plan": plan}
-
-
-def lines_of(results: dict[str, Any], pictures: Sequence[ReportFigure] = ()) -> list[str]:
-    return markdown(contents(results, pictures)).splitlines()
 
 
 class Balanced(HTMLParser):
@@ -161,31 +78,26 @@ def test_main_table_of_positive_queries() -> None:
     lines = lines_of(make())
     start = lines.index("### Positive queries")
     dashes = {ord("\N{EN DASH}"): "-", ord("\N{MINUS SIGN}"): "-"}
-    assert [line.translate(dashes) for line in lines[start + 2 : start + 12]] == [
-        "| method | AUC | nDCG@100 | ACG@100 | precision@100 | nDCG@100 - BCE | p (Holm) | AUC - BCE | p (Holm) "
-        "| paper's own nDCG@100 |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| SSH (0 of 2 parts) | failed | failed | failed | failed | - | - | - | - | 0.15 |",
-        "| TEXTURE | n/a | 0.125 [0.115, 0.135] | 0.125 [0.115, 0.135] | 0.125 [0.115, 0.135] "
-        "| -0.125 [-0.200, -0.050] | \\< 0.001 | n/a | - | - |",
-        "| COMMUNITY (0 of 2 parts) | not finished | not finished | not finished | not finished | - | - | - | - | - |",
-        "| BCE | **0.750** [0.650, 0.850] ± 0.004 | 0.250 [0.240, 0.260] ± 0.004 | 0.250 [0.240, 0.260] ± 0.004 "
-        "| 0.250 [0.240, 0.260] ± 0.004 | reference | - | reference | - | 0.31 |",
-        "| ML-PROXY-NCA (1 of 2 parts) | 0.700 [0.600, 0.800] ± 0.004 | 0.900 [0.890, 0.910] ± 0.004 "
-        "| 0.900 [0.890, 0.910] ± 0.004 | 0.900 [0.890, 0.910] ± 0.004 | +0.650 [0.600, 0.700] | 0.010 "
-        "| +0.325 [0.300, 0.350] | 0.005 | - |",
-        "| PROXY | 0.700 [0.600, 0.800] ± 0.004 | **0.300** [0.290, 0.310] ± 0.004 | **0.300** [0.290, 0.310] ± 0.004 "
-        "| **0.300** [0.290, 0.310] ± 0.004 | +0.050 [0.010, 0.090] | 0.040 "
-        "| +0.025 [0.005, 0.045] | 0.020 | 0.38 |",
-        "| PROXY-AUTO | 0.700 [0.600, 0.800] ± 0.004 | 0.290 [0.280, 0.300] ± 0.004 | 0.290 [0.280, 0.300] ± 0.004 "
-        "| 0.290 [0.280, 0.300] ± 0.004 | +0.040 [0.010, 0.070] | 0.060 "
-        "| +0.020 [0.005, 0.035] | 0.030 | - |",
-        "| random ranking | n/a | 0.100 | 0.200 | 0.300 | - | - | - | - | - |",
+    assert [line.translate(dashes) for line in lines[start + 2 : start + 14]] == [
+        "| method | AUC | nDCG@100 | ACG@100 | precision@100 | Jaccard nDCG@100 | nDCG@100 - BCE | p (Holm) "
+        "| AUC - BCE | p (Holm) | paper's own nDCG@100 |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| SSH (0 of 2 parts) | failed | failed | failed | failed | failed | - | - | - | - | 0.15 |",
+        f"| TEXTURE | n/a {'| 0.125 [0.115, 0.135] ' * 4}| -0.125 [-0.200, -0.050] | \\< 0.001 | n/a | - | - |",
+        f"| COMMUNITY (0 of 2 parts) {'| not finished ' * 5}| - | - | - | - | - |",
+        f"| BCE | **0.750** [0.650, 0.850] ± 0.004 {'| 0.250 [0.240, 0.260] ± 0.004 ' * 4}"
+        "| reference | - | reference | - | 0.31 |",
+        f"| ML-PROXY-NCA (1 of 2 parts) | 0.700 [0.600, 0.800] ± 0.004 {'| 0.900 [0.890, 0.910] ± 0.004 ' * 4}"
+        "| +0.650 [0.600, 0.700] | 0.010 | +0.325 [0.300, 0.350] | 0.005 | - |",
+        f"| PROXY | 0.700 [0.600, 0.800] ± 0.004 {'| **0.300** [0.290, 0.310] ± 0.004 ' * 4}"
+        "| +0.050 [0.010, 0.090] | 0.040 | +0.025 [0.005, 0.045] | 0.020 | 0.38 |",
+        f"| PROXY-AUTO | 0.700 [0.600, 0.800] ± 0.004 {'| 0.290 [0.280, 0.300] ± 0.004 ' * 4}"
+        "| +0.040 [0.010, 0.070] | 0.060 | +0.020 [0.005, 0.035] | 0.030 | - |",
+        *(f"| {name} | n/a | 0.100 | 0.200 | 0.300 | 0.400 | - | - | - | - | - |" for name in REFERENCES),
     ]
-    notes = "\n".join(lines[start + 12 : lines.index("### All queries")])
+    notes = "\n".join(lines[start + 14 : lines.index("### All queries")])
     assert "- 12 queries, of 2 seeds together, have an nDCG, 3 are left out" in notes
     assert "paper's figures, on its data and by its code: they were not measured here" in notes
-    assert "- SSH failed: 64 bits \\> 32 (cells/seed0/ssh/log.txt and 1 more)" in notes
     assert "- 15 queries, of 2 seeds together, have an nDCG, 0 are left out" in "\n".join(lines)
 
 
@@ -207,31 +119,31 @@ def test_a_protocol_of_which_the_paper_says_nothing_has_no_column_of_it() -> Non
 
 def test_a_comparison_on_fewer_parts_says_so_and_without_bce_there_is_none() -> None:
     results = make(rows=[row("proxy", 0.3, minus_bce=gain(0.05, 0.01, 0.09, 0.04) | {"parts": 1}), row("texture", 0.1)])
-    texture, proxy, _ = main_table(results, POSITIVE).rows
-    assert [(cell.text, cell.detail) for cell in proxy[5:9]] == [
+    texture, proxy, *_ = main_table(results, POSITIVE).rows
+    assert [(cell.text, cell.detail) for cell in proxy[6:10]] == [
         ("+0.050", "[0.010, 0.090] on 1 of 2 parts"), ("0.040", ""),
         ("+0.025", "[0.005, 0.045] on 1 of 2 parts"), ("0.020", ""),
     ]  # fmt: skip
-    assert [cell.text for cell in texture[5:9]] == [DASH] * 4
+    assert [cell.text for cell in texture[6:10]] == [DASH] * 4
 
 
 def test_equal_figures_are_both_best_and_the_random_ranking_is_never() -> None:
     results = make(rows=[row("bce", 0.09), row("proxy", 0.0901)])
     table = main_table(results, EVERY)
-    assert [cells[2].best for cells in table.rows] == [True, True, False]
+    assert [cells[2].best for cells in table.rows] == [True, True, False, False, False]
 
 
 def test_statements_need_both_p_and_interval() -> None:
     assert list(statements(make(), POSITIVE)) == [
-        "Positive queries, higher than BCE's: ML-PROXY-NCA; PROXY.",
-        "Positive queries, lower than BCE's: TEXTURE.",
-        "Positive queries, cannot be told apart from BCE's: PROXY-AUTO.",
+        "nDCG@100, positive queries, higher than BCE's: ML-PROXY-NCA; PROXY.",
+        "nDCG@100, positive queries, lower than BCE's: TEXTURE.",
+        "nDCG@100, positive queries, cannot be told apart from BCE's: PROXY-AUTO.",
     ]
     assert list(statements(make(), EVERY)) == [
-        "All queries, cannot be told apart from BCE's: TEXTURE; ML-PROXY-NCA; PROXY; PROXY-AUTO."
+        "nDCG@100, all queries, cannot be told apart from BCE's: TEXTURE; ML-PROXY-NCA; PROXY; PROXY-AUTO."
     ]
     assert list(statements(make(rows=[row("bce", 0.2)]), EVERY)) == [
-        "All queries: no method could be compared with BCE."
+        "nDCG@100, all queries: no method could be compared with BCE."
     ]
 
 
@@ -244,13 +156,13 @@ def test_a_sweep_has_a_table_of_its_own() -> None:
     ]  # fmt: skip
     results["rows"][2] |= {"minus_bce": gain(0.05, 0.01, 0.09, 0.04)}
     table = sweep_table(results, EVERY)
-    assert [column.title for column in table.columns[7:]] == [
+    assert [column.title for column in table.columns[8:]] == [
         "nDCG@100 \N{MINUS SIGN} BCE", "p (Holm)", "AUC \N{MINUS SIGN} BCE", "p (Holm)",
     ]  # fmt: skip
-    assert [[cell.text for cell in cells[7:]] for cells in table.rows[:3]] == [
+    assert [[cell.text for cell in cells[8:]] for cells in table.rows[:3]] == [
         ["reference", DASH, "reference", DASH], [DASH] * 4, ["+0.050", "0.040", "+0.025", "0.020"],
     ]  # fmt: skip
-    assert [cells[0].text for cells in main_table(results, POSITIVE).rows] == ["BCE", "PROXY", "random ranking"]
+    assert [cells[0].text for cells in main_table(results, POSITIVE).rows] == ["BCE", "PROXY", *REFERENCES]
     text = "\n".join(lines_of(results))
     assert "## Sweeps" in text and "with all training images and 2 proxies per class" in text
     assert "## Sweeps" not in "\n".join(lines_of(make()))
@@ -272,7 +184,7 @@ def test_a_failure_is_told_of_in_the_rows_that_it_belongs_to() -> None:
     table = sweep_table(results, POSITIVE)
     assert [cells[3].text for cells in table.rows] == ["0.700", "0.700", "failed", "0.700", "0.700"]
     assert table.notes == ("PROXY failed: no memory (cells/x/log.txt)",)
-    assert not any("no memory" in note for note in main_table(results, POSITIVE).notes)
+    assert not any("no memory" in note for note in yardstick_table(results).notes)
 
 
 def test_auc_by_finding_has_the_methods_with_a_classifier() -> None:
@@ -351,11 +263,11 @@ def test_a_large_drawing_is_shown_in_pixels(tmp_path: Path) -> None:
 
 
 def test_before_any_cell_is_finished() -> None:
-    text = "\n".join(lines_of(make(rows=[unfinished("bce"), unfinished("proxy")], random={}, failed=[])))
+    text = "\n".join(lines_of(make(rows=[unfinished("bce"), unfinished("proxy")], references={}, failed=[])))
     nothing = f"{' | '.join([DASH] * 4)} |"
     assert "- No method is finished." in text and "## By finding" not in text
-    assert f"| PROXY (0 of 2 parts) | {'not finished | ' * 4}{nothing}" in text
-    assert f"| random ranking | {'n/a | ' * 4}{nothing}" in text
+    assert f"| PROXY (0 of 2 parts) | {'not finished | ' * 5}{nothing}" in text
+    assert f"| random ranking | {'n/a | ' * 5}{nothing}" in text
     assert "Of the cells, 3 are not finished and 0 failed." in text
 
 
@@ -392,8 +304,8 @@ def test_report_folder_and_its_rewrite(stubbed: dict[str, Any], tmp_path: Path) 
     first = files(tmp_path)
     assert set(first) == {
         "results.json", "report.md", "index.html", "figures/a.svg", "figures/a.png", "figures/a.csv",
-        *(f"tables/{name}.csv" for name in ("positive-queries", "all-queries", "auc-by-finding", "selections",
-          "views-positive-queries", "options", "machine", "run-times")),
+        *(f"tables/{name}.csv" for name in ("yardstick", "lists", "positive-queries", "all-queries", "auc-by-finding",
+          "retrieval-by-finding", "selections", "views-positive-queries", "options", "machine", "run-times")),
     }  # fmt: skip
     assert json.loads(first["results.json"]) == stubbed
     write_report(tmp_path, PLAN)

@@ -1,0 +1,64 @@
+"""What the benchmark's report says by the yardstick: its tables, and which method is best."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmark_results import DASH, HOSTILE, fig, lines_of, make
+from cbmir.training.comparison.report.render import best_statement
+from cbmir.training.comparison.report.tables import lists_table, retrieval_table
+
+
+def test_the_yardstick_comes_first_and_says_why_a_method_failed() -> None:
+    lines = lines_of(make())
+    start = lines.index("### Yardstick")
+    assert start < lines.index("### Positive queries")
+    rows = {line.split(" | ")[0]: line for line in lines[start + 4 : start + 13]}
+    assert lines[start + 2].startswith(
+        "| method | AUC | corrected nDCG@100, all queries | corrected Jaccard nDCG@100, all "
+    )
+    assert rows["| PROXY"] == (
+        f"| PROXY | 0.700 [0.600, 0.800] ± 0.004 {'| **0.300** [0.290, 0.310] ± 0.004 ' * 4}| 0.050 |"
+    )
+    assert rows["| SSH (0 of 2 parts)"] == f"| SSH (0 of 2 parts) {'| failed ' * 5}| {DASH} |"
+    assert rows["| any list that ignores the query"].endswith(f"| n/a {'| 0.000 ' * 4}| {DASH} |")
+    assert "- SSH failed: 64 bits \\> 32 (cells/seed0/ssh/log.txt and 1 more)" in lines
+    lists = {cells[0].text: [cell.text for cell in cells[1:]] for cells in lists_table(make()).rows}
+    assert lists["PROXY"] == ["0.300", "0.300", "0.500", "2.500"]
+    assert lists["random lists"] == ["1.250", "0.250", "0.875", DASH]
+
+
+def test_retrieval_by_finding() -> None:
+    table = retrieval_table(make())
+    assert [column.title for column in table.columns][:3] == ["finding", "its share of the gallery", "TEXTURE"]
+    assert [(cells[0].text, cells[1].text, cells[2].text) for cells in table.rows] == [
+        ("Mass, n = 12", "0.250", "0.125"), (f"{HOSTILE}, n = 12", "0.250", "0.125"),
+        ("no finding at all, n = 12", "0.250", "0.125"),
+    ]  # fmt: skip
+
+
+def test_what_is_said_of_the_best() -> None:
+    metrics = ("auc", "corrected_ndcg", "corrected_jaccard_ndcg")
+    led, clear, close = dict.fromkeys(metrics, "proxy"), fig(0.1, 0.05, 0.2), fig(0.1, -0.05, 0.2)
+
+    def said(method: str | None, leaders: dict[str, str], differences: dict[str, Any]) -> str:
+        best = {"method": method, "leaders": leaders, "differences": differences}
+        return best_statement(make(best=best))
+
+    assert said("proxy", led, {"bce": dict.fromkeys(metrics, clear)}).startswith("Best: PROXY. It leads every other")
+    others = {
+        "bce": {"auc": close, "corrected_ndcg": clear},
+        "ssh": {"corrected_ndcg": clear},
+        "texture": {"auc": close},
+    }
+    assert said(None, led, others) == (
+        "No method is called best: PROXY has the highest AUC and corrected nDCGs, but the interval of its difference "
+        "does not lie above 0 against BCE (AUC); TEXTURE (AUC)."
+    )
+    assert said(None, led | {"auc": "bce"}, {}) == (
+        "No method is called best: different ones lead, in AUC BCE, in corrected nDCG@100 PROXY, in corrected Jaccard "
+        "nDCG@100 PROXY."
+    )
+    assert said(None, led, {}).endswith("only one has finished all of its parts.")
+    assert said(None, {}, {}).endswith("none that has finished all of its parts has figures.")
+    assert said(None, {"corrected_ndcg": "ssh"}, {}).endswith("none that has finished all of its parts has an AUC.")

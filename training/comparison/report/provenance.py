@@ -1,0 +1,83 @@
+"""The tables that say how a benchmark was made: its selections, options, machine and run times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from cbmir.training.comparison.report.tables import NOTHING, Column, Table, TableCell, number, row_title
+from cbmir.training.comparison.results import Results, ordered
+from cbmir.training.config import TrainConfig
+
+#: Of TrainConfig, what a method or a part settles.
+_OWN = ("manifest", "manifest_fingerprint", "labels", "loss", "negative_proxies", "seed", "fold")
+
+
+def selections_table(results: Results) -> Table:
+    """Images and patients of each part."""
+    splits = {"train": "training", "val": "validation", "test": "queries"}
+    counts = [Column(f"{title}, {what}", ("",)) for title in splits.values() for what in ("images", "patients")]
+    rows = tuple(
+        (
+            TableCell(part["part"]),
+            *(number(part[what][split]) for split in splits for what in ("images", "patients")),
+            TableCell(part["file"]),
+        )
+        for part in results["selections"]
+    )
+    return Table("selections", "Selections", (Column("part"), *counts, Column("file")), rows)
+
+
+def options_table(results: Results) -> Table:
+    """Of all methods that train a network; what was not given has the default."""
+    defaults = {field.name: field.default for field in fields(TrainConfig) if field.name not in _OWN}
+    options = defaults | results["plan"]["training"]
+    if options["class_weights"] is None:
+        options["class_weights"] = "as the loss has it"
+    rows = tuple((TableCell(name.replace("_", "-")), TableCell(str(value))) for name, value in options.items())
+    note = "Loss, negative proxies and, in a sweep, proxies per class are the method's."
+    return Table("options", "Training options", (Column("option"), Column("value")), rows, (note,))
+
+
+def machine_table(results: Results) -> Table:
+    """Where the report was made, and by which versions."""
+    hardware = results["hardware"]
+    facts = {"processor": hardware["processor"], "cores": str(hardware["processors"])}
+    facts |= {"memory": f"{hardware['memory_gib'] or 'unknown'} GiB"}
+    facts |= {"GPUs": ", ".join(hardware["gpus"]) or "none"} | results["versions"]
+    rows = tuple((TableCell(name), TableCell(value)) for name, value in facts.items())
+    note = "Of the machine that made the report; cells may have run on others."
+    return Table("machine", "Machine and versions", (Column("what"), Column("is")), rows, (note,))
+
+
+def times_table(results: Results) -> Table:
+    """Of every row: its parts and their run time."""
+    names = ("training images", "proxies per class", "parts finished", "parts", "run time")
+    rows = tuple(
+        (
+            TableCell(row_title(results, row)),
+            number(row["training_images"]) if row["finished"] else NOTHING,
+            _per_class(row["proxies_per_class"]) if row["finished"] else NOTHING,
+            number(row["finished"]),
+            number(row["cells"]),
+            TableCell(duration(row["seconds"]), numbers=(row["seconds"],)) if row["finished"] else NOTHING,
+        )
+        for row in ordered(results)
+    )
+    columns = (Column("method"), *(Column(name, ("",) if name != "run time" else (" (s)",)) for name in names))
+    note = "Run times are summed over the finished parts, loading and evaluation included."
+    return Table("run-times", "Run times", columns, rows, (note,))
+
+
+def duration(seconds: float) -> str:
+    """`1 h 02 min`, `3 min 20 s` or `12 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60:,} h {minutes % 60:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def _per_class(counts: Sequence[int]) -> TableCell:
+    """`2` where every class has as many, else `1 to 8`."""
+    least, most = min(counts, default=None), max(counts, default=None)
+    return number(least) if least == most else TableCell(f"{least} to {most}")
