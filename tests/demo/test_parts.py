@@ -282,14 +282,17 @@ def test_a_line_that_ends_does_not_end_a_sentence(report: str, marked: list[str]
 def test_card_page_has_intervals_and_leaves_out_what_is_not_known(tiny_card: ModelCard) -> None:
     card = tiny_card.with_(
         metrics={"val auc": {"value": 0.71, "low": 0.6, "high": 0.8}, "val all queries": {
-            "queries": 3, "ndcg": {"value": 0.3, "low": 0.2, "high": 0.4}}},
+            "queries": 3, "ndcg": {"value": 0.3, "low": 0.2, "high": 0.4},
+            "corrected_ndcg": {"value": 0.1, "low": None, "high": None},
+            "acg": {"value": None, "low": None, "high": None}}},
         training={"source": NASTY, "images": {"train": 1237}, "labels": {"Mass": {"positive": 5, "negative": 7}}},
     )  # fmt: skip
     text = _Page(card_html(card)).text
     for part in (NOT_A_DEVICE, "AUC, validation0.7100.600 to 0.800", "nDCG, validation, all queries0.300", NASTY,
+                 "nDCG corrected for chance, validation, all queries0.100not available",
                  "train 1,237", "Mass57", "Limits"):  # fmt: skip
         assert part in text
-    assert "Epochs" not in text
+    assert "Epochs" not in text and "ACG" not in text
     assert "no metrics" in card_html(tiny_card)
 
 

@@ -14,7 +14,7 @@ import pytest
 from cbmir.errors import ManifestError
 from cbmir.labels import LabelSet
 from cbmir.manifest import read_manifest
-from cbmir.training.comparison.cells import cell_folder
+from cbmir.training.comparison.cells import VECTORS, cell_folder
 from cbmir.training.comparison.figures.maps import GalleryLabels, draw_maps, label_pairs, negative_share, tsne
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Cell, Plan, selection_path
@@ -104,3 +104,5 @@ def test_what_is_not_there_is_not_drawn(small_report: tuple[Path, Plan], tmp_pat
         copy.write_bytes(source.read_bytes())
     (picture,) = draw_maps(alone, plan, tmp_path / "figures")
     assert picture.name == "tsne-pairs" and f"“{METHODS['proxy'].title}”" in picture.caption
+    (cell_folder(alone, Cell(part, "proxy", "2")) / VECTORS).unlink()
+    assert draw_maps(alone, plan, tmp_path / "figures") == [], "answers may be kept without their vectors"
