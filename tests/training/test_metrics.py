@@ -13,10 +13,8 @@ from cbmir.training.metrics import (
     RETRIEVAL_METRICS,
     add_negative_class,
     auc,
-    bootstrap_p,
     class_aucs,
     discounts,
-    holm,
     inner_products,
     interval,
     patient_weights,
@@ -25,7 +23,6 @@ from cbmir.training.metrics import (
     resampled_auc,
     resampled_class_aucs,
     retrieval_values,
-    sign_flip_p,
     weighted_means,
 )
 
@@ -211,24 +208,3 @@ def test_weighted_means_and_interval() -> None:
     assert means[:2].tolist() == [2, 1] and math.isnan(means[2])
     assert interval(np.array([*range(101), NAN], dtype=float)) == pytest.approx((2.5, 97.5))
     assert all(math.isnan(v) for v in interval(np.array([NAN])))
-
-
-def test_sign_flips_are_by_patient() -> None:
-    """Three patients with sums 3, 1, 1: of the eight sign patterns two reach |5|; images alone would say 2 in 32."""
-    differences, patients = np.array([1.0, 1, 1, 1, 1, NAN]), list("aaabcd")
-    assert sign_flip_p(differences, patients) == pytest.approx(2 / 8, abs=0.02)
-    assert sign_flip_p(np.array([1.0, -1, 0.5]), list("abc")) > 0.5
-    assert math.isnan(sign_flip_p(np.array([NAN]), ["a"]))
-
-
-def test_bootstrap_p_by_hand() -> None:
-    """Of 99 samples 4 lie at or below 0: twice (4 + 1) in 100."""
-    assert bootstrap_p(np.arange(99.0) - 3) == pytest.approx(0.1)
-    assert bootstrap_p(np.ones(99)) == pytest.approx(0.02)
-    assert bootstrap_p(np.zeros(99)) == 1
-    assert math.isnan(bootstrap_p(np.array([NAN])))
-
-
-def test_holm_by_hand() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.5, NAN, 0.9]) == pytest.approx([1, NAN, 1], nan_ok=True)

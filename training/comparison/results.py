@@ -24,11 +24,11 @@ import torch
 import cbmir
 from cbmir.machine import describe_machine
 from cbmir.manifest import Manifest, read_manifest
-from cbmir.training import metrics
 from cbmir.training.comparison.cells import FAILED, CellAnswers, cell_folder, is_finished, read_answers
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Cell, Part, Plan, selection_path
 from cbmir.training.comparison.protocols import PROTOCOLS
+from cbmir.training.comparison.significance import bootstrap_p, holm, sign_flip_p
 from cbmir.training.evaluation_report import metric_title as title_of
 from cbmir.training.metrics import PAPER_METRICS, QUERIES, REFERENCES, RETRIEVAL_METRICS
 from cbmir.training.pool import Pool, figure_of, mean_figure, or_none
@@ -78,9 +78,9 @@ def differences(pool: Pool, reference: Pool) -> dict[str, Any]:
     def one(metric: str, column: str = "") -> dict[str, Any]:
         if metric in RETRIEVAL_METRICS:
             gain = pool.values(column, metric) - reference.values(column, metric)
-            p = metrics.sign_flip_p(gain, pool.patients)
+            p = sign_flip_p(gain, pool.patients)
         else:
-            p = metrics.bootstrap_p(pool.samples(metric, column) - reference.samples(metric, column))
+            p = bootstrap_p(pool.samples(metric, column) - reference.samples(metric, column))
         return difference(pool, reference, metric, column) | {"p": or_none(p)}
 
     return {"auc": one("auc")} | {column: {m: one(m, column) for m in BY_COLUMN} for column in QUERIES}
@@ -232,7 +232,7 @@ def _minus_bce(cells: list[Cell], answers: dict[Cell, CellAnswers]) -> dict[str,
 def _correct(compared: list[dict[str, Any]]) -> None:
     """Add the corrected p to the differences of one metric."""
     raw = [float("nan") if one["p"] is None else one["p"] for one in compared]
-    for one, p in zip(compared, metrics.holm(raw), strict=True):
+    for one, p in zip(compared, holm(raw), strict=True):
         one["p_holm"] = None if math.isnan(p) else p
 
 
