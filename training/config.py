@@ -15,6 +15,8 @@ from cbmir.preprocessing import PreprocessSpec
 from cbmir.training.losses import WEIGHTED_LOSSES
 
 Precision = Literal["auto", "32", "bf16-mixed", "16-mixed"]
+Schedule = Literal["constant", "cosine"]
+Augment = Literal["crop", "full"]
 
 #: What may change when a run is resumed; everything else would make it another run. The manifest and the teacher may
 #: have been moved: their fingerprints stay.
@@ -34,7 +36,12 @@ class TrainConfig:
         class_weights: None is the paper's choice: with the proxy loss, without for BCE; most others have none.
         code_bits: The length of the codes of hashing losses.
         fold: "1/5" to "5/5" for cross-validation by patient, the same for every seed; empty for the manifest's splits.
-        patience: Epochs without a better nDCG until training stops.
+        patience: Epochs without a better choice (`harness.Validation`) until training stops.
+        schedule: The learning rate stays, or warms up and then falls by a cosine.
+        average: Decay of the moving average of the weights that is judged and kept; 0 keeps the weights themselves.
+        augment: Random crops, or also rotation, scale and exposure.
+        head_rate: The learning rate of projection, head and loss is so many times the encoder's.
+        projection: The embedding is a linear map of the encoder's features to so many dimensions; 0 for none.
         distill: The teacher's folder; empty for an ordinary run.
         teacher_fingerprint: The name of the teacher's weights, or empty.
     """
@@ -61,16 +68,23 @@ class TrainConfig:
     seed: int = 0
     fold: str = ""
     patience: int = 10
+    schedule: Schedule = "constant"
+    average: float = 0.0
+    augment: Augment = "crop"
+    head_rate: float = 1.0
+    projection: int = 0
     distill: str = ""
     teacher_fingerprint: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "lr", "sigma", "patience", "code_bits"):
+        for name in ("epochs", "batch_size", "lr", "sigma", "patience", "code_bits", "head_rate"):
             if not getattr(self, name) > 0:
                 raise RunError(f"expected {name} above 0, found {getattr(self, name)}")
-        for name in ("weight_decay", "seed"):
+        for name in ("weight_decay", "seed", "projection"):
             if not getattr(self, name) >= 0:
                 raise RunError(f"expected {name} of 0 or more, found {getattr(self, name)}")
+        if not 0 <= self.average < 1:
+            raise RunError(f"expected average, a decay, of 0 or more and below 1, found {self.average}")
         for name in ("proxies_per_class", "devices"):
             value = getattr(self, name)
             if value != "auto" and not (value.isdigit() and int(value) > 0):

@@ -20,8 +20,10 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import cbmir
@@ -43,13 +45,19 @@ from cbmir.training.dataset import (
 from cbmir.training.distillation import Teacher, build_student, load_teacher
 from cbmir.training.evaluate import Vectors, embed, evaluate, on_fastest_device
 from cbmir.training.model import ProxyHead, RetrievalModel
+from cbmir.training.rankings import CORRECTED, SPARE, Rankings, chance_values, nearest
 from cbmir.training.run import RunFolder, build_model, embedding_fingerprint, training_manifest
 
 log = logging.getLogger("cbmir")
 
-#: The model is selected by nDCG at this k. At most so many images of each side are looked at after an epoch.
+#: An epoch is judged by its first k neighbours. At most so many images of each side are looked at after it.
 SELECTION_K = 10
 SELECTION_QUERIES, SELECTION_GALLERY = 2_000, 5_000
+#: What an epoch is judged by, in metrics.csv and in the card; the best is that of the highest "choice".
+MEASURED = ("val_auc", "val_corrected_ndcg", "val_choice")
+#: With a cosine schedule the share of all steps in which the learning rate rises.
+_WARM_UP = 0.07
+_HEAD = ("model.encoder.projection.", "model.head.", "loss.")
 
 
 def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
@@ -78,7 +86,12 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
     teacher = load_teacher(config, manifest) if config.distill else None  # first, since images may take an hour
     images = cached_images(manifest, config.preprocess, cache_folder(config.manifest))
     data = TrainingImages(
-        images, np.array(split_rows(manifest, "train")), label_array(manifest), config.preprocess, config.seed
+        images,
+        np.array(split_rows(manifest, "train")),
+        label_array(manifest),
+        config.preprocess,
+        config.seed,
+        full=config.augment == "full",
     )
     weights = "none" if folder.last.exists() else config.weights
     if teacher is None:
@@ -133,12 +146,37 @@ class RetrievalTask(L.LightningModule):
         super().__init__()
         self.model, self.loss, self.validation, self.folder = model, loss, validation, folder
         self.config, self.teacher = validation.config, validation.teacher
+        self.average = AveragedModel(model, avg_fn=self._averaged, use_buffers=True) if self.config.average else None
         self.started = 0.0
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(
-            self.model.parameters(), lr=self.config.lr, betas=(0.9, 0.999), weight_decay=self.config.weight_decay
-        )
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        config, groups = self.config, []
+        for is_head in (False, True):
+            own = [p for name, p in self.named_parameters() if p.requires_grad and name.startswith(_HEAD) is is_head]
+            rate = config.lr * (config.head_rate if is_head else 1)
+            # Weight decay is for weights: a scale or a shift is no more likely to be small.
+            groups += [
+                {"params": [p for p in own if (p.ndim > 1) is decays], "lr": rate,
+                 "weight_decay": config.weight_decay if decays else 0.0}
+                for decays in (True, False)
+            ]  # fmt: skip
+        optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.999))
+        if config.schedule == "constant":
+            return optimizer
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, [group["lr"] for group in groups], int(self.trainer.estimated_stepping_batches),
+            pct_start=_WARM_UP, cycle_momentum=False,
+        )  # fmt: skip
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _averaged(self, average: Tensor, current: Tensor, updates: Tensor | int) -> Tensor:
+        """The moving average: shorter at first, so that it soon forgets where the weights began."""
+        decay = min(self.config.average, (1 + int(updates)) / (10 + int(updates)))
+        return average * decay + current * (1 - decay)
+
+    def on_train_batch_end(self, *_: object) -> None:
+        if self.average is not None:
+            self.average.update_parameters(self.model)
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
         image, targets = batch
@@ -159,13 +197,15 @@ class RetrievalTask(L.LightningModule):
         self.started = time.time()
 
     def on_train_epoch_end(self) -> None:
-        for name, value in self.validation.measure(self.model).items():
+        judged = self.model if self.average is None else self.average.module
+        for name, value in self.validation.measure(judged).items():
             # Averaged over processes, so that all of them agree on the best epoch.
             self.log(name, torch.tensor(value, device=self.device), prog_bar=True, sync_dist=True)
-        measured = {name: float(self.trainer.callback_metrics[name]) for name in ("train_loss", "val_ndcg", "val_auc")}
+        measured = {name: float(self.trainer.callback_metrics[name]) for name in ("train_loss", *MEASURED)}
         if self.trainer.is_global_zero:
             seconds = time.time() - self.started
-            row = {"epoch": self.current_epoch, "lr": self.config.lr, "seconds": f"{seconds:.1f}"}
+            rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+            row = {"epoch": self.current_epoch, "lr": f"{rate:.3g}", "seconds": f"{seconds:.1f}"}
             self.folder.append_epoch(row | {name: f"{value:.6f}" for name, value in measured.items()})
             self.folder.draw_curves()
             shown = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())
@@ -183,26 +223,27 @@ class Validation:
     ) -> None:
         self.config, self.manifest, self.images, self.teacher = config, manifest, images, teacher
         self.labels = label_array(manifest)
-        self.patients = [row.patient_id for row in manifest]
+        patients = [row.patient_id for row in manifest]
         draw, sides = np.random.default_rng(config.seed), []
         for split, most in (("val", SELECTION_QUERIES), ("train", SELECTION_GALLERY)):
             rows = np.array(split_rows(manifest, split))
             sides.append(np.sort(draw.choice(rows, most, replace=False)) if len(rows) > most else rows)
         self.query, self.gallery = sides
+        self._sides = [[patients[row] for row in side] for side in sides]
 
     def measure(self, model: RetrievalModel) -> dict[str, float]:
-        """Mean nDCG@10 over queries with a positive label, and the mean AUC over classes that have one."""
+        """The mean AUC, nDCG@10 corrected for chance (all queries, the mean of both gains), and what chooses the epoch:
+        their mean, AUC corrected for chance too (2 AUC - 1), so that 0 is chance and 1 perfect in both."""
         query, scores = embed(model, evaluation_batches(self.images, self.query, self.config.preprocess))
         gallery = self._gallery_of(model) if self.teacher is None else self._teachers_gallery
-        values = metrics.retrieval_values(
-            metrics.inner_products(query, gallery),
-            metrics.positives(self.labels[self.query]), metrics.positives(self.labels[self.gallery]),
-            [self.patients[i] for i in self.query], [self.patients[i] for i in self.gallery],
-            k=SELECTION_K,
-        )  # fmt: skip
-        aucs = metrics.class_aucs(scores, self.labels[self.query])
-        # Without a value there is nothing to prefer: 0, so that every epoch with one is better.
-        return {"val_ndcg": metrics.mean_of_known(values.ndcg, 0.0), "val_auc": metrics.mean_of_known(aucs, 0.0)}
+        near = nearest(metrics.inner_products(query, gallery), *self._sides, SELECTION_K + SPARE)
+        classes = [metrics.add_negative_class(self.labels[rows]) for rows in (self.query, self.gallery)]
+        rankings = Rankings(near, *classes, *self._sides, SELECTION_K)
+        corrected = [chance_values(rankings, gain).corrected()[0] for gain in CORRECTED.values()]
+        # Without a value there is nothing to prefer: chance, so that every epoch with one is better.
+        auc = metrics.mean_of_known(metrics.class_aucs(scores, self.labels[self.query]), 0.5)
+        ndcg = metrics.mean_of_known(np.array(corrected), 0.0)
+        return dict(zip(MEASURED, (auc, ndcg, (2 * auc - 1 + ndcg) / 2), strict=True))
 
     @cached_property
     def _teachers_gallery(self) -> NDArray[np.float32]:
@@ -287,9 +328,9 @@ def _trainer(config: TrainConfig, folder: RunFolder) -> L.Trainer:
         gradient_clip_val=5.0,
         use_distributed_sampler=False,
         callbacks=[
-            MovableCheckpoint(filename="best", monitor="val_ndcg", mode="max", **checkpoint),
+            MovableCheckpoint(filename="best", monitor=MEASURED[-1], mode="max", **checkpoint),
             # after the stopping, so that last.ckpt knows of it
-            EarlyStopping("val_ndcg", mode="max", patience=config.patience, check_on_train_epoch_end=True),
+            EarlyStopping(MEASURED[-1], mode="max", patience=config.patience, check_on_train_epoch_end=True),
             MovableCheckpoint(filename="last", monitor=None, **checkpoint),
             *([TQDMProgressBar()] if terminal else []),
         ],

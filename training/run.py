@@ -27,7 +27,7 @@ from cbmir.training.losses.targets import with_negative_class
 from cbmir.training.model import HashHead, HashingModel, LinearHead, ProxyHead, RetrievalModel
 from cbmir.training.splits import with_fold
 
-COLUMNS = ("epoch", "train_loss", "val_ndcg", "val_auc", "lr", "seconds")
+COLUMNS = ("epoch", "train_loss", "val_auc", "val_corrected_ndcg", "val_choice", "lr", "seconds")
 
 
 class RunFolder:
@@ -58,12 +58,17 @@ class RunFolder:
         return ModelCard.loads(self.card.read_text("utf-8"), str(self.card))
 
     def best_state(self) -> dict[str, Any]:
-        """The model's state dict from best.ckpt. Raises RunError when there is none or it is damaged."""
+        """The model's state dict from best.ckpt: the average of its weights where the run keeps one.
+
+        Raises RunError when there is none or it is damaged.
+        """
         try:
             state = torch.load(self.best, map_location="cpu", weights_only=True)["state_dict"]
         except Exception as error:  # torch.load raises whatever the unpickler meets
             raise RunError(f"{self.best}: expected a checkpoint, found {type(error).__name__}: {error}") from error
-        return {key.removeprefix("model."): value for key, value in state.items() if key.startswith("model.")}
+        averaged = {key for key in state if key.startswith("average.module.")}
+        prefix = "average.module." if averaged else "model."
+        return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
     def read_epochs(self) -> list[dict[str, str]]:
         """The rows of metrics.csv."""
@@ -80,7 +85,7 @@ class RunFolder:
             writer.writerows([*rows, values])
 
     def draw_curves(self) -> None:
-        """Loss, and validation nDCG and AUC, over epochs; the best epoch by nDCG is marked."""
+        """Loss, and AUC and corrected nDCG on the validation split, over epochs; the chosen epoch is marked."""
         require("matplotlib", "train")
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -92,14 +97,14 @@ class RunFolder:
         left, right = figure.subplots(1, 2)
         left.plot(epochs, [float(row["train_loss"]) for row in rows], "k.-")
         left.set(xlabel="epoch", ylabel="training loss")
-        ndcg = [float(row["val_ndcg"]) for row in rows]
-        right.plot(epochs, ndcg, "k.-", label="nDCG")
+        ndcg = [float(row["val_corrected_ndcg"]) for row in rows]
+        right.plot(epochs, ndcg, "k.-", label="corrected nDCG")
         right.plot(epochs, [float(row["val_auc"]) for row in rows], "s--", color="tab:blue", ms=3, label="AUC")
-        best = max(range(len(rows)), key=lambda i: ndcg[i])
+        best = max(range(len(rows)), key=lambda i: float(rows[i]["val_choice"]))
         right.axvline(epochs[best], color="grey", lw=0.8)
-        note = f"best nDCG {ndcg[best]:.3f}"
+        note = f"chosen: {ndcg[best]:.3f}"
         right.annotate(note, (epochs[best], ndcg[best]), textcoords="offset points", xytext=(4, -12))
-        right.set(xlabel="epoch", ylabel="on the validation split", ylim=(0, 1))
+        right.set(xlabel="epoch", ylabel="on the validation split", ylim=(min(0, *ndcg), 1))
         right.legend(loc="lower right")
         with replacing(self.curves) as temporary:
             figure.savefig(temporary, dpi=120, format="png")
