@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cbmir.errors import RunError
 from cbmir.preprocessing import PreprocessSpec
-from cbmir.training.losses import WEIGHTED_LOSSES
+from cbmir.training.losses import HASHING_LOSSES, WEIGHTED_LOSSES
 
 Precision = Literal["auto", "32", "bf16-mixed", "16-mixed"]
 Schedule = Literal["constant", "cosine"]
@@ -41,7 +41,8 @@ class TrainConfig:
         average: Decay of the moving average of the weights that is judged and kept; 0 keeps the weights themselves.
         augment: Random crops, or also rotation, scale and exposure.
         head_rate: The learning rate of projection, head and loss is so many times the encoder's.
-        projection: The embedding is a linear map of the encoder's features to so many dimensions; 0 for none.
+        linear_fit: At the end, fit linear maps from the features to embedding and scores (`linear_fit`).
+        projection: Dimensions of the embedding of a linear fit.
         distill: The teacher's folder; empty for an ordinary run.
         teacher_fingerprint: The name of the teacher's weights, or empty.
     """
@@ -72,17 +73,20 @@ class TrainConfig:
     average: float = 0.0
     augment: Augment = "crop"
     head_rate: float = 1.0
-    projection: int = 0
+    linear_fit: bool = False
+    projection: int = 128
     distill: str = ""
     teacher_fingerprint: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "lr", "sigma", "patience", "code_bits", "head_rate"):
+        for name in ("epochs", "batch_size", "lr", "sigma", "patience", "code_bits", "head_rate", "projection"):
             if not getattr(self, name) > 0:
                 raise RunError(f"expected {name} above 0, found {getattr(self, name)}")
-        for name in ("weight_decay", "seed", "projection"):
+        for name in ("weight_decay", "seed"):
             if not getattr(self, name) >= 0:
                 raise RunError(f"expected {name} of 0 or more, found {getattr(self, name)}")
+        if self.linear_fit and (self.distill or self.loss in HASHING_LOSSES):
+            raise RunError("expected no linear fit of a student, whose embedding is its teacher's, or of binary codes")
         if not 0 <= self.average < 1:
             raise RunError(f"expected average, a decay, of 0 or more and below 1, found {self.average}")
         for name in ("proxies_per_class", "devices"):

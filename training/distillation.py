@@ -60,7 +60,7 @@ def teacher_options(run: Path, manifest_fingerprint: str) -> dict[str, Any]:
     config, card = folder.read_config(), folder.read_card()
     return {
         "distill": str(run.resolve()), "teacher_fingerprint": card.weights, "loss": "distill", "sigma": card.sigma,
-        "negative_proxies": card.negative_proxies, "image_size": card.preprocess.crop,
+        "negative_proxies": card.negative_proxies, "linear_fit": False, "image_size": card.preprocess.crop,
         "intensity": card.preprocess.intensity,
         "fold": config.fold if config.manifest_fingerprint == manifest_fingerprint else "",
     }  # fmt: skip

@@ -47,9 +47,10 @@ def build_encoder(name: str, weights: str = "none") -> tuple[nn.Module, int]:
 
 
 def encoder_of(card: ModelCard) -> nn.Module:
-    """The encoder that a card describes, with random weights; that of a distilled model has its projection."""
+    """The encoder that a card describes, with random weights and, where the model has one, its projection."""
     encoder, dim = build_encoder(card.encoder)
-    return with_projection(encoder, dim, card.embedding_dim) if "distilled_from" in card.training else encoder
+    is_projected = "distilled_from" in card.training or card.training.get("linear_fit")
+    return with_projection(encoder, dim, card.embedding_dim) if is_projected else encoder
 
 
 def with_projection(encoder: nn.Module, dim: int, to: int) -> nn.Sequential:

@@ -9,10 +9,8 @@ import logging
 import sys
 import time
 import warnings
-from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L  # noqa: N812 -- as its documentation has it
 import numpy as np
@@ -21,16 +19,12 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler
 
-import cbmir
-from cbmir.card import BALANCED, ModelCard
-from cbmir.choices import OPERATING_POINTS
 from cbmir.errors import RunError, SplitError, TrainingError
-from cbmir.files import is_empty, replacing, write_json
+from cbmir.files import is_empty, replacing
 from cbmir.manifest import Manifest
 from cbmir.training import metrics
 from cbmir.training.config import TrainConfig, resolve_precision
@@ -38,23 +32,17 @@ from cbmir.training.dataset import (
     TrainingImages,
     cache_folder,
     cached_images,
-    evaluation_batches,
     label_array,
     split_rows,
 )
-from cbmir.training.distillation import Teacher, build_student, load_teacher
-from cbmir.training.evaluate import Vectors, embed, evaluate, on_fastest_device
-from cbmir.training.model import ProxyHead, RetrievalModel
-from cbmir.training.rankings import CORRECTED, SPARE, Rankings, chance_values, nearest
-from cbmir.training.run import RunFolder, build_model, embedding_fingerprint, training_manifest
+from cbmir.training.distillation import build_student, load_teacher
+from cbmir.training.evaluate import on_fastest_device
+from cbmir.training.model import RetrievalModel
+from cbmir.training.run import RunFolder, build_model, training_manifest
+from cbmir.training.validation import MEASURED, Validation, write_card
 
 log = logging.getLogger("cbmir")
 
-#: An epoch is judged by its first k neighbours. At most so many images of each side are looked at after it.
-SELECTION_K = 10
-SELECTION_QUERIES, SELECTION_GALLERY = 2_000, 5_000
-#: What an epoch is judged by, in metrics.csv and in the card; the best is that of the highest "choice".
-MEASURED = ("val_auc", "val_corrected_ndcg", "val_choice")
 #: With a cosine schedule the share of all steps in which the learning rate rises.
 _WARM_UP = 0.07
 _HEAD = ("model.encoder.projection.", "model.head.", "loss.")
@@ -127,7 +115,10 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
     if trainer.is_global_zero:
         model.load_state_dict(folder.best_state())
         on_fastest_device(model)  # Lightning has put it back on the CPU
-        _finish(folder, validation, model)
+        if config.linear_fit:
+            model = validation.fitted(model)
+            folder.write_fitted(model)
+        write_card(folder, validation, model)
     return folder
 
 
@@ -150,7 +141,7 @@ class RetrievalTask(L.LightningModule):
         self.started = 0.0
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        config, groups = self.config, []
+        config, groups = self.config, list[dict[str, Any]]()
         for is_head in (False, True):
             own = [p for name, p in self.named_parameters() if p.requires_grad and name.startswith(_HEAD) is is_head]
             rate = config.lr * (config.head_rate if is_head else 1)
@@ -197,7 +188,7 @@ class RetrievalTask(L.LightningModule):
         self.started = time.time()
 
     def on_train_epoch_end(self) -> None:
-        judged = self.model if self.average is None else self.average.module
+        judged = self.model if self.average is None else cast(RetrievalModel, self.average.module)
         for name, value in self.validation.measure(judged).items():
             # Averaged over processes, so that all of them agree on the best epoch.
             self.log(name, torch.tensor(value, device=self.device), prog_bar=True, sync_dist=True)
@@ -210,48 +201,6 @@ class RetrievalTask(L.LightningModule):
             self.folder.draw_curves()
             shown = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())
             log.info("epoch %d: %s (%.0f s)", self.current_epoch, shown, seconds)
-
-
-class Validation:
-    """The validation queries and the training images that they search, drawn once for the whole run.
-
-    With a teacher the training images are embedded by it: that gallery is what the student is for.
-    """
-
-    def __init__(
-        self, config: TrainConfig, manifest: Manifest, images: NDArray[np.uint8], teacher: Teacher | None = None
-    ) -> None:
-        self.config, self.manifest, self.images, self.teacher = config, manifest, images, teacher
-        self.labels = label_array(manifest)
-        patients = [row.patient_id for row in manifest]
-        draw, sides = np.random.default_rng(config.seed), []
-        for split, most in (("val", SELECTION_QUERIES), ("train", SELECTION_GALLERY)):
-            rows = np.array(split_rows(manifest, split))
-            sides.append(np.sort(draw.choice(rows, most, replace=False)) if len(rows) > most else rows)
-        self.query, self.gallery = sides
-        self._sides = [[patients[row] for row in side] for side in sides]
-
-    def measure(self, model: RetrievalModel) -> dict[str, float]:
-        """The mean AUC, nDCG@10 corrected for chance (all queries, the mean of both gains), and what chooses the epoch:
-        their mean, AUC corrected for chance too (2 AUC - 1), so that 0 is chance and 1 perfect in both."""
-        query, scores = embed(model, evaluation_batches(self.images, self.query, self.config.preprocess))
-        gallery = self._gallery_of(model) if self.teacher is None else self._teachers_gallery
-        near = nearest(metrics.inner_products(query, gallery), *self._sides, SELECTION_K + SPARE)
-        classes = [metrics.add_negative_class(self.labels[rows]) for rows in (self.query, self.gallery)]
-        rankings = Rankings(near, *classes, *self._sides, SELECTION_K)
-        corrected = [chance_values(rankings, gain).corrected()[0] for gain in CORRECTED.values()]
-        # Without a value there is nothing to prefer: chance, so that every epoch with one is better.
-        auc = metrics.mean_of_known(metrics.class_aucs(scores, self.labels[self.query]), 0.5)
-        ndcg = metrics.mean_of_known(np.array(corrected), 0.0)
-        return dict(zip(MEASURED, (auc, ndcg, (2 * auc - 1 + ndcg) / 2), strict=True))
-
-    @cached_property
-    def _teachers_gallery(self) -> NDArray[np.float32]:
-        assert self.teacher is not None
-        return self._gallery_of(self.teacher.model)
-
-    def _gallery_of(self, model: RetrievalModel) -> NDArray[np.float32]:
-        return embed(model, evaluation_batches(self.images, self.gallery, self.config.preprocess))[0]
 
 
 class EpochSampler(DistributedSampler[Any]):
@@ -352,62 +301,3 @@ def _loader(data: TrainingImages, config: TrainConfig, trainer: L.Trainer) -> Da
     size = -(-config.batch_size // trainer.world_size)  # a batch is that of all processes together
     # A last batch of one image has no batch statistics.
     return DataLoader(data, size, sampler=sampler, drop_last=len(sampler) % size == 1)
-
-
-def _finish(folder: RunFolder, validation: Validation, model: RetrievalModel) -> None:
-    """Thresholds and calibration from the validation split, its metrics, and the card, whose presence ends the run."""
-    config, manifest, teacher = validation.config, validation.manifest, validation.teacher
-
-    def vectors(side: RetrievalModel, split: str) -> Vectors:
-        batches = evaluation_batches(validation.images, split_rows(manifest, split), config.preprocess)
-        return Vectors.of_split(manifest, split, *embed(side, batches))
-
-    val, gallery = vectors(model, "val"), vectors(model if teacher is None else teacher.model, "train")
-    summary = evaluate(val, gallery, config.labels, k=SELECTION_K).summary()
-    pairs = [(val.scores[:, j], val.labels[:, j]) for j in range(len(config.labels))]
-    points = [metrics.operating_points(*pair) for pair in pairs]
-    lost = [name for name, point in zip(config.labels, points, strict=True) if point[BALANCED] is None]
-    if lost and not np.isnan(val.scores).all():  # hashing methods have no scores, and need no warning
-        log.warning("No threshold or probability for %s: the validation split lacks both values.", ", ".join(lost))
-    head = model.head
-    fingerprint = embedding_fingerprint(model, config.preprocess)
-    keep = ("loss", "weights", "epochs", "batch_size", "lr", "weight_decay", "seed", "fold", "manifest_fingerprint")
-    facts = {name: getattr(config, name) for name in keep} | {
-        "manifest": Path(config.manifest).name,
-        "source": manifest.about.get("reader", "not stated"),
-        "class_weights": config.balanced,
-        "precision": resolve_precision(config.precision),
-        "best_epoch": int(torch.load(folder.best, map_location="cpu", weights_only=True)["epoch"]),
-        "images": {split: len(manifest.split(split)) for split in ("train", "val", "test")},
-        "patients": len(set(gallery.patients)),
-        **{
-            key: {
-                name: {"positive": int((column == 1).sum()), "negative": int((column == 0).sum())}
-                for name, column in zip(config.labels, labels.T, strict=True)
-            }
-            for key, labels in {"labels": gallery.labels, "validation_labels": val.labels}.items()
-        },
-        "seconds": round(sum(float(row["seconds"]) for row in folder.read_epochs())),
-    }
-    if teacher is not None:
-        taught_by = {name: getattr(teacher.card, name) for name in ("fingerprint", "encoder", "metrics")}
-        facts |= {"distilled_from": taught_by, "weights_fingerprint": fingerprint}
-    card = ModelCard(
-        labels=manifest.labels,
-        preprocess=config.preprocess,
-        encoder=config.encoder,
-        embedding_dim=val.embedding.shape[1],
-        head=head.kind,
-        sigma=config.sigma,
-        proxies_per_class=head.counts if isinstance(head, ProxyHead) else (),
-        negative_proxies=config.negative_proxies and isinstance(head, ProxyHead),
-        thresholds=tuple(metrics.youden_threshold(*pair) for pair in pairs),
-        calibration=tuple(metrics.platt_calibration(*pair) for pair in pairs),
-        fingerprint=fingerprint if teacher is None else teacher.card.fingerprint,
-        training=facts,
-        metrics={f"val {name}": summary[name] for name in ("auc", "positive queries", "all queries")},
-        operating_points={name: tuple(point[name] for point in points) for name in OPERATING_POINTS},
-        versions={"cbmir": cbmir.__version__} | {name: version(name) for name in ("torch", "torchvision", "lightning")},
-    )
-    write_json(folder.card, card.to_json())
-    log.info("Finished: best epoch %s, %s.", card.training["best_epoch"], folder.path)

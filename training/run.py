@@ -1,4 +1,4 @@
-"""The RUN folder: config.json, checkpoints/{last,best}.ckpt, metrics.csv, curves.png, and card.json when finished.
+"""The RUN folder: config.json, checkpoints/, metrics.csv, curves.png, and card.json when finished.
 
 Also what a run is made of: its manifest, and its model and loss.
 """
@@ -38,6 +38,7 @@ class RunFolder:
         self.config, self.card = path / "config.json", path / "card.json"
         self.checkpoints = path / "checkpoints"
         self.last, self.best = self.checkpoints / "last.ckpt", self.checkpoints / "best.ckpt"
+        self.fitted = self.checkpoints / "fitted.pt"
         self.metrics, self.curves = path / "metrics.csv", path / "curves.png"
 
     def read_config(self) -> TrainConfig:
@@ -58,17 +59,23 @@ class RunFolder:
         return ModelCard.loads(self.card.read_text("utf-8"), str(self.card))
 
     def best_state(self) -> dict[str, Any]:
-        """The model's state dict from best.ckpt: the average of its weights where the run keeps one.
+        """The trained network's state dict from best.ckpt: the average of its weights where the run keeps one.
 
         Raises RunError when there is none or it is damaged.
         """
-        try:
-            state = torch.load(self.best, map_location="cpu", weights_only=True)["state_dict"]
-        except Exception as error:  # torch.load raises whatever the unpickler meets
-            raise RunError(f"{self.best}: expected a checkpoint, found {type(error).__name__}: {error}") from error
-        averaged = {key for key in state if key.startswith("average.module.")}
+        state = _load(self.best)["state_dict"]
+        averaged = any(key.startswith("average.module.") for key in state)
         prefix = "average.module." if averaged else "model."
         return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+
+    def write_fitted(self, model: RetrievalModel) -> None:
+        """Keep the finished model of a run with a linear fit."""
+        with replacing(self.fitted) as temporary:
+            torch.save(model.state_dict(), temporary)
+
+    def finished_state(self, config: TrainConfig) -> dict[str, Any]:
+        """The finished model's state dict: that of the linear fit, or `best_state`. Raises RunError likewise."""
+        return _load(self.fitted) if config.linear_fit else self.best_state()
 
     def read_epochs(self) -> list[dict[str, str]]:
         """The rows of metrics.csv."""
@@ -108,6 +115,14 @@ class RunFolder:
         right.legend(loc="lower right")
         with replacing(self.curves) as temporary:
             figure.savefig(temporary, dpi=120, format="png")
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return loaded
+    except Exception as error:  # torch.load raises whatever the unpickler meets
+        raise RunError(f"{path}: expected a checkpoint, found {type(error).__name__}: {error}") from error
 
 
 def training_manifest(config: TrainConfig) -> Manifest:
@@ -150,7 +165,7 @@ def load_model(run: Path) -> tuple[RetrievalModel, ModelCard, TrainConfig]:
         LinearHead(dim, labels) if card.head == "linear" else ProxyHead(dim, card.proxies_per_class, labels, card.sigma)
     )
     model = RetrievalModel(encoder_of(card), head)
-    model.load_state_dict(folder.best_state())
+    model.load_state_dict(folder.finished_state(config))
     model.eval()
     if embedding_fingerprint(model, card.preprocess) != card.weights:
         raise CardError(f"{folder.best}: the weights are not those that {folder.card} describes; train the run again")

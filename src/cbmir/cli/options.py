@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cbmir.card import BALANCED, NOT_A_DEVICE
-from cbmir.choices import ENGINES, OPERATING_POINTS
+from cbmir.choices import ENGINES, OPERATING_POINTS, RECIPES
 from cbmir.preprocessing import INTENSITIES
 
 if TYPE_CHECKING:
@@ -140,17 +140,39 @@ def resumable(kept: str = "What is done is kept") -> Iterator[None]:
         raise
 
 
+def _take_recipe(ctx: click.Context, option: click.Parameter, name: str) -> None:
+    """Let the recipe give the defaults of the options that belong to it."""
+    ctx.default_map = {**(ctx.default_map or {}), **RECIPES[name]}
+
+
+def recipe_option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
+    """An option whose default the recipe gives; the help shows that of the first recipe."""
+    recipe = next(iter(RECIPES.values()))
+    return option(*names, default=recipe[names[0].split("/")[0].removeprefix("--").replace("-", "_")], **attributes)
+
+
 #: The options of `cbmir train` that `cbmir benchmark` shares: encoder, schedule, proxies, precision, devices.
 training_options = together(
+    option("--recipe", type=click.Choice(list(RECIPES)), default=next(iter(RECIPES)), is_eager=True,
+           expose_value=False, callback=_take_recipe, help="Options that go together, each of which can be given as "
+           "well: fitted is the method that measures best here, paper has the paper's loss and settings. "
+           "'--recipe paper --help' shows its defaults."),
     option("--encoder", default="densenet121",
            help="A torchvision classification model (densenet121, resnet18 …), or timm:NAME."),
     option("--weights", default="none", help="Where the encoder starts: none (random), imagenet (downloaded by "
            "torchvision or timm), or a state dict file."),
-    option("--epochs", default=50, help="At most so many; the best epoch by nDCG is kept."),
-    option("--patience", default=10, help="Stop after so many epochs without a better nDCG."),
-    option("--batch-size", default=48, help="Images a step, of all devices together."),
-    option("--lr", default=1e-4, help="Learning rate of Adam."),
-    option("--weight-decay", default=0.0),
+    recipe_option("--epochs", help="At most so many; the best by AUC and corrected nDCG is kept."),
+    recipe_option("--patience", help="Stop after so many epochs that were not better."),
+    recipe_option("--batch-size", help="Images a step, of all devices together."),
+    recipe_option("--lr", help="Learning rate of AdamW; with --schedule cosine the highest."),
+    recipe_option("--head-rate", help="The learning rate of the head is so many times as high."),
+    recipe_option("--weight-decay"),
+    recipe_option("--schedule", type=click.Choice(["constant", "cosine"]),
+                  help="The learning rate stays, or rises at first and then falls."),
+    recipe_option("--average", type=click.FloatRange(0, 1, max_open=True),
+                  help="Keep a moving average of the weights with this decay; 0 keeps the weights themselves."),
+    recipe_option("--augment", type=click.Choice(["crop", "full"]),
+                  help="Random crops, or also rotation, scale and exposure."),
     option("--sigma", default=0.7, help="Width of the Gaussian similarity."),
     option("--proxies-per-class", default="2",
            help="A number, or auto: more for common findings, fewer for rare ones."),

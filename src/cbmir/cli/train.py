@@ -8,16 +8,17 @@ import click
 from click.core import ParameterSource
 
 from cbmir.choices import TRAINING_LOSSES
-from cbmir.cli.options import PATH, command, json_option, option, print_answer, training_options
+from cbmir.cli.options import PATH, command, json_option, option, print_answer, recipe_option, training_options
 from cbmir.errors import require
 from cbmir.manifest import read_manifest
 
 # What a student takes from its teacher.
-_TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_weights")
+_TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_weights", "linear_fit", "projection")
 
 
 @command(
-    "cbmir train nih.csv -o run --weights imagenet            the paper's settings, DenseNet121",
+    "cbmir train nih.csv -o run --weights imagenet            DenseNet121 at 224 pixels",
+    "cbmir train nih.csv -o run --weights imagenet --recipe paper",
     "cbmir train nih.csv -o run --weights imagenet --resume   go on after a stop",
     "cbmir train nih.csv -o fold1 --fold 1/5                  cross-validation by patient",
     "cbmir train nih.csv -o light --distill run --encoder efficientnet_b0 --weights imagenet",
@@ -25,8 +26,17 @@ _TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_we
 )
 @click.argument("manifest", type=PATH)
 @option("-o", "--output", "run", required=True, type=PATH, help="RUN folder to make.")
-@option("--loss", type=click.Choice(list(TRAINING_LOSSES)), default="proxy",
-        help="proxy is the paper's method, bce and ml-proxy-nca its baselines; the others go past it.")  # fmt: skip
+@recipe_option(
+    "--loss",
+    type=click.Choice(list(TRAINING_LOSSES)),
+    help="proxy is the paper's method, bce and ml-proxy-nca its baselines; the others go past it.",
+)
+@recipe_option(
+    "--linear-fit/--no-linear-fit",
+    help="At the end, fit linear maps from the features to embedding and "
+    "scores: better than the last layer that was trained with the rest.",
+)
+@option("--projection", default=128, help="Dimensions of the embedding of a linear fit.")
 @option("--negative-proxies/--no-negative-proxies", default=True,
         help="Whether images without a finding are a class of their own.")  # fmt: skip
 @training_options
