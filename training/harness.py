@@ -137,7 +137,9 @@ class RetrievalTask(L.LightningModule):
         super().__init__()
         self.model, self.loss, self.validation, self.folder = model, loss, validation, folder
         self.config, self.teacher = validation.config, validation.teacher
-        self.average = AveragedModel(model, avg_fn=self._averaged, use_buffers=True) if self.config.average else None
+        self.average = None
+        if self.config.average:
+            self.average = AveragedModel(model, avg_fn=self._averaged, use_buffers=True).requires_grad_(False)
         self.started = 0.0
 
     def configure_optimizers(self) -> OptimizerLRScheduler:

@@ -51,12 +51,11 @@ class LinearFit:
         dim, features = self.weight.shape
         encoder = with_projection(trained.encoder, features, dim)
         head = LinearHead(dim, len(self.head_weight))
-        encoder.projection.load_state_dict(
-            {"weight": torch.from_numpy(self.weight)[:, :, None, None], "bias": torch.from_numpy(self.bias)}
-        )
-        head.linear.load_state_dict(
-            {"weight": torch.from_numpy(self.head_weight), "bias": torch.from_numpy(self.head_bias)}
-        )
+        for layer, weight, bias in (
+            (encoder[1], self.weight[:, :, None, None], self.bias),
+            (head.linear, self.head_weight, self.head_bias),
+        ):
+            layer.load_state_dict({"weight": torch.from_numpy(weight), "bias": torch.from_numpy(bias)})
         return RetrievalModel(encoder, head).train(trained.training)
 
 

@@ -47,13 +47,12 @@ class Validation:
     ) -> None:
         self.config, self.manifest, self.images, self.teacher = config, manifest, images, teacher
         self.labels = label_array(manifest)
-        patients = [row.patient_id for row in manifest]
         draw, sides = np.random.default_rng(config.seed), []
         for split, most in (("val", SELECTION_QUERIES), ("train", SELECTION_GALLERY)):
             rows = np.array(split_rows(manifest, split))
             sides.append(np.sort(draw.choice(rows, most, replace=False)) if len(rows) > most else rows)
         self.query, self.gallery = sides
-        self._sides = [[patients[row] for row in side] for side in sides]
+        self._patients = tuple([manifest.rows[row].patient_id for row in side] for side in (self.query, self.gallery))
 
     def measure(self, model: RetrievalModel) -> dict[str, float]:
         """The mean AUC, nDCG@10 corrected for chance (all queries, the mean of both gains), and what chooses the epoch:
@@ -66,9 +65,10 @@ class Validation:
         else:
             query, scores = embed(model, self._batches(self.query))
             gallery = self._gallery_of(model) if self.teacher is None else self._teachers_gallery
-        near = nearest(metrics.inner_products(query, gallery), *self._sides, SELECTION_K + SPARE)
-        classes = [metrics.add_negative_class(self.labels[rows]) for rows in (self.query, self.gallery)]
-        rankings = Rankings(near, *classes, *self._sides, SELECTION_K)
+        own, others = self._patients
+        near = nearest(metrics.inner_products(query, gallery), own, others, SELECTION_K + SPARE)
+        asking, asked = (metrics.add_negative_class(self.labels[rows]) for rows in (self.query, self.gallery))
+        rankings = Rankings(near, asking, asked, own, others, SELECTION_K)
         corrected = [chance_values(rankings, gain).corrected()[0] for gain in CORRECTED.values()]
         # Without a value there is nothing to prefer: chance, so that every epoch with one is better.
         auc = metrics.mean_of_known(metrics.class_aucs(scores, self.labels[self.query]), 0.5)

@@ -91,3 +91,24 @@ def test_evaluate_refuses_what_is_no_model(
     for model in (tmp_path, tmp_path / "missing.onnx", tiny_manifest):
         assert run("evaluate", model, tiny_manifest) == 2
         assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_recipe_gives_defaults_and_an_option_changes_one(
+    tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ("--encoder", "timm:test_resnet", "--image-size", 32, "--batch-size", 8, "--devices", 1, "--epochs", 1)
+    for recipe, options, expected in (
+        ("fitted", (), ("bce", True, 3e-4, "cosine", "linear")),
+        ("paper", (), ("proxy", False, 1e-4, "constant", "proxy")),
+        ("paper", ("--lr", "0.01", "--linear-fit"), ("proxy", True, 0.01, "constant", "linear")),
+    ):
+        folder = tmp_path / f"{recipe}{len(options)}"
+        assert run("train", "--recipe", recipe, tiny_manifest, "-o", folder, *small, *options) == 0
+        written, card = (json.loads((folder / name).read_text()) for name in ("config.json", "card.json"))
+        found = *(written[name] for name in ("loss", "linear_fit", "lr", "schedule")), card["head"]
+        assert found == expected
+    capsys.readouterr()
+    assert run("train", "--recipe", "paper", "--help") == 0
+    assert "[default: proxy]" in capsys.readouterr().out
+    assert run("train", "--help") == 0
+    assert "[default: bce]" in capsys.readouterr().out

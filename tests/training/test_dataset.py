@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from cbmir.errors import ManifestError
@@ -15,7 +16,7 @@ from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.imaging.preprocess import centre_crop, preprocess, resize_square
 from cbmir.runtime.imaging.reader import read_image
 from cbmir.training import dataset
-from cbmir.training.dataset import cached_images, evaluation_batches, label_array, training_targets
+from cbmir.training.dataset import TrainingImages, cached_images, evaluation_batches, label_array, training_targets
 
 SPEC = PreprocessSpec.for_image_size(32)
 
@@ -80,3 +81,21 @@ def test_labels_and_targets(tmp_path: Path) -> None:
     assert labels.dtype == np.float32
     assert np.array_equal(labels, [[1, np.nan, -1]], equal_nan=True)
     assert np.array_equal(training_targets(labels).numpy(), [[1, np.nan, np.nan]], equal_nan=True)
+
+
+def test_a_full_view_is_a_small_change_that_repeats() -> None:
+    """A bright square stays about where it was: turned, scaled and moved a little, never mirrored."""
+    image = np.full((54, 54), 80, np.uint8)
+    image[10:18, 8:16] = 240
+    spec = PreprocessSpec.for_image_size(45)
+    assert spec.resize == 54
+    images = TrainingImages(image[None], np.array([0]), np.zeros((1, 1), np.float32), spec, 3, full=True)
+    views = []
+    for epoch in range(20):
+        images.epoch = epoch
+        view, again = images[0][0], images[0][0]
+        assert torch.equal(view, again) and view.dtype == torch.uint8 and view.shape == (1, 45, 45)
+        bright = torch.nonzero(view[0] > 170).float().mean(dim=0)
+        assert ((bright - torch.tensor([9.0, 7.5])).abs() < 9).all()
+        views.append(view)
+    assert len({view.numpy().tobytes() for view in views}) == 20

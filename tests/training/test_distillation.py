@@ -187,8 +187,9 @@ def test_it_learns_to_stand_where_the_teacher_does(student: Path, teacher: Path,
     card = RunFolder(student).read_card()
     for column in ("positive queries", "all queries"):  # the card's figures are those of the teacher's gallery
         assert card.metrics[f"val {column}"]["ndcg"] == pytest.approx(cross[column]["ndcg"], abs=1e-6)
-    best = max(float(row["val_ndcg"]) for row in RunFolder(student).read_epochs())
-    assert cross["positive queries"]["ndcg"]["value"] == pytest.approx(best, abs=1e-3)
+    best = max(float(row["val_corrected_ndcg"]) for row in RunFolder(student).read_epochs())
+    both = [cross["all queries"][name]["value"] for name in ("corrected_ndcg", "corrected_jaccard_ndcg")]
+    assert sum(both) / 2 <= best + 1e-3
 
 
 def test_the_gallery_is_embedded_by_the_gallery_model(

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 import torch
 
+from cbmir.choices import RECIPES
 from cbmir.errors import CardError, RunError, SplitError, TrainingError
 from cbmir.manifest import read_manifest, write_manifest
 from cbmir.training.config import TrainConfig, proxy_counts, resolve_precision
-from cbmir.training.harness import RetrievalTask, Validation, train
-from cbmir.training.run import RunFolder, load_model
+from cbmir.training.harness import RetrievalTask, train
+from cbmir.training.run import RunFolder, build_model, load_model
 from cbmir.training.splits import with_fold
+from cbmir.training.validation import MEASURED, Validation
 
 
 def config(manifest: Path, **options: Any) -> TrainConfig:
@@ -45,9 +47,15 @@ def test_a_finished_run_holds_what_the_readme_says(finished: RunFolder) -> None:
 def test_it_learns(finished: RunFolder) -> None:
     card, epochs = finished.read_card(), finished.read_epochs()
     assert max(float(row["val_auc"]) for row in epochs) > 0.95
-    ndcg = [float(row["val_ndcg"]) for row in epochs]
-    assert card.training["best_epoch"] == ndcg.index(max(ndcg))
-    assert card.metrics["val positive queries"]["ndcg"]["value"] == pytest.approx(max(ndcg), abs=1e-3)
+    choice = [float(row["val_choice"]) for row in epochs]
+    best = card.training["best_epoch"]
+    assert best == choice.index(max(choice))
+    ndcg, auc = (float(epochs[best][name]) for name in ("val_corrected_ndcg", "val_auc"))
+    assert choice[best] == pytest.approx((2 * auc - 1 + ndcg) / 2, abs=1e-5)
+    measured = card.metrics["val all queries"]
+    both = [measured[name]["value"] for name in ("corrected_ndcg", "corrected_jaccard_ndcg")]
+    assert sum(both) / 2 == pytest.approx(ndcg, abs=1e-3)
+    assert card.metrics["val auc"]["value"] == pytest.approx(auc, abs=1e-3)
     assert all(threshold is not None for threshold in card.thresholds)
     assert all(c is not None and c.slope >= 0 for c in card.calibration)
     assert list(card.operating_points) == ["sensitive", "balanced", "specific"]
@@ -126,7 +134,7 @@ def worse_every_epoch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         start(task)
 
     monkeypatch.setattr(RetrievalTask, "on_train_epoch_start", record)
-    monkeypatch.setattr(Validation, "measure", lambda self, model: {"val_ndcg": 1 / (1 + started[-1]), "val_auc": 0.5})
+    monkeypatch.setattr(Validation, "measure", lambda self, model: dict.fromkeys(MEASURED, 1 / (1 + started[-1])))
     return started
 
 
@@ -332,3 +340,57 @@ def test_crops_differ_between_epochs_and_images_and_repeat(squares: Path) -> Non
     assert all(torch.equal(a, data[i][0]) for i, a in enumerate(first))
     data.epoch = 1
     assert not torch.equal(first[0], data[0][0])
+
+
+def test_the_default_recipe_ends_with_a_linear_fit(squares: Path, tmp_path: Path) -> None:
+    """Averaged weights, a schedule, full augmentation; stopped in the middle, it ends as an unbroken run does."""
+    recipe = RECIPES["fitted"] | {"batch_size": 8, "epochs": 4, "lr": 1e-2, "projection": 16}
+    options = config(squares, **recipe)
+    whole = train(options, tmp_path / "whole")
+    rates = [float(row["lr"]) for row in whole.read_epochs()]
+    assert rates[0] > rates[1] > rates[-1] > 0, "it has risen within the first epoch, and falls"
+    card = whole.read_card()
+    assert (card.head, card.embedding_dim, card.training["linear_fit"]) == ("linear", 16, True)
+    assert card.metrics["val auc"]["value"] > 0.9
+    model, _, _ = load_model(whole.path)
+    embedding, scores, feature_map = model(torch.zeros(2, 1, 32, 32, dtype=torch.uint8))
+    assert (embedding.shape, scores.shape, feature_map.shape[1]) == ((2, 16), (2, 2), 16)
+    averaged, trained = whole.best_state(), torch.load(whole.best, weights_only=True)["state_dict"]
+    assert any(not torch.equal(value, trained[f"model.{name}"]) for name, value in averaged.items())
+
+    step = RetrievalTask.training_step
+
+    def stop(task: RetrievalTask, batch: Any, index: int) -> torch.Tensor:
+        if task.current_epoch == 2:
+            raise ConnectionAbortedError
+        return step(task, batch, index)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RetrievalTask, "training_step", stop)
+        with pytest.raises(ConnectionAbortedError):
+            train(options, tmp_path / "stopped")
+    resumed = train(options, tmp_path / "stopped", resume=True)
+    assert _without_seconds(resumed) == _without_seconds(whole)
+    assert resumed.read_card().fingerprint == card.fingerprint
+
+
+def test_only_weights_decay_and_the_head_learns_faster(squares: Path, tmp_path: Path) -> None:
+    options = config(squares, lr=1e-3, head_rate=10.0, weight_decay=0.1, loss="bce")
+    model, loss = build_model(options, torch.tensor([[0.0, 1.0], [1.0, 0.0]]), weights="none")
+    table = read_manifest(squares)
+    task = RetrievalTask(model, loss, Validation(options, table, np.zeros((len(table), 39, 39), np.uint8)),
+                         RunFolder(tmp_path))  # fmt: skip
+    optimizer = task.configure_optimizers()
+    assert isinstance(optimizer, torch.optim.AdamW)
+    found = {id(p): (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
+    named = {name: found[id(p)] for name, p in model.named_parameters()}
+    assert len(named) == len(found)
+    for name, (rate, decay) in named.items():
+        assert rate == pytest.approx(1e-2 if name.startswith("head.") else 1e-3)
+        assert decay == (0.1 if dict(model.named_parameters())[name].ndim > 1 else 0.0)
+
+
+def test_a_linear_fit_of_binary_codes_or_a_student_is_refused(squares: Path) -> None:
+    for options in ({"loss": "dsh"}, {"distill": "teacher"}):
+        with pytest.raises(RunError, match="expected no linear fit"):
+            config(squares, linear_fit=True, **options)

@@ -25,8 +25,9 @@ from cbmir.training.comparison.protocols import PROTOCOLS
 from cbmir.training.dataset import cache_folder, cached_images, evaluation_batches, split_rows, split_targets
 from cbmir.training.evaluate import Evaluation, Vectors, embed, evaluate, on_fastest_device
 from cbmir.training.harness import first_process, train
+from cbmir.training.losses import HASHING_LOSSES
 from cbmir.training.metrics import QUERIES, RETRIEVAL_METRICS, RetrievalValues, inner_products
-from cbmir.training.run import RunFolder, build_model
+from cbmir.training.run import RunFolder, build_model, load_model
 
 FACTS, VALUES, VECTORS, LOG, FAILED = "cell.json", "answers.npz", "vectors.npz", "log.txt", "failed.json"
 #: Of a network's card, what cell.json keeps for the figures.
@@ -149,8 +150,11 @@ def _run(report: Path, plan: Plan, cell: Cell, folder: Path) -> None:
         if not first_process():
             return
         began = time.time()
-        model, _ = build_model(config, split_targets(selection, "train"), weights="none")
-        model.load_state_dict(run.best_state())
+        if config.loss in HASHING_LOSSES:  # `load_model` leaves them to the benchmark
+            model, _ = build_model(config, split_targets(selection, "train"), weights="none")
+            model.load_state_dict(run.best_state())
+        else:
+            model, _, _ = load_model(run.path)
         on_fastest_device(model)
         query, scores = embed(model, batches("test"))
         gallery, _ = embed(model, batches("train"))
