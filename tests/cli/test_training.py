@@ -19,7 +19,8 @@ def run(*arguments: object) -> int | str | None:
 def test_train_then_evaluate(tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     options = ("--encoder", "timm:test_resnet", "--image-size", 32, "--epochs", 1, "--batch-size", 8, "--devices", 1)
-    assert run("train", tiny_manifest, "-o", folder, *options, "--fold", "1/3", "--proxies-per-class", "auto") == 0
+    own = ("--recipe", "paper", "--fold", "1/3", "--proxies-per-class", "auto")
+    assert run("train", tiny_manifest, "-o", folder, *options, *own) == 0
     assert capsys.readouterr().out == f"{folder}\n"
     assert json.loads((folder / "config.json").read_text())["fold"] == "1/3"
     assert json.loads((folder / "card.json").read_text())["proxies_per_class"] == [1, 1, 1, 1]
@@ -96,14 +97,14 @@ def test_evaluate_refuses_what_is_no_model(
 def test_a_recipe_gives_defaults_and_an_option_changes_one(
     tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = ("--encoder", "timm:test_resnet", "--image-size", 32, "--batch-size", 8, "--devices", 1, "--epochs", 1)
+    small = ("--encoder", "timm:test_resnet", "--image-size", 32, "--batch-size", 8, "--devices", 1, "--fold", "1/3")
     for recipe, options, expected in (
         ("fitted", (), ("bce", True, 3e-4, "cosine", "linear")),
         ("paper", (), ("proxy", False, 1e-4, "constant", "proxy")),
         ("paper", ("--lr", "0.01", "--linear-fit"), ("proxy", True, 0.01, "constant", "linear")),
     ):
         folder = tmp_path / f"{recipe}{len(options)}"
-        assert run("train", "--recipe", recipe, tiny_manifest, "-o", folder, *small, *options) == 0
+        assert run("train", "--recipe", recipe, tiny_manifest, "-o", folder, *small, "--epochs", 1, *options) == 0
         written, card = (json.loads((folder / name).read_text()) for name in ("config.json", "card.json"))
         found = *(written[name] for name in ("loss", "linear_fit", "lr", "schedule")), card["head"]
         assert found == expected

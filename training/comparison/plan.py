@@ -24,6 +24,8 @@ RESUMABLE_CHANGES = ("manifest", "methods", "seeds", "sizes", "proxies", "pairs"
 #: Proxies per class in the sweep (the paper's figure has 1 to 32).
 SWEPT_PROXIES = ("1", "2", "4", "8", "16", "32")
 PLAN = "benchmark.json"
+#: What `--tuned` may give for a method.
+TUNED = ("lr", "epochs")
 SWEEPS = ("proxies-per-class", "train-size", "negative-proxies", "none")
 
 
@@ -57,9 +59,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """`training` are the options of `cbmir train` that all methods share. `sizes` are the training-set sizes (0: all
-    images) and `proxies` the numbers per class to compare. `pairs` of labels are drawn by t-SNE. `command` is what was
-    typed, a line for each time that it was another."""
+    """`training` are the options of `cbmir train` that all methods share, `tuned` learning rate and epochs of single
+    methods. `sizes` are the training-set sizes (0: all images) and `proxies` the numbers per class to compare. `pairs`
+    of labels are drawn by t-SNE. `command` is what was typed, a line for each time that it was another."""
 
     protocol: str
     manifest: str
@@ -71,6 +73,7 @@ class Plan:
     proxies: tuple[str, ...] = ("2",)
     pairs: tuple[str, ...] = ()
     training: dict[str, Any] = field(default_factory=dict)
+    tuned: dict[str, dict[str, Any]] = field(default_factory=dict)
     command: str = ""
 
     def __post_init__(self) -> None:
@@ -118,7 +121,7 @@ class Plan:
         method = METHODS[cell.method]
         options: dict[str, Any] = {"loss": "bce", "negative_proxies": PROTOCOLS[self.protocol].negatives}
         options |= self.training | ({"proxies_per_class": cell.proxies} if cell.proxies else {})
-        options |= method.training
+        options |= {"linear_fit": False, **method.training, **self.tuned.get(cell.method, {})}
         if options["loss"] not in BALANCEABLE:
             options["class_weights"] = None
         return TrainConfig(
@@ -161,6 +164,7 @@ class Plan:
 def make_plan(
     protocol: Protocol, manifest: Manifest, path: Path, *, methods: tuple[str, ...], sweeps: tuple[str, ...],
     seeds: int, folds: int, pairs: tuple[str, ...], training: dict[str, Any], command: str,
+    tuned: dict[str, dict[str, Any]] = {},  # noqa: B006  it never changes
 ) -> Plan:  # fmt: skip
     """The plan of what was asked.
 
@@ -183,12 +187,25 @@ def make_plan(
     proxies = SWEPT_PROXIES if "proxies-per-class" in sweeps else (training["proxies_per_class"],)
     plan = Plan(
         protocol.name, str(path.resolve()), manifest.fingerprint, methods, seeds, folds, (0,), proxies, pairs,
-        training, command,
+        training, tuned, command,
     )  # fmt: skip
     if "train-size" not in sweeps:
         return replace(plan, sizes=(protocol.size,))
     selections = [] if protocol.sizes else list(select_parts(plan, manifest).values())
     return replace(plan, sizes=sweep_sizes(protocol, selections))
+
+
+def read_tuned(path: Path) -> dict[str, dict[str, Any]]:
+    """Options of single methods, as `--tuned` takes them. Raises RunError for another method or option."""
+    try:
+        tuned = json.loads(path.read_text("utf-8"))
+        wrong = [name for name, options in tuned.items() if name not in METHODS or not options.keys() <= set(TUNED)]
+    except (OSError, ValueError, AttributeError) as error:
+        raise RunError(f"{path}: expected a JSON object of methods, found {error}") from error
+    if wrong:
+        raise RunError(f"{path}: expected {' and '.join(TUNED)} of methods of the benchmark, found {', '.join(wrong)}")
+    found: dict[str, dict[str, Any]] = tuned
+    return found
 
 
 def select_parts(plan: Plan, manifest: Manifest) -> dict[Part, Manifest]:

@@ -26,13 +26,20 @@ from cbmir.manifest import read_manifest, read_table
 @option("-o", "--output", "report", type=PATH, help="REPORT folder to make.")
 @option("--methods", default="all", metavar="A,B,…",
         help="all, or some of ssh, itq, sdh, dsh, osdh, texture, community, bce, ml-proxy-nca, proxy, proxy-negative, "
-        "proxy-auto, proxy-anchor, soft-ndcg. With a sweep, all are bce, proxy and proxy-negative.")  # fmt: skip
+        "proxy-auto, proxy-anchor, soft-ndcg, proxy-fitted, fitted. With a sweep, all are bce, proxy and "
+        "proxy-negative.")  # fmt: skip
 @option("--seeds", default=3, help="So many selections (nih, chexpert) and training runs.")
 @option("--folds", default=0, show_default=False,
         help="Cut a table into so many folds by patient.  [default: the table's splits]")  # fmt: skip
 @option("--sweep", "sweeps", multiple=True,
         type=click.Choice(["proxies-per-class", "train-size", "negative-proxies", "none"]), help="Compare numbers of "
         "proxies (1 to 32), sizes of the training set, negative proxies on and off. Repeat to cross them.")  # fmt: skip
+@option(
+    "--tuned",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE.json",
+    help='Learning rate and epochs of single methods, found on validation: {"bce": {"lr": 0.0003, "epochs": 20}}.',
+)
 @option("--code-bits", default=64, help="Code length of the hashing methods.")
 @option("--pairs", multiple=True, metavar="A/B", help="Labels that a t-SNE map tells apart; repeat for more.")
 @option("--jobs", type=click.IntRange(min=1), default=None, help="So many cells at a time; they take turns over the "
@@ -45,7 +52,8 @@ from cbmir.manifest import read_manifest, read_table
 @training_options
 def benchmark(
     protocol: str, manifest: Path, report: Path | None, methods: str, seeds: int, folds: int, sweeps: tuple[str, ...],
-    code_bits: int, pairs: tuple[str, ...], jobs: int | None, ray: str, resume: bool, report_only: bool, dry_run: bool,
+    tuned: Path | None, code_bits: int, pairs: tuple[str, ...], jobs: int | None, ray: str, resume: bool,
+    report_only: bool, dry_run: bool,
     **options: Any,
 ) -> None:  # fmt: skip
     """Compare the paper's methods on MANIFEST, by the paper's protocol for NIH or CheXpert or on any table.
@@ -55,7 +63,7 @@ def benchmark(
     that fails is shown with its error, and the rest goes on.
     """
     require("lightning", "train")
-    from cbmir.training.comparison.plan import Plan, make_plan, prepare, preview, select_parts
+    from cbmir.training.comparison.plan import Plan, make_plan, prepare, preview, read_tuned, select_parts
     from cbmir.training.comparison.protocols import PROTOCOLS
     from cbmir.training.comparison.report.render import write_report
     from cbmir.training.readers.nih import read_entries
@@ -76,7 +84,8 @@ def benchmark(
         PROTOCOLS[protocol], table, manifest,
         methods=() if methods == "all" else tuple(name.strip() for name in methods.split(",")),
         sweeps=tuple(name for name in sweeps if name != "none"), seeds=seeds, folds=folds, pairs=pairs,
-        training=options | {"code_bits": code_bits}, command=shlex.join(["cbmir", *sys.argv[1:]]),
+        training=options | {"code_bits": code_bits}, tuned=read_tuned(tuned) if tuned else {},
+        command=shlex.join(["cbmir", *sys.argv[1:]]),
     )  # fmt: skip
     if dry_run:
         click.echo(preview(plan, select_parts(plan, table)))

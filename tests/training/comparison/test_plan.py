@@ -13,7 +13,16 @@ from cbmir.labels import CHEXPERT_9, LabelSet
 from cbmir.manifest import Manifest, Row, read_manifest
 from cbmir.training.comparison import protocols
 from cbmir.training.comparison.methods.registry import METHODS
-from cbmir.training.comparison.plan import Cell, Part, Plan, make_plan, prepare, select_parts, selection_path
+from cbmir.training.comparison.plan import (
+    Cell,
+    Part,
+    Plan,
+    make_plan,
+    prepare,
+    read_tuned,
+    select_parts,
+    selection_path,
+)
 from cbmir.training.comparison.protocols import CHEXPERT, NIH, PROTOCOLS, TABLE
 
 TRAINING: dict[str, Any] = {"encoder": "resnet18", "proxies_per_class": "2", "class_weights": None, "code_bits": 16}
@@ -199,3 +208,27 @@ def test_a_folder_of_something_else_is_left_alone(squares: Path, tmp_path: Path)
         Plan.read(tmp_path)
     with pytest.raises(RunError, match="a cell of this benchmark"):
         plan.cell("seed9/proxy")
+
+
+def test_a_method_has_its_own_learning_rate_and_epochs(squares: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tuned.json"
+    path.write_text('{"bce": {"lr": 0.5, "epochs": 7}}')
+    plan, table = plan_of(squares, methods=("bce", "proxy"), tuned=read_tuned(path))
+    configs = {cell.method: plan.config(cell, table, squares) for cell in plan.cells()}
+    assert (configs["bce"].lr, configs["bce"].epochs) == (0.5, 7)
+    assert configs["proxy"].lr == TRAINING.get("lr", 1e-4)
+    assert plan.differences(replace(plan, tuned={})) == ["tuned: {'bce': {'lr': 0.5, 'epochs': 7}} -> {}"]
+    for text, message in (
+        ('{"bce": {"sigma": 1}}', "expected lr and epochs of methods of the benchmark, found bce"),
+        ('{"magic": {}}', "found magic"),
+        ("[]", "expected a JSON object of methods"),
+    ):
+        path.write_text(text)
+        with pytest.raises(RunError, match=message):
+            read_tuned(path)
+
+
+def test_only_fitted_methods_end_with_a_linear_fit(squares: Path) -> None:
+    plan, table = plan_of(squares, methods=("bce", "proxy-fitted", "fitted"))
+    fits = {cell.method: plan.config(cell, table, squares).linear_fit for cell in plan.cells()}
+    assert fits == {"bce": False, "proxy-fitted": True, "fitted": True}

@@ -183,6 +183,16 @@ METHODS: dict[str, Method] = {
             training={"loss": "soft-ndcg"},
             chosen="Half the smooth nDCG of a batch, half the proxy loss with negative proxies.",
         ),
+        Method(
+            "proxy-fitted", "Xing et al., and a linear fit", f"the network of {_XING}",
+            training={"loss": "proxy", "negative_proxies": True, "linear_fit": True},
+            chosen="The paper's network with negative proxies; embedding and scores are those of a linear fit.",
+        ),
+        Method(
+            "fitted", "BCE, and a linear fit", "the default recipe of cbmir train",
+            training={"loss": "bce", "linear_fit": True},
+            chosen="The BCE network; embedding and scores are ridge regressions of the labels on its features.",
+        ),
     )
 }  # fmt: skip
 
