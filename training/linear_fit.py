@@ -23,7 +23,7 @@ from cbmir.training.metrics import Floats
 from cbmir.training.model import LinearHead, RetrievalModel
 
 #: Strength of the ridge, in mean eigenvalues of the features' scatter: for neighbours, and for scores.
-_NEIGHBOURS, _SCORES = 3.0, 30.0
+_NEIGHBOURS, _SCORES = 3.0, 100.0
 #: Root mean square length of the parts of the embedding over the training images: where its labels put an image, what
 #: its scores are, and how it looks (principal components of the features), whatever the findings.
 _PARTS = (1.0, 0.5, 0.6)
@@ -88,7 +88,6 @@ def fit_linear(pooled: NDArray[np.floating], targets: Tensor, dim: int) -> Linea
         return found
 
     neighbours, scores = ridge(_NEIGHBOURS), ridge(_SCORES)[:, :labels]
-    neighbours /= _spread(features @ neighbours) ** 0.5
     scores /= _spread(features @ scores)
     # The last eigenvectors are those of the largest values.
     looks = vectors[:, ::-1][:, : dim - 2 * labels - 1]

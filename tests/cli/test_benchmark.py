@@ -32,7 +32,7 @@ def test_dry_run_on_the_official_table(shared: Path, capsys: pytest.CaptureFixtu
     assert run("benchmark", "nih", table, "--dry-run", "--seeds", 1) == 0
     printed = capsys.readouterr().out
     assert re.search(r"^seed0-12000 +12,000 +1,000 +1,000 +[34],\d{3} +0 +[0-9a-f]{12}$", printed, re.MULTILINE)
-    assert "13 cells:" in printed and "proxy-negative" not in printed
+    assert "15 cells:" in printed and "proxy-negative" not in printed
 
 
 def test_dry_run_trains_nothing_and_writes_nothing(
@@ -40,7 +40,7 @@ def test_dry_run_trains_nothing_and_writes_nothing(
 ) -> None:
     report = tmp_path / "report"
     assert run("benchmark", "table", tiny_manifest, "-o", report, "--folds", 3, "--dry-run") == 0
-    assert "126 cells:" in capsys.readouterr().out  # 14 methods, 3 seeds, 3 folds
+    assert "144 cells:" in capsys.readouterr().out  # 16 methods, 3 seeds, 3 folds
     assert not report.exists()
 
 

@@ -45,10 +45,10 @@ def test_the_parts_are_ridge_regressions_and_principal_components() -> None:
     classes = np.column_stack([classes, healthy])
     neighbours, scores, looks = parts_of(fit, pooled)
     centred = pooled.astype(np.float64) - pooled.mean(axis=0, dtype=np.float64)
-    fitted = ((neighbours, _NEIGHBOURS, 0.5, _PARTS[0]), (scores, _SCORES, 1, _PARTS[1]))
-    for found, strength, exponent, share in fitted:
+    for found, strength, share in ((neighbours, _NEIGHBOURS, _PARTS[0]), (scores, _SCORES, _PARTS[1])):
         expected = centred @ ridge(pooled, classes, strength)[:, : found.shape[1]]
-        expected /= expected.std(axis=0) ** exponent
+        if strength == _SCORES:
+            expected /= expected.std(axis=0)
         expected *= share / np.sqrt((expected**2).sum(axis=1).mean())
         np.testing.assert_allclose(found, expected, atol=2e-5)
     _, _, components = np.linalg.svd(centred, full_matrices=False)

@@ -29,7 +29,7 @@ _MEANING = {
     "all queries": "all queries (no finding counts as a label of its own)",
 }
 _SUFFIX = {"positive queries": "", "all queries": "-all"}
-_MARKERS = "osD^vP*X<>hdp8"
+_MARKERS = "osD^vP*X<>hdp8H."
 _LINES = ("-", "--", "-.", (0, (1, 1.2)))
 _BARS = "Error bars are 95% intervals over patients; lines are set a little apart sideways."
 
