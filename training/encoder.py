@@ -10,10 +10,13 @@ from __future__ import annotations
 import logging
 import re
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from cbmir.card import ModelCard
 from cbmir.errors import EncoderError, require
@@ -49,8 +52,9 @@ def build_encoder(name: str, weights: str = "none") -> tuple[nn.Module, int]:
 def encoder_of(card: ModelCard) -> nn.Module:
     """The encoder that a card describes, with random weights and, where the model has one, its projection."""
     encoder, dim = build_encoder(card.encoder)
-    is_projected = "distilled_from" in card.training or card.training.get("linear_fit")
-    return with_projection(encoder, dim, card.embedding_dim) if is_projected else encoder
+    if "distilled_from" in card.training:
+        return with_projection(encoder, dim, card.embedding_dim)
+    return TwoStageEncoder(encoder, card.embedding_dim) if card.training.get("linear_fit") else encoder
 
 
 def with_projection(encoder: nn.Module, dim: int, to: int) -> nn.Sequential:
@@ -60,6 +64,68 @@ def with_projection(encoder: nn.Module, dim: int, to: int) -> nn.Sequential:
     maps are still exact.
     """
     return nn.Sequential(OrderedDict(encoder=encoder, projection=nn.Conv2d(dim, to, 1)))
+
+
+class TwoStageEncoder(nn.Module):
+    """An encoder, and one linear map of its feature map together with that of an earlier stage, which is twice as fine.
+
+    [N, 1, S, S] -> [N, to, h, w] with the finer stage's cells: those of the last stage are repeated. The map stands
+    before the mean, so that an embedding is still the mean of a feature map. Raises EncoderError for an encoder without
+    such a stage.
+    """
+
+    def __init__(self, encoder: nn.Module, to: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self._stage, finer, dim = finer_stage(encoder)
+        self.projection = nn.Conv2d(dim, to, 1)
+        self.finer = nn.Conv2d(finer, to, 1, bias=False)
+
+    def forward(self, image: Tensor) -> Tensor:
+        last, finer = stage_maps(self.encoder, self._stage, image)
+        return repeated(self.projection(last), finer) + cast(Tensor, self.finer(finer))
+
+
+def repeated(last: Tensor, finer: Tensor) -> Tensor:
+    """A feature map whose cells are repeated to be as many as another's."""
+    return functional.interpolate(last, size=finer.shape[2:], mode="nearest")
+
+
+def stage_maps(encoder: nn.Module, stage: str, image: Tensor) -> tuple[Tensor, Tensor]:
+    """The encoder's feature map and that of an earlier stage, a name of its modules: [N, D, h, w] each."""
+    found: list[Tensor] = []
+    hook = encoder.get_submodule(stage).register_forward_hook(lambda module, given, output: found.append(output))
+    try:
+        return encoder(image), found[-1]
+    finally:
+        hook.remove()
+
+
+@torch.inference_mode()
+def finer_stage(encoder: nn.Module) -> tuple[str, int, int]:
+    """The last stage with twice as many cells along each side: its name in the encoder, its channels and the last's.
+
+    Raises EncoderError where there is none.
+    """
+    made: list[tuple[str, torch.Size]] = []
+
+    def note(name: str, module: nn.Module, given: object, output: object) -> None:
+        if isinstance(output, Tensor) and output.ndim == 4:
+            made.append((name, output.shape))
+
+    stages = [(name, module) for name, module in encoder.named_modules() if name and name.count(".") < 2]
+    hooks = [module.register_forward_hook(partial(note, name)) for name, module in stages]
+    training, weight = encoder.training, next(encoder.parameters())
+    last = encoder.eval()(weight.new_zeros(1, 1, _PROBES[1], _PROBES[1])).shape
+    encoder.train(training)
+    for hook in hooks:
+        hook.remove()
+    finer = [(name, shape) for name, shape in made if shape[2] == 2 * last[2]]
+    if not finer:
+        raise EncoderError("expected an encoder with a stage of twice as many cells as its last, found none; train "
+                           "with --no-linear-fit, or choose another")  # fmt: skip
+    name, shape = finer[-1]
+    return name, int(shape[1]), int(last[1])
 
 
 def for_inference(name: str, encoder: nn.Module) -> nn.Module:

@@ -3,8 +3,8 @@
 A network's own last layer is trained with all the rest, on images that are never twice the same, and is no better than
 the rest when training stops. Ridge regression of the labels on the finished features (A. Hoerl and R. Kennard, 1970)
 is better at both jobs: strongly regularised it classifies images that it has not seen, weakly regularised it puts each
-image of the gallery where its labels say. Both are linear and stand before the mean over the cells, so that evidence
-maps stay exact sums. docs/method.md has the figures.
+image of the gallery where its labels say. The features are those of the encoder's last two stages. All maps are linear
+and stand before the mean over the cells, so that evidence maps stay exact sums. docs/method.md says what each part is.
 """
 
 from __future__ import annotations
@@ -17,55 +17,58 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cbmir.errors import RunError
-from cbmir.training.encoder import with_projection
+from cbmir.training.encoder import TwoStageEncoder
 from cbmir.training.losses.targets import with_negative_class
 from cbmir.training.metrics import Floats
 from cbmir.training.model import LinearHead, RetrievalModel
 
 #: Strength of the ridge, in mean eigenvalues of the features' scatter: for neighbours, and for scores.
-_NEIGHBOURS, _SCORES = 3.0, 100.0
+_NEIGHBOURS, _SCORES = 6.0, 30.0
 #: Root mean square length of the parts of the embedding over the training images: where its labels put an image, what
-#: its scores are, and how it looks (principal components of the features), whatever the findings.
-_PARTS = (1.0, 0.5, 0.6)
+#: its scores are, and how it looks, whatever the findings.
+_PARTS = (1.0, 0.5, 1.0)
+
+Stages = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 @dataclass(frozen=True, eq=False)
 class LinearFit:
-    """From pooled features f [D] to z = weight f + bias [d], whose direction is the embedding, and from there to the
-    logits head_weight z + head_bias [C]. float32 all."""
+    """From pooled features of both stages to z = sum_s weights[s] f_s + bias [d], whose direction is the embedding, and
+    from there to the logits head_weight z + head_bias [C]. float32 all; weights[s] is [d, D_s]."""
 
-    weight: NDArray[np.float32]
+    weights: Stages
     bias: NDArray[np.float32]
     head_weight: NDArray[np.float32]
     head_bias: NDArray[np.float32]
 
-    def apply(self, pooled: NDArray[np.floating]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Embeddings [N, d] of unit length and scores [N, C] of pooled features [N, D], as the fitted model's."""
-        z = pooled.astype(np.float32) @ self.weight.T + self.bias
+    def apply(self, pooled: Stages) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Embeddings [N, d] of unit length and scores [N, C] of pooled features [N, D_s], as the fitted model's."""
+        z = self.bias + sum(stage @ weight.T for stage, weight in zip(pooled, self.weights, strict=True))
         logits = z @ self.head_weight.T + self.head_bias
         length = np.linalg.norm(z, axis=1, keepdims=True).clip(1e-12)
         return z / length, torch.from_numpy(logits).sigmoid().numpy()
 
     def model(self, trained: RetrievalModel) -> RetrievalModel:
-        """The trained network with these maps: a projection of its feature map, and a linear head."""
-        dim, features = self.weight.shape
-        encoder = with_projection(trained.encoder, features, dim)
-        head = LinearHead(dim, len(self.head_weight))
-        for layer, weight, bias in (
-            (encoder[1], self.weight[:, :, None, None], self.bias),
-            (head.linear, self.head_weight, self.head_bias),
+        """The trained network with these maps: a projection of its feature maps, and a linear head."""
+        dim = len(self.bias)
+        encoder = TwoStageEncoder(trained.encoder, dim)
+        head = LinearHead(dim, len(self.head_bias))
+        for layer, tensors in (
+            (encoder.projection, {"weight": self.weights[0][:, :, None, None], "bias": self.bias}),
+            (encoder.finer, {"weight": self.weights[1][:, :, None, None]}),
+            (head.linear, {"weight": self.head_weight, "bias": self.head_bias}),
         ):
-            layer.load_state_dict({"weight": torch.from_numpy(weight), "bias": torch.from_numpy(bias)})
+            layer.load_state_dict({name: torch.from_numpy(values) for name, values in tensors.items()})
         return RetrievalModel(encoder, head).train(trained.training)
 
 
-def fit_linear(pooled: NDArray[np.floating], targets: Tensor, dim: int) -> LinearFit:
+def fit_linear(pooled: Stages, targets: Tensor, dim: int) -> LinearFit:
     """Fit both maps to the training images.
 
     Args:
-        pooled: [N, D], the trained network's features of each image, in evaluation mode.
+        pooled: [N, D_s] of each stage, the last one first: the trained network's features, in evaluation mode.
         targets: [N, C] in {0, 1, NaN}. An unknown label counts as the mean of the known ones: it pulls nowhere.
-        dim: Of the embedding; fewer where the features have fewer.
+        dim: Of the embedding; fewer where the last stage has fewer features.
 
     Raises:
         RunError: `dim` has no room for the findings.
@@ -78,8 +81,12 @@ def fit_linear(pooled: NDArray[np.floating], targets: Tensor, dim: int) -> Linea
     known = ~np.isnan(classes)
     prior = np.where(known, classes, 0).sum(axis=0) / known.sum(axis=0).clip(1)
     wanted = np.where(known, classes - prior, 0)
-    mean = pooled.mean(axis=0, dtype=np.float64)
-    features = pooled - mean
+
+    # Each stage has a say of its own, however large its values are.
+    scales = [1 / max(float(np.sqrt(stage.var(axis=0, dtype=np.float64).sum())), 1e-12) for stage in pooled]
+    joined = np.hstack([scale * stage.astype(np.float64) for scale, stage in zip(scales, pooled, strict=True)])
+    mean = joined.mean(axis=0)
+    features = joined - mean
     values, vectors = np.linalg.eigh(features.T @ features)
     turned = vectors.T @ (features.T @ wanted)
 
@@ -89,17 +96,26 @@ def fit_linear(pooled: NDArray[np.floating], targets: Tensor, dim: int) -> Linea
 
     neighbours, scores = ridge(_NEIGHBOURS), ridge(_SCORES)[:, :labels]
     scores /= _spread(features @ scores)
-    # The last eigenvectors are those of the largest values.
-    looks = vectors[:, ::-1][:, : dim - 2 * labels - 1]
+    last = joined[:, : pooled[0].shape[1]]
+    # The last eigenvectors are those of the largest values; the first of them is near the mean, which stays in.
+    looks = np.zeros((joined.shape[1], min(dim - 2 * labels - 1, last.shape[1])))
+    looks[: last.shape[1]] = np.linalg.eigh(last.T @ last)[1][:, ::-1][:, : looks.shape[1]]
+    parts, centres = (neighbours, scores, looks), (mean, mean, np.zeros_like(mean))
     factors = [
-        share / _length(features @ part) for share, part in zip(_PARTS, (neighbours, scores, looks), strict=True)
+        share / _length((joined - centre) @ part) for share, part, centre in zip(_PARTS, parts, centres, strict=True)
     ]
-    weight = np.hstack([factor * part for factor, part in zip(factors, (neighbours, scores, looks), strict=True)])
+    weight = np.hstack([factor * part for factor, part in zip(factors, parts, strict=True)])
+    bias = -np.hstack([factor * centre @ part for factor, part, centre in zip(factors, parts, centres, strict=True)])
     head = np.zeros((labels, weight.shape[1]))
     head[range(labels), range(labels + 1, 2 * labels + 1)] = 1 / factors[1]
     rare = prior[:labels].clip(1e-3, 1 - 1e-3)
-    maps = (weight.T, -mean @ weight, head, np.log(rare / (1 - rare)))
-    return LinearFit(*(np.ascontiguousarray(one, np.float32) for one in maps))
+    stages = np.split(weight.T, [last.shape[1]], axis=1)
+    first, second = (_float32(scale * stage) for scale, stage in zip(scales, stages, strict=True))
+    return LinearFit((first, second), *map(_float32, (bias, head, np.log(rare / (1 - rare)))))
+
+
+def _float32(values: Floats) -> NDArray[np.float32]:
+    return np.ascontiguousarray(values, np.float32)
 
 
 def _spread(values: Floats) -> Floats:

@@ -122,11 +122,14 @@ class RetrievalModel(nn.Module):
 
     def features(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Embedding, pooled features (their mean over the cells, not normalised) and feature map."""
-        scaled = image.float() / 127.5 - 1
-        feature_map = self.encoder(scaled.to(next(self.encoder.parameters()).dtype)).float()
+        feature_map = self.encoder(self.scaled(image)).float()
         pooled = feature_map.mean(dim=(2, 3))
         # functional.normalize would ask for the input's shape when exported, and TensorRT refuses that of an uint8.
         return pooled / pooled.norm(dim=1, keepdim=True).clamp(min=1e-12), pooled, feature_map
+
+    def scaled(self, image: Tensor) -> Tensor:
+        """The encoder's input, in [-1, 1] and its precision."""
+        return (image.float() / 127.5 - 1).to(next(self.encoder.parameters()).dtype)
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         embedding, pooled, feature_map = self.features(image)

@@ -21,8 +21,9 @@ from cbmir.training import metrics
 from cbmir.training.config import TrainConfig, resolve_precision
 from cbmir.training.dataset import evaluation_batches, label_array, split_rows, training_targets
 from cbmir.training.distillation import Teacher
+from cbmir.training.encoder import finer_stage, repeated, stage_maps
 from cbmir.training.evaluate import Vectors, embed, evaluate
-from cbmir.training.linear_fit import fit_linear
+from cbmir.training.linear_fit import Stages, fit_linear
 from cbmir.training.model import ProxyHead, RetrievalModel
 from cbmir.training.rankings import CORRECTED, SPARE, Rankings, chance_values, nearest
 from cbmir.training.run import RunFolder, embedding_fingerprint
@@ -82,12 +83,18 @@ class Validation:
         return fit.model(model)
 
     @torch.inference_mode()
-    def _pooled(self, model: RetrievalModel, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+    def _pooled(self, model: RetrievalModel, rows: NDArray[np.intp]) -> Stages:
+        """The mean features of both stages, as `TwoStageEncoder` has them."""
         training, device = model.training, next(model.parameters()).device
-        model.eval()
-        parts = [model.features(torch.from_numpy(batch).to(device))[1] for batch in self._batches(rows)]
+        encoder = model.eval().encoder
+        stage, _, _ = finer_stage(encoder)
+        parts = []
+        for batch in self._batches(rows):
+            last, finer = stage_maps(encoder, stage, model.scaled(torch.from_numpy(batch).to(device)))
+            parts.append([stage.float().mean(dim=(2, 3)) for stage in (repeated(last, finer), finer)])
         model.train(training)
-        return torch.cat(parts).cpu().numpy()
+        first, second = (torch.cat(side).cpu().numpy() for side in zip(*parts, strict=True))
+        return first, second
 
     def _batches(self, rows: NDArray[np.intp]) -> Iterator[NDArray[np.uint8]]:
         return evaluation_batches(self.images, rows, self.config.preprocess)
