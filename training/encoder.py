@@ -87,8 +87,10 @@ class TwoStageEncoder(nn.Module):
 
 
 def repeated(last: Tensor, finer: Tensor) -> Tensor:
-    """A feature map whose cells are repeated to be as many as another's."""
-    return functional.interpolate(last, size=finer.shape[2:], mode="nearest")
+    """A feature map whose cells are repeated to be as many as another's, which has twice as many or one fewer."""
+    # By a factor, not to a size: the exporter would ask for the batch's.
+    twice = functional.interpolate(last, scale_factor=2, mode="nearest")
+    return twice if twice.shape[2:] == finer.shape[2:] else twice[:, :, : finer.shape[2], : finer.shape[3]]
 
 
 def stage_maps(encoder: nn.Module, stage: str, image: Tensor) -> tuple[Tensor, Tensor]:
