@@ -76,6 +76,21 @@ def test_heads(head: ProxyHead | LinearHead, tmp_path: Path) -> None:
             np.testing.assert_allclose(found.feature_map, feature_map, atol=1e-5)
 
 
+def test_a_projection_of_two_stages(two_stage_model: RetrievalModel, tmp_path: Path) -> None:
+    model, path = two_stage_model, tmp_path / "model.onnx"
+    path.write_bytes(to_onnx(model, card_for(LinearHead(DIM, 3))))
+    with OnnxEngine(path, threads=1) as engine:
+        for size in (1, 7):
+            found = engine.run(batch(size), feature_map=True)
+            with torch.inference_mode():
+                expected = model(torch.from_numpy(batch(size)))
+            for own, other in zip((found.embedding, found.scores, found.feature_map), expected, strict=True):
+                np.testing.assert_allclose(own, other, atol=1e-5)
+            assert found.feature_map is not None and found.feature_map.shape == (size, DIM, 8, 8)
+    graph = onnx.load(path).graph
+    assert "Shape" not in {node.op_type for node in graph.node}
+
+
 def test_scores_by_hand(tiny_export: Path) -> None:
     """score_j = max_i exp(-(2 - 2 cos) / 2 sigma^2) from the head in the metadata, the negative class left out."""
     with OnnxEngine(tiny_export / "model.onnx", threads=1) as engine:

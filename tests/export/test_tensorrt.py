@@ -16,9 +16,12 @@ import pytest
 
 from cbmir.errors import CardError, EngineError, ModelError, UserError
 from cbmir.export import tensorrt
+from cbmir.export.onnx_graph import to_onnx
 from cbmir.export.tensorrt import resolve_target, write_plan
 from cbmir.runtime.engines.nvidia import Gpu, cache_key
+from cbmir.runtime.engines.registry import open_engine
 from cbmir.runtime.engines.tensorrt import read_plan, read_plan_info, sidecar_of
+from cbmir.training.model import RetrievalModel
 
 if os.environ.get("CBMIR_REQUIRE_SHARED") == "1":  # in CI it must be there
     trt = importlib.import_module("tensorrt_rtx_bindings")
@@ -70,6 +73,13 @@ def test_plans_for_two_gpus_are_built_from_an_export(file: str, tiny_export: Pat
         assert seen.config.get_compute_capability(0) == trt.ComputeCapability.__members__[target]
         assert seen.config.num_optimization_profiles == 1
         assert not seen.config.get_flag(trt.BuilderFlag.TF32)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_projection_of_two_stages_is_built(precision: Any, two_stage_model: RetrievalModel, tiny_model: Path) -> None:
+    with open_engine(tiny_model, threads=1) as engine:
+        card = engine.card.with_(embedding_dim=16, head="linear", proxies_per_class=(), negative_proxies=False)
+    assert build_plan(to_onnx(two_stage_model, card, precision), "sm86")
 
 
 @pytest.mark.parametrize("file", FILES)
