@@ -295,8 +295,8 @@ class Backend:
 
 
 def _cells(name: str, evidence: NDArray[np.float32]) -> dict[str, Any]:
-    """An evidence map [h, w] as the page takes it."""
-    return {"name": name, "cells": np.round(evidence.astype(float), 6).tolist(), "cosine": float(evidence.sum())}
+    """An evidence map [h, w] as the page takes it, and what its cells sum to."""
+    return {"name": name, "cells": np.round(evidence.astype(float), 6).tolist(), "sum": float(evidence.sum())}
 
 
 def _pick(items: Sequence[Any], at: Any, what: str) -> Any:

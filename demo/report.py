@@ -36,8 +36,8 @@ def report_html(
     label = label or findings[0].label
     evidence = overlay(image.picture, analysis.evidence_for_finding(label), card.preprocess, 0.6)
     explained = (
-        f"Evidence for {readable(label)}: orange and + more, blue and \N{MINUS SIGN} less than an even share; the line "
-        "is what the model sees"
+        f"Evidence for {readable(label)} against the other findings: orange and + more, blue and \N{MINUS SIGN} less "
+        "than an even share; the line is what the model sees"
     )
     when = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
     name = f"image file with SHA-256 {image.radiograph.sha256[:16]}…"

@@ -1,15 +1,19 @@
 """Evidence maps: which cells of an image make a finding likely, or a neighbour similar. Exact, without a gradient.
 
-The embedding is the mean f of the feature map over its n cells, divided by its norm. Its cosine to a vector v is hence
-a sum over the cells:  cos(e, v) = sum_cells  F[:, cell] . v / (n |f| |v|).
+The embedding e is the mean f of the feature map over its n cells, divided by its norm. Its product with a vector v is
+hence a sum over the cells:  e . v = sum_cells  F[:, cell] . v / (n |f|).
 
-Drawn over the image, orange and + give more than an even share of the cosine, blue and - less. The demo's page draws
-by the same rule (`static/evidence.js`).
+- A neighbour's map takes the unit vector of its embedding: the cells sum to the cosine of the two images.
+- A finding's map is a contrast. It takes the finding's vector less the mean vector of the other findings: what speaks
+  for every finding alike cancels, and the cells sum to the finding's cosine less the mean of the others' cosines.
+
+Drawn over the image, orange and + give more than an even share of the sum, blue and - less. The demo's page draws by
+the same rule (`static/evidence.js`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,23 +39,45 @@ def evidence_map(feature_map: NDArray[np.float32], vector: NDArray[np.float32]) 
     Returns:
         float32 [h, w], which sums to the cosine. All zeros where the feature map's mean or the vector is zero.
     """
+    return _shares(feature_map, _unit(vector))
+
+
+def contrast_map(
+    feature_map: NDArray[np.float32], vectors: Mapping[str, NDArray[np.float32]], finding: str
+) -> NDArray[np.float32]:
+    """The share of each cell in what sets one finding apart from the others: its map less the mean of their maps.
+
+    Args:
+        feature_map: float32 [D, h, w].
+        vectors: Of every finding, as `finding_vectors` gives them.
+        finding: One of `vectors`.
+
+    Returns:
+        float32 [h, w], which sums to e . v less the mean of e . u over the other findings' vectors u, e being the
+        embedding. For a proxy head these are cosines; for a linear head they are logits without their bias, divided by
+        the norm of the mean feature. Of a single finding, the sum is e . v.
+    """
+    others = [vector for name, vector in vectors.items() if name != finding]
+    mean = np.mean(others, axis=0, dtype=np.float64) if others else 0
+    return _shares(feature_map, vectors[finding].astype(np.float64) - mean)
+
+
+def _shares(feature_map: NDArray[np.float32], direction: NDArray[np.float64]) -> NDArray[np.float32]:
+    """The share of each cell in the product of the embedding and a direction."""
     cells = feature_map.astype(np.float64)
-    direction = vector.astype(np.float64)
     _, h, w = cells.shape
-    norm = h * w * np.linalg.norm(cells.mean(axis=(1, 2))) * np.linalg.norm(direction)
-    if norm == 0:
-        return np.zeros((h, w), np.float32)
-    shares: NDArray[np.float64] = np.einsum("dhw,d->hw", cells, direction) / norm
+    norm = h * w * np.linalg.norm(cells.mean(axis=(1, 2)))
+    shares: NDArray[np.float64] = np.einsum("dhw,d->hw", cells, direction) / max(float(norm), 1e-12)
     return shares.astype(np.float32)
 
 
 def finding_vectors(
     card: ModelCard, head: NDArray[np.float32], embedding: NDArray[np.float32]
 ) -> dict[str, NDArray[np.float32]]:
-    """The vector [D] whose evidence map explains each finding of an image with this embedding [D].
+    """The vector [D] that gave each finding's score to an image with this embedding [D].
 
-    For a proxy head it is the class's best proxy, which gave the score (METHOD "Scores": the maximum); for a linear
-    head, the class's weight row.
+    For a proxy head it is the class's best proxy (METHOD "Scores": the maximum); for a linear head, the class's weight
+    row.
     """
     rows = zip(card.labels.names, _rows_of_labels(card, head), strict=True)
     return {name: max(own, key=lambda row: _unit(row) @ embedding) for name, own in rows}

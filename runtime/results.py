@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cbmir.card import BALANCED
 from cbmir.choices import Rank
 from cbmir.errors import UserError
-from cbmir.runtime.evidence import evidence_map
+from cbmir.runtime.evidence import contrast_map, evidence_map
 from cbmir.runtime.gallery.entry import Hit
 from cbmir.runtime.novelty import Novelty
 
@@ -123,12 +123,13 @@ class Analysis:
     rank: Rank = "nearness"
 
     def evidence_for_finding(self, label: str) -> NDArray[np.float32]:
-        """float32 [h, w]: each cell's share in the cosine to the finding's vector. Raises UserError without one."""
-        return self._evidence(self.finding_vectors, label, "finding")
+        """float32 [h, w]: each cell's share in what sets the finding apart from the others (`contrast_map`). Raises
+        UserError for another label."""
+        return contrast_map(self.feature_map, self.finding_vectors, _known(self.finding_vectors, label, "finding"))
 
     def evidence_for_neighbour(self, id: str) -> NDArray[np.float32]:
-        """float32 [h, w]: each cell's share in the cosine to this neighbour. Raises UserError without one."""
-        return self._evidence(self.neighbour_vectors, id, "neighbour")
+        """float32 [h, w]: each cell's share in the cosine to this neighbour. Raises UserError for another id."""
+        return evidence_map(self.feature_map, self.neighbour_vectors[_known(self.neighbour_vectors, id, "neighbour")])
 
     def to_json(self) -> dict[str, Any]:
         """Plain Python values, without the arrays."""
@@ -144,11 +145,12 @@ class Analysis:
             "warnings": list(self.warnings),
         }
 
-    def _evidence(self, vectors: Mapping[str, NDArray[np.float32]], key: str, what: str) -> NDArray[np.float32]:
-        if key not in vectors:
-            known = ", ".join(vectors) or "it has none"
-            raise UserError(f"expected a {what} of this analysis ({known}), found {key!r}")
-        return evidence_map(self.feature_map, vectors[key])
+
+def _known(vectors: Mapping[str, NDArray[np.float32]], key: str, what: str) -> str:
+    if key not in vectors:
+        known = ", ".join(vectors) or "it has none"
+        raise UserError(f"expected a {what} of this analysis ({known}), found {key!r}")
+    return key
 
 
 def _plain(neighbour: Neighbour) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-// Evidence maps on a canvas: orange gives more than an even share of the cosine, blue less; + and - say the same
+// Evidence maps on a canvas: orange gives more than an even share of the sum, blue less; + and - say the same
 // without colour. The same rule as runtime/evidence.py, which draws them for the report: shares are spread bilinearly and
 // coloured afterwards, so that where the evidence is even the image is untouched.
 

@@ -103,11 +103,11 @@ export function start(element, trigger, upload) {
     const text = find("#evidence-text");
     text.textContent = noEvidence;
     if (!chosen) return;
-    const {name, cosine} = evidence[chosen];
-    text.innerHTML = '<span class="key more"></span>orange and +: speaks for <b></b>, more than an even share · ' +
-      '<span class="key less"></span>blue and −: less · dashed: what the model sees. Exact: the cells sum to the ' +
-      "cosine, <b></b>.";
-    [text.querySelectorAll("b")[0].textContent, text.querySelectorAll("b")[1].textContent] = [name, cosine.toFixed(3)];
+    const {name, sum} = evidence[chosen];
+    text.innerHTML = '<span class="key more"></span>orange and +: speaks for <b></b> and not for other ' +
+      'findings, more than an even share · <span class="key less"></span>blue and −: less · dashed: what the model ' +
+      "sees. Exact: the cells sum to its lead over the other findings’ mean, <b></b>.";
+    [text.querySelectorAll("b")[0].textContent, text.querySelectorAll("b")[1].textContent] = [name, sum.toFixed(3)];
   }
 
   document.addEventListener("cbmir-answer", ({detail: answer}) => {

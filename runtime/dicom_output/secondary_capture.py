@@ -51,7 +51,7 @@ def _draw_page(content: Content, analysis: Analysis, image: Radiograph, spec: Pr
     explained = overlay(small, analysis.evidence_for_finding(top.label), spec, opacity=0.6)
     sheet.picture(_MARGIN + _PICTURE + _GAP, f"Evidence for {readable(top.label)}", explained)
     below = _TOP + 40 + _PICTURE + 16
-    legend = "Orange, +: cells that speak for it more than the average cell. Blue, -: less. Line: what the model sees."
+    legend = "Orange, +: cells that speak for it, not for other findings. Blue, -: less so. Line: what the model sees."
     sheet.lines(_MARGIN + _PICTURE + _GAP, below, legend, 18, _PICTURE, at_most=2)
     _draw_findings(sheet, content.findings, content.operating_point)
     end = _draw_look_alikes(sheet, content, below + 64)

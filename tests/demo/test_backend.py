@@ -87,7 +87,7 @@ def test_an_upload_is_analysed(ask: Ask, image: str, finder: Finder) -> None:
     labels = ", ".join(expected.query_labels) or "no finding"
     assert answer["html"]["search"].endswith(f"this image: {labels} (predicted)")
     for key, evidence in answer["evidence"].items():
-        assert np.sum(evidence["cells"]) == pytest.approx(evidence["cosine"], abs=1e-3), key
+        assert np.sum(evidence["cells"]) == pytest.approx(evidence["sum"], abs=1e-3), key
     assert len(answer["evidence"]) == 3
     assert all(0 <= one <= 1 for one in answer["place"])
     assert not Path(image).exists()
@@ -165,8 +165,8 @@ def test_side_by_side_has_exact_maps_on_both(ask: Ask, backend: Backend, image: 
     assert view is not None
     cosine = view.neighbours[0].cosine
     assert compared["exact"] is True
-    assert compared["here"]["cosine"] == pytest.approx(cosine)
-    assert compared["there"]["cosine"] == pytest.approx(cosine, abs=1e-4)
+    assert compared["here"]["sum"] == pytest.approx(cosine)
+    assert compared["there"]["sum"] == pytest.approx(cosine, abs=1e-4)
     assert f"cosine {cosine:.3f}" in compared["title"]
     assert ask("compare", id="nobody")["action"] == "error"
 

@@ -37,7 +37,7 @@ def test_upload_findings_look_alikes_and_evidence(page: Any, xray: Path) -> None
     finding.click()
     assert finding.get_attribute("aria-pressed") == "true"
     assert drawn(page, "#film canvas")
-    assert "Exact: the cells sum to the cosine" in page.locator("#evidence-text").inner_text()
+    assert "Exact: the cells sum to its lead over the other findings" in page.locator("#evidence-text").inner_text()
     page.locator("[data-tool=opacity]").fill("20")
     assert page.locator("#film canvas").evaluate("canvas => canvas.style.opacity") == "0.2"
     finding.click()

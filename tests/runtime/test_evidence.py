@@ -1,4 +1,4 @@
-"""Evidence maps are exact: the cells sum to the cosine."""
+"""Evidence maps are exact: the cells sum to the cosine, or to the lead over the other findings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cbmir.card import ModelCard
 from cbmir.labels import LabelSet
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime import evidence_map
-from cbmir.runtime.evidence import finding_vectors
+from cbmir.runtime.evidence import contrast_map, finding_vectors
 
 
 def unit(vector: np.ndarray) -> np.ndarray:
@@ -45,11 +45,58 @@ def test_nothing_is_evidence_of_nothing() -> None:
     assert not evidence_map(np.ones((4, 2, 3), np.float32), 0 * ones).any()
 
 
-def card(head: str, proxies: tuple[int, ...], negative: bool) -> ModelCard:
+def test_contrast_by_hand() -> None:
+    """The mean cell is [1.5, 0.5]; Mass has [1, 0], the others' mean is [0, 0.5]."""
+    feature_map = np.array([[[3, 0]], [[0, 1]]], np.float32)
+    vectors = {"Effusion": [0, 1], "Mass": [1, 0], "Nodule": [0, 0]}
+    shares = contrast_map(feature_map, {name: np.array(one, np.float32) for name, one in vectors.items()}, "Mass")
+    assert shares.dtype == np.float32
+    np.testing.assert_allclose(shares, [[1.5 / np.sqrt(2.5), -0.25 / np.sqrt(2.5)]], atol=1e-7)
+
+
+@pytest.mark.parametrize("head", ["proxy", "linear"])
+@pytest.mark.parametrize(("counts", "negative"), [((1, 1, 1), False), ((3, 1, 2, 2), True), ((4,), False)])
+def test_contrast_is_the_map_less_the_mean_of_the_others(head: str, counts: tuple[int, ...], negative: bool) -> None:
+    """Loops over findings and cells in float64; the negative class is no finding, and no finding is left out."""
+    rng = np.random.default_rng(len(counts))
+    labels = len(counts) - negative
+    feature_map = np.maximum(rng.normal(size=(16, 3, 4)), 0).astype(np.float32)
+    linear = head == "linear"
+    rows = rng.normal(size=(labels if linear else sum(counts), 16))
+    rows = rows * 5 if linear else rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    about = card(head, () if linear else counts, negative and not linear, names=("A", "B", "C")[:labels])
+    mean = feature_map.astype(np.float64).mean(axis=(1, 2))
+    vectors = finding_vectors(about, rows.astype(np.float32), unit(mean).astype(np.float32))
+
+    starts = np.cumsum([0, *counts])
+    own = [[rows[j]] if linear else list(rows[starts[j] : starts[j + 1]]) for j in range(labels)]
+    best = [max(of_label, key=lambda row: row @ mean) for of_label in own]
+    for j, name in enumerate(about.labels.names):
+        others = [best[i] for i in range(labels) if i != j]
+        shares = contrast_map(feature_map, vectors, name)
+        for y, x in np.ndindex(3, 4):
+            terms = [feature_map[:, y, x] @ row / (12 * np.linalg.norm(mean)) for row in (best[j], *others)]
+            expected = terms[0] - (sum(terms[1:]) / len(others) if others else 0)
+            assert shares[y, x] == pytest.approx(expected, abs=1e-6)
+        lead = unit(mean) @ best[j] - (np.mean([unit(mean) @ row for row in others]) if others else 0)
+        assert shares.astype(np.float64).sum() == pytest.approx(lead, abs=1e-5)
+
+
+def test_contrasts_of_all_findings_cancel() -> None:
+    rng = np.random.default_rng(0)
+    feature_map = rng.normal(size=(8, 2, 2)).astype(np.float32)
+    vectors = {name: rng.normal(size=8).astype(np.float32) for name in "abcd"}
+    np.testing.assert_allclose(sum(contrast_map(feature_map, vectors, name) for name in vectors), 0, atol=1e-6)
+    assert not contrast_map(0 * feature_map, vectors, "a").any()
+
+
+def card(
+    head: str, proxies: tuple[int, ...], negative: bool, names: tuple[str, ...] = ("Effusion", "Mass")
+) -> ModelCard:
     return ModelCard(
-        labels=LabelSet(("Effusion", "Mass")), preprocess=PreprocessSpec(), encoder="tiny", embedding_dim=2, head=head,
-        sigma=0.7, proxies_per_class=proxies, negative_proxies=negative, thresholds=(None, None),
-        calibration=(None, None), fingerprint="f",
+        labels=LabelSet(names), preprocess=PreprocessSpec(), encoder="tiny", embedding_dim=2, head=head,
+        sigma=0.7, proxies_per_class=proxies, negative_proxies=negative, thresholds=(None,) * len(names),
+        calibration=(None,) * len(names), fingerprint="f",
     )  # fmt: skip
 
 

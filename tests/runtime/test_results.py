@@ -58,7 +58,9 @@ def test_json_has_the_promised_keys_and_plain_values(analysis: Analysis) -> None
 
 
 def test_evidence(analysis: Analysis) -> None:
-    np.testing.assert_allclose(analysis.evidence_for_finding("Mass"), [[3 / np.sqrt(10), 0]], atol=1e-6)
+    contrast = analysis.evidence_for_finding("Mass")
+    np.testing.assert_allclose(contrast, [[3 / np.sqrt(10), -1 / np.sqrt(10)]], atol=1e-6)
+    np.testing.assert_array_equal(analysis.evidence_for_finding("Nodule"), -contrast)
     np.testing.assert_allclose(analysis.evidence_for_neighbour("a"), [[0, 1 / np.sqrt(10)]], atol=1e-6)
 
 
