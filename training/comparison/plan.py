@@ -25,7 +25,7 @@ RESUMABLE_CHANGES = ("manifest", "methods", "seeds", "sizes", "proxies", "pairs"
 SWEPT_PROXIES = ("1", "2", "4", "8", "16", "32")
 PLAN = "benchmark.json"
 #: What `--tuned` may give for a method.
-TUNED = ("lr", "epochs")
+TUNED = ("lr", "epochs", "head_rate", "seeds")
 SWEEPS = ("proxies-per-class", "train-size", "negative-proxies", "none")
 
 
@@ -59,9 +59,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """`training` are the options of `cbmir train` that all methods share, `tuned` learning rate and epochs of single
-    methods. `sizes` are the training-set sizes (0: all images) and `proxies` the numbers per class to compare. `pairs`
-    of labels are drawn by t-SNE. `command` is what was typed, a line for each time that it was another."""
+    """`training` are the options of `cbmir train` that all methods share, `tuned` learning rates, epochs and number of
+    seeds of single methods. `sizes` are the training-set sizes (0: all images) and `proxies` the numbers per class to
+    compare. `pairs` of labels are drawn by t-SNE. `command` is what was typed, a line for each time that it was
+    another."""
 
     protocol: str
     manifest: str
@@ -90,6 +91,8 @@ class Plan:
         methods.sort(key=lambda name: METHODS[name].needs_bce)
         for part in self.parts():
             for method in methods:
+                if part.seed >= self.tuned.get(method, {}).get("seeds", self.seeds):
+                    continue
                 many = METHODS[method].many_proxies
                 yield from (Cell(part, method, proxies) for proxies in (self.proxies if many else ("",)))
 
@@ -121,7 +124,8 @@ class Plan:
         method = METHODS[cell.method]
         options: dict[str, Any] = {"loss": "bce", "negative_proxies": PROTOCOLS[self.protocol].negatives}
         options |= self.training | ({"proxies_per_class": cell.proxies} if cell.proxies else {})
-        options |= {"linear_fit": False, **method.training, **self.tuned.get(cell.method, {})}
+        tuned = {name: value for name, value in self.tuned.get(cell.method, {}).items() if name != "seeds"}
+        options |= {"linear_fit": False, **method.training, **tuned}
         if options["loss"] not in BALANCEABLE:
             options["class_weights"] = None
         return TrainConfig(
@@ -203,7 +207,7 @@ def read_tuned(path: Path) -> dict[str, dict[str, Any]]:
     except (OSError, ValueError, AttributeError) as error:
         raise RunError(f"{path}: expected a JSON object of methods, found {error}") from error
     if wrong:
-        raise RunError(f"{path}: expected {' and '.join(TUNED)} of methods of the benchmark, found {', '.join(wrong)}")
+        raise RunError(f"{path}: expected {', '.join(TUNED)} of methods of the benchmark, found {', '.join(wrong)}")
     found: dict[str, dict[str, Any]] = tuned
     return found
 

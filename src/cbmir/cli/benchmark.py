@@ -34,12 +34,9 @@ from cbmir.manifest import read_manifest, read_table
 @option("--sweep", "sweeps", multiple=True,
         type=click.Choice(["proxies-per-class", "train-size", "negative-proxies", "none"]), help="Compare numbers of "
         "proxies (1 to 32), sizes of the training set, negative proxies on and off. Repeat to cross them.")  # fmt: skip
-@option(
-    "--tuned",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    metavar="FILE.json",
-    help='Learning rate and epochs of single methods, found on validation: {"bce": {"lr": 0.0003, "epochs": 20}}.',
-)
+@option("--tuned", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE.json",
+        help='Options of single methods, as a search on validation found them: lr, epochs, head_rate, and how many of '
+        'the seeds: {"bce": {"lr": 0.0003, "seeds": 1}}.')  # fmt: skip
 @option("--code-bits", default=64, help="Code length of the hashing methods.")
 @option("--pairs", multiple=True, metavar="A/B", help="Labels that a t-SNE map tells apart; repeat for more.")
 @option("--jobs", type=click.IntRange(min=1), default=None, help="So many cells at a time; they take turns over the "

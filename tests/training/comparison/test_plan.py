@@ -219,13 +219,19 @@ def test_a_method_has_its_own_learning_rate_and_epochs(squares: Path, tmp_path: 
     assert configs["proxy"].lr == TRAINING.get("lr", 1e-4)
     assert plan.differences(replace(plan, tuned={})) == ["tuned: {'bce': {'lr': 0.5, 'epochs': 7}} -> {}"]
     for text, message in (
-        ('{"bce": {"sigma": 1}}', "expected lr and epochs of methods of the benchmark, found bce"),
+        ('{"bce": {"sigma": 1}}', "expected lr, epochs, head_rate, seeds of methods of the benchmark, found bce"),
         ('{"magic": {}}', "found magic"),
         ("[]", "expected a JSON object of methods"),
     ):
         path.write_text(text)
         with pytest.raises(RunError, match=message):
             read_tuned(path)
+
+
+def test_a_method_may_have_fewer_seeds(squares: Path) -> None:
+    plan, table = plan_of(squares, methods=("bce", "fitted"), seeds=3, tuned={"bce": {"seeds": 1}})
+    assert names(plan) == ["seed0/bce", "seed0/fitted", "seed1/fitted", "seed2/fitted"]
+    assert plan.config(next(plan.cells()), table, squares).seed == 0
 
 
 def test_only_fitted_methods_end_with_a_linear_fit(squares: Path) -> None:
