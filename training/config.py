@@ -74,7 +74,7 @@ class TrainConfig:
     augment: Augment = "crop"
     head_rate: float = 1.0
     linear_fit: bool = False
-    projection: int = 128
+    projection: int = 256
     distill: str = ""
     teacher_fingerprint: str = ""
 

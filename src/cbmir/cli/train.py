@@ -36,7 +36,7 @@ _TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_we
     help="At the end, fit linear maps from the features to embedding and "
     "scores: better than the last layer that was trained with the rest.",
 )
-@option("--projection", default=128, help="Dimensions of the embedding of a linear fit.")
+@option("--projection", default=256, help="Dimensions of the embedding of a linear fit.")
 @option("--negative-proxies/--no-negative-proxies", default=True,
         help="Whether images without a finding are a class of their own.")  # fmt: skip
 @training_options
