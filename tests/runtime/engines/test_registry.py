@@ -88,7 +88,7 @@ def test_a_folder_s_bfloat16_file_is_passed_over_without_the_arithmetic(
         def get_property(self, device: str, name: str) -> object:
             return {"OPTIMIZATION_CAPABILITIES": ["FP32", "INT8"], "FULL_DEVICE_NAME": "Old"}[name]
 
-    monkeypatch.setattr(openvino, "import_openvino", lambda: SimpleNamespace(Core=OldProcessor))
+    monkeypatch.setattr(openvino, "import_openvino", lambda: SimpleNamespace(Core=OldProcessor, __version__="1"))
     for name in ("model.onnx", "model.openvino-bf16.xml"):
         shutil.copy(tiny_model, tmp_path / name)
     with open_engine(tmp_path) as engine:
