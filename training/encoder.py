@@ -83,7 +83,8 @@ class TwoStageEncoder(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         last, finer = stage_maps(self.encoder, self._stage, image)
-        return repeated(self.projection(last), finer) + cast(Tensor, self.finer(finer))
+        # In float32 whatever the encoder's precision is: these maps tell small differences.
+        return repeated(self.projection(last.float()), finer) + cast(Tensor, self.finer(finer.float()))
 
 
 def repeated(last: Tensor, finer: Tensor) -> Tensor:
