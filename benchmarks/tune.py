@@ -3,10 +3,11 @@
     python benchmarks/tune.py nih.csv -o runs --weights lite0.pt --results docs/benchmark/nih/tuned.csv
 
 Each method is trained on fold 1 of 5 at each rate, with the options that the benchmark gives all of them. The epoch is
-chosen as in training; its `val_choice` (AUC and corrected nDCG of the validation part) decides. Test images are never
-looked at. The results have a row for each method and rate as it ends, and a later call, on another machine too, runs
-only the others; tuned.json beside them has the best rates. A method that shares another's network takes its rate
-(`SAME`).
+chosen as in training; its `val_choice` (AUC and corrected nDCG of the validation part) decides. The fold's test images
+are not looked at; its validation images are test images of other folds, for all methods alike. Only the rate is
+searched, and hashing methods keep that of the recipe. The results have a row for each method and rate as it ends, and a
+later call, on another machine too, runs only the others; tuned.json beside them has the best rates. A method that
+shares another's network takes its rate (`SAME`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,18 @@ def main(
     found = read(results)
     cells = [(method, rate) for rate in rates.split(",") for method in methods.split(",")]
     lock = Lock()
-    shared = ["--encoder", encoder, "--weights", str(weights), "--image-size", str(image_size), "--fold", "1/5"]
+    shared = [
+        "--recipe",
+        "fitted",
+        "--encoder",
+        encoder,
+        "--weights",
+        str(weights),
+        "--image-size",
+        str(image_size),
+        "--fold",
+        "1/5",
+    ]
 
     def train(cell: tuple[str, str]) -> None:
         method, rate = cell

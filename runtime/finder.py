@@ -206,7 +206,10 @@ class Finder(Closing):
             feature_map=feature_map,
             finding_vectors=finding_vectors(self.card, self.engine.head, embedding),
             neighbour_vectors=vectors,
-            agreement=() if self.gallery is None else agreement(hits, self.gallery.labels.names, self.card.sigma),
+            # Neighbours that were chosen to agree with the findings say nothing about them.
+            agreement=()
+            if self.gallery is None or rank == "findings"
+            else agreement(hits, self.gallery.labels.names, self.card.sigma),
             novelty=novelty,
             query_labels=tuple(sorted(query_labels)),
             known=tuple(entry.id for entry in known),

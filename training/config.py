@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ BALANCEABLE = (*WEIGHTED_LOSSES, "bce")
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Options of `cbmir train`; the defaults are the paper's ("Implementation").
+    """Options of `cbmir train`; the defaults are the paper's ("Implementation"), those of the recipe `paper`.
 
     Attributes:
         batch_size: That of all devices together.
@@ -36,7 +36,7 @@ class TrainConfig:
         class_weights: None is the paper's choice: with the proxy loss, without for BCE; most others have none.
         code_bits: The length of the codes of hashing losses.
         fold: "1/5" to "5/5" for cross-validation by patient, the same for every seed; empty for the manifest's splits.
-        patience: Epochs without a better choice (`harness.Validation`) until training stops.
+        patience: Epochs without a better choice (`validation.Validation`) until training stops.
         schedule: The learning rate stays, or warms up and then falls by a cosine.
         average: Decay of the moving average of the weights that is judged and kept; 0 keeps the weights themselves.
         augment: Random crops, or also rotation, scale and exposure.
@@ -87,6 +87,14 @@ class TrainConfig:
                 raise RunError(f"expected {name} of 0 or more, found {getattr(self, name)}")
         if self.linear_fit and (self.distill or self.loss in HASHING_LOSSES):
             raise RunError("expected no linear fit of a student, whose embedding is its teacher's, or of binary codes")
+        least = 2 * len(self.labels) + 2
+        if self.linear_fit and self.projection < least:
+            raise RunError(f"expected a projection to {least} dimensions or more, twice as many as there are findings "
+                           f"and two; found {self.projection}")  # fmt: skip
+        for name, choices in (("schedule", Schedule), ("augment", Augment)):
+            if getattr(self, name) not in get_args(choices):
+                known = " or ".join(get_args(choices))
+                raise RunError(f"expected {name} {known}, found {getattr(self, name)!r}")
         if not 0 <= self.average < 1:
             raise RunError(f"expected average, a decay, of 0 or more and below 1, found {self.average}")
         for name in ("proxies_per_class", "devices"):

@@ -84,14 +84,16 @@ class TwoStageEncoder(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         last, finer = stage_maps(self.encoder, self._stage, image)
         # In float32 whatever the encoder's precision is: these maps tell small differences.
-        return repeated(self.projection(last.float()), finer) + cast(Tensor, self.finer(finer.float()))
+        last, finer = aligned(self.projection(last.float()), finer.float())
+        return last + cast(Tensor, self.finer(finer))
 
 
-def repeated(last: Tensor, finer: Tensor) -> Tensor:
-    """A feature map whose cells are repeated to be as many as another's, which has twice as many or one fewer."""
-    # By a factor, not to a size: the exporter would ask for the batch's.
+def aligned(last: Tensor, finer: Tensor) -> tuple[Tensor, Tensor]:
+    """Both feature maps with the same cells: the last stage's are repeated. The finer stage may have one row and column
+    more or less than twice as many, by how an encoder halves odd numbers: what only one of them has is left out."""
     twice = functional.interpolate(last, scale_factor=2, mode="nearest")
-    return twice if twice.shape[2:] == finer.shape[2:] else twice[:, :, : finer.shape[2], : finer.shape[3]]
+    height, width = (min(one, other) for one, other in zip(twice.shape[2:], finer.shape[2:], strict=True))
+    return twice[:, :, :height, :width], finer[:, :, :height, :width]
 
 
 def stage_maps(encoder: nn.Module, stage: str, image: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Training: the paper's procedure on Lightning, from a manifest to a finished RUN folder.
+"""Training on Lightning, from a manifest to a finished RUN folder.
 
 Checkpoints survive a kill, a full disk and a folder that was moved.
 """
@@ -6,9 +6,11 @@ Checkpoints survive a kill, a full disk and a folder that was moved.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,6 +38,7 @@ from cbmir.training.dataset import (
     split_rows,
 )
 from cbmir.training.distillation import build_student, load_teacher
+from cbmir.training.encoder import finer_stage
 from cbmir.training.evaluate import on_fastest_device
 from cbmir.training.model import RetrievalModel
 from cbmir.training.run import RunFolder, build_model, training_manifest
@@ -49,7 +52,7 @@ _HEAD = ("model.encoder.projection.", "model.head.", "loss.")
 
 
 def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
-    """Train and finish a run: best checkpoint by validation nDCG, thresholds, calibration, card.
+    """Train and finish a run: best checkpoint by AUC and corrected nDCG on validation, thresholds, calibration, card.
 
     Args:
         run: A new or empty folder, or that of a stopped run.
@@ -84,6 +87,8 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
     weights = "none" if folder.last.exists() else config.weights
     if teacher is None:
         model, loss = build_model(config, data.targets, weights=weights)
+        if config.linear_fit:
+            finer_stage(model.encoder)  # refused now, not after an epoch
     else:
         model, loss = build_student(config, teacher, weights=weights)
     model.to(memory_format=torch.channels_last)  # 1.6 times the speed on a CPU, and tensor cores on a GPU
@@ -100,7 +105,7 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
     if first_process():  # not before: options that were refused leave no run behind
         folder.write_config(config)
     with warnings.catch_warnings():
-        # Images come decoded from a memory map: a worker process would only copy them once more.
+        # Images come decoded from a memory map, so that no worker processes are needed.
         warnings.filterwarnings("ignore", ".*does not have many workers.*")
         warnings.filterwarnings("ignore", ".*number of training batches.*smaller than the logging interval.*")
         warnings.filterwarnings("ignore", ".*Checkpoint directory .* exists and is not empty.*")
@@ -122,6 +127,13 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
     return folder
 
 
+def _rise_and_fall(share: float) -> float:
+    """The learning rate after a share of all steps, as a part of the highest: a line up, then half a cosine down."""
+    if share < _WARM_UP:
+        return share / _WARM_UP
+    return max((1 + math.cos(math.pi * min((share - _WARM_UP) / (1 - _WARM_UP), 1))) / 2, 1e-3)
+
+
 def first_process() -> bool:
     """Whether this process writes: with several devices Lightning starts the same command once more for each."""
     return int(getattr(rank_zero_only, "rank", 0)) == 0
@@ -139,7 +151,7 @@ class RetrievalTask(L.LightningModule):
         self.config, self.teacher = validation.config, validation.teacher
         self.average = None
         if self.config.average:
-            self.average = AveragedModel(model, avg_fn=self._averaged, use_buffers=True).requires_grad_(False)
+            self.average = AveragedModel(model, multi_avg_fn=self._move, use_buffers=True).requires_grad_(False)
         self.started = 0.0
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -156,16 +168,16 @@ class RetrievalTask(L.LightningModule):
         optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.999))
         if config.schedule == "constant":
             return optimizer
-        schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, [group["lr"] for group in groups], int(self.trainer.estimated_stepping_batches),
-            pct_start=_WARM_UP, cycle_momentum=False,
-        )  # fmt: skip
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rise_and_fall(step / steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def _averaged(self, average: Tensor, current: Tensor, updates: Tensor | int) -> Tensor:
-        """The moving average: shorter at first, so that it soon forgets where the weights began."""
+    def _move(self, average: Sequence[Tensor], current: Sequence[Tensor], updates: Tensor | int) -> None:
+        """The moving average: short at first, so that it soon forgets where the weights began."""
         decay = min(self.config.average, (1 + int(updates)) / (10 + int(updates)))
-        return average * decay + current * (1 - decay)
+        for own, now in zip(average, current, strict=True):
+            # Positions and counts have no average.
+            own.lerp_(now, 1 - decay) if own.is_floating_point() else own.copy_(now)
 
     def on_train_batch_end(self, *_: object) -> None:
         if self.average is not None:

@@ -1,10 +1,10 @@
-"""The last step of the recipe: two linear maps from the network's features to the findings, fitted in closed form.
+"""The last step of the recipe `fitted`: linear maps from the network's features to the findings, in closed form.
 
-A network's own last layer is trained with all the rest, on images that are never twice the same, and is no better than
-the rest when training stops. Ridge regression of the labels on the finished features (A. Hoerl and R. Kennard, 1970)
-is better at both jobs: strongly regularised it classifies images that it has not seen, weakly regularised it puts each
-image of the gallery where its labels say. The features are those of the encoder's last two stages. All maps are linear
-and stand before the mean over the cells, so that evidence maps stay exact sums. docs/method.md says what each part is.
+A network's own last layer is trained with all the rest, on images that are never twice the same. Two ridge regressions
+of the labels on the finished features (A. Hoerl and R. Kennard, 1970) take its place: a strong one classifies images
+that it has not seen, a weak one puts each image of the gallery near where its labels say. The features are those of the
+encoder's last two stages. All maps are linear and stand before the mean over the cells, so that evidence maps stay
+exact sums. docs/method.md says what each part is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cbmir.errors import RunError
 from cbmir.training.encoder import TwoStageEncoder
 from cbmir.training.losses.targets import with_negative_class
 from cbmir.training.metrics import Floats
@@ -49,7 +48,7 @@ class LinearFit:
         return z / length, torch.from_numpy(logits).sigmoid().numpy()
 
     def model(self, trained: RetrievalModel) -> RetrievalModel:
-        """The trained network with these maps: a projection of its feature maps, and a linear head."""
+        """The trained network with these maps, on its device: a projection of its feature maps, and a linear head."""
         dim = len(self.bias)
         encoder = TwoStageEncoder(trained.encoder, dim)
         head = LinearHead(dim, len(self.head_bias))
@@ -59,7 +58,8 @@ class LinearFit:
             (head.linear, {"weight": self.head_weight, "bias": self.head_bias}),
         ):
             layer.load_state_dict({name: torch.from_numpy(values) for name, values in tensors.items()})
-        return RetrievalModel(encoder, head).train(trained.training)
+        device = next(trained.parameters()).device
+        return RetrievalModel(encoder, head).train(trained.training).to(device)
 
 
 def fit_linear(pooled: Stages, targets: Tensor, dim: int) -> LinearFit:
@@ -67,22 +67,17 @@ def fit_linear(pooled: Stages, targets: Tensor, dim: int) -> LinearFit:
 
     Args:
         pooled: [N, D_s] of each stage, the last one first: the trained network's features, in evaluation mode.
-        targets: [N, C] in {0, 1, NaN}. An unknown label counts as the mean of the known ones: it pulls nowhere.
-        dim: Of the embedding; fewer where the last stage has fewer features.
-
-    Raises:
-        RunError: `dim` has no room for the findings.
+        targets: [N, C] in {0, 1, NaN}. An unknown label counts as the mean of the known ones, so a finding of which few
+            labels are known says less.
+        dim: Of the embedding, above 2 C + 1; fewer where the last stage has fewer features.
     """
     labels = targets.shape[1]
-    if dim <= 2 * labels + 1:
-        raise RunError(f"expected --projection above {2 * labels + 1}, twice the {labels} findings and one more, found "
-                       f"{dim}")  # fmt: skip
     classes = with_negative_class(targets).numpy().astype(np.float64)
     known = ~np.isnan(classes)
     prior = np.where(known, classes, 0).sum(axis=0) / known.sum(axis=0).clip(1)
     wanted = np.where(known, classes - prior, 0)
 
-    # Each stage has a say of its own, however large its values are.
+    # Both stages count alike, however large their values are.
     scales = [1 / max(float(np.sqrt(stage.var(axis=0, dtype=np.float64).sum())), 1e-12) for stage in pooled]
     joined = np.hstack([scale * stage.astype(np.float64) for scale, stage in zip(scales, pooled, strict=True)])
     mean = joined.mean(axis=0)

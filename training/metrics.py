@@ -295,7 +295,8 @@ def operating_points(scores: NDArray[np.floating], labels: NDArray[np.floating])
 def _trade_off(score: Floats, truth: NDArray[np.bool_]) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
     """The thresholds that make a difference, rising, and how many positives are above and negatives below each."""
     levels, level = np.unique(score, return_inverse=True)
-    between = np.r_[levels[0] / 2, (levels[1:] + levels[:-1]) / 2, (levels[-1] + 1) / 2]
+    below = levels[0] / 2 if levels[0] > 0 else -1.0
+    between = np.r_[below, (levels[1:] + levels[:-1]) / 2, (levels[-1] + 1) / 2]
     positive, negative = (np.bincount(level[side], minlength=len(levels)) for side in (truth, ~truth))
     return between, np.r_[np.cumsum(positive[::-1])[::-1], 0], np.r_[0, np.cumsum(negative)]
 

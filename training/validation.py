@@ -21,7 +21,7 @@ from cbmir.training import metrics
 from cbmir.training.config import TrainConfig, resolve_precision
 from cbmir.training.dataset import evaluation_batches, label_array, split_rows, training_targets
 from cbmir.training.distillation import Teacher
-from cbmir.training.encoder import finer_stage, repeated, stage_maps
+from cbmir.training.encoder import aligned, finer_stage, stage_maps
 from cbmir.training.evaluate import Vectors, embed, evaluate
 from cbmir.training.linear_fit import Stages, fit_linear
 from cbmir.training.model import ProxyHead, RetrievalModel
@@ -91,7 +91,7 @@ class Validation:
         parts = []
         for batch in self._batches(rows):
             last, finer = stage_maps(encoder, stage, model.scaled(torch.from_numpy(batch).to(device)))
-            parts.append([stage.float().mean(dim=(2, 3)) for stage in (repeated(last, finer), finer)])
+            parts.append([stage.float().mean(dim=(2, 3)) for stage in aligned(last, finer)])
         model.train(training)
         first, second = (torch.cat(side).cpu().numpy() for side in zip(*parts, strict=True))
         return first, second

@@ -101,9 +101,9 @@ def expected_agreement(probabilities: Sequence[float], labels: Sequence[NDArray[
     """How far n images are expected to have the labels of a query of which only probabilities p are known.
 
     The expected Jaccard index of both sets of labels, approximated by sum(p y) / (sum(p) + sum(y) - sum(p y)), where
-    y is 1 for a positive or uncertain label and 0 for a negative one; a label that is not known of an image is left
-    out of all three sums. "No finding" is one more label of images of which all these labels are known: its y is 1
-    where all of them are negative, and its p is the product of 1 - p over the labels, as if these were independent.
+    y is 1 for a positive or uncertain label, and 0 for a negative one and for one that is not known: an image is not
+    preferred for what nobody has said of it. "No finding" is one more label: its y is 1 where all of them are known to
+    be negative, and its p is the product of 1 - p over the labels, as if these were independent.
 
     Args:
         probabilities: One per label.
@@ -112,18 +112,16 @@ def expected_agreement(probabilities: Sequence[float], labels: Sequence[NDArray[
     Returns:
         float64 [n] in [0, 1]; 0 where nothing is known of an image.
     """
-    both, mine, theirs = np.zeros((3, len(labels[0])))
-    all_known, none = np.ones((2, len(labels[0])), np.bool_)
+    both, theirs = np.zeros((2, len(labels[0])))
+    none = np.ones(len(labels[0]), np.bool_)
     for p, values in zip(probabilities, labels, strict=True):  # label by label: the same sum wherever a row lies
-        positive, negative = np.abs(values) == 1, values == 0
+        positive = np.abs(values) == 1
         both += p * positive
-        mine += p * (positive | negative)
         theirs += positive
-        all_known &= positive | negative
-        none &= negative
+        none &= values == 0
     no_finding = float(np.prod([1 - p for p in probabilities]))
     both += no_finding * none
-    union = mine + no_finding * all_known + theirs + none - both
+    union = sum(probabilities) + no_finding + theirs + none - both
     return np.divide(both, union, out=np.zeros_like(both), where=union > 0)
 
 

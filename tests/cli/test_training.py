@@ -19,7 +19,7 @@ def run(*arguments: object) -> int | str | None:
 def test_train_then_evaluate(tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     options = ("--encoder", "timm:test_resnet", "--image-size", 32, "--epochs", 1, "--batch-size", 8, "--devices", 1)
-    own = ("--recipe", "paper", "--fold", "1/3", "--proxies-per-class", "auto")
+    own = ("--fold", "1/3", "--proxies-per-class", "auto")
     assert run("train", tiny_manifest, "-o", folder, *options, *own) == 0
     assert capsys.readouterr().out == f"{folder}\n"
     assert json.loads((folder / "config.json").read_text())["fold"] == "1/3"
@@ -109,7 +109,13 @@ def test_a_recipe_gives_defaults_and_an_option_changes_one(
         found = *(written[name] for name in ("loss", "linear_fit", "lr", "schedule")), card["head"]
         assert found == expected
     capsys.readouterr()
-    assert run("train", "--recipe", "paper", "--help") == 0
-    assert "[default: proxy]" in capsys.readouterr().out
-    assert run("train", "--help") == 0
+    assert run("train", "--recipe", "fitted", "--help") == 0
     assert "[default: bce]" in capsys.readouterr().out
+    assert run("train", "--help") == 0
+    assert "[default: proxy]" in capsys.readouterr().out
+    for options, message in (
+        (("--projection", 64), "--projection means nothing with --no-linear-fit."),
+        (("--recipe", "fitted", "--sigma", 1), "--sigma means nothing with --loss bce of this recipe."),
+    ):
+        assert run("train", tiny_manifest, "-o", tmp_path / "refused", *options) == 2
+        assert message in capsys.readouterr().err

@@ -390,7 +390,34 @@ def test_only_weights_decay_and_the_head_learns_faster(squares: Path, tmp_path: 
         assert decay == (0.1 if dict(model.named_parameters())[name].ndim > 1 else 0.0)
 
 
-def test_a_linear_fit_of_binary_codes_or_a_student_is_refused(squares: Path) -> None:
-    for options in ({"loss": "dsh"}, {"distill": "teacher"}):
-        with pytest.raises(RunError, match="expected no linear fit"):
-            config(squares, linear_fit=True, **options)
+def test_options_that_do_not_go_together_are_refused(squares: Path) -> None:
+    for options, message in (
+        ({"linear_fit": True, "loss": "dsh"}, "expected no linear fit"),
+        ({"linear_fit": True, "distill": "teacher"}, "expected no linear fit"),
+        ({"linear_fit": True, "projection": 5}, "expected a projection to 6 dimensions or more"),
+        ({"schedule": "cosin"}, "expected schedule constant or cosine, found 'cosin'"),
+        ({"augment": "all"}, "expected augment crop or full, found 'all'"),
+    ):
+        with pytest.raises(RunError, match=message):
+            config(squares, **options)
+
+
+def test_the_average_leaves_positions_alone(squares: Path, tmp_path: Path) -> None:
+    """A proxy head has the positions of each class's proxies in a buffer: their average would name others."""
+    options = config(squares, average=0.9, proxies_per_class="7")
+    model, loss = build_model(options, torch.tensor([[0.0, 1.0], [1.0, 0.0]]), weights="none")
+    table = read_manifest(squares)
+    validation = Validation(options, table, np.zeros((len(table), 39, 39), np.uint8))
+    task = RetrievalTask(model, loss, validation, RunFolder(tmp_path))
+    assert task.average is not None
+    weight = model.head.weight
+    with torch.no_grad():
+        expected = weight.clone()
+        for update in range(40):
+            weight += 1
+            task.on_train_batch_end()
+            decay = min(0.9, (1 + update) / (10 + update))
+            expected = weight.clone() if update == 0 else expected * decay + weight * (1 - decay)
+    averaged = task.average.module.head
+    assert torch.equal(averaged.index, model.head.index)
+    torch.testing.assert_close(averaged.weight, expected)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from sklearn.linear_model import Ridge
 
-from cbmir.errors import EncoderError, RunError
-from cbmir.training.encoder import build_encoder, finer_stage, repeated, stage_maps
+from cbmir.errors import EncoderError
+from cbmir.training.encoder import aligned, build_encoder, finer_stage, stage_maps
 from cbmir.training.linear_fit import _NEIGHBOURS, _PARTS, _SCORES, Stages, fit_linear
 from cbmir.training.model import LinearHead, RetrievalModel
 
@@ -77,15 +77,20 @@ def test_scores_rank_as_the_strong_ridge_does() -> None:
     np.testing.assert_allclose(at_the_mean[0], np.nanmean(targets.numpy(), axis=0), atol=1e-4)
 
 
-@pytest.mark.parametrize("size", [64, 40])  # 40 has cells that are not twice as many
-def test_the_fitted_model_answers_as_the_fit_does(size: int) -> None:
-    encoder, dim = build_encoder("timm:test_resnet")
+@pytest.mark.parametrize(
+    ("name", "size"),
+    # Of 40 pixels one stage has 3 cells and the last 2; of 48 DenseNet's have 3 and 1.
+    [("timm:test_resnet", 64), ("timm:test_resnet", 40), ("densenet121", 48)],
+)
+def test_the_fitted_model_answers_as_the_fit_does(name: str, size: int) -> None:
+    encoder, dim = build_encoder(name)
     trained = RetrievalModel(encoder, LinearHead(dim, LABELS)).eval()
     image = torch.randint(0, 256, (50, 1, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     stage, _, _ = finer_stage(encoder)
     with torch.inference_mode():
         last, finer = stage_maps(encoder, stage, trained.scaled(image))
-        pooled = tuple(one.mean(dim=(2, 3)).numpy() for one in (repeated(last, finer), finer))
+        last, finer = aligned(last, finer)
+        pooled = tuple(one.mean(dim=(2, 3)).numpy() for one in (last, finer))
         fit = fit_linear(pooled, features(50)[1], 16)  # type: ignore[arg-type]
         embedding, scores, feature_map = fit.model(trained)(image)
     expected = fit.apply(pooled)  # type: ignore[arg-type]
@@ -124,7 +129,12 @@ def test_a_finding_without_images_and_few_features() -> None:
     assert scores[:, 1].max() < 0.01
 
 
-def test_a_dimension_without_room_for_the_findings_is_refused() -> None:
-    pooled, targets = features()
-    with pytest.raises(RunError, match=r"expected --projection above 7, .*found 7"):
-        fit_linear(pooled, targets, 7)
+def test_the_model_stands_on_the_device_of_the_network() -> None:
+    encoder, dim = build_encoder("timm:test_resnet")
+    trained = RetrievalModel(encoder, LinearHead(dim, LABELS)).eval()
+    _, finer, last = finer_stage(encoder)
+    rng = np.random.default_rng(0)
+    pooled = (rng.random((50, last), np.float32), rng.random((50, finer), np.float32))
+    fit = fit_linear(pooled, features(50)[1], 16)
+    model = fit.model(trained.to("meta"))
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}

@@ -86,12 +86,15 @@ class Plan:
 
     def cells(self) -> Iterator[Cell]:
         """Every cell, part by part; one that another rests on comes first, whether it was asked for or not."""
-        needs_bce = any(METHODS[name].needs_bce for name in self.methods)
-        methods = [m for m in METHODS if m in self.methods or (m == "bce" and needs_bce)]
+        resting = [name for name in self.methods if METHODS[name].needs_bce]
+        methods = [m for m in METHODS if m in self.methods or (m == "bce" and resting)]
+        seeds = {name: int(self.tuned.get(name, {}).get("seeds", self.seeds)) for name in methods}
+        if resting:
+            seeds["bce"] = max(seeds[name] for name in ("bce", *resting))
         methods.sort(key=lambda name: METHODS[name].needs_bce)
         for part in self.parts():
             for method in methods:
-                if part.seed >= self.tuned.get(method, {}).get("seeds", self.seeds):
+                if part.seed >= seeds[method]:
                     continue
                 many = METHODS[method].many_proxies
                 yield from (Cell(part, method, proxies) for proxies in (self.proxies if many else ("",)))

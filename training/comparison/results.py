@@ -249,12 +249,14 @@ def _references(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:
 
 
 def _best(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:
-    """Among the methods that are shown and have finished all of their parts."""
-    cells: dict[str, list[Cell]] = {}
+    """Among the methods that are shown and have finished all of their parts, on the parts that all of these have."""
+    cells: dict[str, dict[Part, Cell]] = {}
     for cell in plan.cells():
         if cell.part.size == plan.shown_size and cell.proxies in ("", plan.shown_proxies):
-            cells.setdefault(cell.method, []).append(cell)
-    return best_method({m: _pool(own, answers) for m, own in cells.items() if all(cell in answers for cell in own)})
+            cells.setdefault(cell.method, {})[cell.part] = cell
+    finished = {m: own for m, own in cells.items() if all(cell in answers for cell in own.values())}
+    common = [part for part in plan.parts() if finished and all(part in own for own in finished.values())]
+    return best_method({m: _pool([own[part] for part in common], answers) for m, own in finished.items() if common})
 
 
 def selection_facts(part: Part, selection: Manifest) -> dict[str, Any]:

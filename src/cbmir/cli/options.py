@@ -155,8 +155,8 @@ def recipe_option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
 training_options = together(
     option("--recipe", type=click.Choice(list(RECIPES)), default=next(iter(RECIPES)), is_eager=True,
            expose_value=False, callback=_take_recipe, help="Options that go together, each of which can be given as "
-           "well: fitted is the method that measures best here, paper has the paper's loss and settings. "
-           "'--recipe paper --help' shows its defaults."),
+           "well: paper has the paper's loss and settings; fitted trains a classifier with augmentation and averaged "
+           "weights, and ends with a linear fit. '--recipe fitted --help' shows its values."),
     option("--encoder", default="densenet121",
            help="A torchvision classification model (densenet121, resnet18 …), or timm:NAME."),
     option("--weights", default="none", help="Where the encoder starts: none (random), imagenet (downloaded by "

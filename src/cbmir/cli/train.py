@@ -17,8 +17,8 @@ _TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_we
 
 
 @command(
-    "cbmir train nih.csv -o run --weights imagenet            DenseNet121 at 224 pixels",
-    "cbmir train nih.csv -o run --weights imagenet --recipe paper",
+    "cbmir train nih.csv -o run --weights imagenet            the paper's settings, DenseNet121",
+    "cbmir train nih.csv -o run --weights imagenet --recipe fitted",
     "cbmir train nih.csv -o run --weights imagenet --resume   go on after a stop",
     "cbmir train nih.csv -o fold1 --fold 1/5                  cross-validation by patient",
     "cbmir train nih.csv -o light --distill run --encoder efficientnet_b0 --weights imagenet",
@@ -31,11 +31,8 @@ _TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_we
     type=click.Choice(list(TRAINING_LOSSES)),
     help="proxy is the paper's method, bce and ml-proxy-nca its baselines; the others go past it.",
 )
-@recipe_option(
-    "--linear-fit/--no-linear-fit",
-    help="At the end, fit linear maps from the features to embedding and "
-    "scores: better than the last layer that was trained with the rest.",
-)
+@recipe_option("--linear-fit/--no-linear-fit", help="At the end, fit linear maps from the features to embedding and "
+               "scores, in place of the head that was trained.")  # fmt: skip
 @option("--projection", default=256, help="Dimensions of the embedding of a linear fit.")
 @option("--negative-proxies/--no-negative-proxies", default=True,
         help="Whether images without a finding are a class of their own.")  # fmt: skip
@@ -56,10 +53,12 @@ def train(
     Writes a RUN folder: card.json, checkpoints/, metrics.csv, curves.png, config.json.
     """
     given = {name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    choice = "--distill" if teacher else f"--loss {options['loss']}"
-    for name in _TEACHERS if teacher else TRAINING_LOSSES[str(options["loss"])]:
+    choice = "--distill" if teacher else f"--loss {options['loss']}{'' if 'loss' in given else ' of this recipe'}"
+    idle = _TEACHERS if teacher else TRAINING_LOSSES[str(options["loss"])]
+    for name in idle if teacher or options["linear_fit"] else (*idle, "projection"):
         if name in given:  # refused rather than ignored
-            raise click.UsageError(f"--{name.replace('_', '-')} means nothing with {choice}.")
+            without = "--no-linear-fit" if name == "projection" and not teacher else choice
+            raise click.UsageError(f"--{name.replace('_', '-')} means nothing with {without}.")
     require("lightning", "train")
     from cbmir.training.config import TrainConfig
     from cbmir.training.harness import first_process

@@ -37,7 +37,7 @@ def test_expected_agreement_by_hand() -> None:
         (-1, 0): 0.8 / (1.2 + 1 - 0.8),  # uncertain counts as positive
         (1, 1): 1.05 / (1.2 + 2 - 1.05),
         (0, 0): 0.15 / (1.2 + 1 - 0.15),  # no finding
-        (1, UNKNOWN): 0.8 / (0.8 + 1 - 0.8),  # of Mass and of no finding nothing is known
+        (1, UNKNOWN): 0.8 / (1.2 + 1 - 0.8),  # not preferred to the first for what is not known
         (0, UNKNOWN): 0.0,
         (UNKNOWN, UNKNOWN): 0.0,
     }
@@ -48,14 +48,10 @@ def test_expected_agreement_by_hand() -> None:
 
 def agreement(p: dict[str, float], labels: dict[str, int | None]) -> float:
     """The same in plain Python."""
-    known = [name for name in p if labels[name] is not None]
-    pairs = [(p[name], int(labels[name] in (1, -1))) for name in known]
-    if len(known) == len(p):
-        pairs.append((prod(1 - one for one in p.values()), int(all(labels[name] == 0 for name in p))))
-    both, mine, theirs = (
-        sum(part) for part in ([p * y for p, y in pairs], [p for p, _ in pairs], [y for _, y in pairs])
-    )
-    return both / (mine + theirs - both) if pairs and mine + theirs > both else 0.0
+    pairs = [(p[name], int(labels[name] in (1, -1))) for name in p]
+    pairs.append((prod(1 - one for one in p.values()), int(all(labels[name] == 0 for name in p))))
+    both = sum(p * y for p, y in pairs)
+    return both / (sum(p for p, _ in pairs) + sum(y for _, y in pairs) - both)
 
 
 @pytest.fixture(scope="module")

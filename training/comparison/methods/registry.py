@@ -185,11 +185,12 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "proxy-fitted", "Xing et al., and a linear fit", f"the network of {_XING}",
-            training={"loss": "proxy", "negative_proxies": True, "linear_fit": True},
-            chosen="The paper's network with negative proxies; embedding and scores are those of a linear fit.",
+            training={"loss": "proxy", "linear_fit": True},
+            chosen="The paper's network, with negative proxies where the protocol has images without a finding; "
+            "embedding and scores are those of a linear fit.",
         ),
         Method(
-            "fitted", "BCE, and a linear fit", "the default recipe of cbmir train",
+            "fitted", "BCE, and a linear fit", "the recipe fitted of cbmir train",
             training={"loss": "bce", "linear_fit": True},
             chosen="The BCE network; embedding and scores are ridge regressions of the labels on its features.",
         ),
