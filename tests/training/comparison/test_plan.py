@@ -238,3 +238,8 @@ def test_only_fitted_methods_end_with_a_linear_fit(squares: Path) -> None:
     plan, table = plan_of(squares, methods=("bce", "proxy-fitted", "fitted"))
     fits = {cell.method: plan.config(cell, table, squares).linear_fit for cell in plan.cells()}
     assert fits == {"bce": False, "proxy-fitted": True, "fitted": True}
+
+
+def test_bce_has_as_many_seeds_as_the_methods_that_rest_on_it(squares: Path) -> None:
+    plan, _ = plan_of(squares, methods=("bce", "itq"), seeds=2, tuned={"bce": {"seeds": 1}})
+    assert names(plan) == ["seed0/bce", "seed0/itq", "seed1/bce", "seed1/itq"]

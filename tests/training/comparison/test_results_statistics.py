@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from cbmir.training.comparison.cells import CellAnswers
-from cbmir.training.comparison.results import best_method, differences, figures, reference_rankings
+from cbmir.training.comparison.plan import Cell, Part, Plan
+from cbmir.training.comparison.results import _best, best_method, differences, figures, reference_rankings
 from cbmir.training.evaluate import Vectors
 from cbmir.training.metrics import QUERIES, RetrievalValues
 from cbmir.training.pool import Pool
@@ -136,3 +137,15 @@ def test_best_is_only_who_leads_in_all_three_with_intervals() -> None:
     assert (split["leaders"]["auc"], split["leaders"]["corrected_ndcg"]) == ("noisy", "right")
     assert best_method({"right": pools["right"]})["method"] is None, "there is no other to lead"
     assert best_method({})["leaders"] == {}
+
+
+def test_methods_of_fewer_seeds_are_compared_on_the_parts_that_all_have() -> None:
+    plan = Plan("table", "m.csv", "", ("bce", "fitted"), seeds=2, tuned={"bce": {"seeds": 1}})
+    right, wrong = (
+        answers([0.1] * 4, list("abcd"), scores=np.array(scores, np.float32)[:, None], lists=lists)
+        for scores, lists in (([4, 3, 2, 1], [[0], [0], [1], [1]]), ([1, 2, 3, 4], [[1], [1], [0], [0]]))
+    )
+    first, second = Part(0, 0, 0), Part(1, 0, 0)
+    found = _best(plan, {Cell(first, "bce"): wrong, Cell(first, "fitted"): right, Cell(second, "fitted"): right})
+    assert set(found["leaders"].values()) == {"fitted"}
+    assert list(found["differences"]) == ["bce"]

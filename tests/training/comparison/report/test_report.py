@@ -220,7 +220,11 @@ def test_markdown_is_no_markup_of_a_users_words() -> None:
 
 def test_how_it_was_made_has_rules_and_sources() -> None:
     lines = lines_of(make())
-    (rule,) = [line for line in lines if line.startswith("- The epoch is that of the best mean of AUC and corrected nDCG@10 on validation;")]
+    (rule,) = [
+        line
+        for line in lines
+        if line.startswith("- The epoch is that of the best mean of AUC and corrected nDCG@10 on validation;")
+    ]
     assert "training ends early" in rule and "patience" in rule
     start = lines.index("## Sources of the methods")
     assert lines[start + 2 : start + 5] == [
