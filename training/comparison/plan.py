@@ -127,17 +127,26 @@ class Plan:
         method = METHODS[cell.method]
         options: dict[str, Any] = {"loss": "bce", "negative_proxies": PROTOCOLS[self.protocol].negatives}
         options |= self.training | ({"proxies_per_class": cell.proxies} if cell.proxies else {})
-        tuned = {name: value for name, value in self.tuned.get(cell.method, {}).items() if name != "seeds"}
-        options |= {"linear_fit": False, **method.training, **tuned}
+        options |= {"linear_fit": False, **method.training, **self._tuned(cell.method)}
         if options["loss"] not in BALANCEABLE:
             options["class_weights"] = None
         return TrainConfig(
             str(path.resolve()), selection.fingerprint, selection.labels.names, seed=cell.part.seed, **options
         )
 
+    def _tuned(self, method: str) -> dict[str, Any]:
+        return {name: value for name, value in self.tuned.get(method, {}).items() if name != "seeds"}
+
     def differences(self, other: Plan) -> list[str]:
-        """What keeps `other` from going on with this benchmark, as "name: own -> other"."""
-        own, others = ({**asdict(plan), **plan.training, "training": "", "devices": ""} for plan in (self, other))
+        """What keeps `other` from going on with this benchmark, as "name: own -> other".
+
+        Of `tuned`, only the options of methods that were asked for before count.
+        """
+        own, others = (
+            {**asdict(plan), **plan.training, "training": "", "devices": "",
+             "tuned": {method: plan._tuned(method) for method in self.methods if plan._tuned(method)}}
+            for plan in (self, other)
+        )  # fmt: skip
         return [
             f"{name}: {own.get(name)} -> {others.get(name)}"
             for name in own | others
@@ -154,7 +163,7 @@ class Plan:
         commands = dict.fromkeys((*self.command.splitlines(), *other.command.splitlines()))
         return replace(
             other, methods=both("methods"), sizes=tuple(sizes), seeds=max(self.seeds, other.seeds),
-            proxies=both("proxies"), pairs=both("pairs"), command="\n".join(commands),
+            proxies=both("proxies"), pairs=both("pairs"), tuned=self.tuned | other.tuned, command="\n".join(commands),
         )  # fmt: skip
 
     @classmethod

@@ -243,3 +243,11 @@ def test_only_fitted_methods_end_with_a_linear_fit(squares: Path) -> None:
 def test_bce_has_as_many_seeds_as_the_methods_that_rest_on_it(squares: Path) -> None:
     plan, _ = plan_of(squares, methods=("bce", "itq"), seeds=2, tuned={"bce": {"seeds": 1}})
     assert names(plan) == ["seed0/bce", "seed0/itq", "seed1/bce", "seed1/itq"]
+
+
+def test_a_method_that_is_added_brings_its_own_options(squares: Path) -> None:
+    before, _ = plan_of(squares, methods=("bce",), tuned={"bce": {"lr": 0.5, "seeds": 1}})
+    after, _ = plan_of(squares, methods=("fitted",), tuned={"bce": {"lr": 0.5}, "fitted": {"lr": 0.1}})
+    assert before.differences(after) == []
+    both = before.extended(after)
+    assert (both.methods, both.tuned) == (("bce", "fitted"), {"bce": {"lr": 0.5}, "fitted": {"lr": 0.1}})
