@@ -119,3 +119,23 @@ def test_a_recipe_gives_defaults_and_an_option_changes_one(
     ):
         assert run("train", tiny_manifest, "-o", tmp_path / "refused", *options) == 2
         assert message in capsys.readouterr().err
+
+
+def test_distil_a_fitted_teacher_by_the_recipe_fitted(
+    tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The student has the teacher's embedding space and head, and no fit of its own."""
+    small = ("--recipe", "fitted", "--batch-size", 8, "--devices", 1, "--epochs", 1)
+    teacher, student = tmp_path / "teacher", tmp_path / "student"
+    own = ("--encoder", "timm:test_resnet", "--image-size", 32, "--fold", "1/3", "--projection", 16)
+    assert run("train", tiny_manifest, "-o", teacher, *small, *own) == 0
+    own = ("--encoder", "timm:test_efficientnet", "--distill", teacher)
+    assert run("train", tiny_manifest, "-o", student, *small, *own) == 0
+    cards = [json.loads((folder / "card.json").read_text()) for folder in (teacher, student)]
+    for name in ("head", "embedding_dim", "fingerprint"):
+        assert cards[0][name] == cards[1][name]
+    assert [card["training"]["linear_fit"] for card in cards] == [True, False]
+    capsys.readouterr()
+    assert run("evaluate", student, tiny_manifest, "--gallery-model", teacher, "-k", 3) == 0
+    assert run("train", tiny_manifest, "-o", tmp_path / "no", *small, *own, "--linear-fit") == 2
+    assert "--linear-fit means nothing with --distill." in capsys.readouterr().err
