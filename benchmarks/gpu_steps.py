@@ -23,7 +23,7 @@ from cbmir.choices import ENGINES
 from cbmir.errors import CbmirError
 from cbmir.export.perf.bench import synthetic_images
 from cbmir.export.perf.process import time_runs
-from cbmir.runtime.engines.registry import library, open_engine, why_not
+from cbmir.runtime.engines.registry import open_engine, probe, why_not
 
 #: The largest error of an embedding, as a share of the mean distance of two images, and the largest of a score.
 LIMITS = {"float32": (1e-3, 1e-4), "float16": (5e-2, 5e-3)}
@@ -37,7 +37,7 @@ def machine(out: Path, model: Path | None) -> Iterator[Row]:
         "card": f"{gpu.name}, compute capability {gpu.major}.{gpu.minor}, {gpu.total_memory / 2**30:.0f} GiB",
         "versions": f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, "
                     f"Python {platform.python_version()}",
-        "engines": ", ".join(filter(None, (library(name) for name in ("onnxruntime", "tensorrt")))),
+        "engines": ", ".join(filter(None, (probe(name)[0] for name in ("onnxruntime", "tensorrt")))),
         "attained bf16 peak": f"{peak() / 1e12:.0f} TFLOP/s",
     }  # fmt: skip
     for name, value in facts.items():

@@ -14,8 +14,8 @@ from cbmir.runtime.engines.base import Engine
 
 log = logging.getLogger("cbmir")
 
-#: The file of each engine (ENGINES but auto), which says whether it works here (`check`).
-_FILES: dict[str, ModuleType] = {
+#: The module of each engine (ENGINES but auto), which says whether it works here (`check`).
+_MODULES: dict[str, ModuleType] = {
     "onnxruntime": ort,
     "onnxruntime-cuda": ort,
     "onnxruntime-tensorrt": ort,
@@ -27,23 +27,23 @@ _FILES: dict[str, ModuleType] = {
 ENDINGS = (".plan", ".fp16.onnx", ".int8.onnx", ".openvino-bf16.xml", ".openvino-int8.xml", ".onnx")
 
 
-def why_not(engine: str) -> str:
-    """Why an engine, any of ENGINES but auto, cannot run here and what to install; "" where it can. Never raises."""
-    return _checked(engine)[1]
+def probe(engine: str) -> tuple[str, str]:
+    """Find out whether an engine, any of ENGINES but auto, can run here. Never raises.
 
-
-def library(engine: str) -> str:
-    """The library that runs an engine and its version, as "OpenVINO 2026.4.0"; "" where it cannot run here."""
-    return _checked(engine)[0]
-
-
-def _checked(engine: str) -> tuple[str, str]:
+    Returns:
+        Its library and version, as "OpenVINO 2026.4.0", and ""; or "" and why it cannot run and what to install.
+    """
     try:
-        return str(_FILES[engine].check(engine)), ""
+        return str(_MODULES[engine].check(engine)), ""
     except CbmirError as error:
         return "", str(error)
     except Exception as error:  # noqa: BLE001  a broken library may raise anything, and each is a finding here
         return "", f"{engine} does not work: {type(error).__name__}: {error}"
+
+
+def why_not(engine: str) -> str:
+    """Why an engine cannot run here and what to install; "" if it can. Never raises."""
+    return probe(engine)[1]
 
 
 def model_files(folder: Path) -> list[Path]:

@@ -151,7 +151,7 @@ def test_engines_are_what_auto_goes_by(tiny_model: Path) -> None:
 
 def test_the_text_says_why_an_engine_does_not_load(modules: dict[str, Any]) -> None:
     whys = {"openvino": 'openvino is not installed; pip install "cbmir[openvino]"'}
-    available = SimpleNamespace(why_not=lambda name: whys.get(name, ""), library=lambda name: f"Library of {name}")
+    available = SimpleNamespace(probe=lambda name: ("", whys[name]) if name in whys else (f"Library of {name}", ""))
     modules["cbmir.runtime.engines.registry"] = available
     text = doctor.text(doctor.examine())
     assert '  openvino             openvino is not installed; pip install "cbmir[openvino]"\n' in text

@@ -49,7 +49,7 @@ def doctor(as_json: bool) -> None:
 def examine() -> dict[str, Any]:
     """Everything that `cbmir doctor` says, in JSON types.
 
-    `engines` go by `why_not`, as `auto` does; `codecs` are DICOM transfer syntaxes, each with the plugins that decode
+    `engines` go by `probe`, as `auto` does; `codecs` are DICOM transfer syntaxes, each with the plugins that decode
     it; `problems` is what is installed beside the engines and does not import or work. Raises MissingDependencyError
     where cbmir itself is not installed, only found on the path.
     """
@@ -158,11 +158,8 @@ def _ask(module: str, question: Callable[[Any], Any], otherwise: Any, problems: 
 
 
 def _engines(available: Any) -> dict[str, dict[str, Any]]:
-    return {
-        name: {"loads": not (why := available.why_not(name)), "why": why, "library": available.library(name)}
-        for name in ENGINES
-        if name != "auto"
-    }
+    probed = {name: available.probe(name) for name in ENGINES if name != "auto"}
+    return {name: {"loads": not why, "why": why, "library": library} for name, (library, why) in probed.items()}
 
 
 def _processor(machine: Any) -> dict[str, Any]:

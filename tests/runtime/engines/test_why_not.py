@@ -16,7 +16,7 @@ from cbmir.errors import EngineError, MissingDependencyError
 from cbmir.runtime.engines import nvidia, openvino, ort, tensorrt
 from cbmir.runtime.engines.nvidia import Gpu, current_gpu, find_tensorrt
 from cbmir.runtime.engines.ort import PROVIDERS, OnnxEngine, provider_options
-from cbmir.runtime.engines.registry import library, why_not
+from cbmir.runtime.engines.registry import probe, why_not
 
 
 def fake_ort(session: Callable[..., Any]) -> SimpleNamespace:
@@ -71,7 +71,7 @@ def test_what_is_not_installed_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, module, None)
     found = why_not(engine)
     assert found.startswith(f"{module} is needed") and found.endswith(f'pip install "cbmir[{extra}]"')
-    assert library(engine) == ""
+    assert probe(engine)[0] == ""
 
 
 @pytest.mark.parametrize(("devices", "why"), [(["CPU", "GPU"], ""), (["GPU"], "finds no CPU"), ([], "only nothing")])
@@ -96,7 +96,7 @@ def test_tensorrt_wants_a_gpu_then_its_packages(monkeypatch: pytest.MonkeyPatch)
     assert "cbmir[tensorrt-rtx]" in why_not("tensorrt")
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", SimpleNamespace())  # type: ignore[arg-type]
     assert why_not("tensorrt") == ""
-    assert library("tensorrt") == "TensorRT for RTX 1.2.3"
+    assert probe("tensorrt") == ("TensorRT for RTX 1.2.3", "")
 
 
 @pytest.mark.parametrize("engine", ENGINES[1:])
@@ -107,7 +107,7 @@ def test_nothing_that_is_broken_raises(engine: str, monkeypatch: pytest.MonkeyPa
     for module, name in ((ort, "require"), (openvino, "import_openvino"), (tensorrt, "current_gpu")):
         monkeypatch.setattr(module, name, explode)
     assert why_not(engine) == f"{engine} does not work: ValueError: half installed"
-    assert library(engine) == ""
+    assert probe(engine)[0] == ""
 
 
 def test_a_flavour_that_is_absent_or_broken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
