@@ -7,7 +7,7 @@ A loss is a module called with (head, pooled [N, D], embedding [N, D] of unit le
 from __future__ import annotations
 
 from cbmir.choices import TRAINING_LOSSES
-from cbmir.training.losses.hashing import DSHLoss, OSDHLoss, SDHLoss
+from cbmir.training.losses.binary_codes import DSHLoss, OSDHLoss, SDHLoss
 from cbmir.training.losses.proxy import BCELoss, MLProxyNCALoss, MultiLabelProxyLoss, ProxyAnchorLoss
 from cbmir.training.losses.soft_ndcg import SoftNDCGLoss
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cbmir.training.losses.hashing import DSHLoss, OSDHLoss, SDHLoss
+from cbmir.training.losses.binary_codes import DSHLoss, OSDHLoss, SDHLoss
 from cbmir.training.losses.targets import shared_classes
 from cbmir.training.model import HashHead
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cbmir.training.comparison.methods.binary_codes import ITQ, SemiSupervisedHashing
 from cbmir.training.comparison.methods.community import CommunityGraph
-from cbmir.training.comparison.methods.hashing import ITQ, SemiSupervisedHashing
 from cbmir.training.comparison.methods.texture import TextureDescriptor, texture_similarity
 from cbmir.training.losses.targets import with_negative_class
 from cbmir.training.metrics import Similarity, inner_products

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cbmir.errors import RunError
-from cbmir.training.comparison.methods.hashing import ITQ, learn_rotation, signs
+from cbmir.training.comparison.methods.binary_codes import ITQ, learn_rotation, signs
 
 
 def quantisation_error(projected: np.ndarray, rotation: np.ndarray) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cbmir.errors import RunError
-from cbmir.training.comparison.methods.hashing import (
+from cbmir.training.comparison.methods.binary_codes import (
     SemiSupervisedHashing,
     adjusted_covariance,
     pair_similarity,
