@@ -250,24 +250,6 @@ def interval(samples: Floats, level: float = 0.95) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def youden_threshold(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float | None:
-    """The threshold t (predicted where score > t) with the greatest sensitivity + specificity - 1 (Youden's J).
-
-    Args:
-        scores: float [N]; NaN where a method has none.
-        labels: float [N]; those other than 0 and 1 are left out.
-
-    Returns:
-        Half-way between two scores; of equally good ones the lowest, which favours sensitivity. None where the known
-        labels do not hold both values, or a score is NaN.
-    """
-    known = _two_sided(scores, labels)
-    if known is None:
-        return None
-    thresholds, caught, spared = _trade_off(*known)
-    return float(thresholds[_youden(caught, spared)])
-
-
 def operating_points(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> dict[str, OperatingPoint | None]:
     """Three thresholds of a finding, each with what it gives for the images that chose it.
 
@@ -276,9 +258,10 @@ def operating_points(scores: NDArray[np.floating], labels: NDArray[np.floating])
         labels: float [N]; those other than 0 and 1 are left out.
 
     Returns:
-        `sensitive`: the highest threshold with a sensitivity of at least 0.90; `balanced`: `youden_threshold`;
+        `sensitive`: the highest threshold t (predicted where score > t) with a sensitivity of at least 0.90;
+        `balanced`: the lowest with the greatest sensitivity + specificity - 1 (Youden's J), which favours sensitivity;
         `specific`: the lowest with a specificity of at least 0.90. Half-way between two scores, or between the
-        outermost score and 0 or 1. None where there is no `youden_threshold`.
+        outermost score and 0 or 1. None where the known labels do not hold both values, or a score is NaN.
     """
     known = _two_sided(scores, labels)
     if known is None:

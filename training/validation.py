@@ -25,6 +25,7 @@ from cbmir.training.encoder import aligned, finer_stage, stage_maps
 from cbmir.training.evaluate import Vectors, embed, evaluate
 from cbmir.training.linear_fit import Stages, fit_linear
 from cbmir.training.model import ProxyHead, RetrievalModel
+from cbmir.training.pool import Pool
 from cbmir.training.rankings import CORRECTED, SPARE, Rankings, chance_values, nearest
 from cbmir.training.run import RunFolder, embedding_fingerprint
 
@@ -118,10 +119,11 @@ def write_card(folder: RunFolder, validation: Validation, model: RetrievalModel)
         return Vectors.of_split(manifest, split, *embed(side, batches))
 
     val, gallery = vectors(model, "val"), vectors(model if teacher is None else teacher.model, "train")
-    summary = evaluate(val, gallery, config.labels, k=SELECTION_K).summary()
+    figures = Pool([evaluate(val, gallery, config.labels, k=SELECTION_K)], [0]).figures()
     pairs = [(val.scores[:, j], val.labels[:, j]) for j in range(len(config.labels))]
     points = [metrics.operating_points(*pair) for pair in pairs]
-    lost = [name for name, point in zip(config.labels, points, strict=True) if point[BALANCED] is None]
+    balanced = [point[BALANCED] for point in points]
+    lost = [name for name, point in zip(config.labels, balanced, strict=True) if point is None]
     if lost and not np.isnan(val.scores).all():  # hashing methods have no scores, and need no warning
         log.warning("No threshold or probability for %s: the validation split lacks both values.", ", ".join(lost))
     head = model.head
@@ -157,11 +159,11 @@ def write_card(folder: RunFolder, validation: Validation, model: RetrievalModel)
         sigma=config.sigma,
         proxies_per_class=head.counts if isinstance(head, ProxyHead) else (),
         negative_proxies=config.negative_proxies and isinstance(head, ProxyHead),
-        thresholds=tuple(metrics.youden_threshold(*pair) for pair in pairs),
+        thresholds=tuple(None if own is None else own.threshold for own in balanced),
         calibration=tuple(metrics.platt_calibration(*pair) for pair in pairs),
         fingerprint=fingerprint if teacher is None else teacher.card.fingerprint,
         training=facts,
-        metrics={f"val {name}": summary[name] for name in ("auc", "positive queries", "all queries")},
+        metrics={f"val {name}": figures[name] for name in ("auc", "positive queries", "all queries")},
         operating_points={name: tuple(point[name] for point in points) for name in OPERATING_POINTS},
         versions={"cbmir": cbmir.__version__} | {name: version(name) for name in ("torch", "torchvision", "lightning")},
     )
