@@ -140,7 +140,7 @@ def first_process() -> bool:
 
 
 class RetrievalTask(L.LightningModule):
-    """One training step of the paper (Algorithm 1); after each epoch nDCG and AUC on the validation split.
+    """One training step of the paper (Algorithm 1); after each epoch what `Validation` measures.
 
     With a teacher the loss is against its pooled features instead of the labels.
     """

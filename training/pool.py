@@ -23,7 +23,7 @@ RESAMPLES = 1000
 class Pool:
     """One method's answers to the queries of one part or several, and the seed of each part.
 
-    Bootstrap draws are the same for every method that answers the same queries.
+    The `resamples` bootstrap draws, by the seed `draw`, are the same for every method that answers the same queries.
     """
 
     parts: Sequence[Evaluation]

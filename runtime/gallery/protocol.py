@@ -123,7 +123,7 @@ class SearchableGallery(Protocol):
 
     @abstractmethod
     def entry(self, id: str) -> Entry:
-        """The entry with this id. Raises GalleryError where there is none."""
+        """The entry with this id. Raises GalleryError if it does not exist."""
 
     @abstractmethod
     def every_entry(self) -> Iterator[Entry]:
@@ -141,7 +141,7 @@ class SearchableGallery(Protocol):
     def case_id(self, id: str) -> str:
         """`case-` and 16 hexadecimal digits that stand for an entry in results: HMAC-SHA256 under a key of the gallery.
 
-        Without the gallery, or a copy of it, nobody can tell which entry it is.
+        Without the gallery, or a copy of it, the entry cannot be identified.
         """
 
     @abstractmethod

@@ -102,7 +102,7 @@ def expected_agreement(probabilities: Sequence[float], labels: Sequence[NDArray[
 
     The expected Jaccard index of both sets of labels, approximated by sum(p y) / (sum(p) + sum(y) - sum(p y)), where
     y is 1 for a positive or uncertain label, and 0 for a negative one and for one that is not known: an image is not
-    preferred for what nobody has said of it. "No finding" is one more label: its y is 1 where all of them are known to
+    preferred because less is known of it. "No finding" is one more label: its y is 1 where all of them are known to
     be negative, and its p is the product of 1 - p over the labels, as if these were independent.
 
     Args:

@@ -23,8 +23,8 @@ data = CommandGroup(
     },
     help="""Make a manifest of a dataset, or check one.
 
-    A manifest is one table, a row an image: image, patient_id, study_id, view, split, report, and a column for each
-    finding that holds 1, 0, -1 (uncertain) or nothing (unknown). Every other command reads nothing else.
+    A manifest is one table with one row per image: image, patient_id, study_id, view, split, report, and a column for
+    each finding that holds 1, 0, -1 (uncertain) or nothing (unknown). Every other command reads nothing else.
     """,
     epilog=examples(
         "cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv -o manifest.csv",
