@@ -35,7 +35,9 @@ class TrainConfig:
         proxies_per_class: A number, or `auto`.
         class_weights: None is the paper's choice: with the proxy loss, without for BCE; most others have none.
         code_bits: The length of the codes of hashing losses.
-        fold: "1/5" to "5/5" for cross-validation by patient, the same for every seed; empty for the manifest's splits.
+        fold: "1/5" to "5/5" for cross-validation by patient, the same for every seed; empty for the manifest's splits;
+            `all` where every image trains, which `comparison.final` alone asks for.
+        stop_after: Training ends after so many of the schedule's epochs; 0: after all.
         patience: Epochs without a better choice (`validation.Validation`) until training stops.
         schedule: The learning rate stays, or warms up and then falls by a cosine.
         average: Decay of the moving average of the weights that is judged and kept; 0 keeps the weights themselves.
@@ -68,6 +70,7 @@ class TrainConfig:
     devices: str = "auto"
     seed: int = 0
     fold: str = ""
+    stop_after: int = 0
     patience: int = 10
     schedule: Schedule = "constant"
     average: float = 0.0
@@ -82,7 +85,7 @@ class TrainConfig:
         for name in ("epochs", "batch_size", "lr", "sigma", "patience", "code_bits", "head_rate", "projection"):
             if not getattr(self, name) > 0:
                 raise RunError(f"expected {name} above 0, found {getattr(self, name)}")
-        for name in ("weight_decay", "seed"):
+        for name in ("weight_decay", "seed", "stop_after"):
             if not getattr(self, name) >= 0:
                 raise RunError(f"expected {name} of 0 or more, found {getattr(self, name)}")
         if self.linear_fit and (self.distill or self.loss in HASHING_LOSSES):

@@ -42,7 +42,8 @@ from cbmir.training.encoder import finer_stage
 from cbmir.training.evaluate import on_fastest_device
 from cbmir.training.model import RetrievalModel
 from cbmir.training.run import RunFolder, build_model, training_manifest
-from cbmir.training.validation import MEASURED, Validation, write_card
+from cbmir.training.splits import EVERY_IMAGE
+from cbmir.training.validation import MEASURED, HeldOut, Validation, write_card
 
 log = logging.getLogger("cbmir")
 
@@ -51,12 +52,14 @@ _WARM_UP = 0.07
 _HEAD = ("model.encoder.projection.", "model.head.", "loss.")
 
 
-def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
+def train(config: TrainConfig, run: Path, *, resume: bool = False, folds: HeldOut | None = None) -> RunFolder:
     """Train and finish a run: best checkpoint by AUC and corrected nDCG on validation, thresholds, calibration, card.
 
     Args:
         run: A new or empty folder, or that of a stopped run.
         resume: Go on from the last whole epoch; the run then ends as an unbroken one would have.
+        folds: Where every image trains (`config.fold`), what a cross-validation says of such a model; the last epoch
+            is kept.
 
     Raises:
         RunError: The folder is in use, or the run began with other options.
@@ -71,8 +74,10 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
     if resume and folder.card.exists():
         log.info("%s is finished already.", run)
         return folder
+    if (config.fold == EVERY_IMAGE) is (folds is None):
+        raise RunError("expected a fold such as 1/5; 'cbmir final' trains on every image")
     manifest = training_manifest(config)
-    _check_learnable(manifest)
+    _check_learnable(manifest, held_out=folds is None)
     L.seed_everything(config.seed, verbose=False)
     teacher = load_teacher(config, manifest) if config.distill else None  # first, since images may take an hour
     images = cached_images(manifest, config.preprocess, cache_folder(config.manifest))
@@ -92,7 +97,7 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False) -> RunFolder:
     else:
         model, loss = build_student(config, teacher, weights=weights)
     model.to(memory_format=torch.channels_last)  # 1.6 times the speed on a CPU, and tensor cores on a GPU
-    validation = Validation(config, manifest, images, teacher)
+    validation = Validation(config, manifest, images, teacher, folds)
     task = RetrievalTask(model, loss, validation, folder)
     trainer = _trainer(config, folder)
     if teacher is not None:  # which Lightning does not know of
@@ -168,7 +173,7 @@ class RetrievalTask(L.LightningModule):
         optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.999))
         if config.schedule == "constant":
             return optimizer
-        steps = int(self.trainer.estimated_stepping_batches)
+        steps = int(self.trainer.estimated_stepping_batches) * config.epochs // int(self.trainer.max_epochs or 1)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rise_and_fall(step / steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -206,7 +211,8 @@ class RetrievalTask(L.LightningModule):
         for name, value in self.validation.measure(judged).items():
             # Averaged over processes, so that all of them agree on the best epoch.
             self.log(name, torch.tensor(value, device=self.device), prog_bar=True, sync_dist=True)
-        measured = {name: float(self.trainer.callback_metrics[name]) for name in ("train_loss", *MEASURED)}
+        known = self.trainer.callback_metrics
+        measured = {name: float(known[name]) for name in ("train_loss", *MEASURED) if name in known}
         if self.trainer.is_global_zero:
             seconds = time.time() - self.started
             rate = self.trainer.optimizers[0].param_groups[0]["lr"]
@@ -266,13 +272,13 @@ def _check_folder(folder: RunFolder, config: TrainConfig, resume: bool) -> None:
         )
 
 
-def _check_learnable(manifest: Manifest) -> None:
-    for split in ("train", "val"):
+def _check_learnable(manifest: Manifest, *, held_out: bool) -> None:
+    for split in ("train", "val") if held_out else ("train",):
         if not manifest.split(split).rows:
             raise SplitError(f"expected images in split {split!r}, found none; assign splits, or use --fold 1/5")
     if not (label_array(manifest.split("train")) == 1).any():
         raise SplitError("expected positive labels in split 'train', found none; there is nothing to learn")
-    if not metrics.positives(label_array(manifest.split("val"))).any():
+    if held_out and not metrics.positives(label_array(manifest.split("val"))).any():
         raise SplitError("expected positive labels in split 'val', found none; the best epoch is chosen by them")
 
 
@@ -283,17 +289,20 @@ def _trainer(config: TrainConfig, folder: RunFolder) -> L.Trainer:
     checkpoint: dict[str, Any] = {
         "dirpath": folder.checkpoints, "save_on_train_epoch_end": True, "enable_version_counter": False,
     }  # fmt: skip
+    measured = config.fold != EVERY_IMAGE
+    choice = MEASURED[-1] if measured else "epoch"  # of epochs that nothing measures, the last
+    stopping = EarlyStopping(MEASURED[-1], mode="max", patience=config.patience, check_on_train_epoch_end=True)
     return L.Trainer(
-        max_epochs=config.epochs,
+        max_epochs=config.stop_after or config.epochs,
         devices=config.devices if config.devices == "auto" else int(config.devices),
         accelerator="auto",
         precision=resolve_precision(config.precision),
         gradient_clip_val=5.0,
         use_distributed_sampler=False,
         callbacks=[
-            MovableCheckpoint(filename="best", monitor=MEASURED[-1], mode="max", **checkpoint),
+            MovableCheckpoint(filename="best", monitor=choice, mode="max", **checkpoint),
+            *([stopping] if measured else []),
             # after the stopping, so that last.ckpt knows of it
-            EarlyStopping(MEASURED[-1], mode="max", patience=config.patience, check_on_train_epoch_end=True),
             MovableCheckpoint(filename="last", monitor=None, **checkpoint),
             *([TQDMProgressBar()] if terminal else []),
         ],

@@ -92,27 +92,32 @@ class RunFolder:
             writer.writerows([*rows, values])
 
     def draw_curves(self) -> None:
-        """Loss, and AUC and corrected nDCG on the validation split, over epochs; the chosen epoch is marked."""
+        """Loss, and AUC and corrected nDCG on the validation split, over epochs; the chosen epoch is marked.
+
+        The loss alone where every image trains.
+        """
         require("matplotlib", "train")
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
         rows = self.read_epochs()
         epochs = [int(row["epoch"]) for row in rows]
-        figure = Figure(figsize=(9, 3.6), layout="constrained")
+        held_out = bool(rows[0]["val_choice"])
+        figure = Figure(figsize=(9 if held_out else 4.5, 3.6), layout="constrained")
         FigureCanvasAgg(figure)
-        left, right = figure.subplots(1, 2)
+        left, *more = figure.subplots(1, 1 + held_out, squeeze=False)[0]
         left.plot(epochs, [float(row["train_loss"]) for row in rows], "k.-")
         left.set(xlabel="epoch", ylabel="training loss")
-        ndcg = [float(row["val_corrected_ndcg"]) for row in rows]
-        right.plot(epochs, ndcg, "k.-", label="corrected nDCG")
-        right.plot(epochs, [float(row["val_auc"]) for row in rows], "s--", color="tab:blue", ms=3, label="AUC")
-        best = max(range(len(rows)), key=lambda i: float(rows[i]["val_choice"]))
-        right.axvline(epochs[best], color="grey", lw=0.8)
-        note = f"chosen: {ndcg[best]:.3f}"
-        right.annotate(note, (epochs[best], ndcg[best]), textcoords="offset points", xytext=(4, -12))
-        right.set(xlabel="epoch", ylabel="on the validation split", ylim=(min(0, *ndcg), 1))
-        right.legend(loc="lower right")
+        for right in more:
+            ndcg = [float(row["val_corrected_ndcg"]) for row in rows]
+            right.plot(epochs, ndcg, "k.-", label="corrected nDCG")
+            right.plot(epochs, [float(row["val_auc"]) for row in rows], "s--", color="tab:blue", ms=3, label="AUC")
+            best = max(range(len(rows)), key=lambda i: float(rows[i]["val_choice"]))
+            right.axvline(epochs[best], color="grey", lw=0.8)
+            note = f"chosen: {ndcg[best]:.3f}"
+            right.annotate(note, (epochs[best], ndcg[best]), textcoords="offset points", xytext=(4, -12))
+            right.set(xlabel="epoch", ylabel="on the validation split", ylim=(min(0, *ndcg), 1))
+            right.legend(loc="lower right")
         with replacing(self.curves) as temporary:
             figure.savefig(temporary, dpi=120, format="png")
 

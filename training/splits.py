@@ -9,6 +9,9 @@ from collections.abc import Iterable, Sequence
 from cbmir.errors import RunError, SplitError
 from cbmir.manifest import Manifest, Row
 
+#: The fold in which every image trains, and none is held out.
+EVERY_IMAGE = "all"
+
 
 def shuffle_patients(patients: Iterable[str], *, seed: int | str) -> list[str]:
     """The distinct patients in the order of SHA-256("seed:patient"): random, and free of Python's own generator."""
@@ -80,7 +83,9 @@ def check_splits(manifest: Manifest) -> None:
 
 
 def with_fold(manifest: Manifest, fold: str) -> Manifest:
-    """The manifest with the splits of fold "i/n", or as it is for an empty string; always patient-disjoint."""
+    """The manifest with the splits of fold "i/n" or EVERY_IMAGE, or as it is for an empty string; patient-disjoint."""
+    if fold == EVERY_IMAGE:
+        return manifest.with_splits(["train"] * len(manifest))
     if fold:
         number, _, folds = fold.partition("/")
         if not (number.isdigit() and folds.isdigit()):

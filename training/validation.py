@@ -1,12 +1,14 @@
-"""The validation split: what it says of an epoch, and of the finished model, whose card it fills."""
+"""Images held out of training: what they say of an epoch, and of the finished model, whose card they fill."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,16 +40,30 @@ SELECTION_QUERIES, SELECTION_GALLERY = 2_000, 5_000
 MEASURED = ("val_auc", "val_corrected_ndcg", "val_choice")
 
 
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Scores float32 [Q, C] of images that the model has not seen, their labels (1, 0, -1, NaN), the figures of a
+    `Pool`, and what these images are, in a word or two."""
+
+    source: str
+    scores: NDArray[np.float32]
+    labels: NDArray[np.float32]
+    figures: dict[str, Any]
+
+
 class Validation:
     """The validation queries and the training images that they search, drawn once for the whole run.
 
-    With a teacher the training images are embedded by it: that gallery is what the student is for.
+    With a teacher the training images are embedded by it: that gallery is what the student is for. Where every image
+    trains, `folds` say what is known of such a model, and no epoch is measured.
     """
 
     def __init__(
-        self, config: TrainConfig, manifest: Manifest, images: NDArray[np.uint8], teacher: Teacher | None = None
-    ) -> None:
+        self, config: TrainConfig, manifest: Manifest, images: NDArray[np.uint8], teacher: Teacher | None = None,
+        folds: HeldOut | None = None,
+    ) -> None:  # fmt: skip
         self.config, self.manifest, self.images, self.teacher = config, manifest, images, teacher
+        self.folds = folds
         self.labels = label_array(manifest)
         draw, sides = np.random.default_rng(config.seed), []
         for split, most in (("val", SELECTION_QUERIES), ("train", SELECTION_GALLERY)):
@@ -58,7 +74,10 @@ class Validation:
 
     def measure(self, model: RetrievalModel) -> dict[str, float]:
         """The mean AUC, nDCG@10 corrected for chance (all queries, the mean of both gains), and what chooses the epoch:
-        their mean, AUC corrected for chance too (2 AUC - 1), so that 0 is chance and 1 perfect in both."""
+        their mean, AUC corrected for chance too (2 AUC - 1), so that 0 is chance and 1 perfect in both. Empty where no
+        image is held out."""
+        if self.folds is not None:
+            return {}
         if self.config.linear_fit:
             features = self._pooled(model, self.gallery)
             fit = fit_linear(features, training_targets(self.labels[self.gallery]), self.config.projection)
@@ -108,24 +127,32 @@ class Validation:
     def _gallery_of(self, model: RetrievalModel) -> NDArray[np.float32]:
         return embed(model, self._batches(self.gallery))[0]
 
+    def held_out(self, model: RetrievalModel) -> HeldOut:
+        """What the whole validation split says of a finished model, or the folds."""
+        if self.folds is not None:
+            return self.folds
+
+        def vectors(side: RetrievalModel, split: str) -> Vectors:
+            rows = np.array(split_rows(self.manifest, split))
+            return Vectors.of_split(self.manifest, split, *embed(side, self._batches(rows)))
+
+        val, gallery = vectors(model, "val"), vectors(self.teacher.model if self.teacher else model, "train")
+        figures = Pool([evaluate(val, gallery, self.config.labels, k=SELECTION_K)], [0]).figures()
+        return HeldOut("val", val.scores, val.labels, figures)
+
 
 def write_card(folder: RunFolder, validation: Validation, model: RetrievalModel) -> None:
-    """Write the card of a finished model, whose presence ends the run; the validation split gives thresholds, operating
-    points, calibration and metrics."""
+    """Write the card of a finished model, whose presence ends the run; images that it has not seen give thresholds,
+    operating points, calibration and metrics."""
     config, manifest, teacher = validation.config, validation.manifest, validation.teacher
-
-    def vectors(side: RetrievalModel, split: str) -> Vectors:
-        batches = evaluation_batches(validation.images, split_rows(manifest, split), config.preprocess)
-        return Vectors.of_split(manifest, split, *embed(side, batches))
-
-    val, gallery = vectors(model, "val"), vectors(model if teacher is None else teacher.model, "train")
-    figures = Pool([evaluate(val, gallery, config.labels, k=SELECTION_K)], [0]).figures()
-    pairs = [(val.scores[:, j], val.labels[:, j]) for j in range(len(config.labels))]
+    held_out, rows = validation.held_out(model), split_rows(manifest, "train")
+    one_image = evaluation_batches(validation.images, rows[:1], config.preprocess)
+    pairs = [(held_out.scores[:, j], held_out.labels[:, j]) for j in range(len(config.labels))]
     points = [metrics.operating_points(*pair) for pair in pairs]
     balanced = [point[BALANCED] for point in points]
     lost = [name for name, point in zip(config.labels, balanced, strict=True) if point is None]
-    if lost and not np.isnan(val.scores).all():  # hashing methods have no scores, and need no warning
-        log.warning("No threshold or probability for %s: the validation split lacks both values.", ", ".join(lost))
+    if lost and not np.isnan(held_out.scores).all():  # hashing methods have no scores, and need no warning
+        log.warning("No threshold or probability for %s: the images held out lack both values.", ", ".join(lost))
     head = model.head
     fingerprint = embedding_fingerprint(model, config.preprocess)
     keep = ("loss", "weights", "epochs", "batch_size", "lr", "weight_decay", "seed", "fold", "manifest_fingerprint")
@@ -137,14 +164,15 @@ def write_card(folder: RunFolder, validation: Validation, model: RetrievalModel)
         "precision": resolve_precision(config.precision),
         "best_epoch": int(torch.load(folder.best, map_location="cpu", weights_only=True)["epoch"]),
         "images": {split: len(manifest.split(split)) for split in ("train", "val", "test")},
-        "patients": len(set(gallery.patients)),
+        "patients": len({row.patient_id for row in manifest.split("train")}),
         **{
             key: {
                 name: {"positive": int((column == 1).sum()), "negative": int((column == 0).sum())}
                 for name, column in zip(config.labels, labels.T, strict=True)
             }
-            for key, labels in {"labels": gallery.labels, "validation_labels": val.labels}.items()
+            for key, labels in {"labels": validation.labels[rows], "validation_labels": held_out.labels}.items()
         },
+        "held_out": held_out.source,
         "seconds": round(sum(float(row["seconds"]) for row in folder.read_epochs())),
     }
     if teacher is not None:
@@ -154,7 +182,7 @@ def write_card(folder: RunFolder, validation: Validation, model: RetrievalModel)
         labels=manifest.labels,
         preprocess=config.preprocess,
         encoder=config.encoder,
-        embedding_dim=val.embedding.shape[1],
+        embedding_dim=embed(model, one_image)[0].shape[1],
         head=head.kind,
         sigma=config.sigma,
         proxies_per_class=head.counts if isinstance(head, ProxyHead) else (),
@@ -163,7 +191,7 @@ def write_card(folder: RunFolder, validation: Validation, model: RetrievalModel)
         calibration=tuple(metrics.platt_calibration(*pair) for pair in pairs),
         fingerprint=fingerprint if teacher is None else teacher.card.fingerprint,
         training=facts,
-        metrics={f"val {name}": figures[name] for name in ("auc", "positive queries", "all queries")},
+        metrics={f"{held_out.source} {name}": held_out.figures[name] for name in ("auc", *metrics.QUERIES)},
         operating_points={name: tuple(point[name] for point in points) for name in OPERATING_POINTS},
         versions={"cbmir": cbmir.__version__} | {name: version(name) for name in ("torch", "torchvision", "lightning")},
     )

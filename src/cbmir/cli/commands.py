@@ -93,7 +93,7 @@ pacs = CommandGroup(
     cls=CommandGroup,
     sections={
         "Data": {"data": "data"},
-        "Train and evaluate": {"train": "train", "evaluate": "evaluate", "benchmark": "benchmark"},
+        "Train and evaluate": {"train": "train", "evaluate": "evaluate", "benchmark": "benchmark", "final": "final"},
         "Export": {"export": "export", "parity": "parity", "speed": "speed"},
         "Gallery": {"index": "commands", "embed": "embed"},
         "Answer": {"query": "query", "demo": "demo"},
