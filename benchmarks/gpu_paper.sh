@@ -7,6 +7,7 @@
 #
 #   OUT=gpu-paper     the report; a second call goes on where the first stopped
 #   WEIGHTS=none      or a state dict for the encoder (benchmarks/imagenet_weights.py writes one), or imagenet
+#   TUNED=docs/benchmark/nih/tuned.json    learning rates of the methods (benchmarks/tune.py); empty: the recipe's
 #   FOLDS=5           folds by patient
 #   JOBS=6            cells that share the GPU
 #   MINUTES=6.5       then what is finished is reported
@@ -18,6 +19,7 @@ cd "$(dirname "$0")/.."
 
 : "${NIH:?NIH=DIR, a folder with images/, Data_Entry_2017_v2020.csv and splits.csv}"
 OUT=${OUT:-gpu-paper} WEIGHTS=${WEIGHTS:-none} FOLDS=${FOLDS:-5} JOBS=${JOBS:-6} MINUTES=${MINUTES:-6.5}
+TUNED=${TUNED-docs/benchmark/nih/tuned.json}
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
 cbmir() { "${PYTHON:-python3}" -m cbmir "$@"; }
 
@@ -27,7 +29,7 @@ test -e "$TABLE" || cbmir data nih --images "$NIH" --entries "$NIH/Data_Entry_20
     --splits "$NIH/splits.csv" --missing skip -o "$TABLE"
 
 command=(benchmark table "$TABLE" -o "$OUT" --folds "$FOLDS" --seeds 1 --encoder timm:tf_efficientnet_lite0
-    --weights "$WEIGHTS" --image-size 112 --epochs 10 --lr 3e-4 --jobs "$JOBS" --resume ${EXTRA:-})
+    --weights "$WEIGHTS" --recipe fitted --image-size 128 ${TUNED:+--tuned "$TUNED"} --jobs "$JOBS" --resume ${EXTRA:-})
 
 seconds=$("${PYTHON:-python3}" -c "print(int(60 * $MINUTES))")
 status=0

@@ -11,7 +11,7 @@ import json
 import math
 import platform
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -86,11 +86,12 @@ def differences(pool: Pool, reference: Pool) -> dict[str, Any]:
     return {"auc": one("auc")} | {column: {m: one(m, column) for m in BY_COLUMN} for column in QUERIES}
 
 
-def best_method(pools: dict[str, Pool]) -> dict[str, Any]:
+def best_method(pools: dict[str, Pool], borrowed: Collection[str] = ()) -> dict[str, Any]:
     """Whether one method leads all others in AUC and in both corrected nDCGs (YARDSTICK), each with its interval.
 
     Args:
         pools: By method; all answered the same queries.
+        borrowed: Methods whose scores are those of another, and which so have no AUC of their own.
 
     Returns:
         `leaders`: metric -> the method with the highest value. `differences`: where one method leads in all, what it
@@ -99,7 +100,12 @@ def best_method(pools: dict[str, Pool]) -> dict[str, Any]:
     """
     means = {metric: {name: pool.mean(metric, column) for name, pool in pools.items()}
              for metric, column in YARDSTICK.items()}  # fmt: skip
-    known = {metric: {name: one for name, one in own.items() if not np.isnan(one)} for metric, own in means.items()}
+    known = {
+        metric: {
+            name: one for name, one in own.items() if not (np.isnan(one) or (metric == "auc" and name in borrowed))
+        }
+        for metric, own in means.items()
+    }
     leaders = {metric: max(own, key=own.__getitem__) for metric, own in known.items() if own}
     found: dict[str, Any] = {"method": None, "leaders": leaders, "differences": {}}
     if len(leaders) == len(YARDSTICK) and len(set(leaders.values())) == 1 and len(pools) > 1:
@@ -256,7 +262,8 @@ def _best(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:
             cells.setdefault(cell.method, {})[cell.part] = cell
     finished = {m: own for m, own in cells.items() if all(cell in answers for cell in own.values())}
     common = [part for part in plan.parts() if finished and all(part in own for own in finished.values())]
-    return best_method({m: _pool([own[part] for part in common], answers) for m, own in finished.items() if common})
+    pools = {m: _pool([own[part] for part in common], answers) for m, own in finished.items() if common}
+    return best_method(pools, [method for method in pools if METHODS[method].needs_bce])
 
 
 def selection_facts(part: Part, selection: Manifest) -> dict[str, Any]:

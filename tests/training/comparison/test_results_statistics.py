@@ -131,6 +131,10 @@ def test_best_is_only_who_leads_in_all_three_with_intervals() -> None:
 
     twin = best_method(pools | {"twin": Pool([right], [0])})
     assert twin["method"] is None and twin["differences"]["twin"]["auc"]["low"] == 0
+    graph = Pool([answers([0.5] * 40, patients, lists=[[0]] * 40)], [0])
+    lent = best_method({"graph": graph} | pools, ["graph"])
+    assert lent["method"] == "right" and "auc" not in lent["differences"]["graph"], "its scores are those of the other"
+    assert best_method({"graph": graph} | pools)["method"] is None
     split = best_method(pools | {"right": Pool([answers([0.5] * 40, patients, scores=turned)], [0]),
                                  "noisy": Pool([answers([0.5] * 40, patients, lists=[[0]] * 40)], [0])})  # fmt: skip
     assert split["method"] is None and split["differences"] == {}
