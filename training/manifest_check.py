@@ -27,6 +27,8 @@ def summarise(manifest: Manifest) -> dict[str, Any]:
     """
     splits = [name for name in ("train", "val", "test", "") if any(row.split == name for row in manifest)]
     parts = {name or "unassigned": manifest.split(name) for name in splits}
+    values = {name: [Counter(column) for column in zip(*(row.labels for row in part), strict=True)]
+              for name, part in parts.items()}  # fmt: skip
     return {
         "images": len(manifest),
         "patients": len({row.patient_id for row in manifest}),
@@ -36,15 +38,13 @@ def summarise(manifest: Manifest) -> dict[str, Any]:
         },
         "views": dict(sorted(Counter(row.view or "unknown" for row in manifest).items())),
         "labels": {
-            label: {name: _values(part, position) for name, part in parts.items()}
+            label: {
+                name: {word: counts[position][value] for value, word in VALUE_NAMES.items()}
+                for name, counts in values.items()
+            }
             for position, label in enumerate(manifest.labels.names)
         },
     }
-
-
-def _values(manifest: Manifest, position: int) -> dict[str, int]:
-    counts = Counter(row.labels[position] for row in manifest)
-    return {name: counts[value] for value, name in VALUE_NAMES.items()}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -55,20 +56,35 @@ CHEXPERT_9 = (
     "Atelectasis", "Pneumothorax", "Pleural Effusion",
 )  # fmt: skip
 
-# Other spellings, in lower case with spaces for underscores.
+# What people write for it, as `label_key` has it.
+_NO_FINDING_KEYS = {"no finding", "no findings", "nofinding", "normal", "none", "healthy"}
+
+# Other spellings, as `label_key` has them.
 _ALIASES = {
     "pleural effusion": "Effusion",
     "pulmonary edema": "Edema",
     "pleural thicken": "Pleural_Thickening",
     "hiatal hernia": "Hernia",
 }
-_CANONICAL = {name.replace("_", " ").lower(): name for name in (*NIH_14, *CHEXPERT_9)} | _ALIASES
+
+
+def label_key(name: str) -> str:
+    """By what labels are told apart: case, blanks and underscores do not count."""
+    return " ".join(name.replace("_", " ").split()).casefold()
+
+
+def means_no_finding(name: str) -> bool:
+    """Whether a label is "No Finding" in another spelling ("no_finding"), or another word for it ("normal")."""
+    return label_key(name) in _NO_FINDING_KEYS
+
+
+_CANONICAL = {label_key(name): name for name in (*NIH_14, *CHEXPERT_9)} | _ALIASES
 
 
 @lru_cache(maxsize=1024)  # it is asked for each label of each similar image
 def canonical(name: str) -> str:
     """The one name that cbmir uses for a finding that data sets spell differently; an unknown name as it is."""
-    return _CANONICAL.get(" ".join(name.replace("_", " ").split()).lower(), name)
+    return _CANONICAL.get(label_key(name), name)
 
 
 def readable(label: str) -> str:
@@ -97,23 +113,32 @@ class LabelSet:
     def __post_init__(self) -> None:
         if not self.names:
             raise ManifestError("expected at least one label, found none")
-        repeated = sorted({n for n in self.names if self.names.count(n) > 1})
+        repeated = sorted(name for name, count in Counter(self.names).items() if count > 1)
         if repeated:
             raise ManifestError(f"expected each label once, found {', '.join(repeated)} more than once")
-        if NO_FINDING in self.names:
-            raise ManifestError(
-                f"{NO_FINDING!r} is not a label of its own: an image whose labels are all 0 is the negative class; "
-                f"leave the column out"
-            )
+        first: dict[str, str] = {}
+        for name in self.names:
+            if means_no_finding(name):
+                raise ManifestError(
+                    f"{name!r} is not a label of its own: an image whose labels are all 0 is the negative class "
+                    f"({NO_FINDING}); leave the column out"
+                )
+            if (other := first.setdefault(label_key(name), name)) != name:
+                raise ManifestError(
+                    f"expected labels that differ in more than case, blanks and underscores, found {other!r} and "
+                    f"{name!r}; write them alike, or leave one out"
+                )
 
     def __len__(self) -> int:
         return len(self.names)
 
     def index(self, name: str) -> int:
         """Position of a label, by its name or by what other data sets call it. Raises ManifestError without one."""
+        if name in self.names:
+            return self.names.index(name)
         wanted = canonical(name)
         for position, own in enumerate(self.names):
-            if own == name or canonical(own) == wanted:
+            if canonical(own) == wanted:
                 return position
         raise ManifestError(f"expected one of {', '.join(self.names)}; found {name!r}{did_you_mean(name, self.names)}")
 

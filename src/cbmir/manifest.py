@@ -11,6 +11,9 @@ split       train, val, test or empty (not assigned)
 report      free text, may be empty
 source      optional: hospital or data set, by which the benchmark breaks its figures down
 date        optional: date of the study, YYYY-MM-DD or empty
+boxes       optional: where findings are, as JSON [["Mass", 0.21, 0.33, 0.08, 0.09], …]:
+            a label, then the box's left edge, upper edge, width and height as fractions of
+            the image's width and height, so that they hold for a resized copy too
 <label>     1, 0, -1 (uncertain) or empty (unknown)
 ==========  ==========================================================================
 
@@ -24,7 +27,6 @@ import gzip
 import hashlib
 import io
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -34,19 +36,37 @@ from typing import Any
 from cbmir.errors import ManifestError, require
 from cbmir.files import replacing, write_json
 from cbmir.labels import LabelSet
-
-# A report may be longer than the 131,072 characters at which Python's csv module stops; this holds for the process.
-csv.field_size_limit(2**31 - 1)
+from cbmir.text_table import read_table
 
 FIXED_COLUMNS = ("image", "patient_id", "study_id", "view", "split", "report")
 #: Columns that a manifest has only if a row has a value there.
-OPTIONAL_COLUMNS = ("source", "date")
+OPTIONAL_COLUMNS = ("source", "date", "boxes")
 SPLITS = ("train", "val", "test", "")
 VIEWS = ("PA", "AP", "LATERAL", "")
+_ROUNDING = 1e-5  # by which a box may seem to leave the image
 #: What a label cell may hold, and what it means; CSV, pandas and Parquet write the same number in several ways.
 LABEL_VALUES: dict[str, int | None] = {
     "1": 1, "1.0": 1, "0": 0, "0.0": 0, "-1": -1, "-1.0": -1, "": None, "nan": None,
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Box:
+    """Where a finding is: edges and sizes are fractions of the image's width and height, from its upper left corner."""
+
+    label: str
+    left: float
+    top: float
+    width: float
+    height: float
+
+    def __post_init__(self) -> None:
+        sides = ((self.left, self.width), (self.top, self.height))
+        if not all(start >= 0 and length > 0 and start + length <= 1 + _ROUNDING for start, length in sides):
+            raise ManifestError(
+                f"expected a box inside the image in fractions of its width and height, found {self.label} at "
+                f"{self.left}, {self.top}, {self.width} wide and {self.height} high"
+            )
 
 
 @dataclass(frozen=True)
@@ -62,6 +82,7 @@ class Row:
     report: str = ""
     source: str = ""
     date: str = ""
+    boxes: tuple[Box, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,7 +117,8 @@ class Manifest:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the table as training sees it: the label names, then each row's file name, patient, study, view,
-        split and labels. A data set may move or get more reports: folders, reports, sources and dates do not count."""
+        split and labels. A data set may move or get more reports: folders, reports, sources, dates and boxes do not
+        count."""
         digest = hashlib.sha256("\x1f".join(self.labels.names).encode())
         for row in self.rows:
             values = ",".join("" if v is None else str(v) for v in row.labels)
@@ -119,7 +141,8 @@ def read_manifest(path: str | Path) -> Manifest:
         raise ManifestError(f"{path}: expected a manifest file (.csv or .parquet), found a folder")
     if not path.exists():
         raise ManifestError(f"{path}: no such manifest; make one with 'cbmir data nih|chexpert|table|phantom'")
-    columns, records = read_table(path)
+    table = read_table(path, recognise=False)
+    columns = table.columns
     missing = [name for name in FIXED_COLUMNS[:2] if name not in columns]
     if missing:
         raise ManifestError(
@@ -134,7 +157,10 @@ def read_manifest(path: str | Path) -> Manifest:
     except ManifestError as error:
         raise ManifestError(f"{path}: {error}") from error
     base = path.resolve().parent
-    rows = tuple(_row(path, number, record, names, base) for number, record in enumerate(records, start=2))
+    rows = tuple(
+        _row(where, record, names, base) if len(cells) == len(columns) else _uneven(where)
+        for cells, (where, record) in zip(table.rows, table.records(), strict=True)
+    )
     if not rows:
         raise ManifestError(f"{path}: expected a row for each image, found only the header")
     sidecar = sidecar_path(path)
@@ -158,7 +184,7 @@ def write_manifest(manifest: Manifest, path: str | Path) -> None:
     if not name.endswith((".csv", ".csv.gz", ".parquet")):
         raise ManifestError(f"{path}: expected a name that ends in .csv, .csv.gz or .parquet, found {path.name!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    base = path.resolve().parent
+    base = path.resolve().parent.as_posix().removesuffix("/") + "/"
     optional = [name for name in OPTIONAL_COLUMNS if any(getattr(row, name) for row in manifest)]
     header = [*FIXED_COLUMNS, *optional, *manifest.labels.names]
     records = [_record(row, base, optional) for row in manifest.rows]
@@ -178,48 +204,43 @@ def sidecar_path(path: Path) -> Path:
     return path.with_suffix(".about.json")
 
 
-def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and records of a CSV (.csv, .csv.gz) or Parquet table, with every value as text. Raises ManifestError."""
-    if path.suffix.lower() == ".parquet":
-        return _read_parquet(path)
-    try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix.lower() == ".gz" else data).decode("utf-8-sig")
-        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-        records = list(reader)
-        return list(reader.fieldnames or []), records
-    except (UnicodeDecodeError, csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ManifestError(f"{path}: expected a CSV file in UTF-8, found {error}") from error
+def _uneven(where: str) -> Row:
+    raise ManifestError(f"{where}: expected as many values as the header has columns")
 
 
-def _read_parquet(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    parquet = require("pyarrow.parquet", "train")
-    try:
-        table = parquet.read_table(path)
-    except ValueError as error:
-        raise ManifestError(f"{path}: expected a Parquet file, found {error}") from error
-    records = [{k: "" if v is None else str(v) for k, v in row.items()} for row in table.to_pylist()]
-    return list(table.column_names), records
-
-
-def _row(path: Path, number: int, record: dict[str, str], names: tuple[str, ...], base: Path) -> Row:
-    if None in record or None in record.values():
-        raise ManifestError(f"{path}, row {number}: expected as many values as the header has columns")
+def _row(where: str, record: dict[str, str], names: tuple[str, ...], base: Path) -> Row:
     image, patient = record["image"].strip(), record["patient_id"].strip()
     if not image or not patient:
         empty = "image" if not image else "patient_id"
-        raise ManifestError(f"{path}, row {number}: expected a value in column {empty}, found it empty")
+        raise ManifestError(f"{where}: expected a value in column {empty}, found it empty")
     split, view = record.get("split", "").strip(), record.get("view", "").strip().upper()
     if split not in SPLITS:
-        raise ManifestError(f"{path}, row {number}: expected split train, val, test or empty, found {split!r}")
+        raise ManifestError(f"{where}: expected split train, val, test or empty, found {split!r}")
     if view not in VIEWS:
-        raise ManifestError(f"{path}, row {number}: expected view PA, AP, LATERAL or empty, found {view!r}")
+        raise ManifestError(f"{where}: expected view PA, AP, LATERAL or empty, found {view!r}")
     day = record.get("date", "").strip()
     if not is_date(day):
-        raise ManifestError(f"{path}, row {number}: expected a date YYYY-MM-DD or nothing, found {day!r}")
-    labels = tuple(_label(path, number, name, record[name]) for name in names)
+        raise ManifestError(f"{where}: expected a date YYYY-MM-DD or nothing, found {day!r}")
+    labels = tuple(_label(where, name, record[name]) for name in names)
+    boxes = _boxes(where, record.get("boxes", ""), names)
     study, source = record.get("study_id", "").strip(), record.get("source", "").strip()
-    return Row(base / image, patient, labels, study, view, split, record.get("report", ""), source, day)
+    return Row(base / image, patient, labels, study, view, split, record.get("report", ""), source, day, boxes)
+
+
+def _boxes(where: str, text: str, names: tuple[str, ...]) -> tuple[Box, ...]:
+    if not text.strip():
+        return ()
+    try:
+        boxes = tuple(Box(str(label), *map(float, edges)) for label, *edges in json.loads(text))
+    except (ValueError, TypeError, RecursionError, ManifestError) as error:
+        raise ManifestError(
+            f'{where}: expected boxes as [["{names[0]}", left, top, width, height], …] in fractions of the image\'s '
+            f"width and height, or nothing, in column boxes; found {text[:80]!r} ({error})"
+        ) from error
+    unknown = sorted({box.label for box in boxes} - set(names))
+    if unknown:
+        raise ManifestError(f"{where}: expected boxes of {', '.join(names)}; found {', '.join(unknown)}")
+    return boxes
 
 
 def is_date(text: str) -> bool:
@@ -230,21 +251,30 @@ def is_date(text: str) -> bool:
         return False
 
 
-def _label(path: Path, number: int, name: str, text: str) -> int | None:
+def _label(where: str, name: str, text: str) -> int | None:
+    if text in LABEL_VALUES:
+        return LABEL_VALUES[text]
     try:
         return LABEL_VALUES[text.strip().lower()]
     except KeyError:
         raise ManifestError(
-            f"{path}, row {number}: expected 1, 0, -1 (uncertain) or empty (unknown) in label column {name!r}, "
+            f"{where}: expected 1, 0, -1 (uncertain) or empty (unknown) in label column {name!r}, "
             f"found {text!r}; 'cbmir data table' picks the label columns of a wider table"
         ) from None
 
 
-def _record(row: Row, base: Path, optional: Sequence[str]) -> list[str]:
-    image = row.image.relative_to(base) if row.image.is_relative_to(base) else row.image
+def _record(row: Row, base: str, optional: Sequence[str]) -> list[str]:
+    image = row.image.as_posix().removeprefix(base)
     values = ["" if value is None else str(value) for value in row.labels]
-    fixed = [image.as_posix(), row.patient_id, row.study_id, row.view, row.split, row.report]
-    return [*fixed, *(getattr(row, name) for name in optional), *values]
+    fixed = [image, row.patient_id, row.study_id, row.view, row.split, row.report]
+    return [*fixed, *(_optional(row, name) for name in optional), *values]
+
+
+def _optional(row: Row, name: str) -> str:
+    if name != "boxes":
+        return str(getattr(row, name))
+    boxes = [[box.label, box.left, box.top, box.width, box.height] for box in row.boxes]
+    return json.dumps(boxes, ensure_ascii=False) if boxes else ""
 
 
 def _write_parquet(path: Path, header: list[str], records: list[list[str]]) -> None:

@@ -1,10 +1,12 @@
-"""CheXpert (Irvin et al., AAAI 2019): its train.csv or valid.csv as they come, small or full size."""
+"""CheXpert (Irvin et al., AAAI 2019): its tables as they come, and the 14 columns that MIMIC-CXR and BRAX share."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 from cbmir.errors import ManifestError
 from cbmir.labels import CHEXPERT_9, LabelSet
@@ -18,22 +20,29 @@ CHEXPERT_13 = (
     "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Lung Lesion", "Edema", "Consolidation", "Pneumonia",
     "Atelectasis", "Pneumothorax", "Pleural Effusion", "Pleural Other", "Fracture", "Support Devices",
 )  # fmt: skip
+CHEXPERT_14 = ("No Finding", *CHEXPERT_13)
 _FINDINGS = {9: CHEXPERT_9, 13: CHEXPERT_13}
-_PATH = re.compile(r"(?P<patient>patient\d+)/(?P<study>study\d+)/view\d+_(?P<view>frontal|lateral)\.\w+$")
+_PATH = re.compile(
+    r"(?:^|/)(?:(?P<part>train|valid|test)/)?(?P<patient>patient\d+)/(?P<study>study\d+)/view\d+_(?P<view>frontal|lateral)\.\w+$"
+)
+_SPLITS = {"train": "train", "valid": "val", "test": "test"}
+_VIEWS = {"PA": "PA", "AP": "AP", "FRONTAL": "FRONTAL", "LATERAL": "LATERAL"}
 
 
 def read_chexpert(
-    root: Path, table: Path, *, findings: int = 9, frontal_only: bool = True, blank: Blank = "zero",
+    root: Path, tables: Sequence[Path], *, findings: int = 9, frontal_only: bool = True, blank: Blank = "zero",
     missing: common.Missing = "error", seed: int = 0,
 ) -> Manifest:  # fmt: skip
     """A manifest of CheXpert.
 
     Patient, study and frontal or lateral come from the path; AP or PA from its column. -1 stays -1 (uncertain).
-    CheXpert's own training and validation files are split again: by patient, by `seed`.
+    Tables of more than one part (train, valid, test) keep the publisher's splits; a single part is split again by
+    patient and `seed`.
 
     Args:
-        root: The folder that holds `CheXpert-v1.0-small`, or that folder itself under any name.
-        table: `train.csv` or `valid.csv`.
+        root: The folder that holds `CheXpert-v1.0-small`, or that folder itself under any name; or the one with
+            `CheXpert-v1.0 batch 1 (validate & csv)` and the other batches, as CheXpert is downloaded today.
+        tables: `train.csv`, `valid.csv`, `test_labels.csv`: one or more.
         findings: 9 (the paper's) or 13. With 9 an image that shows only one of the other four has every label 0, which
             the sidecar counts.
         blank: What an empty cell (not mentioned in the report) means: `zero` as the paper and most users take it, or
@@ -42,57 +51,103 @@ def read_chexpert(
 
     Raises:
         ManifestError: Table or folder do not fit.
+        SplitError: A patient is in two splits.
+    """
+    common.check_folder(root, "the folder that holds CheXpert")
+    labels_of = label_reader(findings, blank)
+    views = common.ViewChoice(_VIEWS, frontal_only)
+    rows = [row for table in tables for row in _rows(table, labels_of, views)]
+    policies = views.policies(rows, tables[0])
+    rows, absent = common.locate(rows, _finder(root.resolve()), missing, root)
+    official = len({row.split for row in rows}) > 1 and "" not in {row.split for row in rows}
+    return common.finish(
+        kept_findings(rows, findings),
+        reader="chexpert",
+        sources=tables,
+        policies=label_policies(findings, blank) | policies | {"missing": missing, "missing_images": absent},
+        seed=seed,
+        splits="CheXpert's own: train, valid as val, test" if official else None,
+    )
+
+
+def label_reader(findings: int, blank: Blank) -> Callable[[Mapping[str, str], str], tuple[int | None, ...]]:
+    """What reads the 13 findings of a record (and its place): 1, 0, -1, and what `blank` makes of an empty cell.
+
+    Raises ManifestError for another number of findings than 9 or 13.
     """
     if findings not in _FINDINGS:
         raise ManifestError(f"expected 9 or 13 findings, found {findings}")
-    _, records = common.read_source(table, ("Path", *CHEXPERT_13), "CheXpert's train.csv or valid.csv")
-    common.check_folder(root, "the folder that holds CheXpert")
-    empty = 0 if blank == "zero" else None
-    rows = [_entry(record, f"{table}, row {number}", empty) for number, record in enumerate(records, start=2)]
-    lateral = sum(row.view == "LATERAL" for row in rows)
-    if frontal_only:
-        rows = [row for row in rows if row.view != "LATERAL"]
-        if not rows:
+
+    def labels_of(record: Mapping[str, str], where: str) -> tuple[int | None, ...]:
+        # The labeller's own word that nothing was found: under every policy a blank then means absent.
+        healthy = common.label_value(record, "No Finding", where) == 1
+        empty = 0 if healthy or blank == "zero" else None
+        values = (common.label_value(record, name, where) for name in CHEXPERT_13)
+        return tuple(empty if value is None else value for value in values)
+
+    return labels_of
+
+
+def kept_findings(rows: Sequence[Row], findings: int) -> Manifest:
+    """A manifest of rows with 13 findings, with 9 or 13 of them."""
+    return common.keep_labels(Manifest(LabelSet(CHEXPERT_13), tuple(rows)), _FINDINGS[findings])
+
+
+def label_policies(findings: int, blank: Blank) -> dict[str, Any]:
+    """What the sidecar says of labels."""
+    return {"findings": findings, "blank": blank, "uncertain": "kept as -1"}
+
+
+def _rows(
+    table: Path, labels_of: Callable[[Mapping[str, str], str], tuple[int | None, ...]], views: common.ViewChoice
+) -> list[Row]:
+    rows = []
+    source = common.read_source(table, ("Path", *CHEXPERT_14), "a table of CheXpert", ("AP/PA",))
+    for where, record in source.records():
+        text = common.cell(record, "Path", where)
+        parts = _PATH.search(text)
+        if parts is None:
             raise ManifestError(
-                f"{table}: expected frontal images, found only lateral ones; use --all-views to keep them"
+                f"{where}: expected a path such as CheXpert-v1.0-small/train/patient00001/study1/view1_frontal.jpg, "
+                f"found {text!r}"
             )
-    folder = root.resolve()
-    rows, absent = common.locate(rows, lambda row: _find(folder, row.image), missing, root)
-    return common.finish(
-        common.keep_labels(Manifest(LabelSet(CHEXPERT_13), tuple(rows)), _FINDINGS[findings]),
-        reader="chexpert",
-        sources=[table],
-        policies={
-            "findings": findings, "blank": blank, "uncertain": "kept as -1",
-            "views": "frontal only" if frontal_only else "all",
-            "lateral_images_left_out": lateral if frontal_only else 0,
-            "missing": missing, "missing_images": absent,
-        },
-        seed=seed,
-        splits=None,
-    )  # fmt: skip
+        projection = (record.get("AP/PA") or "").strip().upper()
+        # A few frontal images are marked LL or RL there: their projection is not known.
+        frontal = projection if projection in ("AP", "PA") else "FRONTAL"
+        view = views.choose("LATERAL" if parts["view"] == "lateral" else frontal)
+        labels = labels_of(record, where)
+        if view is not None:
+            study = f"{parts['patient']}_{parts['study']}"
+            split = _SPLITS.get(parts["part"] or "", "")
+            rows.append(Row(Path(text), parts["patient"], labels, study, view, split))
+    return rows
 
 
-def _entry(record: dict[str, str], where: str, empty: int | None) -> Row:
-    text = common.cell(record, "Path", where)
-    parts = _PATH.search(text)
-    if parts is None:
-        raise ManifestError(
-            f"{where}: expected a path such as CheXpert-v1.0-small/train/patient00001/study1/view1_frontal.jpg, "
-            f"found {text!r}"
-        )
-    projection = (record.get("AP/PA") or "").strip().upper()
-    # A few frontal images are marked LL or RL there: their projection is not known.
-    view = "LATERAL" if parts["view"] == "lateral" else projection if projection in ("AP", "PA") else ""
-    # The labeller's own word that nothing was found: under every policy a blank then means absent.
-    if (record.get("No Finding") or "").strip() in ("1", "1.0"):
-        empty = 0
-    values = (common.label_value(record, name, where) for name in CHEXPERT_13)
-    labels = tuple(empty if value is None else value for value in values)
-    return Row(Path(text), parts["patient"], labels, study_id=f"{parts['patient']}_{parts['study']}", view=view)
+def _finder(root: Path) -> Callable[[Row], Path | None]:
+    """What finds an image below the folder that holds CheXpert, below CheXpert's own folder, or in a batch."""
+    batches = cache(lambda: _patients_of_batches(root))
+
+    def find(row: Row) -> Path | None:
+        within = PurePosixPath(row.image.as_posix()).parts[1:]
+        direct = next((path for path in (root / row.image, root.joinpath(*within)) if path.is_file()), None)
+        if direct is not None:
+            return direct
+        folder = batches().get(row.patient_id)
+        path = folder.joinpath(*row.image.parts[-2:]) if folder else None
+        return path if path is not None and path.is_file() else None
+
+    return find
 
 
-def _find(root: Path, image: Path) -> Path | None:
-    """The file below the folder that holds CheXpert, or below CheXpert's own folder."""
-    within = PurePosixPath(image.as_posix()).parts[1:]
-    return next((path for path in (root / image, root.joinpath(*within)) if path.is_file()), None)
+def _patients_of_batches(root: Path) -> dict[str, Path]:
+    """Where each patient's folder is, in folders such as `CheXpert-v1.0 batch 2 (train 1)`, or one deeper."""
+    found: dict[str, Path] = {}
+    batches = [path for path in sorted(root.glob("*batch*")) if path.is_dir()]
+    for folder in (place for batch in batches for place in (batch, *sorted(batch.iterdir()))):
+        if folder.is_dir() and not folder.name.startswith("patient"):
+            for patient in folder.glob("patient*"):
+                if found.setdefault(patient.name, patient) != patient:
+                    raise ManifestError(
+                        f"{root}: expected each patient in one batch, found {found[patient.name]} and {patient}"
+                    )
+    return found

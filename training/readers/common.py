@@ -1,37 +1,56 @@
-"""What the readers share: source tables, missing images, leaving findings out, splits and the sidecar."""
+"""What the readers share: source tables, missing images, views, boxes, leaving findings out, splits and the sidecar."""
 
 from __future__ import annotations
 
+import gzip
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
+import os
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from cbmir.errors import ManifestError, SplitError
 from cbmir.labels import LabelSet
-from cbmir.manifest import LABEL_VALUES, Manifest, Row, read_table
+from cbmir.manifest import LABEL_VALUES, Box, Manifest, Row
+from cbmir.text_table import TextTable, read_table
 from cbmir.training.manifest_check import summarise
 from cbmir.training.splits import assign_splits, check_splits
 
 Missing = Literal["error", "skip"]
+#: What a label cell of a publisher or a user may hold: that of a manifest, and words that mean the same for certain.
+CERTAIN_VALUES = LABEL_VALUES | {"true": 1, "false": 0, "yes": 1, "no": 0}
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
 logger = logging.getLogger("cbmir")
 
 
-def read_source(path: Path, required: Iterable[str], what: str) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and records of a dataset's table. Raises ManifestError if it is absent, empty or lacks a column."""
+def read_source(path: Path, required: Iterable[str], what: str, optional: Iterable[str] = ()) -> TextTable:
+    """The named columns of a dataset's table. Raises ManifestError if it is absent, empty or lacks a required one."""
     if not path.is_file():
         raise ManifestError(f"{path}: expected {what}, found {'a folder' if path.is_dir() else 'no such file'}")
-    columns, records = read_table(path)
-    absent = [name for name in required if name not in columns]
+    required = list(required)
+    table = read_table(path, {*required, *optional})
+    absent = [name for name in required if name not in table.columns]
     if absent:
         raise ManifestError(
             f"{path}: expected {what} with the column{'s' * (len(absent) > 1)} {', '.join(absent)}; "
-            f"found {', '.join(columns) or 'no columns'}"
+            f"found {', '.join(table.columns) or 'no columns'}"
         )
-    if not records:
+    if not len(table):
         raise ManifestError(f"{path}: expected {what} with a row for each image, found only the header")
-    return columns, records
+    return table
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file (also .gz) that are not empty. Raises ManifestError."""
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise ManifestError(f"{path}: expected a text file with a name per line, found {error}") from error
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def check_folder(folder: Path, what: str) -> None:
@@ -40,33 +59,73 @@ def check_folder(folder: Path, what: str) -> None:
         raise ManifestError(f"{folder}: expected {what}, found {'a file' if folder.exists() else 'nothing'}")
 
 
-def cell(record: dict[str, str], column: str, where: str) -> str:
+def find_file(folder: Path, patterns: Sequence[str], what: str) -> Path:
+    """The one file of a folder, or of its subfolders, whose name matches a pattern.
+
+    Raises ManifestError where there is none, or several.
+    """
+    check_folder(folder, f"the folder of {what}")
+    found = sorted({path for one in patterns for level in (one, f"*/{one}") for path in folder.glob(level)})
+    if len(found) != 1:
+        names = ", ".join(path.relative_to(folder).as_posix() for path in found[:3]) or "none"
+        raise ManifestError(f"{folder}: expected one file {' or '.join(patterns)} ({what}), found {names}")
+    return found[0]
+
+
+def cell(record: Mapping[str, str], column: str, where: str) -> str:
     """A record's value without outer blanks. Raises ManifestError where the row ends before the column."""
-    value: str | None = record[column]
+    value = record.get(column)
     if value is None:
         raise ManifestError(f"{where}: the row ends before column {column!r}")
     return value.strip()
 
 
-def label_value(record: dict[str, str], column: str, where: str) -> int | None:
+def number(record: Mapping[str, str], column: str, where: str) -> float:
+    """A record's value as a number. Raises ManifestError where it is none, or not finite."""
+    text = cell(record, column, where)
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not abs(value) < float("inf"):
+        raise ManifestError(f"{where}: expected a number in column {column!r}, found {text!r}")
+    return value
+
+
+def label_value(record: Mapping[str, str], column: str, where: str) -> int | None:
     """1, 0, -1 (uncertain) or None (empty). Raises ManifestError that names the row and the column."""
     text = cell(record, column, where)
-    if text.lower() not in LABEL_VALUES:
+    if text not in CERTAIN_VALUES and text.lower() not in CERTAIN_VALUES:
         raise ManifestError(
             f"{where}: expected 1, 0, -1 (uncertain) or empty (unknown) in label column {column!r}, found {text!r}"
         )
-    return LABEL_VALUES[text.lower()]
+    return CERTAIN_VALUES[text.lower()]
+
+
+def compact_date(text: str, where: str) -> str:
+    """YYYYMMDD as YYYY-MM-DD; empty stays empty. Raises ManifestError."""
+    if text and not (len(text) == 8 and text.isdigit()):
+        raise ManifestError(f"{where}: expected a date YYYYMMDD or nothing, found {text!r}")
+    return f"{text[:4]}-{text[4:6]}-{text[6:]}" if text else ""
 
 
 def keep_labels(manifest: Manifest, names: Sequence[str]) -> Manifest:
-    """The manifest with only the named labels, in the order of `names`.
+    """The manifest with only the named labels, in the order of `names`, and their boxes.
 
     An image that shows nothing but findings left out now has every label 0, and so counts as the negative class
     although it is no healthy image. `about["left_out"]` states the findings and how many such images there are.
     """
     places = [manifest.labels.index(name) for name in names]
+    kept = {manifest.labels.names[place]: name for place, name in zip(places, names, strict=True)}
     out = [place for place in range(len(manifest.labels)) if place not in places]
-    rows = tuple(replace(row, labels=tuple(row.labels[place] for place in places)) for row in manifest)
+    rows = tuple(
+        replace(
+            row,
+            labels=tuple(row.labels[place] for place in places),
+            boxes=tuple(replace(box, label=kept[box.label]) for box in row.boxes if box.label in kept),
+        )
+        for row in manifest
+    )
     only = sum(
         not any(new.labels) and None not in new.labels and any(old.labels[place] for place in out)
         for old, new in zip(manifest, rows, strict=True)
@@ -74,6 +133,84 @@ def keep_labels(manifest: Manifest, names: Sequence[str]) -> Manifest:
     left_out = {"findings": [manifest.labels.names[place] for place in out], "images_with_only_these": only}
     about = manifest.about | ({"left_out": left_out} if out else {})
     return Manifest(LabelSet(tuple(names)), rows, about)
+
+
+@dataclass
+class ViewChoice:
+    """Which views of a data set go into its manifest, and how many images of the others are left out.
+
+    Attributes:
+        names: What the publisher calls a view, in capitals: PA, AP, LATERAL, or FRONTAL where PA or AP is not known.
+            Others (oblique ones, images of ribs) are never taken.
+        frontal_only: Leave lateral views out, and images whose view is not given.
+    """
+
+    names: Mapping[str, str]
+    frontal_only: bool = True
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def choose(self, name: str) -> str | None:
+        """The manifest's view, or None for an image that is left out."""
+        view = self.names.get(name.upper())
+        if view in ("PA", "AP") or (view == "LATERAL" and not self.frontal_only):
+            return view
+        if view == "FRONTAL" or not (name or self.frontal_only):
+            return ""
+        self.left_out[name or "not given"] += 1
+        return None
+
+    def policies(self, rows: Collection[Row], where: Path) -> dict[str, Any]:
+        """What the sidecar says of views. Raises ManifestError where no image is left."""
+        if not rows:
+            raise ManifestError(
+                f"{where}: expected frontal images, found only others ({', '.join(self.left_out) or 'none'}); "
+                f"use --all-views to keep lateral ones"
+            )
+        views = "frontal only" if self.frontal_only else "frontal and lateral"
+        return {"views": views, "left_out_by_view": dict(self.left_out.most_common())}
+
+
+def fraction_box(label: str, edges: tuple[float, float, float, float], size: tuple[int, int], where: str) -> Box:
+    """A box in pixels as fractions of the image, cut off at the image's edges.
+
+    Args:
+        edges: Left edge, upper edge, width and height.
+        size: Width and height of the image that they were drawn on.
+        where: The place for messages.
+
+    Raises:
+        ManifestError: The box lies outside.
+    """
+    left, top, width, height = edges
+    across = [min(max(edge, 0), size[0]) / size[0] for edge in (left, left + width)]
+    down = [min(max(edge, 0), size[1]) / size[1] for edge in (top, top + height)]
+    if not (across[0] < across[1] and down[0] < down[1]):
+        raise ManifestError(
+            f"{where}: expected a box inside an image of {size[0]} by {size[1]} pixels, found {label} at {left:g}, "
+            f"{top:g}, {width:g} wide and {height:g} high"
+        )
+    fractions = (across[0], down[0], across[1] - across[0], down[1] - down[0])
+    return Box(label, *(round(fraction, 6) for fraction in fractions))
+
+
+def index_images(folder: Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> dict[str, Path]:
+    """Every image below a folder, by its name without the ending. Raises ManifestError for none, or one name twice."""
+    check_folder(folder, "the folder of the X-rays")
+    index: dict[str, Path] = {}
+    for place, _, names in os.walk(folder.resolve(), followlinks=True):
+        for name in names:
+            stem, suffix = os.path.splitext(name)  # noqa: PTH122 - a Path for each of 400,000 files takes seconds
+            if suffix.lower() not in suffixes or name.startswith("."):
+                continue
+            path = Path(place, name)
+            if stem in index:
+                raise ManifestError(
+                    f"{folder}: expected each image once, found {stem} twice: {index[stem]} and {path}; remove one"
+                )
+            index[stem] = path
+    if not index:
+        raise ManifestError(f"{folder}: expected X-rays ({', '.join(suffixes)}) here or in subfolders, found none")
+    return index
 
 
 def locate(
@@ -89,7 +226,7 @@ def locate(
         if found is None:
             absent.append(row.image.as_posix())
         else:
-            located.append(replace(row, image=found))
+            located.append(row if found is row.image else replace(row, image=found))
     if absent:
         named = ", ".join(absent[:3]) + (", …" if len(absent) > 3 else "")
         message = f"{len(absent):,} of {len(absent) + len(located):,} images of the table are not in {where}: {named}"
@@ -108,21 +245,23 @@ def finish(
     `splits` says where the rows' splits came from; None has them assigned by patient and `seed`.
     Raises ManifestError for an image listed twice, SplitError for a patient in two splits.
     """
-    seen: set[Path] = set()
+    seen: set[str] = set()
     for row in manifest:
-        if row.image in seen:
-            raise ManifestError(f"expected each image once, found {row.image} in two rows of the table")
-        seen.add(row.image)
+        path = str(row.image)
+        if path in seen:
+            raise ManifestError(f"expected each image once, found {path} in two rows of the table")
+        seen.add(path)
     if splits is None:
         try:
             manifest = manifest.with_splits(assign_splits([row.patient_id for row in manifest], seed=seed))
         except SplitError as error:
             raise SplitError(f"{reader}: {error}") from error
     check_splits(manifest)
+    boxes = sum(len(row.boxes) for row in manifest)
     about = {
         "reader": reader,
         "sources": [path.name for path in sources],
-        "policies": policies,
+        "policies": policies | ({"boxes": boxes} if boxes else {}),
         "splits": splits or "assigned by patient, 70:10:20",
         "seed": seed if splits is None else None,
         **manifest.about,

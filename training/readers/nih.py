@@ -1,35 +1,55 @@
-"""NIH ChestX-ray14 (Wang et al., CVPR 2017): the official table as it comes, images in one folder or in twelve."""
+"""NIH ChestX-ray14 (Wang et al., CVPR 2017): its tables and lists as they come, images in one folder or in twelve.
+
+Also the labels that radiologists agreed on for Google (Majkowska et al., Radiology 2020).
+"""
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cbmir.errors import ManifestError, SplitError
 from cbmir.labels import NIH_13, NIH_14, NO_FINDING, LabelSet
-from cbmir.manifest import Manifest, Row
-from cbmir.training.readers.common import Missing, cell, check_folder, finish, keep_labels, locate, read_source
+from cbmir.manifest import Box, Manifest, Row
+from cbmir.training.readers import common
+from cbmir.training.readers.common import Missing, cell
+from cbmir.training.splits import shuffle_patients
 
 _COLUMNS = ("Image Index", "Finding Labels", "Follow-up #", "Patient ID", "View Position")
-_IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg"}
+_IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 _FINDINGS = {13: NIH_13, 14: NIH_14}
+_BOX_COLUMNS = ("Image Index", "Finding Label", "Bbox [x", "y", "w", "h]")
+_BOX_LABELS = {"Infiltrate": "Infiltration"}
+_SIZE = (1024, 1024)  # pixels of the published images, in which boxes are given
+#: Google's labels, and what a cell of theirs means.
+GOOGLE_4 = ("Fracture", "Pneumothorax", "Airspace opacity", "Nodule or mass")
+_GOOGLE_VALUES = {"YES": 1, "NO": 0, "HEDGE": -1}
+_VAL_SHARE = 8  # of official training patients, one in so many is for validation, as in 70:10:20
 logger = logging.getLogger("cbmir")
 
 
 def read_nih(
-    images: Path, entries: Path, *, findings: int = 14, splits: Path | None = None, missing: Missing = "error",
-    seed: int = 0,
+    images: Path, entries: Path | None = None, *, findings: int = 14, splits: Path | None = None,
+    official: Path | None = None, boxes: Path | None = None, relabelled: Sequence[Path] = (),
+    missing: Missing = "error", seed: int = 0,
 ) -> Manifest:  # fmt: skip
     """A manifest of ChestX-ray14, or of a part of it.
 
     Args:
         images: Searched with its subfolders; files are matched by their name without the ending, so that converted
             copies (.jpg) fit too.
-        entries: The official table.
+        entries: The official table; not needed with `relabelled`.
         findings: 14, or 13 without Hernia: an image that shows only a hernia then has every label 0 and is not a
             healthy image; the sidecar counts these.
         splits: A CSV `image,split`; without it patients are split 70:10:20 by `seed`.
+        official: The folder with train_val_list.txt and test_list.txt (also .gz): test is the publisher's; of the
+            other patients one in eight, drawn by `seed`, is in val.
+        boxes: BBox_List_2017.csv.
+        relabelled: Google's tables (four findings): these images alone, with these labels.
         missing: `error`, or `skip` to leave rows without an image file out.
 
     Raises:
@@ -38,27 +58,37 @@ def read_nih(
     """
     if findings not in _FINDINGS:
         raise ManifestError(f"expected 13 or 14 findings, found {findings}")
-    table = read_entries(entries)
-    index = _index_images(images)
-    rows, absent = locate(table, lambda row: index.get(row.image.stem), missing, images)
-    logger.info("%s: %d rows, %d of them with an image in %s", entries, len(table), len(rows), images)
+    if splits is not None and official is not None:
+        raise SplitError("expected one source of splits, found a splits file and the official lists")
+    if (entries is None) == (not relabelled):
+        raise ManifestError("expected NIH's table of entries or the relabelled tables, one of the two")
+    sources = [*relabelled] if entries is None else [entries]
+    table = _relabelled(relabelled) if entries is None else read_entries(entries)
+    index = common.index_images(images, _IMAGE_SUFFIXES)
+    rows, absent = common.locate(table, lambda row: index.get(row.image.stem), missing, images)
+    logger.info("%s: %d rows, %d of them with an image in %s", sources[0], len(table), len(rows), images)
     if len(index) > len(rows):
         logger.warning("%s: %d images are not in the table; left out", images, len(index) - len(rows))
+    policies: dict[str, Any] = {"findings": findings, "missing": missing, "missing_images": absent}
+    said = "Google's own: validation as val, test" if relabelled and rows[0].split else None
+    if boxes is not None:
+        sources.append(boxes)
+        rows = _with_boxes(rows, boxes, table.labels)
     if splits is not None:
-        split_of = _read_splits(splits)
-        without = [row.image.name for row in rows if row.image.stem not in split_of]
-        if without:
-            raise SplitError(
-                f"{splits}: expected a split for each image, found none for {len(without)}: {', '.join(without[:3])}"
-            )
-        rows = [replace(row, split=split_of[row.image.stem]) for row in rows]
-    return finish(
-        keep_labels(replace(table, rows=tuple(rows)), _FINDINGS[findings]),
+        sources.append(splits)
+        rows, said = _with_splits(rows, _read_splits(splits), splits), splits.name
+    if official is not None:
+        rows = _with_splits(rows, _official_splits(rows, official, seed), official)
+        said = "NIH's own test_list.txt; one in eight patients of train_val_list.txt in val"
+        policies["val_seed"] = seed
+    manifest = replace(table, rows=tuple(rows))
+    return common.finish(
+        manifest if relabelled else common.keep_labels(manifest, _FINDINGS[findings]),
         reader="nih",
-        sources=[entries] if splits is None else [entries, splits],
-        policies={"findings": findings, "missing": missing, "missing_images": absent},
+        sources=sources,
+        policies=policies,
         seed=seed,
-        splits=None if splits is None else splits.name,
+        splits=said,
     )
 
 
@@ -72,12 +102,11 @@ def read_entries(path: Path) -> Manifest:
     """
     # The header's last names hold commas ("OriginalImage[Width,Height]") and 2017's rows end in one. Both make columns
     # after the five that are read here, so these stand where the header says.
-    _, records = read_source(path, _COLUMNS, "NIH's Data_Entry table")
-    rows = tuple(_entry(record, f"{path}, row {number}") for number, record in enumerate(records, start=2))
-    return Manifest(LabelSet(NIH_14), rows)
+    table = common.read_source(path, _COLUMNS, "NIH's Data_Entry table")
+    return Manifest(LabelSet(NIH_14), tuple(_entry(record, where) for where, record in table.records()))
 
 
-def _entry(record: dict[str, str], where: str) -> Row:
+def _entry(record: Mapping[str, str], where: str) -> Row:
     image, joined, follow_up, patient, view = (cell(record, column, where) for column in _COLUMNS)
     if not image or not patient.isdigit() or not follow_up.isdigit() or view not in ("PA", "AP"):
         raise ManifestError(
@@ -94,33 +123,72 @@ def _entry(record: dict[str, str], where: str) -> Row:
     return Row(Path(image), patient, labels, study_id=f"{patient}_{follow_up}", view=view)
 
 
-def _index_images(folder: Path) -> dict[str, Path]:
-    """Every image below `folder`, by its name without the ending."""
-    check_folder(folder, "the folder of the X-rays")
-    index: dict[str, Path] = {}
-    for path in folder.resolve().rglob("*"):
-        if path.suffix.lower() not in _IMAGE_SUFFIXES:
-            continue
-        if path.stem in index:
-            raise ManifestError(
-                f"{folder}: expected each image once, found {path.stem} twice: "
-                f"{index[path.stem]} and {path}; remove one"
-            )
-        index[path.stem] = path
-    if not index:
-        raise ManifestError(f"{folder}: expected X-rays (.png, .jpg) here or in subfolders, found none")
-    return index
+def _relabelled(paths: Sequence[Path]) -> Manifest:
+    """The four findings of Google's tables, which hold NIH's columns too; `Set Id` or the file's name says the set."""
+    rows = []
+    for path in paths:
+        table = common.read_source(path, (*_COLUMNS, *GOOGLE_4), "a table of Google's four findings", ("Set Id",))
+        for where, record in table.records():
+            part = record.get("Set Id", path.name)
+            values = {name: cell(record, name, where).upper() for name in GOOGLE_4}
+            if unknown := sorted(set(values.values()) - set(_GOOGLE_VALUES)):
+                raise ManifestError(f"{where}: expected YES, NO or HEDGE (uncertain), found {', '.join(unknown)}")
+            labels = tuple(_GOOGLE_VALUES[value] for value in values.values())
+            split = "val" if "validation" in part else "test" if "test" in part else ""
+            rows.append(replace(_entry(record, where), labels=labels, split=split))
+    if len({bool(row.split) for row in rows}) > 1:
+        raise SplitError(f"expected all or none of {', '.join(path.name for path in paths)} to name its set")
+    return Manifest(LabelSet(GOOGLE_4), tuple(rows))
+
+
+def _with_boxes(rows: Sequence[Row], path: Path, labels: LabelSet) -> list[Row]:
+    """The rows with the boxes of `BBox_List_2017.csv`, of findings that are among the labels."""
+    boxes: dict[str, list[Box]] = defaultdict(list)
+    for where, record in common.read_source(path, _BOX_COLUMNS, "NIH's list of boxes").records():
+        name, label = (cell(record, column, where) for column in _BOX_COLUMNS[:2])
+        label = _BOX_LABELS.get(label, label)
+        if label not in NIH_14:
+            raise ManifestError(f"{where}: expected one of {', '.join(NIH_14)}, found {label!r}")
+        left, top, width, height = (common.number(record, column, where) for column in _BOX_COLUMNS[2:])
+        if label in labels.names:
+            boxes[Path(name).stem].append(common.fraction_box(label, (left, top, width, height), _SIZE, where))
+    return [replace(row, boxes=tuple(boxes.get(row.image.stem, ()))) for row in rows]
+
+
+def _with_splits(rows: Sequence[Row], split_of: Mapping[str, str], where: Path) -> list[Row]:
+    without = [row.image.name for row in rows if row.image.stem not in split_of]
+    if without:
+        raise SplitError(
+            f"{where}: expected a split for each image, found none for {len(without)}: {', '.join(without[:3])}"
+        )
+    return [replace(row, split=split_of[row.image.stem]) for row in rows]
 
 
 def _read_splits(path: Path) -> dict[str, str]:
     """A CSV `image,split`: the split of each image, by its name without the ending."""
-    _, records = read_source(path, ("image", "split"), "a splits file")
     split_of: dict[str, str] = {}
-    for number, record in enumerate(records, start=2):
-        where = f"{path}, row {number}"
+    for where, record in common.read_source(path, ("image", "split"), "a splits file").records():
         stem, split = Path(cell(record, "image", where)).stem, cell(record, "split", where)
         if split not in ("train", "val", "test"):
             raise SplitError(f"{where}: expected split train, val or test; found {split!r}")
         if split_of.setdefault(stem, split) != split:
             raise SplitError(f"{where}: expected one split for {stem}, found {split_of[stem]} and {split}")
     return split_of
+
+
+def _official_splits(rows: Sequence[Row], folder: Path, seed: int) -> dict[str, str]:
+    """The split of each image of the official lists, by its name without the ending."""
+    lists = {
+        name: {
+            Path(line).stem
+            for line in common.read_lines(common.find_file(folder, [f"{name}.txt", f"{name}.txt.gz"], "official list"))
+        }
+        for name in ("train_val_list", "test_list")
+    }
+    if both := sorted(lists["train_val_list"] & lists["test_list"]):
+        raise SplitError(f"{folder}: expected each image in one list, found {both[0]} in both")
+    learning = [row for row in rows if row.image.stem in lists["train_val_list"]]
+    patients = shuffle_patients((row.patient_id for row in learning), seed=seed)
+    val = set(patients[: max(round(len(patients) / _VAL_SHARE), 1)])
+    split_of = dict.fromkeys(lists["test_list"], "test")
+    return split_of | {row.image.stem: "val" if row.patient_id in val else "train" for row in learning}

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import logging
-from collections.abc import Sequence
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Literal, TypeVar
 
 from cbmir.errors import ManifestError
-from cbmir.labels import NO_FINDING, LabelSet
+from cbmir.labels import NO_FINDING, LabelSet, label_key, means_no_finding
 from cbmir.manifest import SPLITS, VIEWS, Manifest, Row, is_date
-from cbmir.training.readers.common import Missing, cell, finish, label_value, locate, read_source
+from cbmir.training.readers.common import CERTAIN_VALUES, Missing, compact_date, finish, locate, read_source
 
+T = TypeVar("T")
+LabelsFormat = Literal["text", "list"]
+_FLOAT_ID = re.compile(r"-?\d+\.0+")
+_ROUNDED_ID = re.compile(r"-?\d+(\.\d+)?e\+?\d+", re.IGNORECASE)
+_MIDNIGHT = re.compile(r"(\d{4}-\d\d-\d\d)[ T]00:00(:00(\.0+)?)?")
 logger = logging.getLogger("cbmir")
 
 
@@ -29,18 +41,39 @@ class ColumnMapping:
     date: str | None = None
 
 
+@dataclass(frozen=True)
+class LabelCells:
+    """How the cells of labels are written.
+
+    Attributes:
+        column: The column that joins findings ("Mass|Nodule"); None where each has a column.
+        separator: What joins them.
+        format: `text`, or `list` for cells as Python or JSON print a list: ['Mass', 'Nodule'].
+        values: What words in label columns mean, besides 1, 0, -1, yes, no, true, false and nothing.
+    """
+
+    column: str | None = None
+    separator: str = "|"
+    format: LabelsFormat = "text"
+    values: Mapping[str, int | None] | None = None
+
+
 def read_own_table(
     table: Path, *, columns: ColumnMapping = ColumnMapping(), labels: Sequence[str] = (),
-    labels_column: str | None = None, separator: str = "|", images: Path | None = None, missing: Missing = "error",
-    seed: int = 0,
+    cells: LabelCells = LabelCells(), date_format: str | None = None, images: Path | None = None,
+    missing: Missing = "error", seed: int = 0,
 ) -> Manifest:  # fmt: skip
     """A manifest of any table with one row per image.
 
+    Ids that were made floats (10000032.0) are the integers. Dates may be YYYYMMDD, or a time at midnight.
+
     Args:
-        labels: Names of label columns, whose cells hold 1, 0, -1 (uncertain) or nothing (unknown).
-        labels_column: The column that joins findings instead ("Mass|Nodule"). Those named are 1 and all others 0, "No
-            Finding" makes all 0, an empty cell all unknown. `labels` may then fix names and order; else they are all
-            that occur, sorted.
+        labels: Names of label columns, whose cells hold 1, 0, -1 (uncertain) or nothing (unknown). With
+            `cells.column`, names and order of the findings to expect there; else they are all that occur, sorted.
+        cells: How labels are written. In a column that joins them those named are 1 and all others 0, "No Finding"
+            (also "normal") makes all 0, an empty cell or list all unknown. Labels that differ by case, blanks or
+            underscores are one, spelled as in `labels` or as most often.
+        date_format: How dates are written, as `datetime.strptime` has it.
         images: Where relative image paths start; by default the table's folder.
         missing: `error`, or `skip` to leave rows without an image file out.
         seed: Of the 70:10:20 split by patient, where there is no split column.
@@ -49,44 +82,79 @@ def read_own_table(
         ManifestError: Names row and column of what does not fit.
         SplitError: A patient is in two splits.
     """
-    if not labels and labels_column is None:
+    if not labels and cells.column is None:
         raise ManifestError(
             "expected labels: name their columns (--labels A,B,C) or the one that joins them (--labels-column)"
         )
-    label_columns = list(labels) if labels_column is None else [labels_column]
+    label_columns = list(labels) if cells.column is None else [cells.column]
     used = [name for name in (*astuple(columns), *label_columns) if name is not None]
-    present, records = read_source(table, [name for name in used if name != columns.patient], "a table")
-    if columns.patient not in present:
+    source = read_source(table, [name for name in used if name != columns.patient], "a table", [columns.patient])
+    if columns.patient not in source.columns:
         raise ManifestError(
-            f"{table}: expected the column {columns.patient!r} with each image's patient, found {', '.join(present)}. "
+            f"{table}: expected the column {columns.patient!r} with each image's patient, found "
+            f"{', '.join(source.columns)}. "
             f"Images of one patient look alike: spread over training and test, or retrieved for each other, they make "
             f"every figure too good. Name the column with --patient-column; if each image truly is another patient, "
             f"say so with --patient-column {columns.image}"
         )
-    twice = sorted({name for name in used if present.count(name) > 1})
+    twice = sorted({name for name in used if source.columns.count(name) > 1})
     if twice:
         raise ManifestError(f"{table}: expected each column name once, found {', '.join(twice)} more than once")
-    unused = [name for name in present if name and name not in used]
+    unused = [name for name in source.columns if name and name not in used]
     if unused:
         logger.info("%s: columns not used: %s", table, ", ".join(unused))
 
-    where = [f"{table}, row {number}" for number in range(2, len(records) + 2)]
-    if labels_column is None:
-        names = LabelSet(tuple(labels))
-        values = [tuple(label_value(r, name, w) for name in names.names) for r, w in zip(records, where, strict=True)]
+    def column(name: str | None, convert: Callable[[str], T]) -> list[T]:
+        """A column's cells, each distinct one converted once; an error names the first row that has it."""
+        texts = [""] * len(source) if name is None else [text.strip() for text in source.column(name)]
+        known: dict[str, T] = {}
+        for text in dict.fromkeys(texts):
+            try:
+                known[text] = convert(text)
+            except ManifestError as error:
+                raise ManifestError(f"{table}, row {texts.index(text) + 2}, column {name!r}: {error}") from None
+        return [known[text] for text in texts]
+
+    if cells.column is None:
+        names, read_as = LabelSet(tuple(labels)), dict[str, str]()
+        values = list(zip(*(column(name, _value_of(cells.values or {})) for name in labels), strict=True))
     else:
-        cells = [cell(r, labels_column, w) for r, w in zip(records, where, strict=True)]
-        names, values = _joined_labels(cells, where, labels_column, separator, labels)
-    rows = [_row(r, columns, v, w) for r, v, w in zip(records, values, where, strict=True)]
-    base = (images or table.parent).resolve()
-    rows, absent = locate(rows, lambda row: path if (path := base / row.image).is_file() else None, missing, base)
+        found = column(cells.column, lambda text: _names_in(text, cells, labels))
+        names, read_as = _spelling(found, labels)
+        values = column(cells.column, lambda text: _presence(_names_in(text, cells, labels), names, read_as))
+        empty = sum(None in value for value in values)
+        if empty:
+            logger.warning(
+                "%d rows have an empty %r: all their labels are unknown (write %r for none)",
+                empty, cells.column, NO_FINDING,
+            )  # fmt: skip
+        for spelled, name in read_as.items():
+            logger.warning("%s: %r in column %r is read as %r", table, spelled, cells.column, name)
+    base = str((images or table.parent).resolve())
+    rows = [
+        Row(Path(base, image), patient, labels_, study, view, split, report, hospital, date)
+        for image, patient, labels_, study, view, split, report, hospital, date in zip(
+            column(columns.image, _required),
+            _ids(column(columns.patient, _required), table, columns.patient),
+            values,
+            _ids(column(columns.study, str), table, columns.study),
+            column(columns.view, lambda text: _one_of(text.upper(), VIEWS, "PA, AP, LATERAL or empty")),
+            column(columns.split, lambda text: _one_of(text, SPLITS, "train, val, test or empty")),
+            column(columns.report, str),
+            column(columns.source, str),
+            column(columns.date, lambda text: _date(text, date_format)),
+            strict=True,
+        )
+    ]
+    rows, absent = locate(rows, lambda row: row.image if os.path.isfile(row.image) else None, missing, Path(base))  # noqa: PTH113
     return finish(
         Manifest(names, tuple(rows)),
         reader="table",
         sources=[table],
         policies={
             "columns": {name: value for name, value in vars(columns).items() if value is not None},
-            "labels": label_columns if labels_column is None else f"joined by {separator!r} in {labels_column}",
+            "labels": label_columns if cells.column is None else _in_words(cells),
+            "labels_read_as": read_as,
             "columns_not_used": unused,
             "each_image_its_own_patient": columns.patient == columns.image,
             "missing": missing,
@@ -97,42 +165,124 @@ def read_own_table(
     )
 
 
-def _row(record: dict[str, str], columns: ColumnMapping, labels: tuple[int | None, ...], where: str) -> Row:
-    def value(column: str | None) -> str:
-        return "" if column is None else cell(record, column, where)
-
-    for column in (columns.image, columns.patient):
-        if not value(column):
-            raise ManifestError(f"{where}: expected a value in column {column!r}, found it empty")
-    view, split = value(columns.view).upper(), value(columns.split)
-    if view not in VIEWS:
-        raise ManifestError(f"{where}: expected PA, AP, LATERAL or empty in column {columns.view!r}, found {view!r}")
-    if split not in SPLITS:
-        raise ManifestError(f"{where}: expected train, val, test or empty in column {columns.split!r}, found {split!r}")
-    date = value(columns.date)
-    if not is_date(date):
-        raise ManifestError(f"{where}: expected YYYY-MM-DD or nothing in column {columns.date!r}, found {date!r}")
-    return Row(
-        Path(value(columns.image)), value(columns.patient), labels, study_id=value(columns.study), view=view,
-        split=split, report=value(columns.report), source=value(columns.source), date=date,
-    )  # fmt: skip
+def _in_words(cells: LabelCells) -> str:
+    return f"{'a list' if cells.format == 'list' else f'joined by {cells.separator!r}'} in {cells.column}"
 
 
-def _joined_labels(
-    cells: list[str], where: list[str], column: str, separator: str, names: Sequence[str]
-) -> tuple[LabelSet, list[tuple[int | None, ...]]]:
-    found = [{name for part in text.split(separator) if (name := part.strip())} for text in cells]
-    labels = LabelSet(tuple(names or sorted(set().union(*found) - {NO_FINDING})))
-    for present, text, place in zip(found, cells, where, strict=True):
-        unknown = sorted(present - {NO_FINDING, *labels.names})
-        if unknown or (NO_FINDING in present and len(present) > 1):
+def _required(text: str) -> str:
+    if not text:
+        raise ManifestError("expected a value, found it empty")
+    return text
+
+
+def _one_of(text: str, allowed: Sequence[str], words: str) -> str:
+    if text not in allowed:
+        raise ManifestError(f"expected {words}, found {text!r}")
+    return text
+
+
+def _ids(ids: list[str], table: Path, column: str | None) -> list[str]:
+    """Ids that were made floats as the integers that they were, if all of the column are such."""
+    for number, text in enumerate(ids, start=2):
+        if _ROUNDED_ID.fullmatch(text):
             raise ManifestError(
-                f"{place}: expected {NO_FINDING}, or some of {', '.join(labels.names)} joined by {separator!r} "
-                f"in column {column!r}; found {text!r}"
+                f"{table}, row {number}, column {column!r}: expected an id, found {text!r}, a rounded number: write "
+                f"ids as text or integers where the table is made"
             )
-    empty = sum(not present for present in found)
-    if empty:
-        logger.warning(
-            "%d rows have an empty %r: all their labels are unknown (write %r for none)", empty, column, NO_FINDING
+    given = [text for text in ids if text]
+    if not given or not all(map(_FLOAT_ID.fullmatch, given)):
+        return ids
+    logger.info("%s: column %r holds integers as floats (%s); the integers are taken", table, column, given[0])
+    return [text.partition(".")[0] for text in ids]
+
+
+def _date(text: str, date_format: str | None) -> str:
+    if not text:
+        return ""
+    if date_format is not None:
+        try:
+            return datetime.strptime(text, date_format).date().isoformat()
+        except ValueError as error:
+            raise ManifestError(f"expected a date as --date-format has it, found {text!r} ({error})") from error
+    midnight = _MIDNIGHT.fullmatch(text)
+    day = midnight[1] if midnight else compact_date(text, "") if re.fullmatch(r"\d{8}", text, re.ASCII) else text
+    if not is_date(day):
+        raise ManifestError(
+            f"expected YYYY-MM-DD or nothing, found {text!r}; say how dates are written by --date-format, such as "
+            f"%d.%m.%Y"
         )
-    return labels, [tuple(int(name in present) if present else None for name in labels.names) for present in found]
+    return day
+
+
+def _value_of(values: Mapping[str, int | None]) -> Callable[[str], int | None]:
+    known = CERTAIN_VALUES | {word.lower(): value for word, value in values.items()}
+
+    def value(text: str) -> int | None:
+        if text.lower() not in known:
+            raise ManifestError(
+                f"expected 1, 0, -1 (uncertain), yes, no, true, false or nothing (unknown), found {text!r}; say what "
+                f"it means by --label-values, such as {text.replace(',', '')}=1"
+            )
+        return known[text.lower()]
+
+    return value
+
+
+def _names_in(text: str, cells: LabelCells, labels: Sequence[str]) -> frozenset[str]:
+    """The findings that a cell joins. Raises ManifestError for what seems to be joined in another way."""
+    if cells.format == "list":
+        return frozenset(_listed(text))
+    names = {name for part in text.split(cells.separator) if (name := part.strip())}
+    expected = {label_key(label) for label in labels}
+    for name in names:
+        if label_key(name) in expected:
+            continue
+        if set("[]{}") & set(name) or name[0] in "'\"" or name[-1] in "'\"":
+            raise ManifestError(
+                f"expected findings joined by {cells.separator!r}, found {text!r}, a list; read lists by "
+                f"--labels-format list"
+            )
+        other = next((mark for mark in ";|,\t\n" if mark in name), None)
+        if other:
+            raise ManifestError(
+                f"expected findings joined by {cells.separator!r}, found {text!r}; join them by --separator {other!r}, "
+                f"or name all findings by --labels if {name!r} is one"
+            )
+    return frozenset(names)
+
+
+def _listed(text: str) -> list[str]:
+    """The strings of a list as Python or JSON print it."""
+    if not text or text.lower() == "nan":
+        return []
+    try:
+        listed = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        try:
+            listed = json.loads(text)  # "\u00e9" and "\/" are JSON's own
+        except (ValueError, RecursionError):
+            listed = None
+    if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
+        raise ManifestError(f"expected a list such as ['Mass', 'Nodule'], found {text!r}; see --labels-format")
+    return [name for part in listed if (name := part.strip())]
+
+
+def _spelling(found: Sequence[frozenset[str]], labels: Sequence[str]) -> tuple[LabelSet, dict[str, str]]:
+    """The label set, and how what is spelled otherwise is read: "no_finding" as No Finding, "mass" as Mass."""
+    counts = Counter(name for names in found for name in names)
+    spelled = {label_key(label): label for label in labels}
+    for name, _ in sorted(counts.items(), key=lambda one: (-one[1], one[0])):
+        if not labels and not means_no_finding(name):
+            spelled.setdefault(label_key(name), name)
+    read_as = {name: NO_FINDING if means_no_finding(name) else spelled.get(label_key(name), name) for name in counts}
+    names = LabelSet(tuple(labels or sorted(spelled.values())))
+    return names, {name: other for name, other in sorted(read_as.items()) if other != name}
+
+
+def _presence(found: frozenset[str], labels: LabelSet, read_as: Mapping[str, str]) -> tuple[int | None, ...]:
+    present = {read_as.get(name, name) for name in found}
+    if present - {NO_FINDING, *labels.names} or (NO_FINDING in present and len(present) > 1):
+        raise ManifestError(
+            f"expected {NO_FINDING}, or some of {', '.join(labels.names)}, found {', '.join(sorted(found))}"
+        )
+    return tuple(int(name in present) if present else None for name in labels.names)

@@ -11,7 +11,8 @@ import click
 
 from cbmir.cli.options import PATH, command, option, training_options
 from cbmir.errors import require
-from cbmir.manifest import read_manifest, read_table
+from cbmir.manifest import read_manifest
+from cbmir.text_table import read_table
 
 
 @command(
@@ -75,7 +76,7 @@ def benchmark(
     if options["weights"] not in ("none", "imagenet"):
         options["weights"] = str(Path(options["weights"]).resolve())
     # A dry run opens no image, so it takes NIH's own table too.
-    own = dry_run and protocol == "nih" and manifest.is_file() and "Image Index" in read_table(manifest)[0]
+    own = dry_run and protocol == "nih" and manifest.is_file() and "Image Index" in read_table(manifest, ()).columns
     table = read_entries(manifest) if own else read_manifest(manifest)
     plan = make_plan(
         PROTOCOLS[protocol], table, manifest,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import sys
 from pathlib import Path
@@ -18,7 +19,8 @@ from cbmir.preprocessing import INTENSITIES
 data = CommandGroup(
     name="data",
     sections={
-        "Readers of data sets": dict.fromkeys(("nih", "chexpert", "table", "dicom"), "data"),
+        "Public data sets": dict.fromkeys(("nih", "chexpert"), "data_sets"),
+        "Your own images": dict.fromkeys(("table", "dicom"), "data"),
         "More": dict.fromkeys(("phantom", "check"), "data"),
     },
     help="""Make a manifest of a dataset, or check one.
@@ -32,67 +34,36 @@ data = CommandGroup(
     ),
 )
 
-# The options that every reader shares.
-_writes_manifest = together(
+#: The options that every reader shares.
+writes_manifest = together(
     option("--seed", type=click.IntRange(min=0), default=0,
            help="Draws the patients of train, val and test where no splits are given."),
     option("-o", "--output", type=PATH, required=True, metavar="MANIFEST",
            help="Manifest to write (.csv, .csv.gz or .parquet); its sidecar .about.json says how it was made."),
     json_option,
 )  # fmt: skip
-_missing_option = option("--missing", type=click.Choice(["error", "skip"]), default="error",
+missing_option = option("--missing", type=click.Choice(["error", "skip"]), default="error",
                          help="A row whose image file is absent: stop, or leave the row out (counted in the "
                          "sidecar).")  # fmt: skip
 
 
-@command(
-    "cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv -o manifest.csv",
-    "cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv --findings 13 --splits splits.csv -o m.csv",
-)
-@option("--images", type=PATH, required=True, metavar="DIR", help="Folder of the X-rays, subfolders such as "
-        "images_001/images included; .png, or .jpg of the same name.")  # fmt: skip
-@option("--entries", type=PATH, required=True, metavar="CSV",
-        help="NIH's Data_Entry_2017*.csv as it comes, or .csv.gz.")  # fmt: skip
-@option("--splits", type=PATH, metavar="CSV",
-        help="Columns image,split (train, val, test). Default: patients are split 70:10:20.")  # fmt: skip
-@option("--findings", type=click.Choice([13, 14]), default=14, help="13 leaves Hernia out, as the paper does; an image "
-        "that shows only a hernia then has no finding.")  # fmt: skip
-@_missing_option
-@_writes_manifest
-def nih(output: Path, as_json: bool, **options: Any) -> None:
-    """Manifest of NIH ChestX-ray14.
-
-    That is 112,120 frontal X-rays of 30,805 patients, or any part of them. Labels were mined from the reports.
-    """
-    from cbmir.training.readers.nih import read_nih
-
-    _write(read_nih(**options), output, as_json)
+def _names(ctx: click.Context, option: click.Parameter, text: str) -> tuple[str, ...]:
+    """Names joined by commas; one that holds a comma stands in double quotes."""
+    return tuple(name for part in next(csv.reader([text]), []) if (name := part.strip()))
 
 
-@command("cbmir data chexpert --root . --csv CheXpert-v1.0-small/train.csv -o manifest.csv")
-@option("--root", type=PATH, required=True, metavar="DIR",
-        help="Folder that holds CheXpert-v1.0-small, or that folder.")  # fmt: skip
-@option("--csv", "table", type=PATH, required=True, metavar="CSV", help="CheXpert's train.csv or valid.csv.")
-@option("--frontal-only/--all-views", default=True, help="Leave lateral images out, or not.")
-@option("--findings", type=click.Choice([9, 13]), default=9,
-        help='The paper\'s nine, or all columns but "No Finding" (Support Devices included).')  # fmt: skip
-@option("--blank", type=click.Choice(["zero", "unknown"]), default="zero", help="What an empty cell means, a finding "
-        "that the report does not mention: absent, or unknown. -1 is uncertain.")  # fmt: skip
-@_missing_option
-@_writes_manifest
-def chexpert(output: Path, as_json: bool, **options: Any) -> None:
-    """Manifest of CheXpert.
-
-    Its train.csv or valid.csv, of the small or the full-size edition. Uncertain labels (-1) stay uncertain.
-    """
-    from cbmir.training.readers.chexpert import read_chexpert
-
-    _write(read_chexpert(**options), output, as_json)
+def _values(ctx: click.Context, option: click.Parameter, text: str) -> dict[str, int]:
+    pairs = [part.rpartition("=") for part in text.split(",") if part.strip()]
+    wrong = next((pair for pair in pairs if not pair[0].strip() or pair[2].strip() not in ("1", "0", "-1")), None)
+    if wrong:
+        raise click.BadParameter(f"expected WORD=1, WORD=0 or WORD=-1 (uncertain), found {''.join(wrong)!r}")
+    return {word.strip(): int(value) for word, _, value in pairs}
 
 
 @command(
     "cbmir data table ours.csv --image-column file --patient-column pid --labels Mass,Nodule -o manifest.csv",
     "cbmir data table ours.parquet --labels-column findings --separator ';' --images images/ -o manifest.csv",
+    "cbmir data table ours.csv --labels-column findings --labels-format list --date-column day -o manifest.csv",
 )
 @click.argument("file", type=PATH)
 @option("--image-column", "image", default="image", help="Path of the image.")
@@ -103,31 +74,40 @@ def chexpert(output: Path, as_json: bool, **options: Any) -> None:
 @option("--split-column", "split", help="train, val, test or empty. Default: patients are split 70:10:20.")
 @option("--report-column", "report", help="Text of the report, shown beside the image.")
 @option("--source-column", "source", help="Hospital or data set, by which 'cbmir benchmark' breaks its figures down.")
-@option("--date-column", "date", help="Date of the study, YYYY-MM-DD or empty.")
-@option("--labels", metavar="A,B,C", default="", help="Findings with a column each, holding 1, 0, -1 (uncertain) or "
-        "nothing (unknown). With --labels-column: the findings to expect there, in this order.")  # fmt: skip
-@option("--labels-column", help='One column that joins the findings ("Mass|Nodule"). "No Finding" means none; an empty '
-        "cell means unknown.")  # fmt: skip
+@option("--date-column", "date", help="Date of the study: YYYY-MM-DD, YYYYMMDD or empty.")
+@option("--date-format", metavar="FORMAT", help="How dates are written otherwise: '%d.%m.%Y' for 31.5.2019.")
+@option("--labels", callback=_names, metavar="A,B,C", default="", help="Findings with a column each, holding 1, 0, -1 "
+        "(uncertain), yes, no, true, false or nothing (unknown). With --labels-column: the findings to expect there, "
+        "in this order.")  # fmt: skip
+@option("--label-values", callback=_values, metavar="WORD=VALUE,…", default="", help="What other words mean in label "
+        "columns: present=1,absent=0,equivocal=-1.")  # fmt: skip
+@option("--labels-column", help='One column that joins the findings ("Mass|Nodule"). "No Finding" or "normal" means '
+        "none; an empty cell means unknown.")  # fmt: skip
 @option("--separator", default="|", help="What joins them.")
+@option("--labels-format", type=click.Choice(["text", "list"]), default="text", help="list: the cells are lists as "
+        "Python or JSON print them, ['Mass', 'Nodule'].")  # fmt: skip
 @option("--images", type=PATH, metavar="DIR", help="Where relative image paths start. Default: FILE's folder.")
-@_missing_option
-@_writes_manifest
+@missing_option
+@writes_manifest
 def table(
-    file: Path, labels: str, labels_column: str | None, separator: str, images: Path | None, missing: Any, seed: int,
-    output: Path, as_json: bool, **columns: Any,
+    file: Path, labels: tuple[str, ...], label_values: dict[str, int], labels_column: str | None, separator: str,
+    labels_format: Any, date_format: str | None, images: Path | None, missing: Any, seed: int, output: Path,
+    as_json: bool, **columns: Any,
 ) -> None:  # fmt: skip
     """Manifest of your own table.
 
     FILE is a CSV or Parquet table with a row for each image. Columns are named by options, never guessed; those not
-    named are not used, and the log lists them.
+    named are not used, and the log lists them. Semicolons or tabs between cells, Windows-1252 (Latin-1) and UTF-16 are
+    recognised, which the log says.
     """
-    from cbmir.training.readers.table import ColumnMapping, read_own_table
+    from cbmir.training.readers.table import ColumnMapping, LabelCells, read_own_table
 
     manifest = read_own_table(
-        file, columns=ColumnMapping(**columns), labels=[name.strip() for name in labels.split(",") if name.strip()],
-        labels_column=labels_column, separator=separator, images=images, missing=missing, seed=seed,
+        file, columns=ColumnMapping(**columns), labels=labels,
+        cells=LabelCells(labels_column, separator, labels_format, label_values), date_format=date_format,
+        images=images, missing=missing, seed=seed,
     )  # fmt: skip
-    _write(manifest, output, as_json)
+    write(manifest, output, as_json)
 
 
 @command(
@@ -136,14 +116,14 @@ def table(
     "cbmir index build model.onnx manifest.csv -o gallery --split all",
 )
 @click.argument("place", type=PATH, metavar="DIR")
-@option("--labels", metavar="A,B,C", default="",
+@option("--labels", callback=_names, metavar="A,B,C", default="",
         help="Label columns of the manifest, all unknown.  [default: the 14 findings of NIH]")  # fmt: skip
 @option("--allow-lateral", is_flag=True, help="Take lateral views too, as view LATERAL.")
 @option("--intensity", type=click.Choice(INTENSITIES), default="header", help="How stored values become grey, as "
         "'cbmir train' has it: a file that cannot be read so is left out.")  # fmt: skip
 @option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one a processor]")
-@_writes_manifest
-def dicom(place: Path, labels: str, output: Path, as_json: bool, **reading: Any) -> None:
+@writes_manifest
+def dicom(place: Path, labels: tuple[str, ...], output: Path, as_json: bool, **reading: Any) -> None:
     """Manifest of the DICOM studies in a folder, or on a medium with a DICOMDIR.
 
     DIR is searched with its subfolders; of a DICOMDIR file, what it lists. Patient, study, view and date are those of
@@ -153,8 +133,7 @@ def dicom(place: Path, labels: str, output: Path, as_json: bool, **reading: Any)
     """
     from cbmir.training.readers.dicom import read_dicom_studies, write_left_out
 
-    names = [name.strip() for name in labels.split(",") if name.strip()] or NIH_14
-    manifest, left_out = read_dicom_studies(place, labels=names, **reading)
+    manifest, left_out = read_dicom_studies(place, labels=labels or NIH_14, **reading)
     write_manifest(manifest, output)
     listed, damaged = write_left_out(left_out, output), sum(entry.damaged for entry in left_out)
     _tell(manifest, output, as_json, left_out={"files": len(left_out), "damaged": damaged})
@@ -204,7 +183,8 @@ def check(manifest: Path, quick: bool, workers: int, as_json: bool) -> None:
         sys.exit(2)
 
 
-def _write(manifest: Manifest, path: Path, as_json: bool) -> None:
+def write(manifest: Manifest, path: Path, as_json: bool) -> None:
+    """Write a reader's manifest, and say what it holds."""
     write_manifest(manifest, path)
     _tell(manifest, path, as_json)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cbmir.errors import ManifestError, SplitError
-from cbmir.training.readers.table import ColumnMapping, read_own_table
+from cbmir.training.readers.table import ColumnMapping, LabelCells, read_own_table
 
 OWN = ColumnMapping("file", "pid", study="study", view="view", split="part", report="text")
 HEADER = "file,pid,study,view,part,text,age,Mass,Edema"
@@ -76,7 +76,7 @@ JOINED = ["image,patient_id,findings", "a.png,1,Mass; Edema", "b.png,2,No Findin
 def test_joined_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     table = _write(tmp_path, *JOINED)
     with caplog.at_level(logging.WARNING, "cbmir"):
-        manifest = read_own_table(table, labels_column="findings", separator=";")
+        manifest = read_own_table(table, cells=LabelCells("findings", ";"))
     assert manifest.labels.names == ("Edema", "Mass")
     assert [row.labels for row in manifest] == [(1, 1), (0, 0), (1, 0), (None, None)]
     assert "1 rows have an empty 'findings'" in caplog.text
@@ -84,11 +84,11 @@ def test_joined_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None
 
 def test_joined_labels_with_fixed_names(tmp_path: Path) -> None:
     table = _write(tmp_path, *JOINED)
-    manifest = read_own_table(table, labels_column="findings", separator=";", labels=["Nodule", "Mass", "Edema"])
+    manifest = read_own_table(table, cells=LabelCells("findings", ";"), labels=["Nodule", "Mass", "Edema"])
     assert manifest.labels.names == ("Nodule", "Mass", "Edema")
     assert manifest.rows[0].labels == (0, 1, 1)
     with pytest.raises(ManifestError, match=r"row 2.*'findings'"):
-        read_own_table(table, labels_column="findings", separator=";", labels=["Edema"])
+        read_own_table(table, cells=LabelCells("findings", ";"), labels=["Edema"])
 
 
 def test_a_missing_patient_column_explains_itself(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_images_may_stand_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("d.png,p4,,,train,,1,yes,0", "row 5.*'Mass'.*'yes'"),
+        ("d.png,p4,,,train,,1,perhaps,0", "row 5.*'Mass'.*'perhaps'.*--label-values"),
         ("d.png,p4,,LL,train,,1,1,0", "row 5.*'view'.*'LL'"),
         ("d.png,p4,,,dev,,1,1,0", "row 5.*'part'.*'dev'"),
         ("d.png,,,,train,,1,1,0", "row 5.*'pid'.*empty"),
@@ -160,6 +160,6 @@ def test_dates(tmp_path: Path) -> None:
     assert manifest.about["policies"]["columns"]["date"] == "day"
     table = _write(tmp_path, *lines[:-1], "c.png,pc,3.1.2020,1")
     with pytest.raises(
-        ManifestError, match=r"row 4: expected YYYY-MM-DD or nothing in column 'day', found '3\.1\.2020'"
+        ManifestError, match=r"row 4, column 'day': expected YYYY-MM-DD or nothing, found '3\.1\.2020'.*--date-format"
     ):
         read_own_table(table, columns=columns, labels=["Mass"])

@@ -1,0 +1,181 @@
+"""Tables as people and publishers write them: CSV in its dialects, gzipped or not, and Parquet; each cell as text."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import logging
+import math
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from cbmir.errors import ManifestError, require
+
+# A report may be longer than the 131,072 characters at which Python's csv module stops; this holds for the process.
+csv.field_size_limit(2**31 - 1)
+
+#: What separates the cells of a table that is not cbmir's own, and what it is called in the log.
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+logger = logging.getLogger("cbmir")
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """The cells of a table, as text.
+
+    Attributes:
+        columns: Names of all columns of the file.
+        kept: Names of those whose cells are here.
+        rows: For each row its cells in the order of `kept`; fewer where the row ends early.
+    """
+
+    path: Path
+    columns: list[str]
+    kept: list[str]
+    rows: list[Sequence[str]]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def column(self, name: str) -> list[str]:
+        """The cells of a kept column. Raises ManifestError where a row ends before it."""
+        place = self.kept.index(name)
+        if min(map(len, self.rows), default=place + 1) <= place:
+            number = next(number for number, row in enumerate(self.rows, start=2) if len(row) <= place)
+            raise ManifestError(f"{self.path}, row {number}: the row ends before column {name!r}")
+        return [row[place] for row in self.rows]
+
+    def records(self) -> Iterator[tuple[str, dict[str, str]]]:
+        """Each row's place for messages ("ours.csv, row 2"), and its cells by column, without those that it lacks."""
+        for number, row in enumerate(self.rows, start=2):
+            yield f"{self.path}, row {number}", dict(zip(self.kept, row, strict=False))
+
+
+def read_table(path: Path, only: Collection[str] | None = None, *, recognise: bool = True) -> TextTable:
+    """Read a CSV (`.csv`, `.csv.gz`, `.tsv`, `.txt` …) or Parquet table.
+
+    Args:
+        only: Columns to keep, those of them that are there; by default all.
+        recognise: Take semicolons and tabs between cells, UTF-16 and Windows-1252 (Latin-1) too, and say so in the log.
+            Without it only commas and UTF-8.
+
+    Raises:
+        ManifestError: The file is damaged, or no such table.
+    """
+    if path.suffix.lower() == ".parquet":
+        return _read_parquet(path, only)
+    try:
+        data = path.read_bytes()
+        if path.suffix.lower() == ".gz":
+            data = gzip.decompress(data)
+        encoding = _encoding(path, data, recognise)
+        delimiter = _delimiter(path, data, encoding) if recognise else ","
+        reader = _reader(data, encoding, delimiter)
+        columns = next(reader, [])
+        places = [place for place, name in enumerate(columns) if only is None or name in only]
+        rows = list(_rows(reader, None if only is None else places))
+    except (UnicodeError, csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ManifestError(f"{path}: expected a CSV file in UTF-8, found {error}") from error
+    return TextTable(path, columns, [columns[place] for place in places], rows)
+
+
+def _rows(reader: Iterator[list[str]], places: list[int] | None) -> Iterator[Sequence[str]]:
+    """The cells at `places` of each row that is not empty."""
+    if places is None:
+        yield from filter(None, reader)
+        return
+    pick = itemgetter(*places) if len(places) > 1 else None  # many times as fast, and needs all of them
+    for row in reader:
+        if pick and len(row) > places[-1]:
+            yield pick(row)
+        elif row:
+            yield [row[place] for place in places if place < len(row)]
+
+
+def _reader(data: bytes, encoding: str, delimiter: str) -> Iterator[list[str]]:
+    stream = io.TextIOWrapper(io.BytesIO(data), encoding=encoding, newline="")
+    return csv.reader(stream, delimiter=delimiter, strict=True)
+
+
+def _encoding(path: Path, data: bytes, recognise: bool) -> str:
+    """How the bytes are text. Raises UnicodeError, or ManifestError for what is none."""
+    encoding = "utf-8-sig"
+    if recognise and data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        encoding = "utf-16"
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError:
+        if not recognise or encoding == "utf-16":
+            raise
+        encoding = "cp1252"
+        text = data.decode(encoding)
+    if "\0" in text:
+        raise ManifestError(f"{path}: expected a table of text, found a zero byte in it: another kind of file")
+    if encoding == "cp1252":
+        logger.warning("%s: not UTF-8; read as Windows-1252 (Latin-1). Look at letters with accents", path)
+    elif encoding == "utf-16":
+        logger.info("%s: read as UTF-16", path)
+    elif recognise and data.startswith(b"\xef\xbb\xbf"):
+        logger.info("%s: begins with a byte order mark, which is passed over", path)
+    return encoding
+
+
+def _delimiter(path: Path, data: bytes, encoding: str) -> str:
+    """The delimiter that makes most columns of the header; a comma where several do."""
+
+    def columns(delimiter: str) -> int:
+        try:
+            return len(next(_reader(data, encoding, delimiter), []))
+        except csv.Error:
+            return 0
+
+    best = max(DELIMITERS, key=columns)
+    if best != ",":
+        logger.info("%s: cells are separated by %s", path, DELIMITERS[best])
+    return best
+
+
+def _read_parquet(path: Path, only: Collection[str] | None) -> TextTable:
+    arrow, parquet = require("pyarrow", "train"), require("pyarrow.parquet", "train")
+    try:
+        table = parquet.read_table(path)
+    except (ValueError, OSError) as error:
+        raise ManifestError(f"{path}: expected a Parquet file, found {error}") from error
+    kept = [name for name in table.column_names if only is None or name in only]
+    columns = []
+    for name in kept:
+        column = table.column(name)
+        if arrow.types.is_timestamp(column.type):  # Python has no nanoseconds
+            column = column.cast(arrow.timestamp("us", column.type.tz), safe=False)
+        try:
+            columns.append([_text(value) for value in column.to_pylist()])
+        except (ValueError, TypeError) as error:
+            raise ManifestError(f"{path}: column {name!r} cannot be read as text: {error}") from error
+    return TextTable(path, list(table.column_names), kept, list(map(list, zip(*columns, strict=True))))
+
+
+def _text(value: Any) -> str:
+    """A value of a Parquet column as a CSV file would have it: a whole float is the integer, midnight the date."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, float):
+        if math.isnan(value):
+            return ""
+        return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
+    if isinstance(value, datetime):
+        midnight = value.tzinfo is None and value.time() == time()
+        return value.date().isoformat() if midnight else value.isoformat(sep=" ")
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, list):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)
