@@ -14,16 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.errors import DicomImageError
-from cbmir.runtime.imaging.dicom_header import Tags, read_errors, tag_name
+from cbmir.runtime.imaging.dicom_header import Tags, tag_name
+from cbmir.runtime.imaging.dicom_lookup_table import LookupTable, believable
 from cbmir.runtime.imaging.radiograph import counted, spread
 
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """The grey value of each bit pattern that the pixels' type can hold, step by step; entry i is for the pattern i."""
+    """The grey value of each bit pattern that the pixels' type can hold, step by step; entry i is for the pattern i.
 
+    `stored` is what the pattern stands for, `voi` 0..1, or None where the values present decide; `voi_name` are the
+    tags that `voi` comes from.
+    """
+
+    stored: NDArray[np.float64]
     modality: NDArray[np.float64]
-    voi: NDArray[np.float64] | None  # 0..1; None: by the values present
+    voi: NDArray[np.float64] | None
+    voi_name: str
     padding: NDArray[np.bool_]
     inverted: bool
     intensity: str
@@ -35,11 +42,12 @@ class Chain:
         inverted = tags.text("PhotometricInterpretation").upper() == "MONOCHROME1"
         shape = tags.text("PresentationLUTShape").upper()
         if shape == ("IDENTITY" if inverted else "INVERSE"):  # PS3.3 C.8.11.3: one must follow the other
-            tags.warnings.append(
-                f"{tag_name('PresentationLUTShape')} contradicts {tag_name('PhotometricInterpretation')}, which decides"
+            tags.warn(
+                "contradictory polarity",
+                f"{tag_name('PresentationLUTShape')} contradicts {tag_name('PhotometricInterpretation')}, which decides",
             )
-        voi = _voi(tags, modality) if intensity == "header" else None
-        return cls(modality, voi, _padding(tags, values), inverted, intensity)
+        voi, name = _voi(tags, modality) if intensity == "header" else (None, "")
+        return cls(values, modality, voi, name, _padding(tags, values), inverted, intensity)
 
     @property
     def averages(self) -> bool:
@@ -50,8 +58,7 @@ class Chain:
         """uint8, bone bright, for patterns as in `stored` [H,W]."""
         grey = self.voi
         if grey is None:
-            counts = counted(stored, len(self.modality))
-            counts[self.padding] = 0
+            counts = self._counts(stored)
             if not counts.any():
                 raise tags.refusal("PixelPaddingValue", "expected pixels beside the padding")
             if not np.isfinite(np.ptp(self.modality[counts > 0])):
@@ -61,6 +68,29 @@ class Chain:
             grey = 1 - grey
         grey = np.where(self.padding, 0, grey)  # outside of the image: as dark as air
         return np.rint(grey * 255).astype(np.uint8)
+
+    def check_shown(self, stored: NDArray[Any], greys: NDArray[np.uint8], tags: Tags) -> None:
+        """Raise DicomImageError where a window or LUT shows several values as one grey, so misses them all."""
+        if self.voi is None:
+            return
+        for rows in (stored[::8], stored):
+            present = self._counts(rows) > 0
+            values, meant = self.stored[present], self.modality[present]
+            if len(np.unique(greys[present])) > 1:
+                return
+        if len(np.unique(meant)) > 1:
+            rescaled = "" if np.array_equal(values, meant) else f", which stand for {meant.min():g} to {meant.max():g}"
+            raise DicomImageError(
+                f"{tags.name}: {self.voi_name} would show the whole image as one grey: its stored values are "
+                f"{values.min():g} to {values.max():g}{rescaled}; correct that, or read by intensity 'minmax'",
+                self.voi_name.split()[0],
+            )
+
+    def _counts(self, stored: NDArray[Any]) -> NDArray[np.int64]:
+        """How many pixels have each bit pattern, without the padding."""
+        counts = counted(stored, len(self.modality))
+        counts[self.padding] = 0
+        return counts
 
 
 def _padding(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -79,8 +109,8 @@ def _padding(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 def _modality(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Modality LUT, or rescale slope and intercept (PS3.3 C.11.1)."""
-    if found := _looked_up(tags, "ModalityLUTSequence", values):
-        return found[0]
+    if table := LookupTable.of_sequence(tags, "ModalityLUTSequence"):  # its bits mean nothing: it gives values
+        return table.look_up(values)
     slope, intercept = tags.number("RescaleSlope"), tags.number("RescaleIntercept")
     if slope is not None and (slope == 0 or not math.isfinite(slope)):
         raise tags.refusal("RescaleSlope", "expected a number other than 0")
@@ -89,50 +119,26 @@ def _modality(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.float64]:
     return values * (1.0 if slope is None else slope) + (intercept or 0.0)
 
 
-def _voi(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """VOI LUT or first usable window -> 0..1 (PS3.3 C.11.2); None, and a warning, where there is neither."""
-    if found := _looked_up(tags, "VOILUTSequence", values):
-        return found[0] / found[1]
+def _voi(tags: Tags, values: NDArray[np.float64]) -> tuple[NDArray[np.float64] | None, str]:
+    """VOI LUT or first usable window -> 0..1 (PS3.3 C.11.2), and its name; None, and a warning, without either."""
+    if table := LookupTable.of_sequence(tags, "VOILUTSequence"):
+        (table,) = believable([table], tags, "VOILUTSequence")
+        return table.look_up(values) / table.full, tag_name("VOILUTSequence")
     function = tags.text("VOILUTFunction").upper() or "LINEAR"
     if function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
-        tags.warnings.append(f"{tag_name('VOILUTFunction')} is unknown: taken as LINEAR")
+        tags.warn("unknown window function", f"{tag_name('VOILUTFunction')} is unknown: taken as LINEAR")
         function = "LINEAR"
     centres, widths = tags.numbers("WindowCenter"), tags.numbers("WindowWidth")
     for number, (centre, width) in enumerate(zip(centres, widths, strict=False)):
         if math.isfinite(centre) and math.isfinite(width) and (width >= 1 or (width > 0 and function != "LINEAR")):
             if number:
-                tags.warnings.append(f"{tag_name('WindowWidth')}: window {number + 1} taken, those before are invalid")
-            return window(values, centre, width, function)
+                sentence = f"{tag_name('WindowWidth')}: window {number + 1} taken, those before are invalid"
+                tags.warn("invalid window skipped", sentence)
+            name = f"{tag_name('WindowCenter')} {centre:g} with {tag_name('WindowWidth')} {width:g}"
+            return window(values, centre, width, function), name
     why = "holds no valid window" if centres or widths else "is missing, and there is no VOI LUT"
-    tags.warnings.append(f"{tag_name('WindowWidth')} {why}: grey runs from the lowest to the highest value present")
-    return None
-
-
-def _looked_up(tags: Tags, keyword: str, inputs: NDArray[np.float64]) -> tuple[NDArray[np.float64], float] | None:
-    """What a LUT (PS3.3 C.11.1.1) makes of `inputs`, and the largest value that its bits can hold; None without one."""
-    sequence = tags.value(keyword)
-    if sequence is None:
-        return None
-    try:
-        item = sequence[0]
-        entries, first, bits = (int(v) for v in item.LUTDescriptor)
-        data = item.LUTData
-        order = "<" if tags.dataset.original_encoding[1] else ">"  # of words that pydicom leaves as bytes
-        values = np.frombuffer(data, f"{order}u2") if isinstance(data, bytes) else np.atleast_1d(data)
-        values = values.astype(np.float64)
-    except read_errors():
-        raise DicomImageError(f"{tags.name}: {tag_name(keyword)} holds a lookup table that cannot be read") from None
-    entries = entries % 2**16 or 2**16  # written as signed, or 0 for 65536
-    if first >= 2**15 and tags.number("PixelRepresentation") == 1:
-        first -= 2**16  # of the pixels' own sign (PS3.3 C.11.1.1.1), in any VR
-    full = 2.0 ** min(bits, 16) - 1
-    if not 1 <= bits <= 16 or len(values) < entries or values.max() > full:
-        raise DicomImageError(
-            f"{tags.name}: {tag_name(keyword)}: expected {entries} entries of 1 to 16 bits, found {len(values)} "
-            f"up to {values.max(initial=0):.0f}, said to be of {bits} bits"
-        )
-    index = np.clip(np.rint(inputs) - first, 0, entries - 1).astype(np.intp)  # its ends go on beyond it
-    return values[index], full
+    tags.warn("no window", f"{tag_name('WindowWidth')} {why}: grey runs from the lowest to the highest value present")
+    return None, ""
 
 
 def window(values: NDArray[np.float64], centre: float, width: float, function: str = "LINEAR") -> NDArray[np.float64]:

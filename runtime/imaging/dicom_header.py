@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cbmir.errors import DicomImageError
+from cbmir.runtime.imaging.body_part import named_parts
+from cbmir.runtime.imaging.image_warning import ImageWarning, Kind
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 #: Type 1 in every image, and wherever something refers to one (PS3.3 table 10-11 and C.17-3).
 UIDS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID")
 MODALITIES = ("CR", "DX", "RG")
-BODY_PARTS = ("CHEST", "THORAX", "TORAX", "LUNG", "LUNGS")
 #: Words for a lateral view: PS3.3 C.8.1.1 (CR Series), and vendors' own.
 LATERAL_VIEWS = ("LL", "RL", "LAT", "LATERAL", "LLAT", "RLAT")
 #: Neither frontal nor lateral: decubitus, oblique.
@@ -51,6 +52,9 @@ _VIEW_CODES = {
     "399067008": "LATERAL", "R-102CD": "LATERAL", "R-10228": "LATERAL",
     "399173006": "LATERAL", "R-10236": "LATERAL", "399198007": "LATERAL", "R-10232": "LATERAL",
 }  # fmt: skip
+
+_HUMAN = frozenset(("HUMAN", "HUMANO", "HUMANA", "HUMAIN", "UMANO", "MENSCH", "MENS", "HOMO", "PERSON"))
+_HOMO_SAPIENS = ("337915000", "L-85B00")  # PS3.16 CID 7454, and its older code
 
 LARGE = 2**20  # bytes: only pixels have more
 _UNDEFINED = 2**32 - 1  # length of a sequence that says where it ends
@@ -103,7 +107,10 @@ class Tags:
 
     def __init__(self, dataset: Dataset, name: str) -> None:
         self.dataset, self.name = dataset, name
-        self.warnings: list[str] = []
+        self.warnings: list[ImageWarning] = []
+
+    def warn(self, kind: Kind, sentence: str) -> None:
+        self.warnings.append(ImageWarning(kind, sentence))
 
     def value(self, keyword: str) -> Any:
         """A tag's value, None where it is absent or empty. DicomImageError for one that is damaged or huge."""
@@ -116,7 +123,7 @@ class Tags:
             value = self.dataset.get(keyword)
             return None if value is None or (hasattr(value, "__len__") and len(value) == 0) else value
         except read_errors():
-            raise DicomImageError(f"{self.name}: {tag_name(keyword)} holds a value that cannot be read") from None
+            raise DicomImageError(f"{self.name}: {tag_name(keyword)} holds a value that cannot be read", keyword) from None
 
     def text(self, keyword: str) -> str:
         value = self.value(keyword)
@@ -142,6 +149,13 @@ class Tags:
         except (TypeError, ValueError):
             raise self.refusal(keyword, "expected numbers") from None
 
+    def first_item(self, keyword: str) -> Tags | None:
+        """The first item of a sequence, an empty one for what is no sequence; None where it is absent or empty."""
+        from pydicom import Dataset, Sequence
+
+        sequence = self.value(keyword)
+        return None if sequence is None else Tags(sequence[0] if isinstance(sequence, Sequence) else Dataset(), self.name)
+
     def integer(self, keyword: str) -> int:
         """A tag's whole number; DicomImageError where it is absent."""
         number = self.number(keyword)
@@ -156,13 +170,14 @@ class Tags:
         # No code or number: a damaged length may take in other tags.
         if not found and (len(text) > 16 or not text.isprintable()):
             said = f"{len(text)} characters that are no such value"
-        return DicomImageError(f"{self.name}: {tag_name(keyword)}: {expected}, found {said}")
+        return DicomImageError(f"{self.name}: {tag_name(keyword)}: {expected}, found {said}", keyword)
 
 
 def check_object(tags: Tags, allow_lateral: bool = False) -> str:
     """The view: PA, AP, LATERAL (where allowed) or "" (not known). Raises DicomImageError for no chest radiograph."""
     _check_class(tags)
     _check_body_part(tags)
+    _check_species(tags)
     return _view(tags, allow_lateral)
 
 
@@ -171,7 +186,7 @@ def _check_class(tags: Tags) -> None:
     if modality and modality not in MODALITIES:
         raise tags.refusal("Modality", f"expected a chest radiograph ({', '.join(MODALITIES)})")
     if not modality:
-        tags.warnings.append(f"{tag_name('Modality')} is missing: not known to be a radiograph")
+        tags.warn("modality unknown", f"{tag_name('Modality')} is missing: not known to be a radiograph")
     # Raw detector values (PS3.3 C.8.11.1.1.1): not what any radiologist sees, nor what a model has learned from.
     sop_class = tags.text("SOPClassUID")
     if intent == "FOR PROCESSING" or sop_class == _FOR_PROCESSING:
@@ -182,21 +197,44 @@ def _check_class(tags: Tags) -> None:
 
         name = UID(sop_class).name  # of a private class the UID itself, which may point at a place
         if name == sop_class:
-            tags.warnings.append(f"{tag_name('SOPClassUID')} is of no standard class: not known to be a radiograph")
+            tags.warn(
+                "modality unknown", f"{tag_name('SOPClassUID')} is of no standard class: not known to be a radiograph"
+            )
         else:
             raise tags.refusal("SOPClassUID", "expected a CR or DX image, as Modality has it", found=name)
 
 
 def _check_body_part(tags: Tags) -> None:
     """By BodyPartExamined, and AnatomicRegionSequence, which DX images have in its place (PS3.3 C.8.11.2)."""
-    part, region = tags.text("BodyPartExamined").upper(), _code(tags, "AnatomicRegionSequence")
-    if part and not set(_words(part)) & set(BODY_PARTS):
+    part, region = tags.text("BodyPartExamined"), _code(tags, "AnatomicRegionSequence")
+    named = named_parts(part)
+    if named == {"other"}:
         raise tags.refusal("BodyPartExamined", "expected CHEST")
     if region and region not in _CHEST_REGIONS:
-        also = ", as BodyPartExamined has it" if part else ""
+        also = ", as BodyPartExamined has it" if "chest" in named else ""
         raise tags.refusal("AnatomicRegionSequence", f"expected the code of the chest{also}", found=region)
-    if not part and not region:
-        tags.warnings.append(f"{tag_name('BodyPartExamined')} is missing: not known to be a chest radiograph")
+    doubt = (
+        "" if named == {"chest"} or (region and not named)
+        else "names another part beside the chest" if named
+        else "names no body part that is known here" if part
+        else "is missing"
+    )  # fmt: skip
+    if doubt:
+        tags.warn("body part unknown", f"{tag_name('BodyPartExamined')} {doubt}: not known to be a chest radiograph")
+
+
+def _check_species(tags: Tags) -> None:
+    """By PatientSpeciesDescription or PatientSpeciesCodeSequence (PS3.3 C.7.1.1), which stand there for animals."""
+    words = set(_words(tags.text("PatientSpeciesDescription").upper()))
+    item = tags.first_item("PatientSpeciesCodeSequence")
+    code = "" if item is None else item.text("CodeValue")
+    keyword = (
+        "PatientSpeciesDescription" if words and not words & _HUMAN
+        else "PatientSpeciesCodeSequence" if not words and code not in ("", *_HOMO_SAPIENS)
+        else ""
+    )  # fmt: skip
+    if keyword:
+        tags.warn("animal", f"{tag_name(keyword)} names no human: not a radiograph of a person")
 
 
 def _view(tags: Tags, allow_lateral: bool) -> str:
@@ -213,18 +251,20 @@ def _view(tags: Tags, allow_lateral: bool) -> str:
         raise tags.refusal("ViewPosition", f"expected the view that ViewCodeSequence has, {coded}")
     view = next((found for found in (view, coded) if found in ("PA", "AP", "LATERAL")), "")
     if not text and not code:
-        tags.warnings.append(f"{tag_name('ViewPosition')} is missing: not known to be frontal")
+        tags.warn("view unknown", f"{tag_name('ViewPosition')} is missing: not known to be frontal")
         _doubt(tags, "SeriesDescription")  # of a whole series: it says nothing where the image has its own view
     elif not view:
         keyword = "ViewPosition" if text else "ViewCodeSequence"
-        tags.warnings.append(f"{tag_name(keyword)} is none of PA and AP: not known to be frontal")
+        tags.warn("view unknown", f"{tag_name(keyword)} is none of PA and AP: not known to be frontal")
     if view == "LATERAL":
-        tags.warnings.append("lateral view: the model's findings are those of frontal radiographs")
+        tags.warn("lateral view", "lateral view: the model's findings are those of frontal radiographs")
     else:
         _doubt(tags, "AcquisitionDeviceProcessingDescription")
         rows = tags.text_of_first("PatientOrientation").upper()
         if rows[:1] in ("A", "P"):  # rows run from front to back (PS3.3 C.7.6.1.1.1)
-            tags.warnings.append(f"{tag_name('PatientOrientation')} is that of a lateral view: probably not frontal")
+            tags.warn(
+                "probably not frontal", f"{tag_name('PatientOrientation')} is that of a lateral view: probably not frontal"
+            )
     return view
 
 
@@ -243,22 +283,19 @@ def _doubt(tags: Tags, keyword: str) -> None:
     text = set(_words(tags.text(keyword).upper()))
     for word in (*LATERAL_VIEWS, *OTHER_VIEWS):
         if word in text:
-            tags.warnings.append(f"{tag_name(keyword)} says {word}: probably not frontal")
+            tags.warn("probably not frontal", f"{tag_name(keyword)} says {word}: probably not frontal")
 
 
 def _code(tags: Tags, keyword: str) -> str:
     """The SNOMED code of a sequence's first item (PS3.3 8.8), "" without one; another scheme's code is a warning."""
-    from pydicom import Dataset, Sequence
-
-    sequence = tags.value(keyword)
-    if sequence is None:
+    item = tags.first_item(keyword)
+    if item is None:
         return ""
-    item = Tags(sequence[0] if isinstance(sequence, Sequence) else Dataset(), tags.name)
     code = item.text("CodeValue")
     if not code.isprintable() or not 1 <= len(code) <= 16:  # the longest of an SH
         raise tags.refusal(keyword, "expected an item with a CodeValue")
     if item.text("CodingSchemeDesignator").upper() not in _SCHEMES:
-        tags.warnings.append(f"{tag_name(keyword)} holds a code of an unknown scheme, which says nothing here")
+        tags.warn("unknown code", f"{tag_name(keyword)} holds a code of an unknown scheme, which says nothing here")
         return ""
     return code
 

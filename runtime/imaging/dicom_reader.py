@@ -10,7 +10,7 @@ import struct
 import zlib
 from typing import TYPE_CHECKING
 
-from cbmir.errors import DamagedImageError, DicomImageError, ImageSizeError, NotAnImageError, require
+from cbmir.errors import BlankImageError, DamagedImageError, DicomImageError, ImageSizeError, NotAnImageError, require
 from cbmir.manifest import is_date
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.imaging.dicom_grayscale import Chain
@@ -42,8 +42,8 @@ def read_dicom(
 ) -> Radiograph:  # fmt: skip
     """Read a DICOM file's bytes. `name` is for messages; the rest is as in `read_image`.
 
-    Raises DicomImageError for an object that is not one chest radiograph of an allowed view or contradicts itself,
-    DamagedImageError, ImageSizeError, BlankImageError, MissingDependencyError.
+    Raises DicomImageError for an object that is not one chest radiograph of an allowed view or contradicts itself (as
+    by a window that misses all values), DamagedImageError, ImageSizeError, BlankImageError, MissingDependencyError.
     """
     require("pydicom", "dicom")
     with beside(threads, lambda: hashlib.sha256(data).hexdigest()) as digest:
@@ -61,9 +61,16 @@ def read_dicom(
         halved = frame.decode_halved(times)
         stored = frame.decode(threads) if halved is None else halved
         greys = chain.greys(stored, tags)
-        tags.warnings += check_contrast(stored, greys, name)
+        try:
+            tags.warnings += check_contrast(stored, greys, name)
+        except BlankImageError:
+            chain.check_shown(stored, greys, tags)
+            raise
+        if chain.padding.any():  # which is a grey of its own
+            chain.check_shown(stored, greys, tags)
     if collected:
-        tags.warnings.append(f"DICOM: {len(collected)} deviation(s) from the standard, read as well as they allow")
+        sentence = f"DICOM: {len(collected)} deviation(s) from the standard, read as well as they allow"
+        tags.warn("nonstandard file", sentence)
     reduction = None if halved is None else Reduction(2**times, frame.shape)
     return Radiograph(
         stored, name, digest(), patient, study, view, tuple(tags.warnings), greys, reduction, instance, day, intensity
@@ -76,7 +83,7 @@ def _study_date(tags: Tags) -> str:
     day = f"{text[:4]}-{text[4:6]}-{text[6:]}" if text else ""
     if is_date(day):
         return day
-    tags.warnings.append(f"{tag_name('StudyDate')} is no date YYYYMMDD: left out")
+    tags.warn("date left out", f"{tag_name('StudyDate')} is no date YYYYMMDD: left out")
     return ""
 
 

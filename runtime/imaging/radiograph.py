@@ -15,6 +15,7 @@ from PIL import Image
 
 from cbmir.errors import BlankImageError, ImageSizeError, NotAnImageError
 from cbmir.preprocessing import PERCENTILES
+from cbmir.runtime.imaging.image_warning import ImageWarning
 
 # `warnings.catch_warnings` swaps state of the whole process: two threads inside it would undo each other's.
 _ONE_AT_A_TIME = threading.Lock()
@@ -76,7 +77,7 @@ class Radiograph:
         sha256: Hex digest of the file's bytes, or of the array's.
         study_id: Study Instance UID.
         view: PA, AP or LATERAL.
-        warnings: Sentences for the user, without a patient's name or ID.
+        warnings: Sentences for the user, without a patient's name or ID; each has a `kind`.
         greys: uint8 [256] or [65536], what each stored value looks like; None where it looks as it is.
         reduction: None unless `stored` is smaller than the image in the file.
         date: Of the study, YYYY-MM-DD.
@@ -89,7 +90,7 @@ class Radiograph:
     patient_id: str = ""
     study_id: str = ""
     view: str = ""
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[ImageWarning, ...] = ()
     greys: NDArray[np.uint8] | None = None
     reduction: Reduction | None = None
     sop_instance_uid: str = ""
@@ -121,7 +122,7 @@ def look_up(greys: NDArray[np.uint8] | None, stored: NDArray[Any]) -> NDArray[np
     return pixels
 
 
-def check_contrast(stored: NDArray[Any], greys: NDArray[np.uint8] | None, name: str) -> tuple[str, ...]:
+def check_contrast(stored: NDArray[Any], greys: NDArray[np.uint8] | None, name: str) -> tuple[ImageWarning, ...]:
     """Raise BlankImageError where a radiograph is one grey value everywhere; warn where most of it nearly is."""
     beyond = 0.01 * stored.size
     for rows in (stored[::8], stored):
@@ -132,10 +133,11 @@ def check_contrast(stored: NDArray[Any], greys: NDArray[np.uint8] | None, name: 
             return ()
     if max(counts) == stored.size:
         raise BlankImageError(f"{name}: expected an X-ray, found the grey value {low} (of 255) everywhere")
-    return (
+    sentence = (
         f"little contrast: nearly all grey values lie within {low}..{high} of 0..255; save the image with a window "
-        f"that fits it",
+        f"that fits it"
     )
+    return (ImageWarning("little contrast", sentence),)
 
 
 @contextmanager

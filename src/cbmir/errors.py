@@ -22,27 +22,44 @@ class UserError(CbmirError):
 
 
 class ImageError(UserError):
-    """An image that cannot be analysed."""
+    """An image that cannot be analysed. `reason` says why in a word that names nothing of the image, for counts."""
+
+    reason = "image"
 
 
 class NotAnImageError(ImageError):
     """Missing, empty, or no image format that cbmir reads."""
 
+    reason = "no image"
+
 
 class DamagedImageError(ImageError):
     """The format is known, the content is broken or cut off."""
+
+    reason = "damaged"
 
 
 class ImageSizeError(ImageError):
     """Too many or too few pixels, or an absurd aspect ratio."""
 
+    reason = "size"
+
 
 class BlankImageError(ImageError):
     """A single grey value everywhere: nothing to analyse."""
 
+    reason = "blank"
+
 
 class DicomImageError(ImageError):
-    """A DICOM object that is not one frontal chest radiograph, or whose tags contradict each other."""
+    """A DICOM object that is not one frontal chest radiograph, or whose tags contradict each other.
+
+    `reason` is the keyword of the tag that decided, where one did.
+    """
+
+    def __init__(self, message: str, reason: str = "no DICOM radiograph") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class ManifestError(UserError):

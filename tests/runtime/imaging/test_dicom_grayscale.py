@@ -234,10 +234,9 @@ def test_padding_of_the_other_sign() -> None:
     [
         {"WindowCenter": 4095, "WindowWidth": 3},
         {"WindowCenter": 60000, "WindowWidth": 120000},
-        {"VOILUTSequence": lut_sequence(0, list(range(4096)), 16)},  # 12-bit values, said to be of 16 bits
     ],
 )
-def test_window_or_table_that_leaves_little_contrast_warns(tags: dict[str, Any]) -> None:
+def test_window_that_leaves_little_contrast_warns(tags: dict[str, Any]) -> None:
     (warning,) = read_image(make_dicom(**tags)).warnings
     assert "little contrast" in warning
 
@@ -252,3 +251,111 @@ def test_blank() -> None:
         read_image(make_dicom(np.full((SIDE, SIDE), 9, np.uint16)))
     with pytest.raises(BlankImageError):
         read_image(make_dicom(np.full((SIDE, SIDE), 9, np.uint16), WindowWidth=None))
+
+
+# -- what a header says of scale, and data that contradict it
+
+TEN_BITS = (STORED % 1024).astype(np.uint16)
+NARROW = [round(4095 * i / 1023) for i in range(1024)]
+
+
+def ten_bit_dicom(**tags: Any) -> bytes:
+    return make_dicom(TEN_BITS, BitsStored=10, HighBit=9, WindowCenter=None, WindowWidth=None, **tags)
+
+
+@pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
+@pytest.mark.parametrize("bits", [13, 14, 15, 16])
+def test_a_voi_lut_of_fewer_bits_than_it_says(photometric: str, bits: int) -> None:
+    def read(bits: int) -> Any:
+        table = lut_sequence(0, NARROW, bits)
+        return read_image(ten_bit_dicom(PhotometricInterpretation=photometric, VOILUTSequence=table))
+
+    wrong, right = read(bits), read(12)
+    assert wrong.pixels.ravel()[512] == pytest.approx(128, abs=1)
+    assert np.array_equal(wrong.pixels, right.pixels)
+    (warning,) = wrong.warnings
+    assert warning.kind == "LUT rescaled"
+    assert f"entries of {bits} bits, and none needs more than 12: read as 12 bits" in warning
+    assert right.warnings == ()
+
+
+@pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
+def test_a_modality_lut_of_fewer_bits_than_it_says(photometric: str) -> None:
+    """It gives values, not greys: what it says of its bits changes nothing."""
+
+    def read(bits: int, **tags: Any) -> Any:
+        table = lut_sequence(0, NARROW, bits)
+        return read_image(ten_bit_dicom(PhotometricInterpretation=photometric, ModalityLUTSequence=table) if not tags
+                          else make_dicom(TEN_BITS, PhotometricInterpretation=photometric, ModalityLUTSequence=table,
+                                          **tags))  # fmt: skip
+
+    assert read(16).pixels.ravel()[512] == pytest.approx(128, abs=1)
+    assert np.array_equal(read(16).pixels, read(12).pixels)
+    both = {"VOILUTSequence": lut_sequence(0, list(range(4096)), 16), "WindowWidth": None}
+    assert read(16, **both).pixels.ravel()[512] == pytest.approx(128, abs=1)
+    assert [warning.kind for warning in read(16, **both).warnings] == ["LUT rescaled"]
+
+
+@pytest.mark.parametrize("highest", [65535, 60000, 32768])
+def test_a_lut_that_reaches_its_range_stays_as_it_is(highest: int) -> None:
+    entries = [highest * i // 1023 for i in range(1024)]
+    radiograph = read_image(ten_bit_dicom(VOILUTSequence=lut_sequence(0, entries, 16)))
+    expected = np.rint(255 * np.array(entries) / 65535).astype(np.uint8)[TEN_BITS]
+    assert np.array_equal(radiograph.pixels, expected)
+    assert radiograph.warnings == ()
+
+
+@pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, ImplicitVRLittleEndian, ExplicitVRBigEndian])
+@pytest.mark.parametrize("count", [256, 255])
+def test_a_lut_of_one_byte_an_entry(syntax: str, count: int) -> None:
+    """PS3.3 C.11.1.1.1: 256 entries of 8 bits in 256 bytes, padded to words."""
+    pixels = (STORED % count).astype(np.uint8)
+    values = [255 - 255 * i // (count - 1) for i in range(count)]
+    data = bytes(values) + b"\0" * (count % 2)
+    if syntax == ExplicitVRBigEndian:  # the first of two in the low byte of a word
+        data = np.frombuffer(data, "<u2").astype(">u2").tobytes()
+    item = Dataset()
+    item.add_new("LUTDescriptor", "US", [count, 0, 8])
+    item.add_new("LUTData", "OW", data)
+    radiograph = read_image(make_dicom(pixels, syntax=syntax, VOILUTSequence=[item]))
+    assert np.array_equal(radiograph.pixels, np.array(values, np.uint8)[pixels])
+    assert radiograph.warnings == ()
+
+
+def test_a_lut_of_bytes_written_as_numbers() -> None:
+    """VR US: two entries in each number."""
+    item = Dataset()
+    item.add_new("LUTDescriptor", "US", [256, 0, 8])
+    item.add_new("LUTData", "US", np.arange(256, dtype=np.uint8).view("<u2").tolist())
+    pixels = (STORED % 256).astype(np.uint8)
+    assert np.array_equal(read_image(make_dicom(pixels, VOILUTSequence=[item])).pixels, pixels)
+
+
+def test_words_with_small_values_are_words() -> None:
+    pixels = (STORED % 256).astype(np.uint8)
+    table = lut_sequence(0, list(range(255, -1, -1)), 8)
+    assert np.array_equal(read_image(make_dicom(pixels, VOILUTSequence=table)).pixels, 255 - pixels)
+
+
+@pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
+@pytest.mark.parametrize("padding", [None, 5])
+@pytest.mark.parametrize(("centre", "width"), [(30000, 2), (-30000, 100), (8200, 4)])
+def test_a_window_that_misses_all_values(photometric: str, padding: int | None, centre: int, width: int) -> None:
+    pixels = np.where(STORED < 300, 5, STORED) if padding else STORED
+    data = make_dicom(
+        pixels.astype(np.uint16), PhotometricInterpretation=photometric, WindowCenter=centre, WindowWidth=width,
+        PixelPaddingValue=padding, RescaleSlope=2, RescaleIntercept=-1,
+    )  # fmt: skip
+    with pytest.raises(DicomImageError) as caught:
+        read_image(data)
+    message, first = str(caught.value), 300 if padding else 0
+    assert f"WindowCenter (0028,1050) {centre} with WindowWidth (0028,1051) {width}" in message
+    assert f"its stored values are {first} to 4095, which stand for {2 * first - 1} to 8189" in message
+    assert "damaged" not in message
+    assert caught.value.reason == "WindowCenter"
+    assert read_image(data, intensity="minmax").pixels.max() == 255
+
+
+def test_a_voi_lut_that_misses_all_values() -> None:
+    with pytest.raises(DicomImageError, match=r"VOILUTSequence \(0028,3010\) would show .* stored values are 0 to 4095;"):
+        read_image(make_dicom(VOILUTSequence=lut_sequence(5000, [0, 1023], 10)))

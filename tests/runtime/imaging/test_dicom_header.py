@@ -226,3 +226,20 @@ def test_the_query_command_takes_lateral_views_when_asked(
         cli.main(query, standalone_mode=False)
     assert not cli.main([*query, "--allow-lateral"], standalone_mode=False)
     assert "Warning: lateral view" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["CANINE", "Felis catus", "EQUINE", "Hund"])
+def test_an_animal_is_a_warning(text: str) -> None:
+    (warning,) = read_image(make_dicom(PatientSpeciesDescription=text)).warnings
+    assert "PatientSpeciesDescription (0010,2201) names no human" in warning
+    assert warning.kind == "animal"
+
+
+@pytest.mark.parametrize("text", ["HUMAN", "Homo sapiens", "Human being", "", None])
+def test_a_human_is_none(text: str | None) -> None:
+    assert read_image(make_dicom(PatientSpeciesDescription=text)).warnings == ()
+
+
+@pytest.mark.parametrize(("code", "count"), [("337915000", 0), ("L-85B00", 0), ("448771007", 1)])
+def test_an_animal_by_its_code(code: str, count: int) -> None:
+    assert len(read_image(make_dicom(PatientSpeciesCodeSequence=coded(code))).warnings) == count

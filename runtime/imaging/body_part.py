@@ -1,0 +1,119 @@
+"""Which body part a free text names: the chest, or something else, in the languages in which devices are set up.
+
+BodyPartExamined should hold one of DICOM's defined terms (PS3.16 annex L), and holds what a technician or a vendor
+wrote: other languages, letters lost to another character set, a side or a view before or after the word.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+from typing import Literal
+
+Part = Literal["chest", "other"]
+
+_CHEST = """
+    CHEST THORAX LUNG CXR
+    TORAX PECHO PULMON PULMONES PEITO PULMAO PULMOES TORACE PETTO POLMONE POLMONI POITRINE POUMON
+    BRUST BRUSTKORB LUNGE LUNGEN BORST BORSTKAS LONGEN BRÖSTKORG LUNGOR BRYST BRYSTKASSE KEUHKOT
+    KLATKA PŁUCA HRUDNÍK TORAKS GÖĞÜS AKCIĞER ГРУДНАЯ ГРУДЬ ЛЕГКИЕ 胸部 흉부
+"""
+#: English and DICOM's own terms, Spanish, Portuguese, Italian, French, German, Dutch. Heart, mediastinum, pleura and
+#: ribs are not here: their codes are among the chest's, so that by a word they are a doubt. Plurals in -s are affixes.
+_OTHER = """
+    HEAD SKULL CRANIUM BRAIN FACE FACIAL SINUS SINUSES ORBIT EYE EAR NOSE NASAL MANDIBLE MAXILLA JAW TEETH TOOTH DENTAL
+    PANORAMIC TMJ TMJOINT MASTOID ZYGOMA
+    CABEZA CRÁNEO CARA SENOS OJO OÍDO NARIZ MANDÍBULA MAXILAR DIENTE DENTE CABEÇA CRÂNIO SEIOS OLHO OUVIDO
+    TESTA VISO NASO DENTI MASCELLA MANDIBOLA TÊTE CRÂNE VISAGE NEZ MÂCHOIRE DENT OREILLE
+    KOPF SCHÄDEL SCHAEDEL GESICHT NASE KIEFER ZAHN ZÄHNE ZAEHNE AUGE NASENNEBENHÖHLEN HOOFD SCHEDEL KAAK GEBIT
+    NECK LARYNX THYROID CUELLO PESCOÇO COLLO COU HALS NEK
+    SPINE CSPINE TSPINE LSPINE SSPINE TLSPINE LSSPINE CTSPINE VERTEBRA VERTEBRAE CERVICAL LUMBAR SACRUM SACRAL COCCYX
+    LUMBOSACRAL THORACOLUMBAR CERVICOTHORACIC
+    COLUMNA COLUNA SACRO COCCIX CÓCCIX COLONNA RACHIDE LOMBARE CERVICALE RACHIS COLONNE LOMBAIRE
+    WIRBELSÄULE WIRBELSAEULE WIRBEL HWS BWS LWS KREUZBEIN STEISSBEIN WERVELKOLOM
+    ABDOMEN ABDOMINAL ABD KUB STOMACH COLON BOWEL LIVER KIDNEY BLADDER URETER URETHRA PANCREAS GALLBLADDER ESOPHAGUS
+    DUODENUM RECTUM
+    ABDOME VIENTRE BARRIGA ESTÓMAGO HÍGADO RIÑÓN RIÑONES VEJIGA ESTÔMAGO FÍGADO ADDOME STOMACO FEGATO RENE RENI
+    VENTRE ESTOMAC FOIE REIN VESSIE BAUCH BAUCHRAUM MAGEN LEBER NIERE NIEREN BLASE BUIK
+    PELVIS PELVIC PELV HIP CADERA QUADRIL BACIA PELVE BACINO ANCA ANCHE BASSIN HANCHE
+    BECKEN HÜFTE HUEFTE HÜFTGELENK HUEFTGELENK BEKKEN HEUP
+    SHOULDER CLAVICLE SCAPULA STERNUM ACJOINT HOMBRO CLAVÍCULA ESCÁPULA OMÓPLATO ESTERNÓN OMBRO OMOPLATA ESTERNO
+    SPALLA SPALLE CLAVICOLA SCAPOLA STERNO ÉPAULE CLAVICULE OMOPLATE
+    SCHULTER SCHLÜSSELBEIN SCHLUESSELBEIN SCHULTERBLATT SCHOUDER SLEUTELBEEN
+    ARM UPPERARM FOREARM HUMERUS ELBOW RADIUS ULNA WRIST HAND FINGER THUMB CARPAL SCAPHOID EXTREMITY EXTREMITIES
+    BRAZO ANTEBRAZO HÚMERO CODO MUÑECA MANO DEDO PULGAR EXTREMIDAD BRAÇO ANTEBRAÇO ÚMERO COTOVELO PUNHO MÃO POLEGAR
+    BRACCIO AVAMBRACCIO OMERO GOMITO POLSO MANI DITO DITA POLLICE BRAS AVANTBRAS COUDE POIGNET MAIN DOIGT POUCE
+    OBERARM UNTERARM ELLENBOGEN HÄNDE HAENDE HANDGELENK DAUMEN EXTREMITÄT ELLEBOOG POLS VINGER DUIM
+    LEG THIGH FEMUR KNEE PATELLA TIBIA FIBULA ANKLE FOOT FEET TOE HEEL CALCANEUS
+    PIERNA MUSLO RODILLA RÓTULA TOBILLO PIE TALÓN CALCÁNEO PERNA COXA JOELHO TORNOZELO PÉS
+    GAMBA COSCIA GINOCCHIO GINOCCHIA CAVIGLIA PIEDE PIEDI JAMBE CUISSE GENOU GENOUX CHEVILLE PIED ORTEIL
+    BEIN OBERSCHENKEL UNTERSCHENKEL KNIE KNIEGELENK FUSS FÜSSE FUESSE SPRUNGGELENK ZEH ZEHE ZEHEN FERSE VOET ENKEL
+    BREAST MAMA MAMMA MAMMELLA SENO SEIN WHOLEBODY PHANTOM
+"""
+#: What stands before or after a word without a blank: sides, views, devices, the plural.
+_AFFIXES = "L R LT RT LEFT RIGHT BI BILAT BOTH DX SX LI RE PA AP LAT RX XR CR PORT PORTABLE S"
+_MOST = 64  # characters that are looked at: a value of this tag has at most 16
+_FEWEST = 3  # letters that must be left of a damaged word
+_LETTERS = str.maketrans({"Ł": "L", "Ø": "O", "Æ": "AE", "Œ": "OE"})  # no accents to take off
+_DAMAGE = re.compile(r"[?]|[^\x00-\x7f]")
+_WORD = re.compile(r"(?:[A-Z?]|[^\x00-\x7f])+")
+
+
+def _plain(text: str) -> str:
+    """In capitals, without accents."""
+    parted = unicodedata.normalize("NFKD", text.upper().translate(_LETTERS))
+    return "".join(letter for letter in parted if not unicodedata.combining(letter))
+
+
+_PARTS: dict[str, Part] = {
+    **{_plain(word): "other" for word in _OTHER.split()},
+    **{_plain(word): "chest" for word in _CHEST.split()},
+}
+_MEMBERS = sorted([*_PARTS, *_AFFIXES.split()], key=len, reverse=True)
+
+
+@lru_cache(maxsize=1024)
+def named_parts(text: str) -> frozenset[Part]:
+    """What a text names: the chest, something else, both, or (empty) nothing that is known here."""
+    if len(text) > _MOST:
+        return frozenset()
+    words = _WORD.findall(_decoded(text).upper())
+    return frozenset(part for word in words if (part := _part(word)))
+
+
+def _decoded(text: str) -> str:
+    """UTF-8 that was read as Latin-1, as the standard has it for this tag, is read as what it is."""
+    try:
+        return text.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return text
+
+
+def _part(word: str) -> Part | None:
+    """What one word names, which may be several written as one: CHESTABDOMEN is something else than the chest."""
+    named = _composed_of(_plain(word))
+    if named is None:
+        named = _like(word)
+        if len(named) > 1:
+            return None
+    return "other" if "other" in named else "chest" if named else None
+
+
+def _composed_of(word: str) -> frozenset[Part] | None:
+    """What the known words name of which, and of affixes, a word consists; None where anything is left."""
+    named: dict[int, frozenset[Part]] = {0: frozenset()}  # by the place up to which the word is known
+    for start in range(len(word)):
+        for member in _MEMBERS if start in named else ():
+            if word.startswith(member, start):
+                part = {_PARTS[member]} if member in _PARTS else set()
+                named.setdefault(start + len(member), named[start] | part)
+    return named.get(len(word))
+
+
+def _like(word: str) -> frozenset[Part]:
+    """What the known words name that differ only in letters that may be damaged."""
+    pattern, damaged = _DAMAGE.subn(".?", word)
+    if not damaged or len(word) - damaged < _FEWEST:
+        return frozenset()
+    return frozenset(part for known, part in _PARTS.items() if re.fullmatch(pattern, known))

@@ -1,0 +1,40 @@
+"""Warnings of single images: what was odd, and its kind, by which those of many images are counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal
+
+#: In a table of counts each of these says enough.
+Kind = Literal[
+    "modality unknown", "body part unknown", "view unknown", "probably not frontal", "lateral view", "animal",
+    "unknown code", "no window", "invalid window skipped", "unknown window function", "LUT rescaled",
+    "contradictory polarity", "colour", "little contrast", "date left out", "excess pixel data", "nonstandard file",
+]  # fmt: skip
+SEPARATOR = "; "  # between kinds in one text
+
+
+class ImageWarning(str):
+    """A sentence for the user, without a patient's name or ID. `kind` tells what it is about."""
+
+    kind: Kind
+
+    def __new__(cls, kind: Kind, sentence: str) -> ImageWarning:
+        warning = super().__new__(cls, sentence)
+        warning.kind = kind
+        return warning
+
+    def __getnewargs__(self) -> tuple[Kind, str]:  # type: ignore[override]  # for pickle: workers send warnings
+        return self.kind, str(self)
+
+
+def kinds_text(warnings: Iterable[ImageWarning]) -> str:
+    """The kinds of one image's warnings, each once, as one text: `body part unknown; view unknown`."""
+    return SEPARATOR.join(dict.fromkeys(warning.kind for warning in warnings))
+
+
+def count_kinds(texts: Iterable[str]) -> dict[str, int]:
+    """In how many of the `kinds_text`s of images each kind is, the most frequent first."""
+    counts = Counter(kind for text in texts if text for kind in text.split(SEPARATOR))
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
