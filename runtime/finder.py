@@ -177,7 +177,7 @@ class Finder(Closing):
         radiograph = image if isinstance(image, Radiograph) else self.read(image)
         outputs, feature_map = self._run(radiograph)
         embedding, findings = outputs.embedding[0], self._findings(outputs.scores[0])
-        warnings = [*radiograph.warnings]
+        warnings: list[str] = [*radiograph.warnings]
         known: tuple[Entry, ...] = ()
         hits: tuple[Hit, ...] = ()
         vectors: dict[str, NDArray[np.float32]] = {}

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.errors import DicomImageError
+from cbmir.runtime.imaging.colour import MANY
+from cbmir.runtime.imaging.dicom_colour import COLOURS, PALETTE, read_palette
 from cbmir.runtime.imaging.dicom_header import Tags, tag_name
 from cbmir.runtime.imaging.dicom_lookup_table import LookupTable, believable
 from cbmir.runtime.imaging.radiograph import counted, spread
@@ -34,20 +36,35 @@ class Chain:
     padding: NDArray[np.bool_]
     inverted: bool
     intensity: str
+    colourful: NDArray[np.bool_] | None = None  # which patterns a palette gives a colour
 
     @classmethod
     def of(cls, tags: Tags, values: NDArray[np.float64], intensity: str) -> Chain:
         """The chain for `values`: what each bit pattern stands for. `intensity` is as in PreprocessSpec."""
+        photometric = tags.text("PhotometricInterpretation").upper()
+        if photometric in (*COLOURS, PALETTE):
+            return cls._of_colour(tags, values, intensity, photometric)
         modality = _modality(tags, values)
-        inverted = tags.text("PhotometricInterpretation").upper() == "MONOCHROME1"
+        inverted = photometric == "MONOCHROME1"
         shape = tags.text("PresentationLUTShape").upper()
         if shape == ("IDENTITY" if inverted else "INVERSE"):  # PS3.3 C.8.11.3: one must follow the other
-            tags.warn(
-                "contradictory polarity",
-                f"{tag_name('PresentationLUTShape')} contradicts {tag_name('PhotometricInterpretation')}, which decides",
-            )
+            sentence = f"contradicts {tag_name('PhotometricInterpretation')}, which decides"
+            tags.warn("contradictory polarity", f"{tag_name('PresentationLUTShape')} {sentence}")
         voi, name = _voi(tags, modality) if intensity == "header" else (None, "")
         return cls(values, modality, voi, name, _padding(tags, values), inverted, intensity)
+
+    @classmethod
+    def _of_colour(cls, tags: Tags, values: NDArray[np.float64], intensity: str, photometric: str) -> Chain:
+        """Of luma, or of a palette's stored values."""
+        sentence = f"is {photometric}, and the image is grey in fact: read as a picture, without windows"
+        tags.warn("colour", f"{tag_name('PhotometricInterpretation')} {sentence}")
+        colourful, luma = None, values / 255
+        padding = np.zeros(len(values), dtype=bool)
+        if photometric == PALETTE:
+            (luma, colourful), padding = read_palette(tags, values), _padding(tags, values)
+        return cls(
+            values, luma, luma if intensity == "header" else None, photometric, padding, False, intensity, colourful
+        )
 
     @property
     def averages(self) -> bool:
@@ -57,6 +74,10 @@ class Chain:
     def greys(self, stored: NDArray[Any], tags: Tags) -> NDArray[np.uint8]:
         """uint8, bone bright, for patterns as in `stored` [H,W]."""
         grey = self.voi
+        if self.colourful is not None:
+            counts = self._counts(stored)
+            if counts[self.colourful].sum() > MANY * counts.sum():
+                raise tags.refusal("PhotometricInterpretation", "expected a grey image")
         if grey is None:
             counts = self._counts(stored)
             if not counts.any():

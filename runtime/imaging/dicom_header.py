@@ -123,7 +123,9 @@ class Tags:
             value = self.dataset.get(keyword)
             return None if value is None or (hasattr(value, "__len__") and len(value) == 0) else value
         except read_errors():
-            raise DicomImageError(f"{self.name}: {tag_name(keyword)} holds a value that cannot be read", keyword) from None
+            raise DicomImageError(
+                f"{self.name}: {tag_name(keyword)} holds a value that cannot be read", keyword
+            ) from None
 
     def text(self, keyword: str) -> str:
         value = self.value(keyword)
@@ -154,7 +156,9 @@ class Tags:
         from pydicom import Dataset, Sequence
 
         sequence = self.value(keyword)
-        return None if sequence is None else Tags(sequence[0] if isinstance(sequence, Sequence) else Dataset(), self.name)
+        return (
+            None if sequence is None else Tags(sequence[0] if isinstance(sequence, Sequence) else Dataset(), self.name)
+        )
 
     def integer(self, keyword: str) -> int:
         """A tag's whole number; DicomImageError where it is absent."""
@@ -263,7 +267,8 @@ def _view(tags: Tags, allow_lateral: bool) -> str:
         rows = tags.text_of_first("PatientOrientation").upper()
         if rows[:1] in ("A", "P"):  # rows run from front to back (PS3.3 C.7.6.1.1.1)
             tags.warn(
-                "probably not frontal", f"{tag_name('PatientOrientation')} is that of a lateral view: probably not frontal"
+                "probably not frontal",
+                f"{tag_name('PatientOrientation')} is that of a lateral view: probably not frontal",
             )
     return view
 

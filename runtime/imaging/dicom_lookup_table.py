@@ -1,4 +1,4 @@
-"""Lookup tables as DICOM keeps them (PS3.3 C.11.1.1): entries of one byte or one word each, for values from a first one.
+"""Lookup tables as DICOM keeps them (PS3.3 C.11.1.1): entries of a byte or a word each, for values from a first one.
 
 How bright an entry is depends on the bits that the header says it has. Devices state 16 for entries of 12: what the
 entries reach decides, where it is less.
@@ -66,12 +66,13 @@ class LookupTable:
     def look_up(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """The entries of `values`; the first and the last go on beyond the table."""
         index = np.clip(np.rint(values) - self.first, 0, len(self.entries) - 1).astype(np.intp)
-        return self.entries[index]
+        entries: NDArray[np.float64] = self.entries[index]
+        return entries
 
     @property
     def full(self) -> int:
         """What is white."""
-        return 2**self.bits - 1
+        return (1 << self.bits) - 1
 
 
 def believable(tables: Sequence[LookupTable], tags: Tags, keyword: str) -> list[LookupTable]:

@@ -59,6 +59,8 @@ class Frame:
     stored: int
     high_bit: int
     signed: bool
+    samples: int  # a pixel
+    planar: int  # PlanarConfiguration: 1 where each sample has a plane of its own
     photometric: str
     damaged: DamagedImageError  # what to raise
     contradictory: DicomImageError  # what to raise where values have more bits than BitsStored
@@ -103,7 +105,7 @@ class Frame:
         pixels = None if imagecodecs is None else self._by_imagecodecs(imagecodecs, threads)
         if pixels is None:
             with pydicom_unlogged():
-                pixels = self._by_pydicom()
+                pixels = self.decode_by_pydicom()
         return self._within_stored_bits(pixels)
 
     def _within_stored_bits(self, pixels: NDArray[Any]) -> NDArray[Any]:
@@ -130,20 +132,27 @@ class Frame:
             return None
         return pixels if pixels.shape == self.shape and pixels.dtype.kind == "u" else None
 
-    def _by_pydicom(self) -> NDArray[Any]:
+    def decode_by_pydicom(self) -> NDArray[Any]:
+        """Values [H,W], or RGB [H,W,3], of which nothing is checked. Raises `damaged`."""
         from pydicom.encaps import encapsulate
         from pydicom.pixels.decoders.base import get_decoder
 
         rows, columns = self.shape
         about: dict[str, Any] = {
-            "rows": rows, "columns": columns, "number_of_frames": 1, "samples_per_pixel": 1,
+            "rows": rows, "columns": columns, "number_of_frames": 1, "samples_per_pixel": self.samples,
             "bits_allocated": self.allocated, "bits_stored": self.stored, "pixel_representation": int(self.signed),
-            "photometric_interpretation": self.photometric,
+            "photometric_interpretation": self.photometric, "planar_configuration": self.planar,
+            "pixel_keyword": "PixelData", "pixel_vr": "OB",  # in the order of bytes, by `find_frame`
             "correct_unused_bits": False,  # it would wrap values that are too large
         }  # fmt: skip
-        source = encapsulate([bytes(self.data)], has_bot=False)
-        native = rows * columns * self.allocated // 8
-        if len(source) in (native, native + native % 2):  # pydicom would warn that it may be no compressed frame
+        source = bytes(self.data)
+        if self.syntax.is_encapsulated:
+            source = encapsulate([source], has_bot=False)
+        native = rows * columns * self.samples * self.allocated // 8
+        if self.syntax.is_encapsulated and len(source) in (
+            native,
+            native + native % 2,
+        ):  # pydicom would warn that it may be no compressed frame
             source = encapsulate([bytes(self.data)], has_bot=True)
         try:
             pixels, _ = get_decoder(self.syntax).as_array(source, **about)
@@ -160,6 +169,7 @@ def find_frame(tags: Tags, buffer: bytes) -> Frame:
     syntax = _decodable_syntax(tags)
     damaged = DamagedImageError(f"{tags.name}: {tag_name('PixelData')} ({syntax.name}) is damaged or cut off")
     shape = tags.integer("Rows"), tags.integer("Columns")
+    photometric, samples = tags.text("PhotometricInterpretation").upper(), int(tags.number("SamplesPerPixel") or 1)
     allocated, stored, high_bit = (tags.integer(k) for k in ("BitsAllocated", "BitsStored", "HighBit"))
     element: Any = tags.dataset.get_item(0x7FE00010, keep_deferred=True)  # PixelData
     if not isinstance(element, RawDataElement):  # taken for a sequence
@@ -177,14 +187,15 @@ def find_frame(tags: Tags, buffer: bytes) -> Frame:
         # Decoders fill in what is missing. JPEG, JPEG-LS and JPEG 2000 end alike; a frame is padded to even length.
         if syntax != _RLE and not data.rstrip(b"\0\xff").endswith(b"\xff\xd9"):
             raise damaged
-        if syntax != _RLE and (found := codestream_shape(data)) != (*shape, 1):
+        if syntax != _RLE and (found := codestream_shape(data)) != (*shape, samples):
             what = "no header" if found is None else "{1}x{0} pixels of {2} component(s)".format(*found)
             raise DamagedImageError(
-                f"{tags.name}: {tag_name('PixelData')}: expected a frame of {shape[1]}x{shape[0]} grey pixels, as "
-                f"Columns and Rows say, found {what}"
+                f"{tags.name}: {tag_name('PixelData')}: expected a frame of {shape[1]}x{shape[0]} pixels of {samples} "
+                f"component(s), as Columns, Rows and SamplesPerPixel say, found {what}"
             )
     else:
-        expected = shape[0] * shape[1] * allocated // 8
+        a_pixel = 2 if photometric == "YBR_FULL_422" else samples  # two pixels share their colour
+        expected = shape[0] * shape[1] * a_pixel * allocated // 8
         data = memoryview(buffer)[element.value_tell :][: element.length]
         if len(data) < expected:
             raise damaged
@@ -193,9 +204,11 @@ def find_frame(tags: Tags, buffer: bytes) -> Frame:
         if allocated == 8 and not syntax.is_little_endian and element.VR == "OW":
             data = np.frombuffer(data, "u2").byteswap().tobytes()  # two pixels a word, the first in its low byte
         data = data[:expected]
-    signed, photometric = tags.integer("PixelRepresentation") == 1, tags.text("PhotometricInterpretation").upper()
+    signed, planar = tags.integer("PixelRepresentation") == 1, int(tags.number("PlanarConfiguration") or 0)
     contradictory = tags.refusal("BitsStored", "expected as many bits as the values of the compressed frame have")
-    return Frame(data, syntax, shape, allocated, stored, high_bit, signed, photometric, damaged, contradictory)
+    return Frame(
+        data, syntax, shape, allocated, stored, high_bit, signed, samples, planar, photometric, damaged, contradictory
+    )
 
 
 def _decodable_syntax(tags: Tags) -> Any:

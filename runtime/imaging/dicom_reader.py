@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from cbmir.errors import BlankImageError, DamagedImageError, DicomImageError, ImageSizeError, NotAnImageError, require
 from cbmir.manifest import is_date
 from cbmir.preprocessing import PreprocessSpec
+from cbmir.runtime.imaging.dicom_colour import COLOURS, PALETTE, ColourFrame
 from cbmir.runtime.imaging.dicom_grayscale import Chain
 from cbmir.runtime.imaging.dicom_header import LARGE, Tags, check_object, pydicom_unlogged, read_errors, tag_name
-from cbmir.runtime.imaging.dicom_pixels import find_frame, halvings
+from cbmir.runtime.imaging.dicom_pixels import Frame, find_frame, halvings
 from cbmir.runtime.imaging.radiograph import ImageLimits, Radiograph, Reduction, check_contrast, collected_warnings
 from cbmir.runtime.imaging.threads import beside
 
@@ -52,7 +53,7 @@ def read_dicom(
             tags = Tags(dataset, name)
             view = check_object(tags, allow_lateral)
             _check_pixels(tags, limits)
-            frame = find_frame(tags, buffer)
+            frame = _frame(tags, buffer)
             chain = Chain.of(tags, frame.values(), intensity)
             patient, study, instance = map(tags.text, ("PatientID", "StudyInstanceUID", "SOPInstanceUID"))
             day = _study_date(tags)
@@ -75,6 +76,14 @@ def read_dicom(
     return Radiograph(
         stored, name, digest(), patient, study, view, tuple(tags.warnings), greys, reduction, instance, day, intensity
     )
+
+
+def _frame(tags: Tags, buffer: bytes) -> Frame | ColourFrame:
+    """The one frame; of one in colour that is not grey in fact, `decode` raises DicomImageError."""
+    frame = find_frame(tags, buffer)
+    if frame.samples == 1:
+        return frame
+    return ColourFrame(frame, tags.refusal("PhotometricInterpretation", "expected a grey image"))
 
 
 def _study_date(tags: Tags) -> str:
@@ -149,18 +158,20 @@ def _deflated_from(data: bytes) -> int | None:
 
 
 def _check_pixels(tags: Tags, limits: ImageLimits) -> None:
-    """Refuse, from the header alone, pixels that are not one grey image of 8 or 16 bits within the limits."""
-    photometric = tags.text("PhotometricInterpretation").upper()
-    if photometric not in ("MONOCHROME1", "MONOCHROME2"):
+    """Refuse, from the header alone, pixels that are not one image, grey of 8 or 16 bits or colour of 8, within the
+    limits."""
+    photometric, samples = tags.text("PhotometricInterpretation").upper(), tags.number("SamplesPerPixel")
+    colour = photometric in COLOURS
+    if photometric not in ("MONOCHROME1", "MONOCHROME2", PALETTE, *COLOURS) or (colour and samples in (None, 1)):
         raise tags.refusal("PhotometricInterpretation", "expected MONOCHROME1 or MONOCHROME2")
-    if tags.number("SamplesPerPixel") not in (None, 1):
-        raise tags.refusal("SamplesPerPixel", "expected 1 (grey)")
+    if samples != 3 if colour else samples not in (None, 1):
+        raise tags.refusal("SamplesPerPixel", "expected 3" if colour else "expected 1 (grey)")
     if tags.number("NumberOfFrames") not in (None, 1):
         raise tags.refusal("NumberOfFrames", "expected one frame")
     if "PixelData" not in tags.dataset:
         raise DicomImageError(f"{tags.name}: expected {tag_name('PixelData')}, found none; the object is no image")
-    if (allocated := tags.integer("BitsAllocated")) not in (8, 16):
-        raise tags.refusal("BitsAllocated", "expected 8 or 16")
+    if (allocated := tags.integer("BitsAllocated")) not in ((8,) if colour else (8, 16)):
+        raise tags.refusal("BitsAllocated", "expected 8" if colour else "expected 8 or 16")
     if tags.integer("PixelRepresentation") not in (0, 1):
         raise tags.refusal("PixelRepresentation", "expected 0 (unsigned) or 1 (signed)")
     if not 1 <= (stored := tags.integer("BitsStored")) <= allocated:

@@ -16,14 +16,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageChops, ImageFile
+from PIL import ExifTags, Image, ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from cbmir.errors import BlankImageError, DamagedImageError, ImageSizeError, NotAnImageError, UserError
+from cbmir.errors import DamagedImageError, ImageSizeError, NotAnImageError, UserError
 from cbmir.preprocessing import INTENSITIES, PreprocessSpec
+from cbmir.runtime.imaging.colour import to_grey
 from cbmir.runtime.imaging.dicom_reader import is_dicom, read_dicom
+from cbmir.runtime.imaging.image_warning import ImageWarning
 from cbmir.runtime.imaging.radiograph import ImageLimits, Radiograph, check_contrast, collected_warnings, greys_of
 
 __all__ = ["ImageLimits", "Radiograph", "file_bytes", "read_image"]
@@ -50,7 +52,6 @@ _TRANSPOSES = {
     8: Image.Transpose.ROTATE_90,
 }  # fmt: skip
 _READS = "PNG, JPEG, TIFF or DICOM"
-_COLOUR_WARNING = "colour image: looks like a photo or screenshot, not an X-ray"
 
 
 def read_image(
@@ -125,12 +126,12 @@ def _read_array(array: NDArray[Any], limits: ImageLimits, intensity: str) -> Rad
         )
     limits.check_size(array.shape[1], array.shape[0], "array")
     array = np.array(array, order="C")  # a copy: the caller may go on writing to its own
-    stored, warnings = (array, ()) if grey else _to_grey(Image.fromarray(array), "array")
+    stored, warnings = (array, ()) if grey else to_grey(Image.fromarray(array), "array")
     return _radiograph(stored, 16, "array", hashlib.sha256(array.data).hexdigest(), intensity, warnings)
 
 
 def _radiograph(
-    stored: NDArray[Any], bits: int, name: str, sha256: str, intensity: str, warnings: tuple[str, ...]
+    stored: NDArray[Any], bits: int, name: str, sha256: str, intensity: str, warnings: tuple[ImageWarning, ...]
 ) -> Radiograph:
     """From stored values [H,W]: uint8, or uint16 of which `bits` are used. Raises BlankImageError."""
     greys: NDArray[np.uint8] | None = None
@@ -169,7 +170,7 @@ def _read_picture(data: bytes, name: str, limits: ImageLimits, intensity: str) -
     if orientation in _TRANSPOSES:
         stored = np.asarray(Image.fromarray(stored).transpose(_TRANSPOSES[orientation]))
     radiograph = _radiograph(stored, bits, name, hashlib.sha256(data).hexdigest(), intensity, warnings)
-    notes = dict.fromkeys(f"{plugin.format}: {warning}" for warning in collected)
+    notes = (ImageWarning("nonstandard file", f"{plugin.format}: {warning}") for warning in dict.fromkeys(collected))
     return replace(radiograph, warnings=(*radiograph.warnings, *notes))
 
 
@@ -185,7 +186,7 @@ def _kind(data: bytes) -> str:
     return "text" if "".join(text.split()).isprintable() else "no image format known here"
 
 
-def _decoded(image: ImageFile.ImageFile, name: str) -> tuple[NDArray[Any], int, tuple[str, ...]]:
+def _decoded(image: ImageFile.ImageFile, name: str) -> tuple[NDArray[Any], int, tuple[ImageWarning, ...]]:
     """Values uint8 or uint16 [H,W] of a loaded image, how many bits they have, and warnings."""
     if image.mode.startswith("I;16") or (image.mode == "I" and isinstance(image, PngImageFile)):  # "I": older Pillow
         bits, white_is_zero = 16, False
@@ -199,31 +200,8 @@ def _decoded(image: ImageFile.ImageFile, name: str) -> tuple[NDArray[Any], int, 
             f"{name}: expected 8 or 16 unsigned bits a pixel, found {kind} values, whose range is not guessed; "
             f"scale them to 16 bits first"
         )
-    grey, warnings = _to_grey(image, name)
+    grey, warnings = to_grey(image, name)
     return grey, 8, warnings
-
-
-def _to_grey(image: Image.Image, name: str) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
-    """Luma uint8 [H,W] of an 8-bit image of any mode, on black, and a warning where it is colourful."""
-    if image.mode in ("1", "L") and not image.has_transparency_data:
-        return np.asarray(image.convert("L")), ()
-    if image.has_transparency_data:
-        image = image if image.mode == "RGBA" else image.convert("RGBA")
-        if image.getchannel("A").getextrema()[1] == 0:
-            raise BlankImageError(f"{name}: expected an X-ray, found a fully transparent image")
-    grey = image.convert("L")
-    if image.mode == "RGBA":
-        grey = ImageChops.multiply(grey, image.getchannel("A"))  # luma on black: no copy in colour
-    return np.asarray(grey), (_COLOUR_WARNING,) if _is_colourful(image) else ()
-
-
-def _is_colourful(image: Image.Image) -> bool:
-    """Whether the channels of more than 5% of the pixels differ by more than 32 (JPEG noise and marks stay below)."""
-    step = max(1, min(image.size) // 256)
-    small = image.resize((image.width // step, image.height // step), Image.Resampling.NEAREST)
-    if small.mode == "RGBA":
-        small = Image.alpha_composite(Image.new("RGBA", small.size, "black"), small)
-    return bool((np.ptp(np.asarray(small.convert("RGB")), axis=2) > 32).mean() > 0.05)
 
 
 def thumbnail_jpeg(pixels: NDArray[np.uint8], side: int = 256) -> bytes:

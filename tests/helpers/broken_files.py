@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 from pydicom import dcmread
 from pydicom.uid import (
@@ -45,6 +46,17 @@ def whole_files() -> dict[str, bytes]:
     squeezer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     deflated = squeezer.compress(body) + squeezer.flush()
     meta = meta[: 132 + 12 + int.from_bytes(meta[140:144], "little")]
+    colour, three = np.stack([SMALL] * 3, axis=2), {"SamplesPerPixel": 3, "PlanarConfiguration": 0}
+    palette = {
+        f"{name}PaletteColorLookupTable{part}": value
+        for name in ("Red", "Green", "Blue")
+        for part, value in (("Descriptor", [256, 0, 8]), ("Data", bytes(range(256))))
+    }
+    rgb = make_dicom(colour, PhotometricInterpretation="RGB", **three)
+    packed = dcmread(io.BytesIO(rgb))
+    packed.compress(RLELossless, generate_instance_uid=False)
+    rgb_rle = io.BytesIO()
+    packed.save_as(rgb_rle)
     return {
         "explicit.dcm": make_dicom(VOILUTSequence=table, RescaleSlope=1, RescaleIntercept=0, PixelPaddingValue=0),
         "implicit.dcm": make_dicom(syntax=ImplicitVRLittleEndian, ModalityLUTSequence=table),
@@ -58,6 +70,16 @@ def whole_files() -> dict[str, bytes]:
             syntax=JPEG2000Lossless, frame=imagecodecs.jpeg2k_encode(STORED, codecformat="J2K", level=0)
         ),
         "htj2k.dcm": make_dicom(syntax=HTJ2KLossless, frame=imagecodecs.htj2k_encode(STORED)),
+        "rgb.dcm": rgb,
+        "rgb-rle.dcm": rgb_rle.getvalue(),
+        "ybr.dcm": make_dicom(
+            colour,
+            syntax=JPEGBaseline8Bit,
+            frame=_picture("JPEG", colour),
+            PhotometricInterpretation="YBR_FULL_422",
+            **three,
+        ),
+        "palette.dcm": make_dicom(SMALL, PhotometricInterpretation="PALETTE COLOR", **palette),
         "x.png": _picture("PNG"),
         "x.jpg": _picture("JPEG"),
         "x.tif": _picture("TIFF"),
@@ -91,9 +113,9 @@ def _data_set(file: bytes) -> tuple[str, bytes]:
     return syntax, file[132 + 12 + int.from_bytes(file[140:144], "little") :]
 
 
-def _picture(kind: str) -> bytes:
+def _picture(kind: str, pixels: NDArray[np.uint8] = SMALL) -> bytes:
     stream = io.BytesIO()
-    Image.fromarray(SMALL).save(stream, kind)
+    Image.fromarray(pixels).save(stream, kind)
     return stream.getvalue()
 
 

@@ -10,7 +10,8 @@ from cbmir.runtime.imaging.reader import read_image
 from dicom_files import make_dicom
 
 CHEST = (
-    "CHEST", "Thorax", "LUNGS", "PECHO", "TÓRAX", "torax", "BRUST", "BRUSTKORB", "POITRINE", "TORACE", "PEITO", "PULMÃO",
+    "CHEST", "Thorax", "LUNGS", "PECHO", "TÓRAX", "torax", "BRUST", "BRUSTKORB", "POITRINE", "TORACE", "PEITO",
+    "PULMÃO",
     "T?RAX", "T\ufffdRAX", "T??RAX", "TÀRAX", "BR?ST", "T\xa2RAX", "TO\u0301RAX", "KLATKA PIERSIOWA", "PŁUCA", "胸部",
     "CHEST_PA", "PORTABLE CHEST", "PORTCHEST", "CHESTPA", "CHEST2", "LTHORAX", "RX TORAX", "Tórax PA/Lat", "LUNG LEFT",
 )  # fmt: skip

@@ -357,5 +357,7 @@ def test_a_window_that_misses_all_values(photometric: str, padding: int | None, 
 
 
 def test_a_voi_lut_that_misses_all_values() -> None:
-    with pytest.raises(DicomImageError, match=r"VOILUTSequence \(0028,3010\) would show .* stored values are 0 to 4095;"):
+    with pytest.raises(
+        DicomImageError, match=r"VOILUTSequence \(0028,3010\) would show .* stored values are 0 to 4095;"
+    ):
         read_image(make_dicom(VOILUTSequence=lut_sequence(5000, [0, 1023], 10)))

@@ -173,7 +173,7 @@ def test_pixels_are_decoded_at_the_same_time(fast: bool, monkeypatch: pytest.Mon
     data = compressed("jpegls", X_RAY)
     expected = read_image(data).pixels
     met = threading.Barrier(4)
-    name = "_by_imagecodecs" if fast else "_by_pydicom"
+    name = "_by_imagecodecs" if fast else "decode_by_pydicom"
     if not fast:
         monkeypatch.setattr(module, "_imagecodecs", lambda: None)
     decode = getattr(module.Frame, name)
