@@ -25,6 +25,7 @@ from cbmir.runtime.evidence import combination_vector, evidence_map, finding_vec
 from cbmir.runtime.gallery.entry import Entry, Hit, SearchResult
 from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.gallery.protocol import SearchableGallery, open_gallery
+from cbmir.runtime.imaging.image_warning import ImageWarning
 from cbmir.runtime.imaging.preprocess import preprocess
 from cbmir.runtime.imaging.radiograph import ImageLimits, Radiograph
 from cbmir.runtime.imaging.reader import read_image
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 
 Image = str | Path | bytes | NDArray[np.uint8] | NDArray[np.uint16]
+_Read = tuple[NDArray[np.uint8], tuple[ImageWarning, ...]]  # the model's input, and the image's warnings
 
 #: The warning where `Novelty.flagged` is true.
 NOTHING_ALIKE = (
@@ -255,12 +257,14 @@ class Finder(Closing):
         return self.engine.run(batch).embedding
 
     def embed_many(
-        self, images: Iterable[Image], *, workers: int | None = None
-    ) -> Iterator[NDArray[np.float32] | ImageError]:
+        self, images: Iterable[Image], *, workers: int | None = None,
+        warned: Callable[[int, tuple[ImageWarning, ...]], None] = lambda at, warnings: None,
+    ) -> Iterator[NDArray[np.float32] | ImageError]:  # fmt: skip
         """Embed any number of images. A bounded number is taken ahead, and read while the engine runs.
 
         Args:
             workers: Processes that read images; None takes as many as there are processors, or 0 for a few images.
+            warned: Is called with the place of each image that was read with warnings, and these.
 
         Returns:
             For each image, in order, its embedding float32 [D] of unit norm, or the ImageError that reading it raised.
@@ -274,7 +278,7 @@ class Finder(Closing):
         if isinstance(images, str | bytes | Path):
             raise UserError("expected images to iterate over, found a single one; put it into a list")
         read = partial(_preprocessed, self.card.preprocess, self._read)
-        return self._embedded(work_through(read, images, workers=workers))
+        return self._embedded(_crops(work_through(read, images, workers=workers), warned))
 
     def _embedded(
         self, results: Generator[NDArray[np.uint8] | ImageError, None, None]
@@ -311,8 +315,19 @@ class Finder(Closing):
         return tuple(findings)
 
 
-def _preprocessed(spec: PreprocessSpec, read: Callable[[Image], Radiograph], image: Image) -> NDArray[np.uint8]:
-    return preprocess(read(image), spec)
+def _preprocessed(spec: PreprocessSpec, read: Callable[[Image], Radiograph], image: Image) -> _Read:
+    radiograph = read(image)
+    return preprocess(radiograph, spec), radiograph.warnings
+
+
+def _crops(
+    results: Generator[_Read | ImageError, None, None], warned: Callable[[int, tuple[ImageWarning, ...]], None]
+) -> Generator[NDArray[np.uint8] | ImageError, None, None]:
+    with closing(results):
+        for at, result in enumerate(results):
+            if not isinstance(result, ImageError) and result[1]:
+                warned(at, result[1])
+            yield result if isinstance(result, ImageError) else result[0]
 
 
 def _known_of(

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from cbmir.errors import ImageError
 from cbmir.manifest import Manifest, Row
+from cbmir.runtime.imaging.image_warning import ImageWarning, count_kinds, kinds_text
 from cbmir.runtime.imaging.reader import read_image
 from cbmir.training.splits import patients_in_two_splits
 
@@ -61,7 +63,7 @@ class CheckReport:
     missing: tuple[str, ...]
     patients_in_two_splits: dict[str, tuple[str, ...]]
     unreadable: dict[str, str]
-    warnings: dict[str, str]
+    warnings: dict[Path, tuple[ImageWarning, ...]]
     duplicates: tuple[tuple[str, ...], ...]
     leaking_duplicates: tuple[tuple[str, ...], ...]
 
@@ -71,7 +73,9 @@ class CheckReport:
         return not (self.missing or self.unreadable or self.patients_in_two_splits or self.leaking_duplicates)
 
     def to_json(self) -> dict[str, Any]:
-        return {"ok": self.ok, **asdict(self)}
+        warnings = {str(image): list(said) for image, said in self.warnings.items()}
+        kinds = count_kinds(map(kinds_text, self.warnings.values()))
+        return {"ok": self.ok, **asdict(replace(self, warnings={})), "warnings": warnings, "warning_kinds": kinds}
 
     def text(self) -> str:
         """The report for people."""
@@ -89,8 +93,10 @@ class CheckReport:
             leaking = set(self.leaking_duplicates)
             harmless = [group for group in self.duplicates if group not in leaking]
             yield from _examples("duplicate images in one split", map(" = ".join, harmless), note=True)
-            warned = (f"{image}: {text}" for image, text in self.warnings.items())
-            yield from _examples("images read with a warning", warned, note=True)
+            yield from _examples("images read with a warning", [""] * len(self.warnings), note=True)
+            for kind in count_kinds(map(kinds_text, self.warnings.values())):
+                some = (f"{image}: {one}" for image, said in self.warnings.items() for one in said if one.kind == kind)
+                yield from _examples(f"  {kind}", some, note=True)
         unassigned = self.summary["splits"].get("unassigned", {"images": 0})["images"]
         yield from _examples("images without a split, which no command uses", [""] * unassigned, note=True)
 
@@ -105,7 +111,7 @@ def check_manifest(manifest: Manifest, *, quick: bool = False, workers: int = 2)
     missing = {row.image for row in manifest if not row.image.is_file()}
     present = [row for row in manifest if row.image not in missing]
     unreadable: dict[str, str] = {}
-    warnings: dict[str, str] = {}
+    warnings: dict[Path, tuple[ImageWarning, ...]] = {}
     same: dict[str, list[Row]] = defaultdict(list)
     if not quick:
         for row, result in zip(present, _read_all(present, workers), strict=True):
@@ -115,7 +121,7 @@ def check_manifest(manifest: Manifest, *, quick: bool = False, workers: int = 2)
             sha256, said = result
             same[sha256].append(row)
             if said:
-                warnings[str(row.image)] = "; ".join(said)
+                warnings[row.image] = said
     groups = [rows for rows in same.values() if len(rows) > 1]
     leaking = [rows for rows in groups if len({row.split for row in rows if row.split}) > 1]
     duplicates, across = (tuple(tuple(str(row.image) for row in rows) for rows in some) for some in (groups, leaking))
@@ -125,7 +131,7 @@ def check_manifest(manifest: Manifest, *, quick: bool = False, workers: int = 2)
     )  # fmt: skip
 
 
-def _read_all(rows: list[Row], workers: int) -> Iterator[tuple[str, tuple[str, ...]] | ImageError]:
+def _read_all(rows: list[Row], workers: int) -> Iterator[tuple[str, tuple[ImageWarning, ...]] | ImageError]:
     pool = ThreadPoolExecutor(workers)
     try:
         yield from tqdm(pool.map(_read, rows), total=len(rows), unit="image", desc="reading", disable=None)
@@ -133,7 +139,7 @@ def _read_all(rows: list[Row], workers: int) -> Iterator[tuple[str, tuple[str, .
         pool.shutdown(cancel_futures=True)
 
 
-def _read(row: Row) -> tuple[str, tuple[str, ...]] | ImageError:
+def _read(row: Row) -> tuple[str, tuple[ImageWarning, ...]] | ImageError:
     """The file's SHA-256 and the warnings, or why it cannot be analysed; the pixels are let go at once."""
     try:
         radiograph = read_image(row.image, allow_lateral=row.view == "LATERAL")

@@ -20,7 +20,7 @@ class Entry:
     """An image of the gallery. `image` is an absolute path; `labels` are 1, 0, -1 (uncertain) or None (unknown).
 
     `date` is the study's, YYYY-MM-DD or empty. Where the image came from a PACS, `sop_instance_uid` names it there and
-    `study_id` is the Study Instance UID.
+    `study_id` is the Study Instance UID. `warnings` are the kinds of those that reading it gave (`kinds_text`).
     """
 
     id: str
@@ -34,6 +34,7 @@ class Entry:
     report: str = ""
     labels: dict[str, int | None] | None = None
     sha256: str = ""
+    warnings: str = ""
 
     @property
     def positive(self) -> tuple[str, ...]:

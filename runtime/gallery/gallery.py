@@ -46,7 +46,7 @@ from cbmir.runtime.gallery.writer import Writer, check_vectors
 log = logging.getLogger("cbmir")
 
 #: What the last build or addition left out, listed in the gallery's folder.
-UNREADABLE, DUPLICATES, CHANGED = LISTS = "unreadable.csv", "duplicates.csv", "changed.csv"
+UNREADABLE, DUPLICATES, CHANGED, WARNINGS = LISTS = "unreadable.csv", "duplicates.csv", "changed.csv", "warnings.csv"
 #: A picture of the gallery, where `cbmir index map` made one (`cbmir.runtime.gallery.projection`).
 MAP = "map.npz"
 _FILES = frozenset({DATABASE, LOG_FILE, SHARED_FILE, LAST_COMMIT, *LISTS, MAP})

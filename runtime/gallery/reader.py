@@ -19,6 +19,7 @@ from cbmir.runtime.gallery.database import SEE_VERIFY, Connections
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.hnsw import Codes
 from cbmir.runtime.gallery.schema import Meta, read_meta
+from cbmir.runtime.imaging.image_warning import count_kinds
 
 Row = Sequence[Any]
 Numbers = Iterable[int] | NDArray[np.int64]
@@ -180,8 +181,9 @@ class Reader:
 
     def counts(self) -> dict[str, Any]:
         """How many patients and studies there are, images of each split and view, and images in which a label is
-        positive or uncertain; `days` are the first and the last, YYYY-MM-DD, empty where no day is known."""
-        values: dict[str, Counter[str]] = {name: Counter() for name in ("split", "view", "date")}
+        positive or uncertain; `days` are the first and the last, YYYY-MM-DD, empty where no day is known; `warnings`,
+        in how many images there was one of each kind."""
+        values: dict[str, Counter[str]] = {name: Counter() for name in ("split", "view", "date", "warnings")}
         patients, studies = set[int](), set[tuple[int, int]]()
         codes = np.zeros(len(self.meta.labels), np.int64)
         for block in self._every_row():
@@ -201,6 +203,7 @@ class Reader:
             "views": dict(sorted(values["view"].items())),
             "labels": dict(zip(self.meta.labels.names, codes.tolist(), strict=True)),
             "days": [min(days, default=""), max(days, default="")],
+            "warnings": count_kinds(values["warnings"].elements()),
         }
 
     def copy(self, target: sqlite3.Connection) -> None:

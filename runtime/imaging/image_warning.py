@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Literal
+
+from cbmir.files import replacing
 
 #: In a table of counts each of these says enough.
 Kind = Literal[
@@ -38,3 +42,13 @@ def count_kinds(texts: Iterable[str]) -> dict[str, int]:
     """In how many of the `kinds_text`s of images each kind is, the most frequent first."""
     counts = Counter(kind for text in texts if text for kind in text.split(SEPARATOR))
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def write_warnings(warnings: Mapping[Path, Sequence[ImageWarning]], path: Path) -> dict[str, int]:
+    """Write a table of each warning of each image, or delete it where there is none; returns the `count_kinds`."""
+    path.unlink(missing_ok=True)
+    if any(warnings.values()):
+        with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+            rows = ((image, warning.kind, warning) for image, said in warnings.items() for warning in said)
+            csv.writer(stream).writerows([("image", "kind", "warning"), *rows])
+    return count_kinds(map(kinds_text, warnings.values()))

@@ -10,6 +10,7 @@ from PIL import Image
 from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, Row
 from cbmir.training.manifest_check import check_manifest
+from dicom_files import make_dicom
 
 
 def _image(path: Path, seed: int) -> Path:
@@ -96,3 +97,24 @@ def test_only_a_few_examples_are_named(clean: Manifest, tmp_path: Path) -> None:
     text = check_manifest(_with(clean, *gone), quick=True).text()
     assert text.count("gone") == 5
     assert "and 3 more" in text
+
+
+def test_warnings_are_told_by_kind(clean: Manifest, tmp_path: Path) -> None:
+    """Little contrast and probable laterals above all."""
+    dim = tmp_path / "dim.png"
+    Image.fromarray(np.tile(np.arange(20, dtype=np.uint8) + 100, (40, 2))).save(dim)
+    side = tmp_path / "side.dcm"
+    side.write_bytes(make_dicom(PatientOrientation=["A", "F"]))
+    rows = [Row(dim, "p8", (1,), split="train"), Row(side, "p9", (1,), split="train")]
+    report = check_manifest(_with(clean, *rows))
+    assert report.ok
+    assert {image.name: [one.kind for one in said] for image, said in report.warnings.items()} == {
+        "dim.png": ["little contrast"], "side.dcm": ["probably not frontal"],
+    }  # fmt: skip
+    text = report.text()
+    assert "note         images read with a warning: 2" in text
+    assert f"note           little contrast: 1\n{'':<13}{dim}: little contrast: nearly all" in text
+    assert f"note           probably not frontal: 1\n{'':<13}{side}: PatientOrientation" in text
+    value = json.loads(json.dumps(report.to_json()))
+    assert value["warning_kinds"] == {"little contrast": 1, "probably not frontal": 1}
+    assert "nearly all grey values" in value["warnings"][str(dim)][0]

@@ -19,6 +19,7 @@ from cbmir.labels import NIH_14, LabelSet
 from cbmir.manifest import Manifest, Row
 from cbmir.runtime.imaging.dicom_header import pydicom_unlogged, read_errors
 from cbmir.runtime.imaging.dicom_reader import is_dicom, parse_dicom
+from cbmir.runtime.imaging.image_warning import ImageWarning, count_kinds, kinds_text
 from cbmir.runtime.imaging.radiograph import ImageLimits, collected_warnings
 from cbmir.runtime.imaging.reader import read_image
 from cbmir.runtime.imaging.workers import work_through
@@ -41,7 +42,7 @@ class LeftOut:
 def read_dicom_studies(
     place: Path, *, labels: Sequence[str] = NIH_14, allow_lateral: bool = False, intensity: str = "header",
     workers: int | None = None, seed: int = 0,
-) -> tuple[Manifest, tuple[LeftOut, ...]]:  # fmt: skip
+) -> tuple[Manifest, tuple[LeftOut, ...], dict[Path, tuple[ImageWarning, ...]]]:  # fmt: skip
     """A manifest of the chest radiographs in a folder with its subfolders, or of those that a DICOMDIR file lists.
 
     Each file is decoded once, so that all that is in the manifest can be read. Patient and study ids, view and date are
@@ -54,8 +55,8 @@ def read_dicom_studies(
         workers: So many processes decode (`work_through`).
 
     Returns:
-        The manifest, and what was left out with the reason: what is no DICOM file or no chest radiograph, what is
-        damaged, what has no patient id, and an object that another file holds too.
+        The manifest; what was left out with the reason: what is no DICOM file or no chest radiograph, what is damaged,
+        what has no patient id, and an object that another file holds too; and the warnings of images that went in.
 
     Raises:
         ManifestError: `place` is neither, or no file is left.
@@ -63,13 +64,13 @@ def read_dicom_studies(
     require("pydicom", "dicom")
     files, absent = _of_directory(place) if place.is_file() else _of_folder(place)
     read = partial(_read, (None,) * len(labels), allow_lateral, intensity)
-    rows, left_out = _read_all(files, read, workers)
+    rows, left_out, warned = _read_all(files, read, workers)
     left_out = [*absent, *left_out]
     if not rows:
         reasons = "; ".join(sorted({entry.reason for entry in left_out})[:3]) or "it holds no file"
         raise ManifestError(f"{place}: expected chest radiographs in DICOM files, found none: {reasons}")
     manifest = finish(
-        Manifest(LabelSet(tuple(labels)), tuple(rows)),
+        Manifest(LabelSet(tuple(labels)), tuple(rows), {"warnings": count_kinds(map(kinds_text, warned.values()))}),
         reader="dicom",
         sources=[place],
         policies={"labels": "all unknown", "allow_lateral": allow_lateral, "intensity": intensity,
@@ -77,7 +78,7 @@ def read_dicom_studies(
         seed=seed,
         splits=None if len({row.patient_id for row in rows}) >= 3 else "not assigned: fewer than three patients",
     )  # fmt: skip
-    return manifest, tuple(left_out)
+    return manifest, tuple(left_out), warned
 
 
 def write_left_out(left_out: Sequence[LeftOut], manifest: Path) -> Path:
@@ -92,9 +93,10 @@ def write_left_out(left_out: Sequence[LeftOut], manifest: Path) -> Path:
 
 
 def _read_all(
-    files: Sequence[Path], read: Callable[[Path], tuple[Row, str]], workers: int | None
-) -> tuple[list[Row], list[LeftOut]]:
+    files: Sequence[Path], read: Callable[[Path], tuple[Row, str, tuple[ImageWarning, ...]]], workers: int | None
+) -> tuple[list[Row], list[LeftOut], dict[Path, tuple[ImageWarning, ...]]]:
     rows: list[Row] = []
+    warned: dict[Path, tuple[ImageWarning, ...]] = {}
     left_out: list[LeftOut] = []
     first: dict[str, Path] = {}
     with closing(work_through(read, files, workers=workers)) as results:
@@ -104,7 +106,7 @@ def _read_all(
                 damaged = not isinstance(result, DicomImageError | NotAnImageError)
                 left_out.append(LeftOut(path, str(result).removeprefix(f"{path}: "), damaged))
                 continue
-            row, instance = result
+            row, instance, warnings = result
             same = first.setdefault(instance, path) if instance else path
             if same != path:
                 left_out.append(LeftOut(path, f"the same object as {same}"))
@@ -112,11 +114,15 @@ def _read_all(
                 left_out.append(LeftOut(path, "PatientID (0010,0020) is missing: splits must keep patients apart"))
             else:
                 rows.append(row)
-    return rows, left_out
+                if warnings:
+                    warned[path] = warnings
+    return rows, left_out, warned
 
 
-def _read(labels: tuple[None, ...], allow_lateral: bool, intensity: str, path: Path) -> tuple[Row, str]:
-    """The file's row and SOP Instance UID. Raises ImageError."""
+def _read(
+    labels: tuple[None, ...], allow_lateral: bool, intensity: str, path: Path
+) -> tuple[Row, str, tuple[ImageWarning, ...]]:
+    """The file's row, SOP Instance UID and warnings. Raises ImageError."""
     try:
         with path.open("rb") as stream:
             start = stream.read(132)
@@ -126,7 +132,7 @@ def _read(labels: tuple[None, ...], allow_lateral: bool, intensity: str, path: P
         raise NotAnImageError(f"{path}: no DICOM file")
     radiograph = read_image(path, intensity=intensity, allow_lateral=allow_lateral)
     row = Row(path, radiograph.patient_id, labels, radiograph.study_id, radiograph.view, date=radiograph.date)
-    return row, radiograph.sop_instance_uid
+    return row, radiograph.sop_instance_uid, radiograph.warnings
 
 
 def _of_folder(folder: Path) -> tuple[list[Path], list[LeftOut]]:

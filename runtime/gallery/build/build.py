@@ -22,10 +22,10 @@ from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest
 from cbmir.runtime.engines.base import Engine
 from cbmir.runtime.gallery.build.folder import GalleryFolder, digest_of
-from cbmir.runtime.gallery.build.work import IndexReport, Task, Work, read_list, write_lists
+from cbmir.runtime.gallery.build.work import IndexReport, Task, Work, read_list, with_all_warnings, write_lists
 from cbmir.runtime.gallery.database import is_passing
 from cbmir.runtime.gallery.entry import entry_ids
-from cbmir.runtime.gallery.gallery import DUPLICATES, UNREADABLE, Gallery
+from cbmir.runtime.gallery.gallery import CHANGED, DUPLICATES, UNREADABLE, WARNINGS, Gallery
 from cbmir.runtime.gallery.maintenance import verify_database
 from cbmir.runtime.gallery.protocol import is_milvus
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
@@ -78,7 +78,8 @@ def build_gallery(
         if part == Shard.load(folder.path):  # an earlier run built it
             with Gallery.open(folder.path) as gallery:
                 images = len(gallery)
-            return IndexReport(images, images, 0, *(read_list(folder.path / name) for name in (UNREADABLE, DUPLICATES)))
+            lists = (read_list(folder.path / name) for name in (UNREADABLE, DUPLICATES, CHANGED, WARNINGS))
+            return IndexReport(images, images, 0, *lists)
         rows = part.rows(len(ids))
         ids, work, digest = ids[rows], replace(work, rows=work.rows[rows]), digest_of(part)
 
@@ -125,7 +126,7 @@ def add_to_gallery(
         gallery.has_patient("anyone")  # raises where the key does not fit: before the long work
         with folder.locked():
             report = work.fill_in_place(gallery, engine)
-            write_lists(folder.path, report, work.images)
+            write_lists(folder.path, with_all_warnings(report, gallery), work.images)
     return report
 
 
@@ -142,7 +143,7 @@ def build_version(
         _check_nothing_lost(folder, images, check)
     part = folder.version(digest)
     with _under_construction(part, card, labels, pseudonyms, index) as gallery:
-        report = fill(gallery)
+        report = with_all_warnings(fill(gallery), gallery)  # an earlier run's too
         if shard is None and len(gallery) >= FEWEST:  # else a first answer would wait while these are measured
             gallery.write_index()
     if shard is not None:
@@ -237,5 +238,6 @@ def _fill_collection(
                                f"with 'cbmir index add'")  # fmt: skip
         report = work.fill_in_place(collection, engine)
         collection.calibrate()
-    write_lists(Path(), report, work.images)
-    return report
+        everything = with_all_warnings(report, collection)
+    write_lists(Path(), everything, work.images)
+    return report if index is None else everything

@@ -6,7 +6,7 @@ import csv
 import logging
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +22,10 @@ from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.engines.base import Engine
 from cbmir.runtime.gallery.build.folder import digest_of
 from cbmir.runtime.gallery.entry import Entry, entry_ids
-from cbmir.runtime.gallery.gallery import CHANGED, DUPLICATES, UNREADABLE
+from cbmir.runtime.gallery.gallery import CHANGED, DUPLICATES, UNREADABLE, WARNINGS
 from cbmir.runtime.gallery.maintenance import file_digest
 from cbmir.runtime.gallery.protocol import EditableGallery
+from cbmir.runtime.imaging.image_warning import SEPARATOR, kinds_text
 from cbmir.runtime.imaging.preprocess import preprocess
 from cbmir.runtime.imaging.reader import read_image, thumbnail_jpeg
 
@@ -42,7 +43,8 @@ class IndexReport:
 
     `images` are in by it, `resumed` of them by an earlier run that was stopped; `there` were in the gallery before, and
     stay even where their files cannot be read any more. Listed are `unreadable` (path, reason), `duplicates` (path, id
-    of the entry with the same content), and `changed` (path, id of the entry of that path, made from other content).
+    of the entry with the same content), `changed` (path, id of the entry of that path, made from other content), and
+    `warned` (path, kind of a warning; a row each), of a build all, of an addition those of the images that it added.
     """
 
     images: int
@@ -51,6 +53,7 @@ class IndexReport:
     unreadable: Listed = ()
     duplicates: Listed = ()
     changed: Listed = ()
+    warned: Listed = ()
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ class Work:
 
         names = [gallery.labels.names[gallery.labels.index(name)] for name in self.labels.names]
         unreadable, duplicates, changed = list[tuple[str, str]](), list[tuple[str, str]](), list[tuple[str, str]]()
+        warned = list[tuple[str, str]]()
         batch: dict[str, tuple[Entry, Picture]] = {}  # by content
         images, there = resumed, 0
 
@@ -134,13 +138,14 @@ class Work:
                     duplicates.append((path, same[0].id))
                 else:
                     batch[result.sha256] = _entry_of(task, names, result), result
+                    warned += _kinds_of([batch[result.sha256][0]])
                     images += 1
                 if len(batch) == BATCH:
                     add()
                 progress.update()
             if batch:
                 add()
-        return IndexReport(images, resumed, there, tuple(unreadable), tuple(duplicates), tuple(changed))
+        return IndexReport(images, resumed, there, *map(tuple, (unreadable, duplicates, changed, warned)))
 
     def fill_in_place(self, gallery: EditableGallery, engine: Engine) -> IndexReport:
         """Put in the rows that a gallery does not have, and look whether those that it has are as they were."""
@@ -164,7 +169,7 @@ class Picture:
     """What is kept of an image file, and the model's input `crop` (uint8 [S, S]).
 
     `study_uid`, `sop_instance_uid`, `view` and `date` (YYYY-MM-DD) are what a DICOM file says of itself, empty where it
-    does not.
+    does not; `warnings` are the kinds of those that reading it gave.
     """
 
     sha256: str
@@ -173,6 +178,7 @@ class Picture:
     sop_instance_uid: str = ""
     view: str = ""
     date: str = ""
+    warnings: str = ""
     crop: NDArray[np.uint8] | None = None
 
 
@@ -192,6 +198,7 @@ def _read_picture(spec: PreprocessSpec, reduced_for: PreprocessSpec | None, sour
         radiograph.sop_instance_uid,
         radiograph.view,
         radiograph.date,
+        kinds_text(radiograph.warnings),
         crop=preprocess(radiograph, spec),
     )
 
@@ -208,22 +215,36 @@ def embed_pictures(engine: Engine, pictures: Sequence[Picture]) -> NDArray[np.fl
 
 
 def write_lists(folder: Path, report: IndexReport, images: Iterable[str] = ()) -> None:
-    """Write what was left out to `unreadable.csv`, `duplicates.csv` and `changed.csv`; an empty list goes.
+    """Write what was left out to `unreadable.csv`, `duplicates.csv` and `changed.csv`, and `warnings.csv`; an empty
+    list goes.
 
-    What an earlier run has listed stays, but for these images.
+    What an earlier run has listed stays, but for these images. Warnings are those of the whole gallery, which keeps
+    them.
     """
     own = set(images)
     for name, second, found in (
         (UNREADABLE, "reason", report.unreadable),
         (DUPLICATES, "id", report.duplicates),
         (CHANGED, "id", report.changed),
+        (WARNINGS, "kind", report.warned),
     ):
-        rows = [*(row for row in read_list(folder / name) if row[0] not in own), *found]
+        earlier = () if name == WARNINGS else read_list(folder / name)
+        rows = [*(row for row in earlier if row[0] not in own), *found]
         if not rows:
             (folder / name).unlink(missing_ok=True)
             continue
         with replacing(folder / name) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
             csv.writer(stream).writerows([("image", second), *rows])
+
+
+def _kinds_of(entries: Iterable[Entry]) -> list[tuple[str, str]]:
+    """(path, kind) of each warning of these entries."""
+    return [(entry.image, kind) for entry in entries if entry.warnings for kind in entry.warnings.split(SEPARATOR)]
+
+
+def with_all_warnings(report: IndexReport, gallery: EditableGallery) -> IndexReport:
+    """The report with the warnings of all images of a gallery, whoever added them."""
+    return replace(report, warned=tuple(_kinds_of(gallery.every_entry())))
 
 
 def read_list(file: Path) -> Listed:
@@ -252,4 +273,5 @@ def _entry_of(task: Task, names: Sequence[str], picture: Picture) -> Entry:
         report=row.report,
         labels=dict(zip(names, row.labels, strict=True)),
         sha256=picture.sha256,
+        warnings=picture.warnings,
     )

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from cbmir.cli.commands import CommandGroup
-from cbmir.cli.options import PATH, command, examples, json_option, option, print_answer, together
+from cbmir.cli.options import PATH, command, examples, json_option, log, option, print_answer, tell_warnings, together
 from cbmir.labels import NIH_14
 from cbmir.manifest import Manifest, read_manifest, write_manifest
 from cbmir.preprocessing import INTENSITIES
@@ -128,15 +128,19 @@ def dicom(place: Path, labels: tuple[str, ...], output: Path, as_json: bool, **r
 
     DIR is searched with its subfolders; of a DICOMDIR file, what it lists. Patient, study, view and date are those of
     the headers, findings are unknown. What is no chest radiograph is left out, and listed with the reason in
-    .left-out.csv beside MANIFEST; where damaged files are among it, the exit code is 2. The manifest names patients and
-    paths: keep it as safe as the images.
+    .left-out.csv beside MANIFEST; where damaged files are among it, the exit code is 2. Images that were read with a
+    warning are listed in .warnings.csv. The manifest names patients and paths: keep it as safe as the images.
     """
+    from cbmir.runtime.imaging.image_warning import write_warnings
     from cbmir.training.readers.dicom import read_dicom_studies, write_left_out
 
-    manifest, left_out = read_dicom_studies(place, labels=labels or NIH_14, **reading)
+    manifest, left_out, warned = read_dicom_studies(place, labels=labels or NIH_14, **reading)
     write_manifest(manifest, output)
     listed, damaged = write_left_out(left_out, output), sum(entry.damaged for entry in left_out)
-    _tell(manifest, output, as_json, left_out={"files": len(left_out), "damaged": damaged})
+    warnings = output.with_suffix(".warnings.csv")
+    kinds = write_warnings(warned, warnings)
+    _tell(manifest, output, as_json, left_out={"files": len(left_out), "damaged": damaged}, warnings=kinds)
+    tell_warnings(len(warned), kinds, warnings)
     if left_out:
         click.echo(f"{listed}: {len(left_out):,} files left out, {damaged:,} of them damaged", err=True)
     if damaged:
@@ -173,12 +177,23 @@ def check(manifest: Path, quick: bool, workers: int, as_json: bool) -> None:
     """Look for what would spoil a training.
 
     Counts what MANIFEST holds, then checks it. Problems are missing files, unreadable images, patients in two splits
-    and the same image in two splits. Any of them makes the exit code 2; a clean manifest gives 0.
+    and the same image in two splits. Any of them makes the exit code 2; a clean manifest gives 0. Images that were read
+    with a warning (of little contrast, say, or probably not frontal) are counted by its kind, and listed in
+    .warnings.csv beside MANIFEST.
     """
+    from cbmir.runtime.imaging.image_warning import write_warnings
     from cbmir.training.manifest_check import check_manifest
 
     report = check_manifest(read_manifest(manifest), quick=quick, workers=workers)
     print_answer(as_json, report.to_json(), report.text())
+    if not quick:
+        listed = manifest.with_suffix(".warnings.csv")
+        try:
+            kinds = write_warnings(report.warnings, listed)
+        except OSError as error:  # a data set that may not be written to is checked all the same
+            log.warning("%s: not written (%s)", listed, error.strerror)
+        else:
+            tell_warnings(len(report.warnings), kinds, listed)
     if not report.ok:
         sys.exit(2)
 

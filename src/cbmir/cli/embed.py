@@ -7,7 +7,17 @@ from pathlib import Path
 
 import click
 
-from cbmir.cli.options import PATH, command, engine_option, json_option, log, option, print_answer, reading_options
+from cbmir.cli.options import (
+    PATH,
+    command,
+    engine_option,
+    json_option,
+    log,
+    option,
+    print_answer,
+    reading_options,
+    tell_warnings,
+)
 from cbmir.errors import ImageError
 from cbmir.files import replacing
 from cbmir.manifest import read_manifest
@@ -26,16 +36,23 @@ def embed(
     """Write the embeddings of MANIFEST's images to an array for NumPy: float32, one row per row of MANIFEST.
 
     Rows are of unit length; that of an image that cannot be read is NaN, and the exit code is then 2. The file is
-    patient data, and is there once it is whole. For neighbours use 'cbmir index build', which needs no such file.
+    patient data, and is there once it is whole. Images that were read with a warning are listed beside it, in
+    .warnings.csv. For neighbours use 'cbmir index build', which needs no such file.
     """
     import numpy as np
     from tqdm import tqdm
 
     from cbmir.runtime.finder import Finder
+    from cbmir.runtime.imaging.image_warning import ImageWarning, write_warnings
 
     table = read_manifest(manifest)
     lateral = any(row.view == "LATERAL" for row in table)
     unreadable: list[dict[str, str]] = []
+    warned: dict[Path, tuple[ImageWarning, ...]] = {}
+
+    def note(at: int, warnings: tuple[ImageWarning, ...]) -> None:
+        warned[table.rows[at].image] = warnings
+
     finder = Finder.open(
         model, engine=engine, mode="throughput", reduced_jpeg2000=reduced_jpeg2000, allow_lateral=lateral
     )
@@ -43,7 +60,7 @@ def embed(
         part.touch(mode=0o600)
         shape = len(table), finder.card.embedding_dim
         array = np.lib.format.open_memmap(part, "w+", np.dtype(np.float32), shape)
-        results = finder.embed_many((row.image for row in table), workers=workers)
+        results = finder.embed_many((row.image for row in table), workers=workers, warned=note)
         bar = tqdm(zip(table, results, strict=True), total=len(table), desc="Embedding", unit="image", disable=None)
         for at, (row, result) in enumerate(bar):
             if isinstance(result, ImageError):
@@ -51,8 +68,11 @@ def embed(
                 unreadable.append({"path": str(row.image), "reason": str(result)})
             array[at] = np.nan if isinstance(result, ImageError) else result
         array.flush()
-    answer = {"embeddings": output, "images": len(table), "unreadable": unreadable}
+    listed = output.with_suffix(".warnings.csv")
+    kinds = write_warnings(warned, listed)
+    answer = {"embeddings": output, "images": len(table), "unreadable": unreadable, "warnings": kinds}
     print_answer(as_json, answer, f"{output}: {len(table)} images")
+    tell_warnings(len(warned), kinds, listed)
     if unreadable:
         log.error("%d images could not be read, and their rows are NaN", len(unreadable))
         sys.exit(2)

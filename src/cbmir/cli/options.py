@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +65,13 @@ def print_answer(as_json: bool, value: Any, text: str) -> None:
         print_json(value)
     else:
         click.echo(text)
+
+
+def tell_warnings(images: int, kinds: Mapping[str, int], listed: Path | str) -> None:
+    """Say on stderr how many images were read with a warning, of which kinds, and where they are listed."""
+    if images:
+        counts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+        log.warning("%s images were read with a warning (%s): see %s", f"{images:,}", counts, listed)
 
 
 def announce(url: str) -> None:

@@ -88,6 +88,7 @@ def test_counts(store: Gallery) -> None:
         "views": {"": 20, "AP": 20, "PA": 20},
         "labels": {"Effusion": 30, "Mass": COUNT, "Nodule": 0},
         "days": ["2020-01-01", "2020-01-28"],
+        "warnings": {},
     }
 
 

@@ -78,7 +78,7 @@ def test_the_range_is_that_of_values_after_rescale() -> None:
 
 def test_a_useless_window_does_not_matter() -> None:
     data = make_dicom(WindowCenter=30000, WindowWidth=10)
-    with pytest.raises(BlankImageError):
+    with pytest.raises(DicomImageError, match="WindowCenter"):
         read_image(data)
     assert read_image(data, intensity="minmax").warnings == ()
     with pytest.raises(BlankImageError):

@@ -54,7 +54,7 @@ def archive(tmp_path: Path) -> Path:
 
 
 def test_a_folder(archive: Path) -> None:
-    manifest, left_out = read_dicom_studies(archive, intensity="minmax", workers=0)
+    manifest, left_out, _ = read_dicom_studies(archive, intensity="minmax", workers=0)
     rows = {row.image.relative_to(archive).as_posix(): row for row in manifest}
     assert set(rows) == {"3", "4", "A/1", "A/B/2"}
     first = rows["A/1"]
@@ -75,11 +75,11 @@ def test_a_folder(archive: Path) -> None:
 
 def test_what_is_blank_by_the_policy_is_left_out(archive: Path, tmp_path: Path, tiny_model: Path) -> None:
     """By `header`, which is what a training goes by unless told otherwise: all of the manifest can be trained on."""
-    manifest, left_out = read_dicom_studies(archive, workers=0)
+    manifest, left_out, _ = read_dicom_studies(archive, workers=0)
     assert {row.image.name for row in manifest} == {"1", "2", "4"}
-    (blank,) = (entry for entry in left_out if entry.path.name == "3")
-    assert blank.damaged
-    assert "found the grey value 0" in blank.reason
+    (missed,) = (entry for entry in left_out if entry.path.name == "3")
+    assert not missed.damaged
+    assert "WindowCenter (0028,1050) 30000" in missed.reason
     with open_engine(tiny_model, threads=1) as engine:
         cached_images(manifest, engine.card.preprocess, tmp_path)
 
@@ -102,7 +102,7 @@ def test_folders_are_followed_or_listed(archive: Path, tmp_path: Path, monkeypat
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", scandir)  # permissions say nothing to root
-    manifest, left_out = read_dicom_studies(archive, workers=0)
+    manifest, left_out, _ = read_dicom_studies(archive, workers=0)
     assert sorted(row.image.relative_to(archive).as_posix() for row in manifest) == ["A/1", "A/B/2", "linked/4"]
     reasons = {entry.path.name: (entry.damaged, entry.reason) for entry in left_out}
     assert reasons["closed"] == (True, "the folder cannot be read: Permission denied")
@@ -112,7 +112,7 @@ def test_folders_are_followed_or_listed(archive: Path, tmp_path: Path, monkeypat
 
 def test_lateral_views_when_asked(archive: Path, tiny_model: Path, tmp_path: Path) -> None:
     """The manifest says that they are lateral, and so asks for them wherever it is read."""
-    manifest, _ = read_dicom_studies(archive, allow_lateral=True, workers=0, labels=("Mass",))
+    manifest, _, _ = read_dicom_studies(archive, allow_lateral=True, workers=0, labels=("Mass",))
     (side,) = (row for row in manifest if row.view == "LATERAL")
     assert side.image.name == "side"
     with open_engine(tiny_model, threads=1) as engine:
@@ -152,7 +152,7 @@ def dicomdir(folder: Path, *files: tuple[str, ...], comment: str = "") -> Path:
 def test_a_dicomdir(archive: Path) -> None:
     (archive.parent / "outside").write_bytes((archive / "4").read_bytes())
     path = dicomdir(archive, ("A", "1"), ("A", "B", "2"), ("A", "1"), ("GONE",), ("..", "outside"))
-    manifest, left_out = read_dicom_studies(path, workers=0)
+    manifest, left_out, _ = read_dicom_studies(path, workers=0)
     assert [row.image.name for row in manifest] == ["1", "2"]
     assert {row.split for row in manifest} == {""}  # two patients cannot be split in three
     assert [(entry.damaged, entry.reason) for entry in left_out] == [
@@ -166,7 +166,7 @@ def test_a_dicomdir_on_a_medium_with_other_names(archive: Path) -> None:
     (archive / "A").rename(archive / "a")
     (archive / "a" / "B").rename(archive / "a" / "b")
     (archive / "4").rename(archive / "im4.;1")
-    manifest, left_out = read_dicom_studies(dicomdir(archive, ("A", "1"), ("A", "B", "2"), ("IM4",)), workers=0)
+    manifest, left_out, _ = read_dicom_studies(dicomdir(archive, ("A", "1"), ("A", "B", "2"), ("IM4",)), workers=0)
     assert [row.image.name for row in manifest] == ["1", "2", "im4.;1"]
     assert left_out == ()
 
@@ -210,7 +210,7 @@ def test_the_command(archive: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run() == 2
     captured = capsys.readouterr()
     assert "3 images of 3 patients" in captured.out
-    assert "7 files left out, 2 of them damaged" in captured.err
+    assert "7 files left out, 1 of them damaged" in captured.err
     assert len(read_manifest(output)) == 3
     with output.with_suffix(".left-out.csv").open() as stream:
         listed = list(csv.DictReader(stream))
@@ -219,6 +219,28 @@ def test_the_command(archive: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run("--allow-lateral", "--intensity", "minmax", "--labels", "Effusion, Mass") == 0
     assert read_manifest(output).labels.names == ("Effusion", "Mass")
     assert len(read_manifest(output)) == 5
+
+
+def test_warnings_are_counted_and_listed(archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By kind on stderr and in the sidecar, each beside the manifest; what is left out has its own list."""
+    for number, name in enumerate(("5", "6", "7"), start=10):
+        pixels = ((STORED + number) % 4096).astype(np.uint16)
+        tags = {"PatientID": name, "SOPInstanceUID": f"1.9.{number}", "SeriesDescription": "CHEST LAT"}
+        (archive / name).write_bytes(make_dicom(pixels, ViewPosition=None, **tags))
+    (archive / "cut").unlink()
+    output = tmp_path / "manifest.csv"
+    with pytest.raises(SystemExit, match="0"):
+        main(["data", "dicom", str(archive), "-o", str(output), "--workers", "0"])
+    listed = output.with_suffix(".warnings.csv")
+    said = f"3 images were read with a warning (3 probably not frontal, 3 view unknown): see {listed}"
+    assert said in capsys.readouterr().err
+    assert read_manifest(output).about["warnings"] == {"probably not frontal": 3, "view unknown": 3}
+    with listed.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [(Path(row["image"]).name, row["kind"]) for row in rows[:2]] == [
+        ("5", "view unknown"), ("5", "probably not frontal"),
+    ]  # fmt: skip
+    assert "SeriesDescription (0008,103E) says LAT" in rows[1]["warning"]
 
 
 def test_the_list_goes_where_nothing_is_left_out(tmp_path: Path) -> None:

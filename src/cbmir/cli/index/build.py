@@ -22,6 +22,7 @@ from cbmir.cli.options import (
     pseudonyms_option,
     reading_options,
     resumable,
+    tell_warnings,
     together,
 )
 from cbmir.manifest import read_manifest
@@ -79,7 +80,8 @@ def build(
 
     A build that was stopped goes on when the same command is given again. Images that cannot be read are left out and
     listed in the gallery's unreadable.csv; the exit code is then 2. Of several with the same content one goes in; the
-    others are listed in duplicates.csv. A gallery is patient data: keep it as safe as the images.
+    others are listed in duplicates.csv, and those read with a warning in warnings.csv. A gallery is patient data: keep
+    it as safe as the images.
     """
     from cbmir.runtime.engines.registry import open_engine
     from cbmir.runtime.gallery.build import build_gallery, build_on_ray
@@ -102,15 +104,19 @@ def build(
 def finish(gallery: str, report: IndexReport, text: str, as_json: bool) -> None:
     """Print the report, and which images were left out; for some of these the exit code is 2."""
     from cbmir.runtime.gallery.protocol import is_milvus
+    from cbmir.runtime.imaging.image_warning import count_kinds
 
+    kinds = count_kinds(kind for _, kind in report.warned)
     value = (
         {"gallery": gallery, "images": report.images, "resumed": report.resumed, "there": report.there}
         | {"unreadable": [{"path": path, "reason": reason} for path, reason in report.unreadable]}
         | {"duplicates": [{"path": path, "id": entry} for path, entry in report.duplicates]}
         | {"changed": [{"path": path, "id": entry} for path, entry in report.changed]}
+        | {"warnings": kinds}
     )
     print_answer(as_json, value, text)
     folder = "" if is_milvus(gallery) else f"{gallery}/"
+    tell_warnings(len({path for path, _ in report.warned}), kinds, f"{folder}warnings.csv")
     if count := len(report.duplicates):
         log.warning("%d images have the content of others and were left out: see %sduplicates.csv", count, folder)
     if count := len(report.changed):
