@@ -34,14 +34,27 @@ class Intake:
 
     def take(self, data: bytes, source: str, *, sop_class_uid: str = "", sop_instance_uid: str = "") -> IntakeStatus:
         """Queue a file of a source (an AE title or another short name): on disk when this returns. Raises ImageError
-        for an unreadable file or other UIDs than the source announced, and QueueFullError."""
+        for an unreadable file or other UIDs than the source announced, and QueueFullError. What is not taken is counted
+        (`DurableQueue.count_refusal`)."""
+        try:
+            status = self._take(data, source, sop_class_uid, sop_instance_uid)
+        except ImageError as error:
+            self.queue.count_refusal(error.reason)
+            raise
+        if status is IntakeStatus.NO_IMAGE:
+            self.queue.count_refusal("SOPClassUID")
+        return status
+
+    def _take(self, data: bytes, source: str, sop_class_uid: str, sop_instance_uid: str) -> IntakeStatus:
         if len(data) > self.limits.max_bytes:
             raise ImageSizeError(f"expected at most {self.limits.max_bytes:,} bytes, found {len(data):,}")
         sop_class, arrival, is_own = _read_header(data, source, self.limits)
         announced = (("SOPClassUID", sop_class_uid), ("SOPInstanceUID", sop_instance_uid))
         for (keyword, expected), value in zip(announced, (sop_class, arrival.sop_instance_uid), strict=True):
             if expected and value != expected:
-                raise DicomImageError(f"expected the {keyword} that was announced, found another in the data set")
+                raise DicomImageError(
+                    f"expected the {keyword} that was announced, found another in the data set", keyword
+                )
         if is_own:
             return IntakeStatus.OWN
         if sop_class not in IMAGE_CLASSES:

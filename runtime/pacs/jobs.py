@@ -27,7 +27,7 @@ _KIND = DatabaseKind(
     "queue", QueueError, QueueError, "it is damaged; move its folder away to begin anew",
     busy="another process has this queue; give each its own folder", exclusive=True,
 )  # fmt: skip
-_VERSION = 1  # of the tables below; other tables get another number
+_VERSION = 2  # of the tables below; other tables get another number
 #: `done` keeps UIDs as SHA-256 alone.
 _TABLES = f"""
 CREATE TABLE IF NOT EXISTS job (
@@ -46,6 +46,7 @@ CREATE TABLE IF NOT EXISTS done (
     number INTEGER PRIMARY KEY, instance BLOB NOT NULL, study BLOB NOT NULL, digest BLOB NOT NULL,
     fingerprint TEXT NOT NULL, report TEXT NOT NULL, UNIQUE (instance, digest, fingerprint)
 ) STRICT;
+CREATE TABLE IF NOT EXISTS refusal (reason TEXT PRIMARY KEY, count INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS mark (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 PRAGMA user_version = {_VERSION};
 """

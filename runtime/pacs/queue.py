@@ -38,6 +38,7 @@ LONGEST_HOLD = 300.0  # seconds for which nothing is sent to an archive that did
 PATIENCE = 20  # times the time of quiet, after which a study is begun that never gets quiet
 
 _COLUMNS = "number, name, instance, study, digest, source, received, attempts, fingerprint"
+_COUNT = "INSERT INTO refusal VALUES (?, 1) ON CONFLICT (reason) DO UPDATE SET count = count + 1"
 _UNCOUNTED = "attempts = max(attempts - 1, 0)"  # takes back what `claim` counted
 
 
@@ -159,10 +160,16 @@ class DurableQueue(Closing):
                 self._held_until, self._failures = 0.0, 0
         self.spool.remove(job.name)
 
-    def refused(self, job: Job, fingerprint: str) -> None:
-        """End a job that is not to be answered by this process: the next may take what this one refuses."""
-        self._pass_over(job, fingerprint)
+    def refused(self, job: Job, fingerprint: str, reason: str) -> None:
+        """End a job that is not to be answered by this process, and count it (`count_refusal`): the next process may
+        take what this one refuses."""
+        self._pass_over(job, fingerprint, reason)
         self.spool.remove(job.name)
+
+    def count_refusal(self, reason: str) -> None:
+        """Count an object that was not taken, by an `ImageError.reason`, for `state`."""
+        with self._writing() as database:
+            database.execute(_COUNT, (reason,))
 
     def predecessor(self, job: Job, fingerprint: str) -> str:
         """The UID of the SR that the last other model made of the job's object in this study; empty without one."""
@@ -221,13 +228,15 @@ class DurableQueue(Closing):
         self.spool.bury(job.name, about)
         self._pass_over(job, None)
 
-    def state(self) -> dict[str, float]:
+    def state(self) -> dict[str, Any]:
         """Files that wait or are worked on, those with results not sent, seconds that the oldest has been there (0
-        without one), and dead letters."""
+        without one), dead letters, and how many objects were ever refused, by reason."""
         query = "SELECT count(*), coalesce(sum(fingerprint <> ''), 0), min(received) FROM job"
         ((waiting, unsent, oldest),) = self._rows(query)
         age = 0.0 if oldest is None else round(max(0.0, self._clock() - oldest), 1)
-        return {"waiting": waiting, "unsent": unsent, "oldest_s": age, "dead_letters": len(self.spool.buried())}
+        refused = dict(self._rows("SELECT reason, count FROM refusal ORDER BY count DESC, reason"))
+        dead_letters = len(self.spool.buried())
+        return {"waiting": waiting, "unsent": unsent, "oldest_s": age, "dead_letters": dead_letters, "refused": refused}
 
     def __len__(self) -> int:
         """How many files are waiting or worked on."""
@@ -315,9 +324,11 @@ class DurableQueue(Closing):
         self._claimed.add(job.name)
         return job
 
-    def _pass_over(self, job: Job, fingerprint: str | None) -> None:
-        """End a job that was refused, or (None) given up: then whoever sends it again has it tried again."""
-        with self._ending(job, for_good=True):
+    def _pass_over(self, job: Job, fingerprint: str | None, reason: str = "") -> None:
+        """End a job that was refused for a reason, or (None) given up: sent again, that one is tried again."""
+        with self._ending(job, for_good=True) as database:
+            if reason:
+                database.execute(_COUNT, (reason,))
             self._passed_over[_hashed(job.sop_instance_uid)] = (job.digest, fingerprint)
             if len(self._passed_over) > PASSED_OVER:
                 del self._passed_over[next(iter(self._passed_over))]

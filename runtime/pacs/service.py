@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from cbmir.errors import QueueError, WorkerError
 from cbmir.files import write_json
@@ -77,7 +77,7 @@ def _signals_end_it() -> Iterator[None]:
 
 
 def _wait(queue: DurableQueue, workers: Workers, live: ReloadableFinder) -> None:
-    before: dict[str, float] = {}
+    before: dict[str, Any] = {}
     while True:
         before = _report(queue, before)
         received = signal.sigtimedwait(SIGNALS, _REPORT)
@@ -91,7 +91,7 @@ def _wait(queue: DurableQueue, workers: Workers, live: ReloadableFinder) -> None
                               "waits is on disk")  # fmt: skip
 
 
-def _report(queue: DurableQueue, before: dict[str, float]) -> dict[str, float]:
+def _report(queue: DurableQueue, before: dict[str, Any]) -> dict[str, Any]:
     """Log the queue's state where something waits or has changed, and write it to a file for monitoring."""
     try:
         queue.tidy()

@@ -87,7 +87,7 @@ class Workers:
             # Logged first: a process killed in between logs it again, and nothing else remembers it.
             pacs_log.info("refused", extra=fields(**_about(job, began), reason=str(error)))
             with self._live.use() as finder:
-                self._queue.refused(job, answers_fingerprint(finder.card))
+                self._queue.refused(job, answers_fingerprint(finder.card), error.reason)
         except errors.ImageError as error:
             self._queue.bury(job, str(error))
             _log_failure(job, str(error), None, began)

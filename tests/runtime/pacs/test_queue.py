@@ -180,13 +180,13 @@ def test_what_was_refused_is_known_to_this_process_alone(queue: DurableQueue, cl
     uid = arrival().sop_instance_uid
     put(queue)
     clock.now += 2
-    queue.refused(claimed(queue), MODEL)
+    queue.refused(claimed(queue), MODEL, "ViewPosition")
     assert (len(queue), spooled(queue)) == (0, [])
     assert queue.knows(uid)
     assert not put(queue)
     assert put(queue, model=OTHER)
     clock.now += 2
-    queue.refused(claimed(queue), OTHER)
+    queue.refused(claimed(queue), OTHER, "ViewPosition")
     with reopened(queue, clock) as again:
         assert not again.knows(uid)
         assert put(again)
@@ -197,7 +197,7 @@ def test_only_so_many_refusals_are_known(queue: DurableQueue, clock: Clock, monk
     for image in range(2):
         put(queue, image=image)
         clock.now += 2
-        queue.refused(claimed(queue), MODEL)
+        queue.refused(claimed(queue), MODEL, "ViewPosition")
     assert [queue.knows(arrival(image=image).sop_instance_uid) for image in range(2)] == [False, True]
 
 

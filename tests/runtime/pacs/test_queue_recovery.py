@@ -109,7 +109,7 @@ def test_a_queue_of_other_tables_is_refused(tmp_path: Path) -> None:
     """As an older version made it: opened, it would fail at the first image."""
     with DurableQueue(tmp_path / "queue") as queue:
         queue._rows("PRAGMA user_version = 0")
-    with pytest.raises(QueueError, match=r"expected a queue of version 1, found version 0"):
+    with pytest.raises(QueueError, match=r"expected a queue of version 2, found version 0"):
         DurableQueue(tmp_path / "queue")
 
 

@@ -23,6 +23,7 @@ from cbmir.errors import (
     DicomImageError,
     EngineError,
     GalleryError,
+    ImageError,
     NotAnImageError,
     NotReadyError,
 )
@@ -116,6 +117,32 @@ def test_what_is_no_chest_is_refused_and_forgotten(
     assert "refused" in log()
     assert "BodyPartExamined (0018,0015)" in log()
     assert intake.take(hip, "SENDER") is IntakeStatus.KNOWN
+
+
+def test_what_is_refused_is_counted_by_reason(
+    intake: Intake, queue: DurableQueue, live: ReloadableFinder, radiograph: Callable[..., bytes], tmp_path: Path
+) -> None:
+    """What a sender was told at once, and what was found out later; the next process counts on."""
+    later = [
+        {"BodyPartExamined": "HIP"},
+        {"BodyPartExamined": "CADERA"},
+        {"ViewPosition": "LL"},
+        {"WindowCenter": 90000},
+    ]
+    for image, tags in enumerate(later, 1):
+        intake.take(radiograph(image=image, **tags), "SENDER")
+    intake.take(radiograph(image=9, BodyPartExamined="PECHO"), "SENDER")  # taken
+    work_off(queue, live, Archive())
+    intake.take(radiograph(SOPClassUID=COMPREHENSIVE_3D_SR), "SENDER")
+    for data in (b"", radiograph()[:200], _without(radiograph(), "StudyInstanceUID")):
+        with pytest.raises(ImageError):
+            intake.take(data, "SENDER")
+    counts = {"BodyPartExamined": 2, "SOPClassUID": 1, "StudyInstanceUID": 1, "ViewPosition": 1, "WindowCenter": 1,
+              "no DICOM radiograph": 1, "no image": 1}  # fmt: skip
+    assert queue.state()["refused"] == counts
+    queue.close()
+    with DurableQueue(tmp_path / "queue") as again:
+        assert again.state()["refused"] == counts
 
 
 def test_a_refusal_is_told_before_it_is_forgotten(
