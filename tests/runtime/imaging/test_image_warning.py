@@ -6,9 +6,11 @@ import copy
 import csv
 import json
 import pickle
+import re
 from pathlib import Path
+from typing import get_args
 
-from cbmir.runtime.imaging.image_warning import ImageWarning, count_kinds, kinds_text, write_warnings
+from cbmir.runtime.imaging.image_warning import ImageWarning, Kind, count_kinds, kinds_text, write_warnings
 from cbmir.runtime.imaging.reader import read_image
 from dicom_files import make_dicom
 
@@ -52,3 +54,8 @@ def test_a_panoramic_image_of_teeth_leaves_a_trace() -> None:
     """No body part and no view, and so nothing that says what it is."""
     radiograph = read_image(make_dicom(BodyPartExamined=None, ViewPosition=None, SeriesDescription="OPG"))
     assert [warning.kind for warning in radiograph.warnings] == ["body part unknown", "view unknown"]
+
+
+def test_the_documentation_has_every_kind() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "integration.md").read_text("utf-8")
+    assert set(re.findall(r"^\| `([\w ]+)` \|", page, re.MULTILINE)) >= set(get_args(Kind))
