@@ -21,6 +21,7 @@ from cbmir.runtime.evidence import evidence_map
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery import Entry, Filter, Hit, SearchResult
 from cbmir.runtime.gallery.protocol import EditableGallery, SearchableGallery, open_gallery
+from cbmir.runtime.imaging.image_warning import ImageWarning
 from cbmir.runtime.imaging.preprocess import preprocess
 from cbmir.runtime.imaging.reader import ImageLimits, Radiograph, read_image, thumbnail_jpeg
 from cbmir.runtime.novelty import Novelty
@@ -47,7 +48,7 @@ __getattr__ = lazy_imports(
 
 __all__ = [
     "Analysis", "EditableGallery", "Engine", "EngineHealth", "Entry", "Filter", "Finder", "Finding", "Gallery", "Hit",
-    "ImageLimits", "IndexReport", "LabelAgreement", "Neighbour", "Novelty", "Outputs", "Pseudonyms", "Radiograph",
-    "ReloadableFinder", "SearchResult", "SearchableGallery", "add_to_gallery", "build_gallery", "evidence_map",
-    "open_engine", "open_gallery", "preprocess", "read_image", "thumbnail_jpeg",
+    "ImageLimits", "ImageWarning", "IndexReport", "LabelAgreement", "Neighbour", "Novelty", "Outputs", "Pseudonyms",
+    "Radiograph", "ReloadableFinder", "SearchResult", "SearchableGallery", "add_to_gallery", "build_gallery",
+    "evidence_map", "open_engine", "open_gallery", "preprocess", "read_image", "thumbnail_jpeg",
 ]  # fmt: skip

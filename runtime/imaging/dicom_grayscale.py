@@ -68,8 +68,8 @@ class Chain:
 
     @property
     def averages(self) -> bool:
-        """Whether it may be applied to averages of stored values: no padding, and a range known beforehand."""
-        return self.voi is not None and not self.padding.any()
+        """Whether it may be applied to averages of stored values: no padding or palette, a range known beforehand."""
+        return self.voi is not None and self.colourful is None and not self.padding.any()
 
     def greys(self, stored: NDArray[Any], tags: Tags) -> NDArray[np.uint8]:
         """uint8, bone bright, for patterns as in `stored` [H,W]."""
@@ -94,7 +94,7 @@ class Chain:
         """Raise DicomImageError where a window or LUT shows several values as one grey, so misses them all."""
         if self.voi is None:
             return
-        for rows in (stored[::8], stored):
+        for rows in (stored[::64], stored):
             present = self._counts(rows) > 0
             values, meant = self.stored[present], self.modality[present]
             if len(np.unique(greys[present])) > 1:
@@ -103,7 +103,7 @@ class Chain:
             rescaled = "" if np.array_equal(values, meant) else f", which stand for {meant.min():g} to {meant.max():g}"
             raise DicomImageError(
                 f"{tags.name}: {self.voi_name} would show the whole image as one grey: its stored values are "
-                f"{values.min():g} to {values.max():g}{rescaled}; correct that, or read by intensity 'minmax'",
+                f"{values.min():g} to {values.max():g}{rescaled}; correct the tag, or read by intensity 'minmax'",
                 self.voi_name.split()[0],
             )
 

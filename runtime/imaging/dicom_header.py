@@ -118,14 +118,15 @@ class Tags:
 
         try:
             element = self.dataset.get_item(tag_for_keyword(keyword) or 0, keep_deferred=True)
+            if element is None:
+                return None
             if LARGE < getattr(element, "length", 0) != _UNDEFINED:  # not taken apart yet, which would take its time
                 raise ValueError("too long")
             value = self.dataset.get(keyword)
             return None if value is None or (hasattr(value, "__len__") and len(value) == 0) else value
         except read_errors():
-            raise DicomImageError(
-                f"{self.name}: {tag_name(keyword)} holds a value that cannot be read", keyword
-            ) from None
+            message = f"{self.name}: {tag_name(keyword)} holds a value that cannot be read"
+            raise DicomImageError(message, keyword) from None
 
     def text(self, keyword: str) -> str:
         value = self.value(keyword)
@@ -156,9 +157,9 @@ class Tags:
         from pydicom import Dataset, Sequence
 
         sequence = self.value(keyword)
-        return (
-            None if sequence is None else Tags(sequence[0] if isinstance(sequence, Sequence) else Dataset(), self.name)
-        )
+        if sequence is None:
+            return None
+        return Tags(sequence[0] if isinstance(sequence, Sequence) else Dataset(), self.name)
 
     def integer(self, keyword: str) -> int:
         """A tag's whole number; DicomImageError where it is absent."""
@@ -201,9 +202,8 @@ def _check_class(tags: Tags) -> None:
 
         name = UID(sop_class).name  # of a private class the UID itself, which may point at a place
         if name == sop_class:
-            tags.warn(
-                "modality unknown", f"{tag_name('SOPClassUID')} is of no standard class: not known to be a radiograph"
-            )
+            sentence = f"{tag_name('SOPClassUID')} is of no standard class: not known to be a radiograph"
+            tags.warn("modality unknown", sentence)
         else:
             raise tags.refusal("SOPClassUID", "expected a CR or DX image, as Modality has it", found=name)
 
@@ -266,10 +266,8 @@ def _view(tags: Tags, allow_lateral: bool) -> str:
         _doubt(tags, "AcquisitionDeviceProcessingDescription")
         rows = tags.text_of_first("PatientOrientation").upper()
         if rows[:1] in ("A", "P"):  # rows run from front to back (PS3.3 C.7.6.1.1.1)
-            tags.warn(
-                "probably not frontal",
-                f"{tag_name('PatientOrientation')} is that of a lateral view: probably not frontal",
-            )
+            sentence = f"{tag_name('PatientOrientation')} is that of a lateral view: probably not frontal"
+            tags.warn("probably not frontal", sentence)
     return view
 
 

@@ -147,13 +147,10 @@ class Frame:
         }  # fmt: skip
         source = bytes(self.data)
         if self.syntax.is_encapsulated:
-            source = encapsulate([source], has_bot=False)
-        native = rows * columns * self.samples * self.allocated // 8
-        if self.syntax.is_encapsulated and len(source) in (
-            native,
-            native + native % 2,
-        ):  # pydicom would warn that it may be no compressed frame
-            source = encapsulate([bytes(self.data)], has_bot=True)
+            native = rows * columns * self.samples * self.allocated // 8
+            source = encapsulate([bytes(self.data)], has_bot=False)
+            if len(source) in (native, native + native % 2):  # pydicom would warn that it may be no compressed frame
+                source = encapsulate([bytes(self.data)], has_bot=True)
         try:
             pixels, _ = get_decoder(self.syntax).as_array(source, **about)
         except read_errors():
@@ -204,7 +201,8 @@ def find_frame(tags: Tags, buffer: bytes) -> Frame:
         if allocated == 8 and not syntax.is_little_endian and element.VR == "OW":
             data = np.frombuffer(data, "u2").byteswap().tobytes()  # two pixels a word, the first in its low byte
         data = data[:expected]
-    signed, planar = tags.integer("PixelRepresentation") == 1, int(tags.number("PlanarConfiguration") or 0)
+    signed = tags.integer("PixelRepresentation") == 1
+    planar = int(tags.number("PlanarConfiguration") or 0) if samples > 1 else 0
     contradictory = tags.refusal("BitsStored", "expected as many bits as the values of the compressed frame have")
     return Frame(
         data, syntax, shape, allocated, stored, high_bit, signed, samples, planar, photometric, damaged, contradictory

@@ -141,3 +141,17 @@ def test_negative_seed_is_a_mistake(command: str, tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "-1 is not in the range x>=0" in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_data_set_that_may_not_be_written_to_is_checked(
+    nih: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def closed(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    manifest = nih / "manifest.csv"
+    assert _run("nih", "--images", nih, "--entries", nih / "entries.csv", "-o", manifest).exit_code == 0
+    monkeypatch.setattr("cbmir.runtime.imaging.image_warning.write_warnings", closed)
+    result = _run("check", manifest)
+    assert result.exit_code == 0, result.output
+    assert "manifest.warnings.csv: not written (Permission denied)" in caplog.text

@@ -319,8 +319,8 @@ class MilvusGallery(EditableGallery):
         return bool(key) and bool(self._rows.query(f"patient == {rows.text(key)}", ["id"], limit=1))
 
     def info(self) -> dict[str, Any]:
-        """As `SearchableGallery.info`. Milvus has no count of different values: patients are not counted, and splits
-        of names that are not cbmir's own are "other"."""
+        """As `SearchableGallery.info`. Milvus has no count of different values: patients and warnings are not counted,
+        and splits of names that are not cbmir's own are "other"."""
         splits = {name: self._rows.count(f"split == {rows.text(name)}") for name in _SPLITS}
         splits["other"] = self._rows.count(f"split not in {rows.texts(_SPLITS)}")
         return {
