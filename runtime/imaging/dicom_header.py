@@ -117,7 +117,7 @@ class Tags:
         from pydicom.datadict import tag_for_keyword
 
         try:
-            element = self.dataset.get_item(tag_for_keyword(keyword) or 0, keep_deferred=True)
+            element: Any = self.dataset.get_item(tag_for_keyword(keyword) or 0, keep_deferred=True)
             if element is None:
                 return None
             if LARGE < getattr(element, "length", 0) != _UNDEFINED:  # not taken apart yet, which would take its time

@@ -143,9 +143,7 @@ def test_negative_seed_is_a_mistake(command: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_data_set_that_may_not_be_written_to_is_checked(
-    nih: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_data_set_that_may_not_be_written_to_is_checked(nih: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def closed(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -154,4 +152,4 @@ def test_a_data_set_that_may_not_be_written_to_is_checked(
     monkeypatch.setattr("cbmir.runtime.imaging.image_warning.write_warnings", closed)
     result = _run("check", manifest)
     assert result.exit_code == 0, result.output
-    assert "manifest.warnings.csv: not written (Permission denied)" in caplog.text
+    assert "manifest.warnings.csv: not written (Permission denied)" in result.stderr
