@@ -37,7 +37,7 @@ def test_a_gallerys_life_in_json(tmp_path: Path, tiny_model: Path, tiny_manifest
     nothing: list[str] = []
     assert built == {
         "gallery": str(path), "images": 20, "resumed": 0, "there": 0, "unreadable": nothing, "duplicates": nothing,
-        "changed": nothing,
+        "changed": nothing, "warnings": {},
     }  # fmt: skip
     more = tmp_path / "more.csv"
     more.write_text(
@@ -67,7 +67,7 @@ def test_a_gallerys_life_in_json(tmp_path: Path, tiny_model: Path, tiny_manifest
 
 def test_embedding_in_json(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured) -> None:
     made = asked(capsys, "embed", tiny_model, tiny_manifest, "-o", tmp_path / "e.npy", "--workers", 1)
-    assert made == {"embeddings": str(tmp_path / "e.npy"), "images": 24, "unreadable": []}
+    assert made == {"embeddings": str(tmp_path / "e.npy"), "images": 24, "unreadable": [], "warnings": {}}
 
 
 def test_manifests_in_json(tmp_path: Path, capsys: Captured) -> None:
