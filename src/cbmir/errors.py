@@ -134,6 +134,10 @@ class DeliveryAwayError(DeliveryError):
     """The receiver is away, or takes nothing now: whatever is sent."""
 
 
+class DownloadError(CbmirError):
+    """A file that its publisher's server does not give, or gives damaged."""
+
+
 class WorkerError(CbmirError):
     """A worker process died before it had answered."""
 

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
+import json
 import logging
 import os
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from cbmir.errors import ManifestError, SplitError
 from cbmir.labels import LabelSet
-from cbmir.manifest import LABEL_VALUES, Box, Manifest, Row
+from cbmir.manifest import LABEL_VALUES, Box, Manifest, Row, is_date
 from cbmir.text_table import TextTable, read_table
 from cbmir.training.manifest_check import summarise
-from cbmir.training.splits import assign_splits, check_splits
+from cbmir.training.splits import assign_splits, check_splits, shuffle_patients
 
 Missing = Literal["error", "skip"]
 #: What a label cell of a publisher or a user may hold: that of a manifest, and words that mean the same for certain.
 CERTAIN_VALUES = LABEL_VALUES | {"true": 1, "false": 0, "yes": 1, "no": 0}
+_VAL_SHARE = 8
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
 logger = logging.getLogger("cbmir")
 
@@ -64,12 +70,20 @@ def find_file(folder: Path, patterns: Sequence[str], what: str) -> Path:
 
     Raises ManifestError where there is none, or several.
     """
-    check_folder(folder, f"the folder of {what}")
+    found = find_optional_file(folder, patterns, what)
+    if found is None:
+        raise ManifestError(f"{folder}: expected a file {' or '.join(patterns)} ({what}), found none")
+    return found
+
+
+def find_optional_file(folder: Path, patterns: Sequence[str], what: str) -> Path | None:
+    """As `find_file`, or None where there is none."""
+    check_folder(folder, f"the folder with {what}")
     found = sorted({path for one in patterns for level in (one, f"*/{one}") for path in folder.glob(level)})
-    if len(found) != 1:
-        names = ", ".join(path.relative_to(folder).as_posix() for path in found[:3]) or "none"
+    if len(found) > 1:
+        names = ", ".join(path.relative_to(folder).as_posix() for path in found[:3])
         raise ManifestError(f"{folder}: expected one file {' or '.join(patterns)} ({what}), found {names}")
-    return found[0]
+    return found[0] if found else None
 
 
 def cell(record: Mapping[str, str], column: str, where: str) -> str:
@@ -102,11 +116,49 @@ def label_value(record: Mapping[str, str], column: str, where: str) -> int | Non
     return CERTAIN_VALUES[text.lower()]
 
 
-def compact_date(text: str, where: str) -> str:
-    """YYYYMMDD as YYYY-MM-DD; empty stays empty. Raises ManifestError."""
-    if text and not (len(text) == 8 and text.isdigit()):
-        raise ManifestError(f"{where}: expected a date YYYYMMDD or nothing, found {text!r}")
-    return f"{text[:4]}-{text[4:6]}-{text[6:]}" if text else ""
+def read_day(text: str, *formats: str) -> str | None:
+    """A date as YYYY-MM-DD where it is so written, or as YYYYMMDD or in a format of `strptime`; None for another."""
+    day = f"{text[:4]}-{text[4:6]}-{text[6:]}" if re.fullmatch(r"\d{8}", text, re.ASCII) else text
+    if is_date(day):
+        return day
+    for one in formats:
+        with suppress(ValueError):
+            return datetime.strptime(text, one).date().isoformat()
+    return None
+
+
+@dataclass
+class Days:
+    """Dates of a table's rows. What is no date in its forms is empty in the manifest, and counted here."""
+
+    formats: tuple[str, ...] = ()
+    not_read: int = 0
+
+    def read(self, text: str) -> str:
+        day = read_day(text, *self.formats)
+        self.not_read += day is None
+        return day or ""
+
+
+def listed_labels(text: str) -> list[str] | None:
+    """The strings of a list as Python or JSON print it, [] for an empty cell; None for anything else."""
+    if not text or text.lower() == "nan":
+        return []
+    try:
+        listed = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        try:
+            listed = json.loads(text)  # "\u00e9" and "\/" are JSON's own
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
+        return None
+    return [name for part in listed if (name := part.strip())]
+
+
+def mapped_labels(found: Collection[str], names: Mapping[str, Collection[str]]) -> tuple[int, ...]:
+    """1 for each label of which one of the publisher's names is among those found, else 0."""
+    return tuple(int(any(name in found for name in of_label)) for of_label in names.values())
 
 
 def keep_labels(manifest: Manifest, names: Sequence[str]) -> Manifest:
@@ -234,6 +286,13 @@ def locate(
             raise ManifestError(f"{message}; correct the folder" + (", or use --missing skip" if located else ""))
         logger.warning("%s; left out", message)
     return located, len(absent)
+
+
+def with_validation(rows: Sequence[Row], seed: int) -> list[Row]:
+    """The rows with one in eight of the training patients, drawn by `seed`, in val: as much as 70:10:20 has."""
+    patients = shuffle_patients((row.patient_id for row in rows if row.split == "train"), seed=seed)
+    val = set(patients[: max(round(len(patients) / _VAL_SHARE), 1)])
+    return [replace(row, split="val") if row.split == "train" and row.patient_id in val else row for row in rows]
 
 
 def finish(

@@ -17,7 +17,6 @@ from cbmir.labels import NIH_13, NIH_14, NO_FINDING, LabelSet
 from cbmir.manifest import Box, Manifest, Row
 from cbmir.training.readers import common
 from cbmir.training.readers.common import Missing, cell
-from cbmir.training.splits import shuffle_patients
 
 _COLUMNS = ("Image Index", "Finding Labels", "Follow-up #", "Patient ID", "View Position")
 _IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -28,7 +27,6 @@ _SIZE = (1024, 1024)  # pixels of the published images, in which boxes are given
 #: Google's labels, and what a cell of theirs means.
 GOOGLE_4 = ("Fracture", "Pneumothorax", "Airspace opacity", "Nodule or mass")
 _GOOGLE_VALUES = {"YES": 1, "NO": 0, "HEDGE": -1}
-_VAL_SHARE = 8  # of official training patients, one in so many is for validation, as in 70:10:20
 logger = logging.getLogger("cbmir")
 
 
@@ -78,7 +76,7 @@ def read_nih(
         sources.append(splits)
         rows, said = _with_splits(rows, _read_splits(splits), splits), splits.name
     if official is not None:
-        rows = _with_splits(rows, _official_splits(rows, official, seed), official)
+        rows = common.with_validation(_with_splits(rows, _official_splits(official), official), seed)
         said = "NIH's own test_list.txt; one in eight patients of train_val_list.txt in val"
         policies["val_seed"] = seed
     manifest = replace(table, rows=tuple(rows))
@@ -176,7 +174,7 @@ def _read_splits(path: Path) -> dict[str, str]:
     return split_of
 
 
-def _official_splits(rows: Sequence[Row], folder: Path, seed: int) -> dict[str, str]:
+def _official_splits(folder: Path) -> dict[str, str]:
     """The split of each image of the official lists, by its name without the ending."""
     lists = {
         name: {
@@ -187,8 +185,4 @@ def _official_splits(rows: Sequence[Row], folder: Path, seed: int) -> dict[str, 
     }
     if both := sorted(lists["train_val_list"] & lists["test_list"]):
         raise SplitError(f"{folder}: expected each image in one list, found {both[0]} in both")
-    learning = [row for row in rows if row.image.stem in lists["train_val_list"]]
-    patients = shuffle_patients((row.patient_id for row in learning), seed=seed)
-    val = set(patients[: max(round(len(patients) / _VAL_SHARE), 1)])
-    split_of = dict.fromkeys(lists["test_list"], "test")
-    return split_of | {row.image.stem: "val" if row.patient_id in val else "train" for row in learning}
+    return dict.fromkeys(lists["train_val_list"], "train") | dict.fromkeys(lists["test_list"], "test")

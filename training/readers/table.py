@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import logging
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +13,9 @@ from typing import Literal, TypeVar
 
 from cbmir.errors import ManifestError
 from cbmir.labels import NO_FINDING, LabelSet, label_key, means_no_finding
-from cbmir.manifest import SPLITS, VIEWS, Manifest, Row, is_date
-from cbmir.training.readers.common import CERTAIN_VALUES, Missing, compact_date, finish, locate, read_source
+from cbmir.manifest import SPLITS, VIEWS, Manifest, Row
+from cbmir.training.readers import common
+from cbmir.training.readers.common import CERTAIN_VALUES, Missing
 
 T = TypeVar("T")
 LabelsFormat = Literal["text", "list"]
@@ -88,7 +86,7 @@ def read_own_table(
         )
     label_columns = list(labels) if cells.column is None else [cells.column]
     used = [name for name in (*astuple(columns), *label_columns) if name is not None]
-    source = read_source(table, [name for name in used if name != columns.patient], "a table", [columns.patient])
+    source = common.read_source(table, [name for name in used if name != columns.patient], "a table", [columns.patient])
     if columns.patient not in source.columns:
         raise ManifestError(
             f"{table}: expected the column {columns.patient!r} with each image's patient, found "
@@ -146,8 +144,8 @@ def read_own_table(
             strict=True,
         )
     ]
-    rows, absent = locate(rows, lambda row: row.image if os.path.isfile(row.image) else None, missing, Path(base))  # noqa: PTH113
-    return finish(
+    rows, absent = common.locate(rows, lambda row: row.image if row.image.is_file() else None, missing, Path(base))
+    return common.finish(
         Manifest(names, tuple(rows)),
         reader="table",
         sources=[table],
@@ -205,8 +203,8 @@ def _date(text: str, date_format: str | None) -> str:
         except ValueError as error:
             raise ManifestError(f"expected a date as --date-format has it, found {text!r} ({error})") from error
     midnight = _MIDNIGHT.fullmatch(text)
-    day = midnight[1] if midnight else compact_date(text, "") if re.fullmatch(r"\d{8}", text, re.ASCII) else text
-    if not is_date(day):
+    day = common.read_day(midnight[1] if midnight else text)
+    if day is None:
         raise ManifestError(
             f"expected YYYY-MM-DD or nothing, found {text!r}; say how dates are written by --date-format, such as "
             f"%d.%m.%Y"
@@ -231,7 +229,10 @@ def _value_of(values: Mapping[str, int | None]) -> Callable[[str], int | None]:
 def _names_in(text: str, cells: LabelCells, labels: Sequence[str]) -> frozenset[str]:
     """The findings that a cell joins. Raises ManifestError for what seems to be joined in another way."""
     if cells.format == "list":
-        return frozenset(_listed(text))
+        listed = common.listed_labels(text)
+        if listed is None:
+            raise ManifestError(f"expected a list such as ['Mass', 'Nodule'], found {text!r}; see --labels-format")
+        return frozenset(listed)
     names = {name for part in text.split(cells.separator) if (name := part.strip())}
     expected = {label_key(label) for label in labels}
     for name in names:
@@ -249,22 +250,6 @@ def _names_in(text: str, cells: LabelCells, labels: Sequence[str]) -> frozenset[
                 f"or name all findings by --labels if {name!r} is one"
             )
     return frozenset(names)
-
-
-def _listed(text: str) -> list[str]:
-    """The strings of a list as Python or JSON print it."""
-    if not text or text.lower() == "nan":
-        return []
-    try:
-        listed = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        try:
-            listed = json.loads(text)  # "\u00e9" and "\/" are JSON's own
-        except (ValueError, RecursionError):
-            listed = None
-    if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
-        raise ManifestError(f"expected a list such as ['Mass', 'Nodule'], found {text!r}; see --labels-format")
-    return [name for part in listed if (name := part.strip())]
 
 
 def _spelling(found: Sequence[frozenset[str]], labels: Sequence[str]) -> tuple[LabelSet, dict[str, str]]:

@@ -19,7 +19,25 @@ from cbmir.preprocessing import INTENSITIES
 data = CommandGroup(
     name="data",
     sections={
-        "Public data sets": dict.fromkeys(("nih", "chexpert"), "data_sets"),
+        "Public data sets": dict.fromkeys(
+            (
+                "nih",
+                "chexpert",
+                "mimic",
+                "brax",
+                "padchest",
+                "vindr",
+                "rsna",
+                "siim",
+                "openi",
+                "covid",
+                "ralo",
+                "tuberculosis",
+                "tbx11k",
+                "object-cxr",
+            ),
+            "data_sets",
+        ),
         "Your own images": dict.fromkeys(("table", "dicom"), "data"),
         "More": dict.fromkeys(("phantom", "check"), "data"),
     },

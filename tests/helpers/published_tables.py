@@ -1,0 +1,28 @@
+"""The invented tables of `../shared/tables` in a folder of a test, with small image files where their rows say."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def copy_tables(shared: Path, name: str, folder: Path) -> Path:
+    """A copy of `shared/tables/name` in `folder`, to which a test may add."""
+    place = folder / name
+    shutil.copytree(shared / "tables" / name, place)
+    for path in (place, *place.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)  # the shared ones are read only
+    return place
+
+
+def draw_images(folder: Path, names: Iterable[str], *, bits: int = 8, side: int = 32) -> None:
+    """Noise by each name, as files that can be read."""
+    for number, name in enumerate(names):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        dtype = np.uint8 if bits == 8 else np.uint16
+        Image.fromarray(np.random.default_rng(number).integers(0, 2**bits, (side, side), dtype=dtype)).save(path)

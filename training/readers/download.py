@@ -1,0 +1,132 @@
+"""Archives fetched from their publisher: resumed after a stop, checked by length and digest, and unpacked."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import tarfile
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from cbmir.errors import DownloadError
+from cbmir.files import write_json, write_text
+
+_BLOCK = 2**20
+_TRIES = 6
+_SECONDS = 60  # without a byte, after which a connection is given up
+_FAILURES = (urllib.error.URLError, http.client.HTTPException, OSError)  # of a connection
+
+
+def download(
+    url: str, path: Path, *, digest: str | None = None, tries: int = _TRIES, wait: Callable[[float], None] = time.sleep
+) -> str:
+    """Fetch a file, and write its digest beside it (`reports.tgz.sha256`).
+
+    What is there already is kept: a whole file is read once to compare its digest, a part is gone on with where the
+    server has the same file still (by its ETag or date), and fetched anew where it does not say.
+
+    Args:
+        digest: SHA-256 in hexadecimal, if the publisher's is known.
+        tries: So often a broken connection is made again, with pauses of 1, 2, 4 … seconds by `wait`.
+
+    Returns:
+        The file's SHA-256 in hexadecimal.
+
+    Raises:
+        DownloadError: The server refuses, the connection broke too often, or the digest is another.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = path.with_name(f"{path.name}.sha256")
+    part = path.with_name(f".{path.name}.part")
+    if path.exists():
+        place, expected = path, digest or (record.read_text("utf-8").partition(" ")[0] if record.exists() else "")
+    else:
+        place, expected = part, digest or ""
+        _fetch_whole(url, part, tries, wait)
+    with place.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if expected and found != expected:
+        raise DownloadError(f"{place}: expected SHA-256 {expected}, found {found}; delete the file and fetch it again")
+    if place == part:
+        part.replace(path)
+        _state(part).unlink(missing_ok=True)
+    write_text(record, f"{found}  {path.name}\n")
+    return found
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a tar archive into a folder that appears whole or not at all; one that is there is kept.
+
+    Raises:
+        DownloadError: The archive is damaged, or holds a path outside of itself.
+    """
+    if folder.is_dir():
+        return
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as place:
+        try:
+            with tarfile.open(archive) as opened:
+                for member in tqdm(opened, desc=f"unpacking {archive.name}", unit="file", disable=None):
+                    opened.extract(member, place, filter="data")
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise DownloadError(f"{archive}: cannot be unpacked ({error}); delete it and fetch it again") from error
+        Path(place).rename(folder)
+        Path(place).mkdir()  # for the context to remove
+
+
+def _fetch_whole(url: str, part: Path, tries: int, wait: Callable[[float], None]) -> None:
+    """Fetch into `part` until it is whole, going on where it ends."""
+    for number in range(tries):
+        try:
+            if _fetch(url, part):
+                return
+            failure: Exception | str = "the connection ended early"
+        except urllib.error.HTTPError as error:
+            if error.code == 416:  # what is kept is no part of the file
+                part.unlink(missing_ok=True)
+            elif error.code < 500 and error.code not in (408, 429):
+                raise DownloadError(f"{url}: the server refuses it ({error.code} {error.reason})") from error
+            failure = error
+        except _FAILURES as error:
+            failure = error
+        if number + 1 < tries:
+            wait(2.0**number)
+    size = part.stat().st_size if part.exists() else 0
+    raise DownloadError(
+        f"{url}: {failure}, {tries} times; {size:,} bytes are kept: the same command goes on from there"
+    )
+
+
+def _fetch(url: str, part: Path) -> bool:
+    """One connection; whether the file is whole now."""
+    kept: dict[str, Any] = json.loads(_state(part).read_text("utf-8")) if _state(part).exists() else {}
+    start = part.stat().st_size if part.exists() and kept.get("url") == url and kept.get("version") else 0
+    if start and start == kept.get("length"):
+        return True
+    headers = {"Range": f"bytes={start}-", "If-Range": kept["version"]} if start else {}
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_SECONDS) as answer:
+        if answer.status != 206 or not str(answer.headers["Content-Range"]).startswith(f"bytes {start}-"):
+            start = 0
+        length = int(answer.headers["Content-Length"]) + start if answer.headers["Content-Length"] else None
+        etag = answer.headers["ETag"]
+        version = etag if etag and not etag.startswith("W/") else answer.headers["Last-Modified"]
+        write_json(_state(part), {"url": url, "version": version, "length": length})
+        with (
+            part.open("ab" if start else "wb") as file,
+            tqdm(total=length, initial=start, desc=part.name[1:-5], unit="B", unit_scale=True, disable=None) as bar,
+        ):
+            while block := answer.read(_BLOCK):
+                file.write(block)
+                bar.update(len(block))
+    return length is None or part.stat().st_size == length
+
+
+def _state(part: Path) -> Path:
+    return part.with_suffix(".part.json")

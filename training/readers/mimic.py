@@ -1,0 +1,137 @@
+"""MIMIC-CXR-JPG (Johnson et al., 2019): labels, metadata and split as PhysioNet ships them, reports where they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from cbmir.errors import ManifestError
+from cbmir.manifest import Manifest, Row
+from cbmir.training.readers import common
+from cbmir.training.readers.chexpert import CHEXPERT_14, Blank, kept_findings, label_policies, label_reader
+from cbmir.training.readers.common import cell
+
+_SUFFIXES = (".jpg", ".dcm", ".png")  # MIMIC-CXR-JPG, MIMIC-CXR, and what people convert to
+_SPLITS = {"train": "train", "validate": "val", "test": "test"}
+_VIEWS = {
+    "PA": "PA", "AP": "AP", "POSTERO-ANTERIOR": "PA", "ANTERO-POSTERIOR": "AP",
+    "LATERAL": "LATERAL", "LL": "LATERAL", "LEFT LATERAL": "LATERAL",
+}  # fmt: skip
+_VIEW_CODE = "ViewCodeSequence_CodeMeaning"
+
+
+def read_mimic(
+    folder: Path, *, labeller: Literal["chexpert", "negbio"] = "chexpert", findings: int = 9, blank: Blank = "zero",
+    frontal_only: bool = True, reports: Path | None = None, missing: common.Missing = "error", seed: int = 0,
+) -> Manifest:  # fmt: skip
+    """A manifest of MIMIC-CXR-JPG.
+
+    Images lie at files/p10/p10000032/s50414267/<dicom_id>.jpg (or .dcm, .png). The split is the publisher's where its
+    table is there, validate as val. A study that has no row in the labels' table has every label unknown.
+
+    Args:
+        folder: The folder with `files` and the tables `mimic-cxr-2.*-{chexpert,negbio,metadata,split}.csv` (.csv.gz).
+        labeller: Whose labels.
+        findings, blank: As `read_chexpert` has them.
+        frontal_only: Leave lateral images out, and those whose view is not given.
+        reports: The folder with the `files` of mimic-cxr-reports.zip; by default `folder` or its `mimic-cxr-reports`.
+        missing: `error`, or `skip` to leave rows without an image file out.
+
+    Raises:
+        ManifestError: A table or the folder does not fit.
+    """
+    names = {part: [f"mimic-cxr-2.*-{part}.csv", f"mimic-cxr-2.*-{part}.csv.gz"] for part in ("metadata", "split")}
+    labels_of = label_reader(findings, blank)
+    labels_path = common.find_file(folder, [f"mimic-cxr-2.*-{labeller}.csv", f"mimic-cxr-2.*-{labeller}.csv.gz"],
+                                   f"MIMIC's labels by {labeller}")  # fmt: skip
+    labels = {
+        cell(record, "study_id", where): labels_of(record, where)
+        for where, record in common.read_source(labels_path, ("study_id", *CHEXPERT_14), "MIMIC's labels").records()
+    }
+    sources = [labels_path, common.find_file(folder, names["metadata"], "MIMIC's metadata")]
+    split_path = common.find_optional_file(folder, names["split"], "MIMIC's split")
+    splits = _splits(split_path) if split_path else {}
+    views = common.ViewChoice(_VIEWS, frontal_only)
+    unknown = (None,) * len(CHEXPERT_14[1:])
+    rows = [
+        Row(Path(image), patient, labels.get(study, unknown), study, view, splits.get(image, ""), date=date)
+        for image, patient, study, view, date in _images(sources[1], views)
+    ]
+    policies = views.policies(rows, sources[1])
+    if split_path:
+        sources.append(split_path)
+        without = [row.image.name for row in rows if not row.split]
+        if without:
+            raise ManifestError(f"{split_path}: expected a split for each image, found none for {without[0]}")
+    root, texts = folder.resolve(), _report_folder(folder, reports)
+    rows, absent = common.locate(rows, lambda row: _file(root, row, _SUFFIXES), missing, folder)
+    if texts:
+        rows = [_with_report(row, texts) for row in rows]
+    return common.finish(
+        kept_findings(rows, findings),
+        reader="mimic",
+        sources=sources,
+        policies=label_policies(findings, blank) | policies | {
+            "labeller": labeller,
+            "images_of_studies_without_labels": sum(row.study_id not in labels for row in rows),
+            "dates": "shifted by the publisher, each patient's alike: only the time between two of them means anything",
+            "reports": sum(bool(row.report) for row in rows),
+            "missing": missing, "missing_images": absent,
+        },
+        seed=seed,
+        splits="MIMIC's own, validate as val" if split_path else None,
+    )  # fmt: skip
+
+
+def _images(path: Path, views: common.ViewChoice) -> Iterator[tuple[str, str, str, str, str]]:
+    """Image, patient, study, view and date of each row of the metadata whose view is taken."""
+    required = ("dicom_id", "subject_id", "study_id", "ViewPosition", "StudyDate")
+    for where, record in common.read_source(path, required, "MIMIC's metadata", (_VIEW_CODE,)).records():
+        image, patient, study, position, day = (cell(record, column, where) for column in required)
+        if not (image and patient.isdigit() and study.isdigit()):
+            raise ManifestError(f"{where}: expected the ids of image, patient and study, found {image!r}, {patient!r}, "
+                                f"{study!r}")  # fmt: skip
+        view = views.choose(position or record.get(_VIEW_CODE, "").strip())
+        date = common.read_day(day)
+        if date is None:
+            raise ManifestError(f"{where}: expected a date YYYYMMDD in column 'StudyDate', found {day!r}")
+        if view is not None:
+            yield image, patient, study, view, date
+
+
+def _splits(path: Path) -> dict[str, str]:
+    found = {}
+    for where, record in common.read_source(path, ("dicom_id", "split"), "MIMIC's split").records():
+        split = cell(record, "split", where)
+        if split not in _SPLITS:
+            raise ManifestError(f"{where}: expected split train, validate or test, found {split!r}")
+        found[cell(record, "dicom_id", where)] = _SPLITS[split]
+    return found
+
+
+def _study(row: Row) -> str:
+    return f"files/p{row.patient_id[:2]}/p{row.patient_id}/s{row.study_id}"
+
+
+def _file(root: Path, row: Row, suffixes: tuple[str, ...]) -> Path | None:
+    paths = (f"{root}/{_study(row)}/{row.image}{suffix}" for suffix in suffixes)
+    return next((Path(path) for path in paths if os.path.isfile(path)), None)  # noqa: PTH113 - 400,000 of them
+
+
+def _report_folder(folder: Path, reports: Path | None) -> Path | None:
+    """The folder whose `files` hold reports; None where none is given and none lies beside the images."""
+    if reports is not None:
+        common.check_folder(reports / "files", "the folder 'files' of mimic-cxr-reports.zip")
+        return reports
+    beside = folder / "mimic-cxr-reports"
+    return beside if (beside / "files").is_dir() else folder
+
+
+def _with_report(row: Row, folder: Path) -> Row:
+    path = folder / f"{_study(row)}.txt"
+    if not path.is_file():
+        return row
+    return replace(row, report=path.read_text("utf-8", errors="replace").strip())

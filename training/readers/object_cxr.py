@@ -1,0 +1,50 @@
+"""Object-CXR (JF Healthcare, MIDL 2020): foreign objects on chest X-rays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cbmir.errors import ManifestError
+from cbmir.labels import LabelSet
+from cbmir.manifest import Manifest, Row
+from cbmir.training.readers import common
+
+LABEL = "Foreign Object"
+_SPLITS = {"train": "train", "dev": "val"}
+
+
+def read_object_cxr(folder: Path, *, missing: common.Missing = "error", seed: int = 0) -> Manifest:
+    """A manifest of Object-CXR: an image has the label where an object is annotated. Outlines are not read.
+
+    Where both tables are there, the publisher's sets are kept, dev as val; of one patients are split 70:10:20. Patients
+    are not published: each image is another one. Images without an object may show a disease, and count as healthy.
+
+    Args:
+        folder: The folder with `train.csv`, `dev.csv` or both, and the images in `train` and `dev`.
+        missing: `error`, or `skip` to leave rows without an image file out.
+
+    Raises:
+        ManifestError: A table or the folder does not fit.
+    """
+    paths = {name: path for name in _SPLITS if (path := common.find_optional_file(folder, [f"{name}.csv"], "objects"))}
+    if not paths:
+        raise ManifestError(f"{folder}: expected train.csv or dev.csv of Object-CXR, found neither")
+    root, rows = folder.resolve(), []
+    for name, path in paths.items():
+        table = common.read_source(path, ("image_name", "annotation"), "Object-CXR's objects")
+        for where, record in table.records():
+            image = common.cell(record, "image_name", where)
+            shown = int(bool(common.cell(record, "annotation", where)))
+            rows.append(Row(Path(name, image), f"{name}-{Path(image).stem}", (shown,), split=_SPLITS[name]))
+    rows, absent = common.locate(
+        rows, lambda row: path if (path := root / row.image).is_file() else None, missing, folder
+    )
+    return common.finish(
+        Manifest(LabelSet((LABEL,)), tuple(rows)),
+        reader="object-cxr",
+        sources=list(paths.values()),
+        policies={"each_image_its_own_patient": True, "outlines": "not read", "missing": missing,
+                  "missing_images": absent},
+        seed=seed,
+        splits="Object-CXR's own, dev as val" if len(paths) > 1 else None,
+    )  # fmt: skip

@@ -1,0 +1,163 @@
+"""VinDr-CXR (Nguyen et al., Scientific Data 2022): boxes of several radiologists, as PhysioNet and Kaggle ship them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tqdm import tqdm
+
+from cbmir.errors import ManifestError
+from cbmir.labels import LabelSet, means_no_finding
+from cbmir.manifest import Box, Manifest, Row
+from cbmir.training.readers import common
+from cbmir.training.readers.common import cell
+from cbmir.training.readers.header import is_dicom_file, read_header
+
+Edges = tuple[float, float, float, float]
+_COLUMNS = ("image_id", "class_name", "x_min", "y_min", "x_max", "y_max")
+_SAME = 0.5  # of two boxes' union, which they must share to be of one finding
+
+
+@dataclass
+class ImageReadings:
+    """What the radiologists said of an image: who read it, and each one's boxes (left, top, width, height) by finding.
+
+    Boxes are in pixels.
+    """
+
+    split: str
+    where: str
+    readers: set[str] = field(default_factory=set)
+    drawn: dict[str, list[tuple[str, Edges]]] = field(default_factory=lambda: defaultdict(list))
+
+
+def read_vindr(
+    folder: Path, *, agree: int = 2, sizes: Path | None = None, missing: common.Missing = "error", seed: int = 0
+) -> Manifest:
+    """A manifest of VinDr-CXR.
+
+    A finding is 1 where `agree` of the image's radiologists drew it, -1 (uncertain) where fewer did, 0 where none did.
+    Boxes are those of findings that are 1; two of one finding that share more than half of their union are averaged.
+    PhysioNet's test set is the test split, where its table is there: it has one reading, on which five agreed.
+
+    Args:
+        folder: The folder with `train.csv` (Kaggle), or `annotations_train.csv` and `annotations_test.csv` (PhysioNet),
+            and the images, DICOM or PNG.
+        agree: So many radiologists of an image, or all where it has fewer.
+        sizes: For converted images: a CSV `image_id,dim0,dim1` with the height and width of the originals, in whose
+            pixels boxes are.
+        missing: `error`, or `skip` to leave images without a file out.
+
+    Raises:
+        ManifestError: A table or the folder does not fit, or an image with boxes has no known size.
+    """
+    if agree < 1:
+        raise ManifestError(f"expected at least one radiologist to agree, found {agree}")
+    paths = {"train": common.find_file(folder, ["train.csv", "annotations_train.csv"], "VinDr's boxes")}
+    if test := common.find_optional_file(folder, ["annotations_test.csv"], "VinDr's boxes of the test set"):
+        paths["test"] = test
+    readings = {image: one for split, path in paths.items() for image, one in _readings(path, split).items()}
+    findings = sorted({name for one in readings.values() for name in one.drawn})
+    size_of = _sizes(sizes) if sizes else {}
+    index = common.index_images(folder)
+    rows, absent = common.locate(
+        (Row(Path(image), image, (), view="PA", split=one.split) for image, one in readings.items()),
+        lambda row: index.get(row.image.name), missing, folder,
+    )  # fmt: skip
+    made = []
+    for row in tqdm(rows, desc="reading", unit="image", disable=None):
+        one = readings[row.patient_id]
+        need = min(agree, len(one.readers))
+        votes = {name: len({reader for reader, _ in drawn}) for name, drawn in one.drawn.items()}
+        labels = tuple(1 if votes.get(name, 0) >= need else -1 if name in votes else 0 for name in findings)
+        agreed = [name for name in findings if votes.get(name, 0) >= need]
+        size = (size_of.get(row.patient_id) or _size(row.image, sizes)) if agreed else (1, 1)
+        boxes = [
+            common.fraction_box(name, edges, size, one.where)
+            for name in agreed
+            for edges in joined([edges for _, edges in one.drawn[name]])
+        ]
+        made.append(_row(row, labels, boxes))
+    return common.finish(
+        Manifest(LabelSet(tuple(findings)), tuple(common.with_validation(made, seed) if test else made)),
+        reader="vindr",
+        sources=[*paths.values(), *([sizes] if sizes else [])],
+        policies={
+            "labels": f"1 where {agree} radiologists drew the finding, -1 where fewer did, 0 where none did",
+            "boxes_joined": f"averaged where two of one finding share more than {_SAME:.0%} of their union",
+            "view": "PA, as the data set's paper says", "each_image_its_own_patient": True,
+            "val_seed": seed if test else None, "missing": missing, "missing_images": absent,
+        },
+        seed=seed,
+        splits="VinDr's own test set; one in eight of the training images in val" if test else None,
+    )  # fmt: skip
+
+
+def joined(boxes: Sequence[Edges]) -> list[Edges]:
+    """Boxes in which each is averaged with those that overlap the first of its group, in the order of the table."""
+    groups: list[list[Edges]] = []
+    for box in boxes:
+        group = next((group for group in groups if overlap(group[0], box) > _SAME), None)
+        if group is None:
+            groups.append([box])
+        else:
+            group.append(box)
+    return [_mean(group) for group in groups]
+
+
+def overlap(one: Edges, other: Edges) -> float:
+    """Intersection over union of two boxes."""
+    across = min(one[0] + one[2], other[0] + other[2]) - max(one[0], other[0])
+    down = min(one[1] + one[3], other[1] + other[3]) - max(one[1], other[1])
+    shared = max(across, 0) * max(down, 0)
+    return shared / (one[2] * one[3] + other[2] * other[3] - shared)
+
+
+def _mean(boxes: Sequence[Edges]) -> Edges:
+    left, top, width, height = (sum(edges) / len(boxes) for edges in zip(*boxes, strict=True))
+    return left, top, width, height
+
+
+def _readings(path: Path, split: str) -> dict[str, ImageReadings]:
+    readings: dict[str, ImageReadings] = {}
+    for where, record in common.read_source(path, _COLUMNS, "a table of VinDr's boxes", ("rad_id",)).records():
+        image, name = cell(record, "image_id", where), cell(record, "class_name", where)
+        if not image or not name:
+            raise ManifestError(f"{where}: expected an image and a finding, found {image!r} and {name!r}")
+        one = readings.setdefault(image, ImageReadings(split, where))
+        reader = record.get("rad_id", "").strip()
+        one.readers.add(reader)
+        if not means_no_finding(name):
+            left, top, right, bottom = (common.number(record, column, where) for column in _COLUMNS[2:])
+            if right <= left or bottom <= top:
+                raise ManifestError(f"{where}: expected a box, found one without a width or height")
+            one.drawn[name].append((reader, (left, top, right - left, bottom - top)))
+    return readings
+
+
+def _sizes(path: Path) -> Mapping[str, tuple[int, int]]:
+    found = {}
+    for where, record in common.read_source(path, ("image_id", "dim0", "dim1"), "a table of sizes").records():
+        height, width = (int(common.number(record, column, where)) for column in ("dim0", "dim1"))
+        if min(height, width) < 1:
+            raise ManifestError(f"{where}: expected a height and a width in pixels, found {height} and {width}")
+        found[cell(record, "image_id", where)] = (width, height)
+    return found
+
+
+def _size(image: Path, sizes: Path | None) -> tuple[int, int]:
+    """The width and height of an original."""
+    if not is_dicom_file(image):
+        raise ManifestError(
+            f"{image}: expected a DICOM file, in whose pixels VinDr's boxes are, or its size in "
+            f"{sizes or 'a table given by --sizes'}"
+        )
+    header = read_header(image)
+    return header.width, header.height
+
+
+def _row(row: Row, labels: tuple[int, ...], boxes: Sequence[Box]) -> Row:
+    return Row(row.image, row.patient_id, labels, view=row.view, split=row.split, boxes=tuple(boxes))
