@@ -1,17 +1,24 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 
 from cbmir.cli import cli, main
+from cbmir.cli.data import data
+from cbmir.errors import ManifestError
 from cbmir.manifest import read_manifest
+from cbmir.text_table import read_table
+from published_tables import copy_tables, draw_images
 
 
 def _run(*args: str | Path) -> Result:
@@ -31,7 +38,7 @@ def nih(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("command", [[], ["nih"], ["chexpert"], ["table"], ["phantom"], ["check"]])
+@pytest.mark.parametrize("command", [[], *([name] for name in data.list_commands(click.Context(data)))])
 def test_help_shows_an_example(command: list[str]) -> None:
     result = _run(*command, "--help")
     assert result.exit_code == 0
@@ -98,6 +105,76 @@ def test_chexpert(tmp_path: Path) -> None:
     result = _run("chexpert", "--root", tmp_path, "--csv", tmp_path / "train.csv", "--blank", "unknown", "-o", manifest)
     assert result.exit_code == 0, result.output
     assert read_manifest(manifest).rows[0].labels == (1, *[None] * 7, -1)
+
+
+#: For each data set of `../shared/tables` the images of its rows, and the options that it takes.
+PUBLISHED: dict[str, tuple[Callable[[dict[str, str]], str], tuple[str, ...]]] = {
+    "covid": (lambda record: f"images/{record['filename']}", ("--all-views",)),
+    "mimic": (
+        lambda record: (
+            f"files/p{record['subject_id'][:2]}/p{record['subject_id']}/s{record['study_id']}/{record['dicom_id']}.png"
+        ),
+        ("--labeller", "chexpert", "--blank", "unknown"),
+    ),
+    "padchest": (lambda record: f"{record['ImageDir']}/{record['ImageID']}", ("--labels", "own")),
+    "rsna": (lambda record: f"{record['patientId']}.png", ()),
+    "siim": (lambda record: f"{record['ImageId']}.png", ()),
+    "openi": (lambda record: f"{record['id']}.png", ("--labels", "mapped")),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_one_command_from_what_is_published_to_a_manifest_that_is_in_order(
+    name: str, shared: Path, tmp_path: Path
+) -> None:
+    folder = copy_tables(shared, name, tmp_path)
+    image_of, options = PUBLISHED[name]
+    tables = {"mimic": "*metadata.csv", "rsna": "*labels.csv"}
+    records = [record for path in folder.glob(tables.get(name, "*.csv")) for _, record in read_table(path).records()]
+    if name == "openi":
+        text = "".join(path.read_text("utf-8") for path in folder.rglob("*.xml"))
+        records = [{"id": one} for one in re.findall(r'parentImage id="([^"]+)"', text)]
+    draw_images(folder, dict.fromkeys(map(image_of, records)))
+    result = _run(name, folder, *options, "-o", tmp_path / "manifest.csv", "--json")
+    assert result.exit_code == 0, result.output
+    about = read_manifest(tmp_path / "manifest.csv").about
+    assert json.loads(result.stdout)["images"] == about["counts"]["images"] > 0
+    assert about["reader"] == name
+    assert _run("check", tmp_path / "manifest.csv").exit_code == 0
+
+
+def test_the_other_data_sets(shared: Path, tmp_path: Path) -> None:
+    """Those whose tables are made here: their readers' tests have what comes out."""
+    draw_images(tmp_path, [f"nlm/CXR_png/CHNCXR_000{n}_{n % 2}.png" for n in range(4)])
+    draw_images(tmp_path, [f"objects/train/{n}.jpg" for n in range(4)])
+    (tmp_path / "objects" / "train.csv").write_text("image_name,annotation\n0.jpg,0 1 2 3 4\n1.jpg,\n2.jpg,\n3.jpg,\n")
+    for name, folder in (("tuberculosis", "nlm"), ("object-cxr", "objects")):
+        result = _run(name, tmp_path / folder, "-o", tmp_path / f"{name}.csv")
+        assert result.exit_code == 0, result.output
+    for name in ("brax", "ralo", "tbx11k", "vindr"):
+        result = _run(name, tmp_path / "nlm", "-o", tmp_path / f"{name}.csv")
+        assert isinstance(result.exception, ManifestError), result.output
+        assert str(tmp_path / "nlm") in str(result.exception)
+
+
+def test_options_of_a_table_s_labels(nih: Path) -> None:
+    table = nih / "own.csv"
+    table.write_text(
+        'file;pid;"Mass, left";day\n00000001_000.png;1;present;31.5.2019\n00000002_000.png;2;absent;\n'
+        "00000003_000.png;3;;\n"
+    )
+    manifest = nih / "m.csv"
+    options = ["--image-column", "file", "--patient-column", "pid", "--labels", '"Mass, left"']
+    options += ["--date-column", "day", "--date-format", "%d.%m.%Y", "--label-values", "present=1, absent=0"]
+    result = _run("table", table, *options, "-o", manifest)
+    assert result.exit_code == 0, result.output
+    assert [(row.labels, row.date) for row in read_manifest(manifest)] == [
+        ((1,), "2019-05-31"), ((0,), ""), ((None,), ""),
+    ]  # fmt: skip
+    assert read_manifest(manifest).labels.names == ("Mass, left",)
+    wrong = _run("table", table, *options[:-1], "present=2", "-o", manifest)
+    assert wrong.exit_code == 2
+    assert "expected WORD=1, WORD=0 or WORD=-1 (uncertain), found 'present=2'" in wrong.output
 
 
 def test_a_mistake_exits_2_without_a_traceback(tmp_path: Path) -> None:

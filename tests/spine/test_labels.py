@@ -88,3 +88,20 @@ def test_codes_agree_with_pydicoms_dictionary() -> None:
         compared += code.value in by_code
     assert compared >= 4
     assert len({code.value for code in codes}) == len(codes) == 14
+
+
+@pytest.mark.parametrize("name", ["No Finding", "no finding", "No_Finding", "NORMAL", "normal", "none", "Healthy"])
+def test_near_misses_of_no_finding_are_no_label(name: str) -> None:
+    with pytest.raises(ManifestError, match=f"{name!r} is not a label of its own: .*the negative class"):
+        LabelSet(("Mass", name))
+
+
+def test_labels_differ_in_more_than_case_blanks_and_underscores() -> None:
+    with pytest.raises(ManifestError, match="found 'Pleural_Thickening' and 'pleural  thickening'"):
+        LabelSet(("Pleural_Thickening", "Mass", "pleural  thickening"))
+    assert len(LabelSet(("Effusion", "Pleural Effusion"))) == 2
+
+
+def test_an_exact_name_goes_before_an_alias() -> None:
+    labels = LabelSet(("Effusion", "Pleural Effusion"))
+    assert (labels.index("Pleural Effusion"), labels.index("Effusion"), labels.index("pleural_effusion")) == (1, 0, 0)

@@ -15,7 +15,7 @@ import pytest
 from cbmir import manifest as module
 from cbmir.errors import ManifestError
 from cbmir.labels import LabelSet
-from cbmir.manifest import FIXED_COLUMNS, Manifest, Row, read_manifest, sidecar_path, write_manifest
+from cbmir.manifest import FIXED_COLUMNS, Box, Manifest, Row, read_manifest, sidecar_path, write_manifest
 from cbmir.text_table import read_table
 
 LABELS = LabelSet(("Effusion", "Mass"))
@@ -270,3 +270,40 @@ def test_fingerprint_sees_order_names_and_boundaries(manifest: Manifest) -> None
         Manifest(LABELS, (replace(first, patient_id="a", study_id="bc"), second)).fingerprint,
     }
     assert len(found) == 6
+
+
+BOXED = HEADER.replace("\n", ",boxes\n")
+
+
+def test_boxes_there_and_back(manifest: Manifest, tmp_path: Path) -> None:
+    boxes = (Box("Mass", 0.25, 0.5, 0.125, 0.5), Box("Effusion", 0, 0, 1, 1))
+    rows = (replace(manifest.rows[0], boxes=boxes), *manifest.rows[1:])
+    for name in ("m.csv", "m.parquet"):
+        write_manifest(manifest, tmp_path / name)
+        assert "boxes" not in read_table(tmp_path / name).columns
+        write_manifest(replace(manifest, rows=rows), tmp_path / name)
+        assert "boxes" in read_table(tmp_path / name).columns
+        assert read_manifest(tmp_path / name).rows == rows
+    assert replace(manifest, rows=rows).fingerprint == manifest.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ('[["Mass",0.5,0.5,0.6,0.1]]', "expected a box inside the image"),
+        ('[["Mass",-0.1,0.5,0.5,0.1]]', "expected a box inside the image"),
+        ('[["Mass",0.1,0.5,0,0.1]]', "expected a box inside the image"),
+        ('[["Mass",0.1,NaN,0.5,0.1]]', "expected a box inside the image"),
+        ('[["Mass",0.1,0.5,0.5]]', "expected boxes as"),
+        ('[["Nodule",0.1,0.5,0.5,0.1]]', "expected boxes of Effusion, Mass; found Nodule"),
+        ("[1]", "expected boxes as"),
+        ("225 547 86 79", r'expected boxes as \[\["Effusion", left, top, width, height\], …\] in fractions'),
+        ("[" * 5000, "expected boxes as"),
+    ],
+)
+def test_boxes_that_are_none(tmp_path: Path, cell: str, message: str) -> None:
+    path = tmp_path / "m.csv"
+    quoted = cell.replace('"', '""')
+    path.write_text(BOXED + GOOD.replace("\n", f',"{quoted}"\n'), "utf-8")
+    with pytest.raises(ManifestError, match=rf"m\.csv, row 2: .*{message}"):
+        read_manifest(path)

@@ -89,6 +89,7 @@ def _fetch_whole(url: str, part: Path, tries: int, wait: Callable[[float], None]
                 return
             failure: Exception | str = "the connection ended early"
         except urllib.error.HTTPError as error:
+            error.close()
             if error.code == 416:  # what is kept is no part of the file
                 part.unlink(missing_ok=True)
             elif error.code < 500 and error.code not in (408, 429):

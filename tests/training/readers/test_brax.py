@@ -13,9 +13,8 @@ HEADER = "DicomPath,PngPath,PatientID,PatientSex,PatientAge,AccessionNumber,Stud
 
 def _row(number: int, view: str, day: str, labels: str) -> str:
     place = f"id_{number}/Study_{number}/Series_1/image-{number}"
-    return (
-        f"Anonymized_DICOMs/{place}.dcm,images/{place}.png,id_{number},F,50,{number}00,{day},{labels},{view},3000,2500,1"
-    )
+    paths = f"Anonymized_DICOMs/{place}.dcm,images/{place}.png"
+    return f"{paths},id_{number},F,50,{number}00,{day},{labels},{view},3000,2500,1"
 
 
 @pytest.fixture

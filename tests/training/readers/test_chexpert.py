@@ -6,7 +6,9 @@ import pytest
 
 from cbmir.errors import ManifestError
 from cbmir.labels import CHEXPERT_9
+from cbmir.text_table import read_table
 from cbmir.training.readers.chexpert import CHEXPERT_13, read_chexpert
+from published_tables import copy_tables
 
 HEADER = "Path,Sex,Age,Frontal/Lateral,AP/PA,No Finding," + ",".join(CHEXPERT_13)
 S = "CheXpert-v1.0-small/train"
@@ -111,3 +113,52 @@ def test_only_lateral_images_leave_nothing(table: Path) -> None:
 def test_root_must_be_a_folder(table: Path) -> None:
     with pytest.raises(ManifestError, match="found a file"):
         read_chexpert(table, [table])
+
+
+def _with_images(folder: Path, images: dict[str, str]) -> None:
+    """Empty files where the given tables' paths say, by what their beginning becomes."""
+    for path in folder.rglob("*.csv"):
+        for _, record in read_table(path).records():
+            text = record["Path"]
+            for start, place in images.items():
+                if text.startswith(start):
+                    image = folder / (place + text.removeprefix(start))
+                    image.parent.mkdir(parents=True, exist_ok=True)
+                    image.touch()
+
+
+def test_official_train_and_valid_keep_their_splits(shared: Path, tmp_path: Path) -> None:
+    folder = copy_tables(shared, "chexpert", tmp_path) / "small"
+    _with_images(folder, {"CheXpert-v1.0-small/": "CheXpert-v1.0-small/"})
+    manifest = read_chexpert(folder, [folder / "train.csv", folder / "valid.csv"], frontal_only=False)
+    counts = manifest.about["counts"]["splits"]
+    assert {name: part["images"] for name, part in counts.items()} == {"train": 12, "val": 4}
+    assert manifest.about["splits"] == "CheXpert's own: train, valid as val, test"
+    alone = read_chexpert(folder, [folder / "train.csv"])
+    assert {row.split for row in alone} == {"train", "val", "test"}
+
+
+def test_the_batches_of_today(shared: Path, tmp_path: Path) -> None:
+    folder = copy_tables(shared, "chexpert", tmp_path) / "batches"
+    tables = [next(folder.rglob(name)) for name in ("train.csv", "valid.csv")]
+    first = f"{tables[0].parent.name}/valid/"
+    _with_images(folder, {"CheXpert-v1.0/train/": "CheXpert-v1.0 batch 2 (train 1)/", "CheXpert-v1.0/valid/": first})
+    manifest = read_chexpert(folder, tables, frontal_only=False)
+    assert all(row.image.is_file() for row in manifest)
+    assert {row.image.parts[-4] for row in manifest if row.split == "train"} == {"CheXpert-v1.0 batch 2 (train 1)"}
+    assert {row.image.parts[-4] for row in manifest if row.split == "val"} == {"valid"}
+    again = folder / "CheXpert-v1.0 batch 3 (train 2)" / manifest.rows[0].patient_id
+    again.mkdir(parents=True)
+    manifest.rows[0].image.rename(folder / "moved")
+    with pytest.raises(ManifestError, match=r"each patient in one batch, found .*batch 2.* and .*batch 3"):
+        read_chexpert(folder, tables, frontal_only=False)
+
+
+def test_the_test_set_has_fewer_columns(shared: Path, tmp_path: Path) -> None:
+    folder = copy_tables(shared, "chexpert", tmp_path)
+    (folder / "small" / "train.csv").unlink()
+    _with_images(folder, {"test/": "test/"})
+    manifest = read_chexpert(folder, [folder / "test_labels.csv"])
+    assert [row.view for row in manifest] == [""] * 4
+    # EC, CM, LO, ED, CS, PNA, AT, PTX, PE of 0,1,0,0,0,1,1,0,1,0,0,0,0,0
+    assert manifest.rows[0].labels == (1, 0, 0, 1, 1, 0, 1, 0, 0)

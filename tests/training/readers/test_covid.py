@@ -56,7 +56,8 @@ def test_scores_of_two_readers(ralo: Path) -> None:
     manifest = read_ralo(ralo)
     assert [row.labels for row in manifest] == [(1,), (0,), (-1,), (1,)]
     assert [(row.image.name, row.patient_id, row.date) for row in manifest] == [
-        ("0.jpg", "s1", "2020-04-01"), ("1.jpg", "s1", "2020-04-02"), ("2.jpg", "s2", "2020-04-03"), ("3.jpg", "s3", ""),
+        ("0.jpg", "s1", "2020-04-01"), ("1.jpg", "s1", "2020-04-02"), ("2.jpg", "s2", "2020-04-03"),
+        ("3.jpg", "s3", ""),
     ]  # fmt: skip
     assert manifest.about["policies"]["dates_not_read"] == 1
 

@@ -16,7 +16,9 @@ def mimic(shared: Path, tmp_path: Path) -> Path:
     """The invented tables, an empty file for each image, and two reports."""
     folder = copy_tables(shared, "mimic", tmp_path)
     for _, record in read_table(folder / "mimic-cxr-2.0.0-metadata.csv").records():
-        study = folder / "files" / f"p{record['subject_id'][:2]}" / f"p{record['subject_id']}" / f"s{record['study_id']}"
+        study = (
+            folder / "files" / f"p{record['subject_id'][:2]}" / f"p{record['subject_id']}" / f"s{record['study_id']}"
+        )
         study.mkdir(parents=True, exist_ok=True)
         (study / f"{record['dicom_id']}.jpg").touch()
     for number in (1, 2):

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import csv
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cbmir.errors import CbmirError, ManifestError, SplitError
 from cbmir.labels import NIH_13, NIH_14
-from cbmir.manifest import read_manifest, write_manifest
-from cbmir.training.readers.nih import read_entries, read_nih
+from cbmir.manifest import Box, Manifest, read_manifest, write_manifest
+from cbmir.training.readers.nih import GOOGLE_4, read_entries, read_nih
+from published_tables import copy_tables, draw_images
 
 HEADER = (
     "Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,Patient Gender,View Position,"
@@ -232,3 +235,111 @@ def test_the_whole_official_table(shared: Path) -> None:
     positives = [sum(row.labels[i] or 0 for row in table) for i in range(14)]
     assert dict(zip(NIH_14, positives, strict=True))["Infiltration"] == 19_894
     assert min(zip(positives, NIH_14, strict=True)) == (227, "Hernia")
+
+
+def _nih(shared: Path, **options: Any) -> Manifest:
+    nih = shared / "nih"
+    return read_nih(nih / "images", nih / "Data_Entry_2017_v2020.csv", **options)
+
+
+def test_the_official_split(shared: Path) -> None:
+    manifest = _nih(shared, official=shared / "nih", seed=1)
+    with gzip.open(shared / "nih" / "test_list.txt.gz", "rt") as stream:
+        test = {Path(line.strip()).stem for line in stream}
+    assert {row.image.stem for row in manifest if row.split == "test"} == {
+        row.image.stem for row in manifest if row.image.stem in test
+    }
+    patients = {name: {row.patient_id for row in manifest.split(name)} for name in ("train", "val", "test")}
+    assert len(patients["val"]) == round((len(patients["train"]) + len(patients["val"])) / 8)
+    assert not patients["train"] & patients["val"]
+    assert "test_list.txt" in manifest.about["splits"]
+    assert manifest.about["policies"]["val_seed"] == 1
+    assert manifest.fingerprint == _nih(shared, official=shared / "nih", seed=1).fingerprint
+    assert manifest.fingerprint != _nih(shared, official=shared / "nih", seed=2).fingerprint
+
+
+def test_official_lists_that_do_not_fit(tmp_path: Path, entries: Path, images: Path) -> None:
+    lists = {"train_val_list": ["00000001_000.png", "00000001_001.png"], "test_list": ["00000002_000.png"]}
+    for name, lines in lists.items():
+        _write(tmp_path / f"{name}.txt", *lines)
+    with pytest.raises(SplitError, match="found none for 1: 00000003_000"):
+        read_nih(images, entries, official=tmp_path)
+    _write(tmp_path / "test_list.txt", *lists["test_list"], "00000003_000.png", "00000001_000.png")
+    with pytest.raises(SplitError, match="each image in one list, found 00000001_000 in both"):
+        read_nih(images, entries, official=tmp_path)
+    with pytest.raises(SplitError, match="one source of splits"):
+        read_nih(images, entries, official=tmp_path, splits=entries)
+    with pytest.raises(ManifestError, match=r"train_val_list\.txt or train_val_list\.txt\.gz .*found none"):
+        read_nih(images, entries, official=images)
+
+
+def test_the_real_boxes(shared: Path) -> None:
+    manifest = _nih(shared, boxes=shared / "nih" / "BBox_List_2017.csv")
+    boxes = [(row, box) for row in manifest for box in row.boxes]
+    assert len(boxes) == 63
+    assert manifest.about["policies"]["boxes"] == 63
+    with (shared / "nih" / "BBox_List_2017.csv").open(newline="", encoding="utf-8") as stream:
+        given = {(Path(line[0]).stem, line[1], *line[2:6]) for line in list(csv.reader(stream))[1:]}
+    for row, box in boxes:
+        edges = (box.left, box.top, box.width, box.height)
+        label = {"Infiltration": "Infiltrate"}.get(box.label, box.label)
+        assert any(
+            (name, kind) == (row.image.stem, label)
+            and all(abs(float(pixels) / 1024 - edge) < 1e-6 for pixels, edge in zip(numbers, edges, strict=True))
+            for name, kind, *numbers in given
+        )
+    assert len(_nih(shared, boxes=shared / "nih" / "BBox_List_2017.csv", findings=13).rows[0].boxes) == len(
+        manifest.rows[0].boxes
+    )
+
+
+def test_boxes_survive_the_disk(shared: Path, tmp_path: Path) -> None:
+    manifest = _nih(shared, boxes=shared / "nih" / "BBox_List_2017.csv")
+    for name in ("m.csv", "m.parquet"):
+        write_manifest(manifest, tmp_path / name)
+        assert [row.boxes for row in read_manifest(tmp_path / name)] == [row.boxes for row in manifest]
+
+
+BOX_HEADER = "Image Index,Finding Label,Bbox [x,y,w,h],,,"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("00000001_000.png,Lump,1,2,3,4", "row 2: expected one of .* found 'Lump'"),
+        ("00000001_000.png,Mass,1,2,wide,4", "row 2: expected a number in column 'w', found 'wide'"),
+        ("00000001_000.png,Mass,1100,2,3,4", "row 2: expected a box inside an image of 1024 by 1024 pixels"),
+        ("00000001_000.png,Mass,1,2,0,4", "row 2: expected a box inside"),
+        ("00000001_000.png,Mass,1,2,3", "row 2: the row ends before column 'h]'"),
+    ],
+)
+def test_a_bad_box_is_named(tmp_path: Path, entries: Path, images: Path, row: str, message: str) -> None:
+    with pytest.raises(ManifestError, match=message):
+        read_nih(images, entries, boxes=_write(tmp_path / "boxes.csv", BOX_HEADER, row))
+
+
+def test_a_box_over_the_edge_is_cut_off(tmp_path: Path, entries: Path, images: Path) -> None:
+    boxes = _write(tmp_path / "boxes.csv", BOX_HEADER, "00000001_000.png,Infiltrate,-10,512,522,1000")
+    assert read_nih(images, entries, boxes=boxes).rows[0].boxes == (Box("Infiltration", 0, 0.5, 0.5, 0.5),)
+
+
+def test_labels_of_google(shared: Path, tmp_path: Path) -> None:
+    folder = copy_tables(shared, "nih-google", tmp_path)
+    draw_images(folder / "images", [f"0009900{n}_000.png" for n in range(6)])
+    table = folder / "labels.csv"
+    manifest = read_nih(folder / "images", relabelled=[table])
+    assert manifest.labels.names == GOOGLE_4
+    assert [row.labels for row in manifest][:3] == [(1, 1, 1, 0), (1, 1, 1, 1), (1, 0, 1, 0)]
+    assert [row.split for row in manifest] == ["val", "val", "test", "val", "test", "test"]
+    assert manifest.rows[0].patient_id == "99000"
+    text = table.read_text("utf-8")
+    table.write_text(text.replace("YES", "HEDGE", 1), "utf-8")
+    assert read_nih(folder / "images", relabelled=[table]).rows[0].labels == (-1, 1, 1, 0)
+    table.write_text(text.replace("YES", "MAYBE", 1), "utf-8")
+    with pytest.raises(ManifestError, match=r"row 2: expected YES, NO or HEDGE .*found MAYBE"):
+        read_nih(folder / "images", relabelled=[table])
+    without = [line.rpartition(",")[0] for line in text.splitlines()]
+    named = _write(folder / "test_labels.csv", *without)
+    assert {row.split for row in read_nih(folder / "images", relabelled=[named])} == {"test"}
+    with pytest.raises(ManifestError, match="one of the two"):
+        read_nih(folder / "images", table, relabelled=[table])

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import logging
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cbmir.errors import ManifestError, SplitError
+from cbmir.manifest import Manifest
 from cbmir.training.readers.table import ColumnMapping, LabelCells, read_own_table
 
 OWN = ColumnMapping("file", "pid", study="study", view="view", split="part", report="text")
@@ -163,3 +166,156 @@ def test_dates(tmp_path: Path) -> None:
         ManifestError, match=r"row 4, column 'day': expected YYYY-MM-DD or nothing, found '3\.1\.2020'.*--date-format"
     ):
         read_own_table(table, columns=columns, labels=["Mass"])
+
+
+# --- labels that are joined -------------------------------------------------------------------------------------------
+
+
+def _joined(folder: Path, *cells: str, **options: Any) -> Manifest:
+    for number in range(len(cells)):
+        (folder / f"{number}.png").touch()
+    lines = ["image,patient_id,findings", *(f'{n}.png,p{n},"{cell}"' for n, cell in enumerate(cells))]
+    path = folder / "joined.csv"
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    cells_ = LabelCells("findings", **{key: options.pop(key) for key in ("separator", "format") if key in options})
+    return read_own_table(path, cells=cells_, **options)
+
+
+@pytest.mark.parametrize(
+    ("cell", "option"),
+    [
+        ("['kyphosis', 'pleural effusion']", "--labels-format list"),
+        ('[""a""]', "--labels-format list"),
+        ("'a'", "--labels-format list"),
+        ("a; b", "--separator ';'"),
+        ("a, b", "--separator ','"),
+        ("a\tb", r"--separator '\\t'"),
+    ],
+)
+def test_what_is_joined_otherwise_is_no_label(tmp_path: Path, cell: str, option: str) -> None:
+    with pytest.raises(ManifestError, match=rf"row 3, column 'findings': expected findings joined by '\|'.*{option}"):
+        _joined(tmp_path, "Mass", cell, "Nodule|Mass")
+
+
+def test_a_label_with_a_comma_is_one_where_it_is_named(tmp_path: Path) -> None:
+    manifest = _joined(tmp_path, "Opacity, left", "Mass", "No Finding", labels=["Opacity, left", "Mass"])
+    assert [row.labels for row in manifest] == [(1, 0), (0, 1), (0, 0)]
+
+
+def test_lists_are_read_where_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    listed = ("['kyphosis', 'pleural effusion']", '[""kyphosis"", ""caf\\u00e9 \\/""]')
+    cells = (*listed, "[]", "", "['normal']", "('kyphosis',)")
+    with caplog.at_level(logging.WARNING, "cbmir"):
+        manifest = _joined(tmp_path, *cells, format="list")
+    assert manifest.labels.names == ("café /", "kyphosis", "pleural effusion")
+    assert [row.labels for row in manifest] == [
+        (0, 1, 1), (1, 1, 0), (None,) * 3, (None,) * 3, (0, 0, 0), (0, 1, 0),
+    ]  # fmt: skip
+    assert "2 rows have an empty 'findings'" in caplog.text
+    assert manifest.about["policies"]["labels"] == "a list in findings"
+
+
+@pytest.mark.parametrize("cell", ["Mass", "['Mass'", "[1, 2]", "{'Mass': 1}", "__import__('os')", "[['Mass']]"])
+def test_what_is_no_list_is_refused(tmp_path: Path, cell: str) -> None:
+    with pytest.raises(ManifestError, match="row 2, column 'findings': expected a list such as"):
+        _joined(tmp_path, cell, "['Mass']", "[]", format="list")
+
+
+@pytest.mark.parametrize("spelled", ["no finding", "No_Finding", "NO FINDING", "normal", "NORMAL", " No  finding "])
+def test_near_misses_of_no_finding_are_no_finding(
+    tmp_path: Path, spelled: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "cbmir"):
+        manifest = _joined(tmp_path, spelled, "Mass", "Mass|Edema")
+    assert manifest.labels.names == ("Edema", "Mass")
+    assert manifest.rows[0].labels == (0, 0)
+    assert manifest.about["policies"]["labels_read_as"] == {spelled.strip(): "No Finding"}
+    assert "is read as 'No Finding'" in caplog.text
+    with pytest.raises(ManifestError, match=r"row 3.*expected No Finding, or some of"):
+        _joined(tmp_path, "Mass", f"Mass|{spelled}", "Edema")
+
+
+def test_labels_that_differ_by_case_blanks_and_underscores_are_one(tmp_path: Path) -> None:
+    usual = "Pleural_Thickening"
+    manifest = _joined(tmp_path, usual, "pleural thickening|Mass", "Pleural  thickening", usual)
+    assert manifest.labels.names == ("Mass", "Pleural_Thickening")
+    assert [row.labels for row in manifest] == [(0, 1), (1, 1), (0, 1), (0, 1)]
+    named = _joined(tmp_path, "MASS", "mass|edema", "No Finding", labels=["Edema", "Mass"])
+    assert [row.labels for row in named] == [(0, 1), (1, 1), (0, 0)]
+    with pytest.raises(ManifestError, match="differ in more than case"):
+        _joined(tmp_path, "Mass", "Edema", "Mass", labels=["Mass", "mass", "Edema"])
+
+
+# --- ids, values and dates --------------------------------------------------------------------------------------------
+
+
+def test_ids_that_were_made_floats(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = ["image,patient_id,study,Mass", "a.png,10000032.0,1.0,1", "b.png,10000033.0,,0", "c.png,10000033.0,2.0,0"]
+    lines.append("d.png,10000034.0,3.0,1")
+    with caplog.at_level(logging.INFO, "cbmir"):
+        manifest = read_own_table(_write(tmp_path, *lines), columns=ColumnMapping(study="study"), labels=["Mass"])
+    assert [row.patient_id for row in manifest] == ["10000032", "10000033", "10000033", "10000034"]
+    assert [row.study_id for row in manifest] == ["1", "", "2", "3"]
+    assert "column 'patient_id' holds integers as floats (10000032.0)" in caplog.text
+
+
+def test_ids_with_dots_stay(tmp_path: Path) -> None:
+    lines = ["image,patient_id,Mass", "a.png,1.0,1", "b.png,1.5,0", "c.png,2.0,0"]
+    manifest = read_own_table(_write(tmp_path, *lines), labels=["Mass"])
+    assert [row.patient_id for row in manifest] == ["1.0", "1.5", "2.0"]
+
+
+def test_a_rounded_id_is_refused(tmp_path: Path) -> None:
+    lines = ["image,patient_id,Mass", "a.png,1,1", "b.png,1.0000032e+17,0", "c.png,2,0"]
+    with pytest.raises(ManifestError, match=r"row 3, column 'patient_id': expected an id, found .*, a rounded number"):
+        read_own_table(_write(tmp_path, *lines), labels=["Mass"])
+
+
+def test_parquet_of_pandas(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    _write(tmp_path, HEADER)
+    data = {
+        "image": ["a.png", "b.png", "c.png"],
+        "patient_id": [10000032.0, 10000033.0, 10000034.0],
+        "Mass": [True, False, None],
+        "day": [datetime(2019, 5, 31), None, datetime(2019, 6, 1)],
+    }
+    parquet.write_table(arrow.table(data), tmp_path / "own.parquet")
+    manifest = read_own_table(tmp_path / "own.parquet", labels=["Mass"], columns=ColumnMapping(date="day"))
+    assert [(row.patient_id, row.labels, row.date) for row in manifest] == [
+        ("10000032", (1,), "2019-05-31"), ("10000033", (0,), ""), ("10000034", (None,), "2019-06-01"),
+    ]  # fmt: skip
+
+
+def test_words_whose_meaning_is_certain_and_words_that_are_explained(tmp_path: Path) -> None:
+    lines = ["image,patient_id,Mass,Edema", "a.png,1,YES,True", "b.png,2,No,false", "c.png,3,Perhaps,"]
+    table = _write(tmp_path, *lines)
+    with pytest.raises(ManifestError, match=r"row 4, column 'Mass': .*found 'Perhaps'.*--label-values"):
+        read_own_table(table, labels=["Mass", "Edema"])
+    manifest = read_own_table(table, labels=["Mass", "Edema"], cells=LabelCells(values={"perhaps": -1}))
+    assert [row.labels for row in manifest] == [(1, 1), (0, 0), (-1, None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "date_format", "day"),
+    [
+        ("20190531", None, "2019-05-31"),
+        ("2019-05-31 00:00:00", None, "2019-05-31"),
+        ("2019-05-31T00:00", None, "2019-05-31"),
+        ("31.5.2019", "%d.%m.%Y", "2019-05-31"),
+        ("2019-05-31 13:05", None, None),
+        ("2019-05-31 00:00:00+00:00", None, None),
+        ("20191331", None, None),
+        ("5/6/2019", None, None),
+        ("2019-05-31", "%d.%m.%Y", None),
+    ],
+)
+def test_dates_in_other_forms(tmp_path: Path, text: str, date_format: str | None, day: str | None) -> None:
+    lines = ["image,patient_id,day,Mass", f"a.png,1,{text},1", "b.png,2,,1", "c.png,3,,1"]
+    table, columns = _write(tmp_path, *lines), ColumnMapping(date="day")
+    if day is None:
+        with pytest.raises(ManifestError, match=r"row 2, column 'day'.*--date-format"):
+            read_own_table(table, columns=columns, labels=["Mass"], date_format=date_format)
+    else:
+        manifest = read_own_table(table, columns=columns, labels=["Mass"], date_format=date_format)
+        assert [row.date for row in manifest] == [day, "", ""]

@@ -64,9 +64,7 @@ def test_how_many_must_agree(tmp_path: Path, agree: int, labels: tuple[int, ...]
 def test_overlap_by_counting_pixels() -> None:
     random = np.random.default_rng(0)
     for _ in range(50):
-        first, second = (
-            tuple(map(float, (*random.integers(0, 20, 2), *random.integers(1, 20, 2)))) for _ in range(2)
-        )
+        first, second = (tuple(map(float, (*random.integers(0, 20, 2), *random.integers(1, 20, 2)))) for _ in range(2))
         masks = np.zeros((2, 40, 40), bool)
         for mask, (left, top, width, height) in zip(masks, (first, second), strict=True):
             mask[int(top) : int(top + height), int(left) : int(left + width)] = True

@@ -1,0 +1,111 @@
+"""Tables as people write them: what is recognised, what is refused, and what Parquet's types become."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cbmir.errors import ManifestError
+from cbmir.text_table import TextTable, read_table
+
+ROWS = [["a.png", "Müller", "1"], ["b.png", "", "0"]]
+
+
+def _write(folder: Path, data: bytes, name: str = "t.csv") -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("separator", "encoding", "said"),
+    [
+        (",", "utf-8", ""),
+        (",", "utf-8-sig", "byte order mark"),
+        (";", "utf-8", "separated by semicolons"),
+        ("\t", "utf-8", "separated by tabs"),
+        (",", "cp1252", "not UTF-8; read as Windows-1252 (Latin-1)"),
+        (";", "utf-16", "read as UTF-16"),
+    ],
+)
+def test_dialects(tmp_path: Path, separator: str, encoding: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    header = ["image", "name", "Mass" if separator == "," else "Mass, left"]
+    text = "\r\n".join(separator.join(row) for row in [header, *ROWS])
+    with caplog.at_level(logging.INFO, "cbmir"):
+        table = read_table(_write(tmp_path, text.encode(encoding)))
+    assert table.columns[:2] == ["image", "name"]
+    assert [list(row) for row in table.rows] == ROWS
+    assert said in caplog.text
+    assert bool(said) == bool(caplog.records)
+
+
+def test_a_comma_is_taken_where_both_make_as_many_columns(tmp_path: Path) -> None:
+    assert read_table(_write(tmp_path, b"a,b;c\n1,2;3\n")).columns == ["a", "b;c"]
+
+
+def test_quotes_new_lines_and_empty_lines(tmp_path: Path) -> None:
+    table = read_table(_write(tmp_path, b'image;text\n\na;"one;\ntwo ""x"""\n\n'))
+    assert table.rows == [["a", 'one;\ntwo "x"']]
+
+
+def test_only_the_columns_that_are_asked_for_are_kept(tmp_path: Path) -> None:
+    path = _write(tmp_path, b"a,b,c,d\n1,2,3,4\n5,6,7\n8\n")
+    table = read_table(path, {"d", "b", "x"})
+    assert (table.columns, table.kept) == (["a", "b", "c", "d"], ["b", "d"])
+    assert [list(row) for row in table.rows] == [["2", "4"], ["6"], []]
+    assert [record for _, record in table.records()] == [{"b": "2", "d": "4"}, {"b": "6"}, {}]
+    assert [place for place, _ in table.records()] == [f"{path}, row {number}" for number in (2, 3, 4)]
+    with pytest.raises(ManifestError, match=r"row 3: the row ends before column 'd'"):
+        table.column("d")
+    assert read_table(path, ()).rows == [[], [], []]
+
+
+@pytest.mark.parametrize("data", [b"a,b\n\0,1\n", "a,b\n\0,1".encode("utf-16"), b"\x89PNG\r\n\x1a\n\0\0", b"\xff\xfea"])
+def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(ManifestError, match=r"t\.csv: expected a (table of text|CSV file in UTF-8), found"):
+        read_table(_write(tmp_path, data))
+
+
+def test_a_manifest_is_not_guessed_at(tmp_path: Path) -> None:
+    assert read_table(_write(tmp_path, b"a;b\n1;2\n"), recognise=False).columns == ["a;b"]
+    with pytest.raises(ManifestError, match="expected a CSV file in UTF-8"):
+        read_table(_write(tmp_path, "ä\n".encode("cp1252")), recognise=False)
+
+
+def test_packed(tmp_path: Path) -> None:
+    path = _write(tmp_path, gzip.compress(b"a;b\n1;2\n"), "t.csv.gz")
+    assert read_table(path).rows == [["1", "2"]]
+
+
+def _parquet(folder: Path, **columns: list[Any]) -> TextTable:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table(columns), folder / "t.parquet")
+    return read_table(folder / "t.parquet")
+
+
+def test_types_of_parquet(tmp_path: Path) -> None:
+    table = _parquet(
+        tmp_path,
+        id=[10000032.0, None], wide=[float(2**60), 0.5], score=[0.25, float("nan")], seen=[True, None],
+        day=[date(2020, 1, 2), None], midnight=[datetime(2019, 5, 31), datetime(2019, 5, 31, 13, 5)],
+        zone=[datetime(2019, 5, 31, tzinfo=UTC), None], names=[["Mass", "Né"], []], text=["1.0", None],
+    )  # fmt: skip
+    rows = [dict(zip(table.kept, row, strict=True)) for row in table.rows]
+    assert rows == [
+        {"id": "10000032", "wide": "1.152921504606847e+18", "score": "0.25", "seen": "1", "day": "2020-01-02",
+         "midnight": "2019-05-31", "zone": "2019-05-31 00:00:00+00:00", "names": '["Mass", "Né"]', "text": "1.0"},
+        {"id": "", "wide": "0.5", "score": "", "seen": "", "day": "", "midnight": "2019-05-31 13:05:00", "zone": "",
+         "names": "[]", "text": ""},
+    ]  # fmt: skip
+
+
+def test_nanoseconds_are_no_hindrance(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    column = arrow.array([1559260800000000123], arrow.timestamp("ns"))
+    parquet.write_table(arrow.table({"t": column}), tmp_path / "t.parquet")
+    assert read_table(tmp_path / "t.parquet").rows == [["2019-05-31"]]
