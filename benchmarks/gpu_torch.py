@@ -153,7 +153,7 @@ def random_model(large: bool) -> tuple[Any, Any]:
     import torch
 
     from cbmir.preprocessing import PreprocessSpec
-    from cbmir.training.encoder import build_encoder
+    from cbmir.training.encoders.encoder import build_encoder
     from cbmir.training.model import ProxyHead, RetrievalModel
 
     name, size = ("densenet121", 224) if large else ("resnet18", 64)

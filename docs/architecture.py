@@ -59,6 +59,7 @@ FLOORS = (
     (
         Room("training", "harness, model, metrics, evaluation", BLUE),
         Room("training.losses", "one loss per file", BLUE),
+        Room("training.encoders", "image to feature map", BLUE),
     ),
     (
         Room("runtime.serving", "HTTP service", GREEN),

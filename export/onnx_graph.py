@@ -16,7 +16,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.errors import EncoderError, ModelError
 from cbmir.runtime.engines.base import encode_head
-from cbmir.training.encoder import TwoStageEncoder, for_inference
+from cbmir.training.encoders.encoder import for_inference
+from cbmir.training.encoders.stages import TwoStageEncoder
 from cbmir.training.model import HashHead, RetrievalModel
 
 log = logging.getLogger("cbmir")

@@ -31,6 +31,7 @@ class TrainConfig:
     """Options of `cbmir train`; the defaults are the paper's ("Implementation"), those of the recipe `paper`.
 
     Attributes:
+        grey_range: What the encoder's weights take for black and white (`encoders.grey_range_of`).
         batch_size: That of all devices together.
         proxies_per_class: A number, or `auto`.
         class_weights: None is the paper's choice: with the proxy loss, without for BCE; most others have none.
@@ -54,6 +55,7 @@ class TrainConfig:
     labels: tuple[str, ...]
     encoder: str = "densenet121"
     weights: str = "none"
+    grey_range: str = "auto"
     loss: str = "proxy"
     epochs: int = 50
     batch_size: int = 48

@@ -20,9 +20,9 @@ from cbmir.card import ModelCard
 from cbmir.errors import RunError
 from cbmir.manifest import Manifest
 from cbmir.training.config import TrainConfig
-from cbmir.training.encoder import build_encoder, with_projection
+from cbmir.training.encoders.stages import with_projection
 from cbmir.training.model import LinearHead, ProxyHead, RetrievalModel
-from cbmir.training.run import RunFolder, load_model
+from cbmir.training.run import RunFolder, encoder_for, load_model
 
 log = logging.getLogger("cbmir")
 
@@ -94,7 +94,7 @@ def load_teacher(config: TrainConfig, manifest: Manifest) -> Teacher:
 
 def build_student(config: TrainConfig, teacher: Teacher, *, weights: str) -> tuple[RetrievalModel, DistillationLoss]:
     """An untrained student and its loss: encoder from `weights`, a random projection, the teacher's head, frozen."""
-    encoder, dim = build_encoder(config.encoder, weights)
+    encoder, dim = encoder_for(config, weights)
     head = copy.deepcopy(teacher.model.head).train().requires_grad_(False)
     return RetrievalModel(with_projection(encoder, dim, teacher.card.embedding_dim), head), DistillationLoss()
 

@@ -38,7 +38,7 @@ from cbmir.training.dataset import (
     split_rows,
 )
 from cbmir.training.distillation import build_student, load_teacher
-from cbmir.training.encoder import finer_stage
+from cbmir.training.encoders.stages import finer_stage
 from cbmir.training.evaluate import on_fastest_device
 from cbmir.training.model import RetrievalModel
 from cbmir.training.run import RunFolder, build_model, training_manifest

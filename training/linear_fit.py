@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cbmir.training.encoder import TwoStageEncoder
+from cbmir.training.encoders.stages import TwoStageEncoder
 from cbmir.training.losses.targets import with_negative_class
 from cbmir.training.metrics import Floats
 from cbmir.training.model import LinearHead, RetrievalModel

@@ -21,7 +21,7 @@ from cbmir.files import replacing, write_json
 from cbmir.manifest import Manifest, read_manifest
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.training.config import TrainConfig, proxy_counts
-from cbmir.training.encoder import build_encoder, encoder_of
+from cbmir.training.encoders.encoder import build_encoder, encoder_of, grey_range_of
 from cbmir.training.losses import HASHING_LOSSES, LOSSES, ONE_PROXY_LOSSES
 from cbmir.training.losses.targets import with_negative_class
 from cbmir.training.model import HashHead, HashingModel, LinearHead, ProxyHead, RetrievalModel
@@ -140,9 +140,15 @@ def training_manifest(config: TrainConfig) -> Manifest:
     return with_fold(manifest, config.fold)
 
 
+def encoder_for(config: TrainConfig, weights: str) -> tuple[torch.nn.Module, int]:
+    """The encoder of a run with `weights` (`build_encoder`), and its dimension."""
+    grey_range = grey_range_of(config.encoder, config.grey_range)
+    return build_encoder(config.encoder, weights, image_size=config.image_size, grey_range=grey_range)
+
+
 def build_model(config: TrainConfig, targets: Tensor, *, weights: str) -> tuple[RetrievalModel, torch.nn.Module]:
     """The model and its loss; `targets` are the training set's, [N, C] in {0, 1, NaN}."""
-    encoder, dim = build_encoder(config.encoder, weights)
+    encoder, dim = encoder_for(config, weights)
     loss = LOSSES[config.loss](targets, negative=config.negative_proxies, balanced=config.balanced)
     labels = len(config.labels)
     if config.loss in HASHING_LOSSES:

@@ -23,7 +23,8 @@ from cbmir.training import metrics
 from cbmir.training.config import TrainConfig, resolve_precision
 from cbmir.training.dataset import evaluation_batches, label_array, split_rows, training_targets
 from cbmir.training.distillation import Teacher
-from cbmir.training.encoder import aligned, finer_stage, stage_maps
+from cbmir.training.encoders.encoder import grey_range_of
+from cbmir.training.encoders.stages import aligned, finer_stage, stage_maps
 from cbmir.training.evaluate import Vectors, embed, evaluate
 from cbmir.training.linear_fit import Stages, fit_linear
 from cbmir.training.model import ProxyHead, RetrievalModel
@@ -157,6 +158,7 @@ def write_card(folder: RunFolder, validation: Validation, model: RetrievalModel)
     fingerprint = embedding_fingerprint(model, config.preprocess)
     keep = ("loss", "weights", "epochs", "batch_size", "lr", "weight_decay", "seed", "fold", "manifest_fingerprint")
     facts = {name: getattr(config, name) for name in keep} | {
+        "grey_range": grey_range_of(config.encoder, config.grey_range).to_json(),
         "manifest": Path(config.manifest).name,
         "source": manifest.about.get("reader", "not stated"),
         "class_weights": config.balanced,

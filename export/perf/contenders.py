@@ -105,7 +105,7 @@ class TorchPeer(Contender):
 
     def open(self) -> tuple[Answer, EngineHealth]:
         torch = require("torch", "train")
-        from cbmir.training.encoder import encoder_of
+        from cbmir.training.encoders.encoder import encoder_of
         from cbmir.training.model import LinearHead, ProxyHead, RetrievalModel
 
         torch.set_num_threads(self.threads or available_threads())

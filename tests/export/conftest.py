@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from cbmir.machine import describe_machine
-from cbmir.training.encoder import TwoStageEncoder
+from cbmir.training.encoders.stages import TwoStageEncoder
 from cbmir.training.model import LinearHead, RetrievalModel
 
 

@@ -18,7 +18,7 @@ from cbmir.export.onnx_graph import fold_batch_norm, to_onnx
 from cbmir.labels import LabelSet
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.engines.ort import OnnxEngine
-from cbmir.training.encoder import build_encoder
+from cbmir.training.encoders.encoder import build_encoder
 from cbmir.training.model import LinearHead, ProxyHead, RetrievalModel
 
 DIM = 16
@@ -205,7 +205,7 @@ def test_an_encoder_that_cannot_be_exported() -> None:
 def test_densenet121(precision: Any, tmp_path: Path) -> None:
     from cbmir.export.parity import LIMITS, Cases, measure_parity
     from cbmir.runtime import Outputs
-    from cbmir.training.encoder import build_encoder
+    from cbmir.training.encoders.encoder import build_encoder
     from cbmir.training.evaluate import embed
 
     torch.manual_seed(0)

@@ -378,7 +378,7 @@ def test_encoders(name: str, make_xray: Any) -> None:
     from tests.export.test_onnx_graph import card_for
 
     from cbmir.export.onnx_graph import to_onnx
-    from cbmir.training.encoder import build_encoder
+    from cbmir.training.encoders.encoder import build_encoder
     from cbmir.training.model import ProxyHead, RetrievalModel
 
     torch.manual_seed(0)

@@ -34,7 +34,8 @@ from cbmir.training.distillation import (
     neighbour_divergence,
     teacher_options,
 )
-from cbmir.training.encoder import build_encoder, encoder_of, for_inference, with_projection
+from cbmir.training.encoders.encoder import build_encoder, encoder_of, for_inference
+from cbmir.training.encoders.stages import with_projection
 from cbmir.training.evaluate import evaluate_model
 from cbmir.training.harness import RetrievalTask, train
 from cbmir.training.model import LinearHead, ProxyHead, RetrievalModel

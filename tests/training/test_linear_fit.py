@@ -8,7 +8,8 @@ import torch
 from sklearn.linear_model import Ridge
 
 from cbmir.errors import EncoderError
-from cbmir.training.encoder import aligned, build_encoder, finer_stage, stage_maps
+from cbmir.training.encoders.encoder import build_encoder
+from cbmir.training.encoders.stages import aligned, finer_stage, stage_maps
 from cbmir.training.linear_fit import _NEIGHBOURS, _PARTS, _SCORES, Stages, fit_linear
 from cbmir.training.model import LinearHead, RetrievalModel
 

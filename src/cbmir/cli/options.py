@@ -165,9 +165,10 @@ training_options = together(
            "well: paper has the paper's loss and settings; fitted trains a classifier with augmentation and averaged "
            "weights, and ends with a linear fit. '--recipe fitted --help' shows its values."),
     option("--encoder", default="densenet121",
-           help="A torchvision classification model (densenet121, resnet18 …), or timm:NAME."),
+           help="A torchvision classification model (densenet121, resnet18 …), timm:NAME, xrv:densenet121 "
+           "(torchxrayvision), or rad-dino."),
     option("--weights", default="none", help="Where the encoder starts: none (random), imagenet (downloaded by "
-           "torchvision or timm), or a state dict file."),
+           "torchvision or timm), or a file: a state dict, safetensors, or a model of torchxrayvision."),
     recipe_option("--epochs", help="At most so many; the best by AUC and corrected nDCG is kept."),
     recipe_option("--patience", help="Stop after so many epochs that were not better."),
     recipe_option("--batch-size", help="Images a step, of all devices together."),

@@ -37,6 +37,14 @@ _TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_we
 @option("--negative-proxies/--no-negative-proxies", default=True,
         help="Whether images without a finding are a class of their own.")  # fmt: skip
 @training_options
+@option(
+    "--grey-range",
+    default="auto",
+    metavar="own|signed|MEAN,STD",
+    help="What the encoder's weights take for black "
+    "and white: own, as its published weights do; signed, -1 and 1; or mean and deviation of grey in 0 to 1. auto "
+    "is own for xrv:NAME and rad-dino, else signed.",
+)
 @option("--seed", default=0)
 @option("--fold", default="", metavar="I/N", help="Use fold I of N by patient instead of the manifest's splits.")
 @option("--distill", "teacher", type=PATH, metavar="RUN", help="Train a light encoder to answer as the finished RUN "

@@ -1,0 +1,147 @@
+"""Checkpoints of the field, written by the libraries themselves with random weights, answer as those libraries do."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cbmir.errors import EncoderError
+from cbmir.training.encoders import build_encoder
+from cbmir.training.encoders import encoder as encoders
+from cbmir.training.encoders.weights import read_state
+
+
+def as_state_dict(model: nn.Module, path: Path) -> None:
+    torch.save(model.state_dict(), path)
+
+
+def as_whole_model(model: nn.Module, path: Path) -> None:
+    torch.save(model, path)
+
+
+def as_old_whole_model(model: nn.Module, path: Path) -> None:
+    """As PyTorch wrote before 1.6, and torchxrayvision's files are: the classes with their source."""
+    torch.save(model, path, _use_new_zipfile_serialization=False)
+
+
+@pytest.fixture(scope="module")
+def xrv() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what its own imports warn of
+        return pytest.importorskip("torchxrayvision")
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize("write", [as_state_dict, as_whole_model, as_old_whole_model])
+def test_torchxrayvisions_densenet(xrv: Any, write: Callable[[nn.Module, Path], None], tmp_path: Path) -> None:
+    model = _with_statistics(xrv.models.DenseNet()).eval()
+    write(model, tmp_path / "densenet121-res224-test.pt")
+    encoder, dim = build_encoder("xrv:densenet121", str(tmp_path / "densenet121-res224-test.pt"), complete=True)
+    grey = torch.randint(256, (2, 64, 64), dtype=torch.uint8)
+    theirs = torch.stack([torch.from_numpy(xrv.utils.normalize(one.numpy(), 255))[None] for one in grey])
+    assert theirs.abs().max() > 1000
+    with torch.inference_mode():
+        found = encoder.eval()(grey[:, None] / 127.5 - 1).mean(dim=(2, 3))
+        torch.testing.assert_close(found, model.features2(theirs), atol=1e-3, rtol=1e-3)
+    assert dim == 1024
+
+
+def test_hugging_faces_dinov2(transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RAD-DINO's own format, a size smaller: its patch tokens after the last norm, in its own range."""
+    monkeypatch.setattr(encoders, "_RAD_DINO_ARCHITECTURE", "vit_small_patch14_dinov2")
+    options = {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "image_size": 70}
+    model = transformers.Dinov2Model(transformers.Dinov2Config(**options, patch_size=14)).eval()
+    for name, value in model.named_parameters():
+        if "lambda" in name or "token" in name or "position" in name:
+            nn.init.normal_(value)
+    model.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "memory.pt")
+    grey = torch.rand(2, 1, 70, 70)
+    with torch.inference_mode():
+        theirs = model(pixel_values=((grey - 0.5307) / 0.2583).expand(-1, 3, -1, -1)).last_hidden_state
+        for file in ("model.safetensors", "memory.pt"):
+            encoder, dim = build_encoder("rad-dino", str(tmp_path / file), image_size=70, complete=True)
+            _assert_patch_tokens(encoder.eval()(2 * grey - 1), theirs)
+    assert dim == 384
+
+
+def test_hugging_faces_vit(transformers: Any, tmp_path: Path) -> None:
+    options = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 2, "intermediate_size": 192}
+    config = transformers.ViTConfig(**options, image_size=64, layer_norm_eps=1e-6)
+    model = transformers.ViTForImageClassification(config).eval()
+    model.save_pretrained(tmp_path)
+    encoder, _ = build_encoder("timm:test_vit", str(tmp_path / "model.safetensors"), image_size=64, complete=True)
+    grey = torch.rand(2, 1, 64, 64)
+    with torch.inference_mode():
+        theirs = model.vit(pixel_values=(2 * grey - 1).expand(-1, 3, -1, -1)).last_hidden_state
+        _assert_patch_tokens(encoder.eval()(2 * grey - 1), theirs)
+
+
+def test_positions_are_resampled_to_another_size(tmp_path: Path) -> None:
+    """As timm resamples them."""
+    import timm
+
+    model = timm.create_model("test_vit", img_size=96)
+    torch.save(model.state_dict(), tmp_path / "w.pt")
+    other = timm.create_model("test_vit", img_size=64, num_classes=0, global_pool="")
+    timm.models.load_checkpoint(
+        other, str(tmp_path / "w.pt"), filter_fn=timm.models.vision_transformer.checkpoint_filter_fn, strict=False
+    )
+    encoder, _ = build_encoder("timm:test_vit", str(tmp_path / "w.pt"), image_size=64, complete=True)
+    grey = torch.rand(2, 1, 64, 64)
+    with torch.inference_mode():
+        _assert_patch_tokens(encoder.eval()(grey), other.eval()(grey.expand(-1, 3, -1, -1)))
+
+
+class Trap:
+    """Would write a file when it is unpickled by pickle."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_nothing_that_a_file_names_is_run(zipped: bool, tmp_path: Path) -> None:
+    model = nn.Conv2d(1, 2, 3)
+    model.trap = Trap(tmp_path / "sprung")  # type: ignore[assignment]
+    torch.save(model, tmp_path / "w.pt", _use_new_zipfile_serialization=zipped)
+    assert set(read_state(tmp_path / "w.pt")) == {"weight", "bias"}
+    assert not (tmp_path / "sprung").exists()
+    with (tmp_path / "w.pkl").open("wb") as stream:
+        pickle.dump(Trap(tmp_path / "sprung"), stream)
+    with pytest.raises(EncoderError, match="state dict"):
+        read_state(tmp_path / "w.pkl")
+    assert not (tmp_path / "sprung").exists()
+
+
+def _assert_patch_tokens(found: Tensor, tokens: Tensor) -> None:
+    """`tokens` [N, 1 + hw, D] have a class token first, which is no cell."""
+    side = found.shape[-1]
+    wanted = tokens[:, 1:].transpose(1, 2).unflatten(2, (side, side))
+    torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-3)
+    assert not torch.allclose(found.mean(dim=(2, 3)), tokens[:, 0], atol=0.1)
+
+
+def _with_statistics(model: nn.Module) -> nn.Module:
+    """Batch norms as training leaves them: an average that does not happen to be 0, a variance not 1."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_mean, -0.1, 0.1)  # type: ignore[arg-type]
+            nn.init.uniform_(module.running_var, 0.5, 2)  # type: ignore[arg-type]
+    return model

@@ -1,0 +1,7 @@
+"""Encoders: grey image to feature map. Any of torchvision and timm, and the field's own by their published weights."""
+
+from cbmir.training.encoders.encoder import build_encoder, encoder_of, grey_range_of, own_input
+from cbmir.training.encoders.grey_range import GreyRange
+from cbmir.training.encoders.weights import load_weights
+
+__all__ = ["GreyRange", "build_encoder", "encoder_of", "grey_range_of", "load_weights", "own_input"]

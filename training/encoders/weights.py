@@ -1,0 +1,179 @@
+"""Weights from a file, by whoever wrote it: a state dict of PyTorch or safetensors, or a whole pickled model.
+
+Nothing that a file names is run: of a pickled model only the tensors are taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cbmir.errors import EncoderError, require
+
+log = logging.getLogger("cbmir")
+
+
+def load_weights(encoder: nn.Module, path: Path, *, complete: bool = False) -> None:
+    """Load the weights of a file into an encoder; what did not match is listed in the log.
+
+    Names of Hugging Face's vision transformers become timm's, positions are resampled to the encoder's grid, and
+    three-channel first convolutions are summed where the encoder reads one channel.
+
+    Args:
+        complete: Whether the file must have each of the encoder's tensors: what is missing would answer by chance.
+
+    Raises:
+        EncoderError: The file has no weights; or fewer than half of the encoder's tensors find their match, since
+            training would then start from noise unnoticed; or one is missing where all are asked for.
+    """
+    state = _in_timms_names(read_state(path))
+    if hasattr(encoder, "patch_embed"):
+        state = require("timm.models.vision_transformer", "train").checkpoint_filter_fn(state, encoder)
+    prefix = re.compile(r"^(module\.)?(model\.)?(encoder\.)?")
+    given = {prefix.sub("", key): value for key, value in state.items() if _is_weight(key, value)}
+    own = {key: value for key, value in encoder.state_dict().items() if _is_weight(key, value)}
+    fitting = {}
+    for key, value in own.items():
+        found = given.get(key)
+        if found is not None and found.ndim == 4 and found.shape[1] == 3 and value.shape[1] == 1:
+            found = found.sum(dim=1, keepdim=True)
+        if found is not None and found.shape == value.shape:
+            fitting[key] = found
+    missing, unused = sorted(own.keys() - fitting), sorted(given.keys() - fitting)
+    if 2 * len(fitting) < len(own) or (complete and missing):
+        raise EncoderError(
+            f"{path}: only {len(fitting)} of the encoder's {len(own)} tensors have a match by name and shape "
+            f"(first without: {', '.join(missing[:3])}; the file has {', '.join(unused[:3])} …); "
+            f"use weights of this encoder"
+        )
+    encoder.load_state_dict(fitting, strict=False)
+    log.info("Weights from %s: %d of %d tensors match.", path.name, len(fitting), len(own))
+    if missing:
+        log.warning("Left as initialised: %s", ", ".join(missing))
+    if unused:
+        log.warning("In the file and not used: %s", ", ".join(unused))
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by their names. Raises EncoderError for a file without any."""
+    try:
+        if path.suffix == ".safetensors":
+            state: Any = require("safetensors.torch", "train").load_file(path)
+        else:
+            state = _unpickled(path)
+    except EncoderError:
+        raise
+    except Exception as error:  # torch.load raises whatever the unpickler meets
+        raise EncoderError(f"{path}: expected a PyTorch state dict, found {type(error).__name__}: {error}") from error
+    for key in ("state_dict", "model"):
+        inner = state.get(key) if isinstance(state, dict) else None
+        state = inner if isinstance(inner, dict) else state
+    found = state if isinstance(state, dict) else dict(_tensors_of(state))
+    return {str(key): value for key, value in found.items() if isinstance(value, Tensor)}
+
+
+def _unpickled(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:  # a whole model, as torchxrayvision ships its own
+        content = BytesIO(path.read_bytes())  # not by its path: PyTorch would try a tar file, and unpack it
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", torch.serialization.SourceChangeWarning)  # of a class that is not run
+            return torch.load(content, map_location="cpu", pickle_module=_INERT, weights_only=False)
+
+
+class Inert:
+    """Stands in for any class or function that a pickled model names: it keeps what it is given, and does nothing."""
+
+    dump_patches = False
+
+    def __init__(self, *given: object, **named: object) -> None:
+        pass
+
+    def __call__(self, *given: object) -> Inert:
+        return self
+
+    def __setstate__(self, state: object) -> None:
+        if isinstance(state, dict):
+            self.__dict__.update(state)
+
+
+#: What makes tensors and their containers, and can do no more than that.
+_HARMLESS = {
+    ("collections", "OrderedDict"), ("torch._utils", "_rebuild_parameter"), ("torch._utils", "_rebuild_tensor"),
+    ("torch._utils", "_rebuild_tensor_v2"),
+}  # fmt: skip
+
+
+class InertUnpickler(pickle.Unpickler):
+    """Makes tensors, and `Inert` of all else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return super().find_class(module, name) if (module, name) in _HARMLESS else Inert
+
+
+def _load(file: Any, **options: Any) -> Any:
+    return InertUnpickler(file, **options).load()
+
+
+_INERT = SimpleNamespace(Unpickler=InertUnpickler, load=_load, __name__="inert")
+
+
+def _tensors_of(module: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The names and tensors of a module that was unpickled as `Inert`, as its state dict would have them."""
+    inside: Mapping[str, Any] = vars(module) if isinstance(module, Inert) else {}
+    for kind in ("_parameters", "_buffers"):
+        yield from ((prefix + name, value) for name, value in inside.get(kind, {}).items())
+    for name, child in inside.get("_modules", {}).items():
+        yield from _tensors_of(child, f"{prefix}{name}.")
+
+
+#: Names in Hugging Face's files of ViT and DINOv2 models, and in their models in memory, with timm's.
+_RENAMED = [(re.compile(pattern), name) for pattern, name in (
+    (r"^embeddings\.(cls_token|mask_token|register_tokens)$", r"\1"),
+    (r"^embeddings\.position_embeddings$", "pos_embed"),
+    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"^layernorm\.", "norm."),
+    (r"^(?:encoder\.layer|layers)\.(\d+)\.", r"blocks.\1."),
+    (r"\.attention\.(?:attention\.)?([qkv])(?:uery|ey|alue|_proj)\.", r".attn.\1."),
+    (r"\.attention\.(?:output\.dense|o_proj)\.", ".attn.proj."),
+    (r"\.layer_scale(\d)\.lambda1$", r".ls\1.gamma"),
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+    (r"\.intermediate\.dense\.", ".mlp.fc1."),
+    (r"\.output\.dense\.", ".mlp.fc2."),
+)]  # fmt: skip
+_PATCHES = "embeddings.patch_embeddings.projection.weight"
+
+
+def _in_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a vision transformer of Hugging Face under timm's names; those of any other model as they are."""
+    prefix = next((key.removesuffix(_PATCHES) for key in state if key.endswith(_PATCHES)), None)
+    if prefix is None:
+        return state
+    renamed: dict[str, Tensor] = {}
+    for key, value in state.items():
+        key = key.removeprefix(prefix)
+        for pattern, name in _RENAMED:
+            key = pattern.sub(name, key)
+        renamed[key] = value
+    queries = [key for key in renamed if ".attn.q." in key]
+    for key in queries:  # three maps in a file of Hugging Face, one in timm
+        parts = [renamed.pop(key.replace(".attn.q.", f".attn.{part}.")) for part in "qkv"]
+        renamed[key.replace(".attn.q.", ".attn.qkv.")] = torch.cat(parts)
+    return renamed
+
+
+def _is_weight(key: str, value: object) -> bool:
+    # BatchNorm's batch counter is no weight, and many files leave it out.
+    return isinstance(value, Tensor) and not key.endswith("num_batches_tracked")
