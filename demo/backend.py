@@ -33,7 +33,7 @@ from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.projection import NEAREST, GalleryProjection
 from cbmir.runtime.imaging.radiograph import Radiograph
 from cbmir.runtime.logs import error_fields
-from cbmir.runtime.results import Neighbour
+from cbmir.runtime.results import Analysis, Neighbour
 
 log = logging.getLogger("cbmir")
 
@@ -181,7 +181,8 @@ class Backend:
         unsure = {name for one in analysis.known for name in uncertain_of(self.gallery.entry(one))}
         labels = ", ".join(readable(name) + " (uncertain)" * (name in unsure) for name in analysis.query_labels)
         source = "known" if analysis.known else "predicted"
-        searched = f"{controls.text(known=known)}; this image: {labels or 'no finding'} ({source})"
+        of_image = f"; this image: {labels or 'no finding'} ({source})" if analysis.labels_known else ""
+        searched = controls.text(known=known) + of_image
         place = None if strange else self._place(
             lambda count: [(hit.entry.id, hit.distance) for hit in self.gallery.search(analysis.embedding, count).hits]
         )  # fmt: skip
@@ -192,7 +193,7 @@ class Backend:
                 "findings": markup.findings_html(self.finder.card, analysis.findings),
                 "novelty": markup.novelty_html(analysis.novelty),
                 "agreement": similar_images.agreement_html(analysis.agreement),
-                "wall": self._wall(analysis.neighbours, analysis.query_labels, self._likeness),
+                "wall": self._wall(analysis.neighbours, _labels_of(analysis), self._likeness),
                 "search": escape(searched),
                 "map-note": map_note(self._chart, "" if place else _STRANGE if strange else _NOT_NEAR),
             },
@@ -227,7 +228,7 @@ class Backend:
         if neighbour is None:
             raise UserError("expected a look-alike that is on the page, found another; ask anew")
         analysis, entry = view.analysis, self.gallery.entry(name)
-        labels = view.labels if analysis is None else analysis.query_labels
+        labels = view.labels if analysis is None else _labels_of(analysis)
         answer: Answer = {
             "id": name, "src": thumbnail_url(name), "title": f"Gallery image {name}", "here": None, "there": None,
             "exact": True,
@@ -257,7 +258,7 @@ class Backend:
 
     # Parts of answers.
 
-    def _wall(self, neighbours: Sequence[Neighbour], labels: Sequence[str], likeness: Likeness | None) -> str:
+    def _wall(self, neighbours: Sequence[Neighbour], labels: Sequence[str] | None, likeness: Likeness | None) -> str:
         entries = [self.gallery.entry(one.id) for one in neighbours]
         return similar_images.wall_html(neighbours, entries, labels, likeness)
 
@@ -292,6 +293,11 @@ class Backend:
             "alerts": RESTING, "findings": markup.findings_html(self.finder.card), "novelty": "", "agreement": "",
             "wall": similar_images.EMPTY, "members": "", "search": "", "map-note": map_note(self._chart), **parts,
         }  # fmt: skip
+
+
+def _labels_of(analysis: Analysis) -> Sequence[str] | None:
+    """The labels of the image that was analysed; None where nothing is known of it."""
+    return analysis.query_labels if analysis.labels_known else None
 
 
 def _cells(name: str, evidence: NDArray[np.float32]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from cbmir.card import ModelCard
 from cbmir.labels import readable
-from cbmir.runtime.finder import NOTHING_ALIKE
+from cbmir.runtime.finder import NOTHING_ALIKE, WITHOUT_FINDINGS
 from cbmir.runtime.novelty import QUANTILE, Novelty
 from cbmir.runtime.results import Finding, most_probable_first
 
@@ -89,7 +89,10 @@ def threshold_probability(card: ModelCard, finding: Finding) -> float | None:
 
 
 def findings_html(card: ModelCard, findings: Sequence[Finding] = ()) -> str:
-    """Bars, most probable first, each a button that shows its evidence. Without findings, labels hold their places."""
+    """Bars, most probable first, each a button that shows its evidence. Without findings, labels hold their places; an
+    embedding model has none."""
+    if not card.has_findings:
+        return f'<p class="fine-print">{escape(WITHOUT_FINDINGS)}</p>'
     rows = [_row(finding, threshold_probability(card, finding)) for finding in most_probable_first(findings)]
     waiting = [_cells(label, "", "", "&ndash;", "", "waiting", "span") for label in card.labels.names]
     return f'<ol class="findings">{"".join(rows or waiting)}</ol>'

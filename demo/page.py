@@ -12,7 +12,7 @@ from cbmir.demo.examples import Example
 from cbmir.demo.markup import RESTING, escape, findings_html, image_uri, table
 from cbmir.demo.similar_images import EMPTY
 from cbmir.labels import readable
-from cbmir.runtime.finder import Finder
+from cbmir.runtime.finder import WITHOUT_FINDINGS, Finder
 from cbmir.runtime.gallery.projection import NEAREST, GalleryProjection
 
 STATIC = Path(__file__).resolve().parent / "static"
@@ -23,17 +23,31 @@ def page_html(finder: Finder, examples: Sequence[Example], chart: GalleryProject
     gallery = finder.gallery
     labels = () if gallery is None else gallery.labels.names
     views = [] if gallery is None else [str(view) for view in gallery.info().get("views", {}) if view]
+    note = f"Calibrated probabilities; the tick is a finding's {finder.operating_point} threshold."
+    evidence = "Choose a finding to see which parts of the image speak for it."
+    if not finder.card.has_findings:
+        note, evidence = "", "Look at a look-alike side by side to see which parts make the two alike."
+    return Template((STATIC / "page.html").read_text(encoding="utf-8")).substitute(
+        device=escape(NOT_A_DEVICE), examples=examples_html(examples), having=_options(labels),
+        views=_options(sorted(views)), map_labels=_options(labels), alerts=RESTING,
+        combination=combination_html(finder.card), findings_note=escape(note), evidence_text=escape(evidence),
+        findings=findings_html(finder.card), wall=EMPTY,
+        card=card_html(finder.card), map_note=map_note(chart),
+    )  # fmt: skip
+
+
+def combination_html(card: ModelCard) -> str:
+    """The panel that searches by findings, which an embedding model cannot."""
     chips = "".join(
         f'<button type="button" class="chip" data-label="{escape(label)}" aria-pressed="false">'
         f"{escape(readable(label))}</button>"
-        for label in finder.card.labels.names
+        for label in card.labels.names
     )
-    return Template((STATIC / "page.html").read_text(encoding="utf-8")).substitute(
-        device=escape(NOT_A_DEVICE), examples=examples_html(examples), having=_options(labels),
-        views=_options(sorted(views)), map_labels=_options(labels), chips=chips, alerts=RESTING,
-        operating_point=escape(finder.operating_point), findings=findings_html(finder.card), wall=EMPTY,
-        card=card_html(finder.card), map_note=map_note(chart),
-    )  # fmt: skip
+    return chips and (
+        '<details class="panel" id="combination"><summary>Search by findings, without an image</summary>'
+        f'<div class="chips" role="group" aria-label="Findings to search for">{chips}</div>'
+        '<button type="button" class="button main" data-act="findings">Find images with these</button></details>'
+    )
 
 
 def examples_html(examples: Sequence[Example]) -> str:
@@ -68,6 +82,8 @@ def map_note(chart: GalleryProjection | None, placeless: str = "") -> str:
 _LIMITS = (
     "It knows frontal chest X-rays of adults like those it was trained on. Of others, its numbers mean nothing; the "
     "flag above the findings catches most, not all of them.",
+)
+_LIMITS_OF_FINDINGS = (
     "A probability is calibrated on validation images of the same source: elsewhere findings are rarer or more common, "
     "and it is off accordingly.",
     "Labels of public data sets are often read from reports by a program, and are wrong at times; so are look-alikes' "
@@ -79,18 +95,20 @@ _LIMITS = (
 
 def card_html(card: ModelCard) -> str:
     """Sections of plain facts; what the card does not say is left out."""
-    limits = "".join(f"<li>{escape(limit)}</li>" for limit in _LIMITS)
+    stated = (*_LIMITS, *_LIMITS_OF_FINDINGS) if card.has_findings else (*_LIMITS, WITHOUT_FINDINGS)
+    limits = "".join(f"<li>{escape(limit)}</li>" for limit in stated)
+    points = f"<h3>Operating points</h3>{_operating_points(card)}" if card.has_findings else ""
     return (
         f'<p class="device">{escape(NOT_A_DEVICE)}</p><h3>Intended use</h3><p>{escape(card.intended_use)}</p>'
         f"<h3>Limits</h3><ul>{limits}</ul><h3>How well it does</h3>{_metrics(card.metrics)}"
-        f"<h3>Operating points</h3>{_operating_points(card)}"
-        f"<h3>Training data</h3>{_training(card)}<h3>Model</h3>{_facts(_model(card))}"
+        f"{points}<h3>Training data</h3>{_training(card)}<h3>Model</h3>{_facts(_model(card))}"
     )
 
 
 def _model(card: ModelCard) -> dict[str, str]:
     return {
-        "Encoder": card.encoder, "Precision": card.precision, "Head": f"{card.head}, sigma {card.sigma:g}",
+        "Encoder": card.encoder, "Precision": card.precision,
+        "Head": f"{card.head}, sigma {card.sigma:g}" if card.has_findings else "none: it scores no findings",
         "Input": f"{card.preprocess.crop} x {card.preprocess.crop} pixels of {card.preprocess.resize}",
         "Licence": card.licence, "Fingerprint": card.fingerprint,
         "Made with": ", ".join(f"{name} {version}" for name, version in card.versions.items()),
@@ -163,7 +181,7 @@ def _training(card: ModelCard) -> str:
     training = card.training
     facts = {
         "Source": training.get("source"), "Patients": training.get("patients"), "Loss": training.get("loss"),
-        "Epochs": training.get("epochs"),
+        "Epochs": training.get("epochs"), "Published weights": "" if card.has_findings else training.get("weights"),
         "Images": ", ".join(f"{split} {count:,}" for split, count in _mapping(training.get("images")).items()),
     }  # fmt: skip
     rows = [

@@ -21,6 +21,7 @@ from cbmir.demo.page import STATIC
 from cbmir.demo.uploads import Upload
 from cbmir.labels import readable
 from cbmir.runtime.evidence import overlay
+from cbmir.runtime.finder import WITHOUT_FINDINGS
 from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.results import Analysis, Finding, Neighbour, most_probable_first
 
@@ -31,21 +32,21 @@ def report_html(
     card: ModelCard, gallery: SearchableGallery, image: Upload, analysis: Analysis, searched: str, *,
     label: str = "", now: datetime | None = None,
 ) -> str:  # fmt: skip
-    """`label` is the finding whose evidence is shown, empty: the most probable one; `searched` is plain text."""
+    """`label` is the finding whose evidence is shown, empty: the most probable one; `searched` is plain text.
+
+    Without findings the evidence is that for the nearest look-alike.
+    """
     findings = most_probable_first(analysis.findings)
-    label = label or findings[0].label
-    evidence = overlay(image.picture, analysis.evidence_for_finding(label), card.preprocess, 0.6)
-    explained = (
-        f"Evidence for {readable(label)} against the other findings: orange and + more, blue and \N{MINUS SIGN} less "
-        "than an even share; the line is what the model sees"
-    )
     when = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
     name = f"image file with SHA-256 {image.radiograph.sha256[:16]}…"
     if analysis.known:
         name = f"gallery image {gallery.case_id(analysis.known[0])}"
     style = (STATIC / "report.css").read_text(encoding="utf-8")
     threshold = f"Threshold ({escape(analysis.operating_point)})"
-    rows = [_row(card, finding) for finding in findings]
+    found = f'<p class="fine-print">{escape(WITHOUT_FINDINGS)}</p>'
+    if findings:
+        head = ("Finding", "Verdict", "Calibrated probability", threshold)
+        found = table(head, [_row(card, finding) for finding in findings])
     alike = [_alike(rank, gallery.case_id(n.id), n) for rank, n in enumerate(analysis.neighbours[:_SHOWN], 1)]
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>cbmir report</title><style>{style}</style>'
@@ -53,14 +54,31 @@ def report_html(
         f'<p class="fine-print">{when} · {escape(name)}</p>'
         f'{markup.alerts_html(analysis.warnings)}<div class="case"><div>'
         f"{_figure('The X-ray', image.picture, 'The image')}"
-        f"{_figure('The X-ray with evidence', evidence, explained)}</div>"
-        f"<div><h2>Findings</h2>{table(('Finding', 'Verdict', 'Calibrated probability', threshold), rows)}"
+        f"{_evidence(card, image, analysis, label)}</div><div><h2>Findings</h2>{found}"
         f"{markup.novelty_html(analysis.novelty)}<h2>Nearest look-alikes</h2>"
         f"{table(('Case', 'Cosine', 'Labels'), alike)}"
         f'<p class="fine-print">Searched: {escape(searched)}.</p></div></div><h2>Model</h2><p class="fine-print">cbmir '
         f"{__version__}: {escape(card.encoder)}, precision {escape(card.precision)}, fingerprint "
         f"{escape(card.fingerprint[:16])}. {escape(card.intended_use)}</p></body></html>"
     )
+
+
+def _evidence(card: ModelCard, image: Upload, analysis: Analysis, label: str) -> str:
+    """The figure of the evidence for a finding, or for the nearest look-alike; nothing where there is neither."""
+    findings = most_probable_first(analysis.findings)
+    if findings:
+        label = label or findings[0].label
+        evidence, what = analysis.evidence_for_finding(label), f"{readable(label)} against the other findings"
+    elif analysis.neighbours:
+        evidence, what = analysis.evidence_for_neighbour(analysis.neighbours[0].id), "the nearest look-alike"
+    else:
+        return ""
+    explained = (
+        f"Evidence for {what}: orange and + more, blue and \N{MINUS SIGN} less than an even share; the line is what "
+        "the model sees"
+    )
+    picture = overlay(image.picture, evidence, card.preprocess, 0.6)
+    return _figure("The X-ray with evidence", picture, explained)
 
 
 def _row(card: ModelCard, finding: Finding) -> list[str]:

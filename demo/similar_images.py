@@ -48,9 +48,15 @@ class Likeness:
 EMPTY = '<p class="empty">Look-alikes from the gallery appear here, with their labels and reports.</p>'
 
 
-def label_marks(query_labels: Sequence[str], entry: Entry, shared: Sequence[str], *, is_asked_for: bool = False) -> str:
+def label_marks(
+    query_labels: Sequence[str] | None, entry: Entry, shared: Sequence[str], *, is_asked_for: bool = False
+) -> str:
     """Each label of two images with a sign and its words. `shared` are those of the entry's labels that the query has,
-    however it calls them. `is_asked_for`: findings were asked for, not an image."""
+    however it calls them. `is_asked_for`: findings were asked for, not an image. With `query_labels` None nothing is
+    known of the query, and the entry's labels stand without a sign."""
+    if query_labels is None:
+        having = [readable(name) + " (uncertain)" * (name in uncertain_of(entry)) for name in entry.positive]
+        return f'<p class="fine-print">{escape(", ".join(having) or "No finding known of it")}</p>'
     values = {canonical(name): value for name, value in (entry.labels or {}).items()}
     theirs = {canonical(name) for name in entry.positive}
     missing = [name for name in query_labels if canonical(name) not in theirs]
@@ -77,8 +83,9 @@ def uncertain_of(entry: Entry) -> frozenset[str]:
 
 
 def wall_html(
-    neighbours: Sequence[Neighbour], entries: Sequence[Entry], query_labels: Sequence[str], likeness: Likeness | None
-) -> str:
+    neighbours: Sequence[Neighbour], entries: Sequence[Entry], query_labels: Sequence[str] | None,
+    likeness: Likeness | None,
+) -> str:  # fmt: skip
     """Cards, nearest first. Without `likeness` it was findings that were asked for, and not an image."""
     if not neighbours:
         return '<p class="empty">No image of the gallery passes these filters.</p>'
@@ -91,11 +98,12 @@ def wall_html(
 
 
 def _card(
-    rank: int, neighbour: Neighbour, entry: Entry, query_labels: Sequence[str], likeness: Likeness | None, reports: bool
-) -> str:
+    rank: int, neighbour: Neighbour, entry: Entry, query_labels: Sequence[str] | None, likeness: Likeness | None,
+    reports: bool,
+) -> str:  # fmt: skip
     """`reports` is whether any of the look-alikes has one: that this one has none is worth saying then."""
     name = escape(neighbour.id)
-    asked_for = f"{len(neighbour.shared)} of {len(query_labels)} asked for"
+    asked_for = f"{len(neighbour.shared)} of {len(query_labels or ())} asked for"
     words = asked_for if likeness is None else likeness.words(neighbour.cosine)
     report = neighbour.report.strip()
     text = (

@@ -1,4 +1,4 @@
-"""cbmir.export: a finished run in; files out, each of which answers as PyTorch does or is not written.
+"""cbmir.export: a finished run, or an encoder, in; files out, each of which answers as PyTorch does or is not written.
 
 ::
 
@@ -14,7 +14,7 @@ from cbmir.lazy_imports import lazy_imports
 
 if TYPE_CHECKING:
     from cbmir.export.compare import compare_models
-    from cbmir.export.export import ExportOptions, export_run
+    from cbmir.export.export import ExportOptions, export_encoder, export_run
     from cbmir.export.onnx_graph import to_onnx
     from cbmir.export.parity import LIMITS, Parity, ParityLimits, measure_parity
 
@@ -23,12 +23,13 @@ __getattr__ = lazy_imports(
     __name__,
     {
         **dict.fromkeys(("LIMITS", "Parity", "ParityLimits", "measure_parity"), "cbmir.export.parity"),
-        **dict.fromkeys(("ExportOptions", "export_run"), "cbmir.export.export"),
+        **dict.fromkeys(("ExportOptions", "export_encoder", "export_run"), "cbmir.export.export"),
         "compare_models": "cbmir.export.compare",
         "to_onnx": "cbmir.export.onnx_graph",
     },
 )
 
 __all__ = [
-    "LIMITS", "ExportOptions", "Parity", "ParityLimits", "compare_models", "export_run", "measure_parity", "to_onnx",
+    "LIMITS", "ExportOptions", "Parity", "ParityLimits", "compare_models", "export_encoder", "export_run",
+    "measure_parity", "to_onnx",
 ]  # fmt: skip

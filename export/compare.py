@@ -93,19 +93,27 @@ def choose(manifest: Manifest) -> tuple[Manifest, int]:
 def calibration_pixels(
     config: TrainConfig, card: ModelCard, manifest: Path | None, count: int, queries: Collection[str]
 ) -> NDArray[np.uint8]:
-    """At most `count` images to quantise by, uint8 [M, 1, S, S], evenly spread: the run's own, or those of a manifest.
+    """`calibration_of` the run's own images, or those of a manifest.
 
-    They are training images (all, where the table has none), without those of the patients of the `queries`, on which
-    int8 is judged. Raises RunError where the run's own are gone or changed, ManifestError for those of the manifest.
+    Raises RunError where the run's own are gone or changed, ManifestError for those of the manifest.
     """
     with _explained(manifest, "int8 is set by real images", "--calibrate"):
         table = read_manifest(manifest) if manifest else training_manifest(config)
-        rows = table.split("train").rows or table.rows
-        others = tuple(row for row in rows if row.patient_id not in queries)
-        if not others:
-            log.warning("int8 is set and judged on the same patients, since there are no others: it may do less well "
-                        "on new ones.")  # fmt: skip
-        return read_pixels(Manifest(table.labels, evenly(others or rows, count)), card.preprocess)
+        return calibration_of(table, card, count, queries)
+
+
+def calibration_of(table: Manifest, card: ModelCard, count: int, queries: Collection[str]) -> NDArray[np.uint8]:
+    """At most `count` images of a manifest to quantise by, uint8 [M, 1, S, S], evenly spread.
+
+    They are training images (all, where the table has none), without those of the patients of the `queries`, on which
+    int8 is judged. Raises ManifestError.
+    """
+    rows = table.split("train").rows or table.rows
+    others = tuple(row for row in rows if row.patient_id not in queries)
+    if not others:
+        log.warning("int8 is set and judged on the same patients, since there are no others: it may do less well on "
+                    "new ones.")  # fmt: skip
+    return read_pixels(Manifest(table.labels, evenly(others or rows, count)), card.preprocess)
 
 
 def evenly(rows: tuple[Row, ...], most: int) -> tuple[Row, ...]:
@@ -147,7 +155,8 @@ def compare_models(a: Path, b: Path, manifest: Path, tolerances: Sequence[str] =
                 f"expected two models that take images alike, found {card.preprocess} and {other.preprocess}"
             )
         found = sample.answers(embedder, b.name)
-    return measure_parity(reference, found, sample.cases, limits_of(card, other).changed(*tolerances))
+    limits = limits_of(card, other).for_images(card, sample.cases)
+    return measure_parity(reference, found, sample.cases, limits.changed(*tolerances))
 
 
 def limits_of(a: ModelCard, b: ModelCard) -> ParityLimits:

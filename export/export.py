@@ -1,13 +1,16 @@
-"""`cbmir export`: the best model of a run as files, each let in only when it answers as PyTorch does."""
+"""`cbmir export`: the best model of a run, or an untrained encoder, as files, each let in only when it answers as
+PyTorch does."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,16 +23,20 @@ from cbmir.card import ModelCard
 from cbmir.errors import EngineError, ModelError, ParityError, UserError
 from cbmir.export import openvino, quantize_ort, tensorrt
 from cbmir.export.calibration import check_percentile
-from cbmir.export.compare import Sample, calibration_pixels, run_sample
+from cbmir.export.compare import Sample, calibration_of, calibration_pixels, run_sample, sample_of
 from cbmir.export.onnx_graph import to_onnx
 from cbmir.export.parity import LIMITS, Parity, measure_parity
 from cbmir.files import write_json
 from cbmir.machine import describe_machine, versions
+from cbmir.manifest import read_manifest
 from cbmir.runtime.engines.base import Outputs
 from cbmir.runtime.engines.openvino import import_openvino, why_no_bfloat16
 from cbmir.runtime.engines.registry import why_not
 from cbmir.runtime.engines.tensorrt import read_plan_info
-from cbmir.training.evaluate import opened_model
+from cbmir.training.embedding_model import embedding_model
+from cbmir.training.encoders.patch_tokens import PatchTokens
+from cbmir.training.evaluate import embed, on_fastest_device, opened_model, splits_of
+from cbmir.training.model import RetrievalModel
 from cbmir.training.run import load_model
 
 log = logging.getLogger("cbmir")
@@ -54,8 +61,8 @@ class ExportOptions:
     Args:
         openvino: Of bf16 and int8.
         targets: TensorRT targets (sm86 …, or current).
-        images: A manifest to compare on, in place of the run's own.
-        calibrate: A manifest to set int8 by, in place of the run's own.
+        images: A manifest to compare on, in place of the run's own; an encoder has no other.
+        calibrate: A manifest to set int8 by, in place of the run's own, or of `images`.
         percentile: Cuts the activations' range in calibration; in (50, 100].
         tolerances: NAME=NUMBER for `ParityLimits.changed`.
         accept_parity_loss: Write a file beyond its limits all the same.
@@ -72,6 +79,11 @@ class ExportOptions:
     percentile: float | None = None
     tolerances: tuple[str, ...] = ()
     accept_parity_loss: bool = False
+
+    @property
+    def quantises(self) -> bool:
+        """Whether a file in int8 is asked for."""
+        return self.int8 or "int8" in self.openvino
 
     def __post_init__(self) -> None:
         check_percentile(self.percentile)
@@ -99,18 +111,67 @@ def export_run(run: Path, output: str | Path, options: ExportOptions | None = No
         ParityError: Files are beyond their limits; the others are written.
     """
     options = options or ExportOptions()
-    _check_possible(options)
-    target = output_file(output)
-    read_report(target.parent / REPORT)  # a damaged one would stop the first file
+    target = _target(output, options)
     model, card, config = load_model(run)
     sample = run_sample(config, card, options.images)
     pixels = None
-    if options.int8 or "int8" in options.openvino:
-        queries = set(sample.cases.patients[: sample.cases.queries])
-        pixels = calibration_pixels(config, card, options.calibrate, options.calibration_images, queries)
+    if options.quantises:
+        pixels = calibration_pixels(config, card, options.calibrate, options.calibration_images, sample.cases.asking)
     with opened_model(run) as (_, embedder):
-        export = _Export(target, card, options, sample, sample.answers(embedder, "PyTorch"))
+        reference = sample.answers(embedder, "PyTorch")
+    return _write(model, _Export(target, card, options, sample, reference), pixels)
 
+
+def export_encoder(
+    encoder: str, weights: str, output: str | Path, options: ExportOptions, *, image_size: int | None = None,
+    grey_range: str = "own", intensity: str = "header",
+) -> list[Path]:  # fmt: skip
+    """Export an encoder with published weights as an embedding model, without any training: no findings, no scores.
+
+    Args:
+        encoder: Its name for `build_encoder`.
+        weights: A file, or `imagenet`.
+        output: As `export_run` has it, and so what is returned.
+        options: With `images`, on which the files are compared with PyTorch.
+        image_size: None: that of the published weights.
+        grey_range: `own`, `signed` or MEAN,STD (`grey_range_of`).
+        intensity: How stored values become grey.
+
+    Raises:
+        UserError: No weights, or no images.
+        EncoderError: The encoder is not known, or the weights are not all of its weights.
+        ManifestError, SplitError: The images.
+        ParityError: Files are beyond their limits; the others are written.
+    """
+    target = _target(output, options)
+    if options.images is None:
+        raise UserError("expected images to compare the files with PyTorch on, found none; give a manifest by --images")
+    model, card = embedding_model(encoder, weights, image_size=image_size, grey_range=grey_range, intensity=intensity)
+    sample = sample_of(splits_of(card, read_manifest(options.images)), card)
+    pixels = None
+    if options.quantises:
+        table = read_manifest(options.calibrate or options.images)
+        pixels = calibration_of(table, card, options.calibration_images, sample.cases.asking)
+    network = copy.deepcopy(model)
+    on_fastest_device(network)
+    reference = sample.answers(partial(embed, network), "PyTorch")
+    return _write(model, _Export(target, card, options, sample, reference), pixels)
+
+
+def _target(output: str | Path, options: ExportOptions) -> Path:
+    """Where the float32 file goes, once it is known that the export can be done."""
+    _check_possible(options)
+    target = output_file(output)
+    read_report(target.parent / REPORT)  # a damaged one would stop the first file
+    return target
+
+
+def _write(model: RetrievalModel, export: _Export, pixels: NDArray[np.uint8] | None) -> list[Path]:
+    """Write all files of a model; int8 is set by `pixels`."""
+    card, options = export.card, export.options
+    if options.int8 and isinstance(model.encoder, PatchTokens):
+        raise UserError("expected a convolutional encoder for --int8, found a transformer, which ONNX Runtime would "
+                        "still run in float almost throughout; take --openvino int8 or bf16, or --fp16")  # fmt: skip
     exact = to_onnx(model, card)
     export.add(".onnx", lambda path, _: path.write_bytes(exact))  # all others are made of it
     half = to_onnx(model, card, "float16") if options.fp16 else None
@@ -232,7 +293,7 @@ class _Export:
                 found = self.sample.answers(embedder, staged.name)
         except EngineError as error:
             raise ParityError(f"{staged.name} was not written: {error}.{self._older(staged.name)}") from error
-        limits = LIMITS[card.precision].changed(*self.options.tolerances)
+        limits = LIMITS[card.precision].for_images(card, self.sample.cases).changed(*self.options.tolerances)
         return card, measure_parity(self.reference, found, self.sample.cases, limits)
 
     def _let_in(self, staged: Path, card: ModelCard, found: Parity | str, more: Mapping[str, Any] = {}) -> None:

@@ -10,12 +10,13 @@ import onnx
 import onnx_ir as ir
 import torch
 from onnx import ModelProto, TensorProto
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.errors import EncoderError, ModelError
-from cbmir.runtime.engines.base import encode_head
+from cbmir.runtime.engines.base import OUTPUTS, encode_head
 from cbmir.training.encoders.encoder import for_inference
 from cbmir.training.encoders.stages import TwoStageEncoder
 from cbmir.training.model import HashHead, RetrievalModel
@@ -26,7 +27,6 @@ Precision = Literal["float32", "float16"]
 
 #: The lowest that the dynamo exporter writes, and one that ONNX Runtime and TensorRT both take.
 OPSET = 18
-OUTPUTS = ("embedding", "scores", "feature_map")
 
 
 def to_onnx(model: RetrievalModel, card: ModelCard, precision: Precision = "float32") -> bytes:
@@ -43,6 +43,8 @@ def to_onnx(model: RetrievalModel, card: ModelCard, precision: Precision = "floa
     if isinstance(model.head, HashHead):
         raise ModelError("a hashing model has no embedding or scores to export; train with a loss of 'cbmir train'")
     graph = _translate(model, card, precision)
+    if not card.has_findings:
+        _leave_out_scores(graph)
     _cast_input_first(graph.graph)
     _strip_sources(graph.graph)
     info = card.with_(precision=precision, versions=card.versions | {"onnx": onnx.__version__})
@@ -123,6 +125,13 @@ def _cast_input_first(graph: ir.Graph) -> None:
     graph.insert_before(graph[0], cast_node)
 
 
+def _leave_out_scores(model: ir.Model) -> None:
+    """Take off the scores of no findings, [N, 0], and what makes them."""
+    outputs = model.graph.outputs
+    outputs.remove(next(value for value in outputs if value.name == "scores"))
+    RemoveUnusedNodesPass()(model)
+
+
 def _strip_sources(graph: ir.Graph) -> None:
     """Take off the exporter's notes on each node: stack traces with paths of the machine that exported."""
     made = (value for node in graph for value in node.outputs)
@@ -141,6 +150,8 @@ def _check(model: ModelProto, card: ModelCard) -> None:
         "scores": (TensorProto.FLOAT, ["N", len(card.labels)]),
         "feature_map": (TensorProto.FLOAT, ["N", dim, None, None]),
     }
+    if not card.has_findings:
+        del expected["scores"]
     found = {}
     for value in (*model.graph.input, *model.graph.output):
         tensor = value.type.tensor_type

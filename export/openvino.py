@@ -139,6 +139,7 @@ def _quantise(
     nncf = import_nncf()
     encoder = _encoder(graph).keys()
     names = {node.get_friendly_name() for node in graph.get_ordered_ops()}
+    products = [node for node in _encoder(graph).values() if node.get_type_name() == "MatMul"]
     unknown = sorted(set(keep) - encoder)
     if unknown:
         raise ModelError(f"expected layers of the encoder to keep in float, found {', '.join(unknown)}; "
@@ -161,6 +162,7 @@ def _quantise(
             graph,
             nncf.Dataset([image[None] for image in images]),
             subset_size=len(images),
+            model_type=nncf.ModelType.TRANSFORMER if products else None,
             ignored_scope=nncf.IgnoredScope(names=sorted(names - encoder | set(keep)), validate=False),
             advanced_parameters=options,
         )

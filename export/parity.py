@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cbmir.card import ModelCard
 from cbmir.errors import UserError
 from cbmir.runtime.engines.base import Outputs
 from cbmir.training import metrics
@@ -45,6 +46,14 @@ class ParityLimits:
                 raise UserError(f"expected a tolerance NAME=NUMBER, NAME one of {', '.join(names)}; found {setting!r}")
         return replace(self, **changes)
 
+    def for_images(self, card: ModelCard, cases: Cases) -> ParityLimits:
+        """The limits that mean something for a model: one without findings has no scores and no AUC, and no nDCG
+        either on images of which no label is known."""
+        if card.has_findings:
+            return self
+        unlabelled = bool(np.isnan(cases.labels).all())
+        return replace(self, score=None, auc=None, ndcg=None if unlabelled else self.ndcg)
+
 
 #: By the precision of the file, finest first. Files in half precision share a gallery with the float32 file, so they
 #: have a limit across too, of the maintainers' choice; an int8 file has a gallery of its own.
@@ -67,6 +76,11 @@ class Cases:
     labels: NDArray[np.float32]
     patients: Sequence[str]
     thresholds: Sequence[float]
+
+    @property
+    def asking(self) -> set[str]:
+        """The patients of the queries."""
+        return set(self.patients[: self.queries])
 
 
 @dataclass(frozen=True)
@@ -93,7 +107,7 @@ class Parity:
     """How far a file is from its source.
 
     Attributes:
-        score_difference: The largest difference of a score, in [0, 1].
+        score_difference: The largest difference of a score, in [0, 1]; NaN without findings.
         decisions: The share of findings called alike by the thresholds; NaN without thresholds.
         overlap: The share of a query's ten nearest neighbours that both find, each in its own embeddings.
         cross_overlap: The same, where the file's queries search the source's embeddings.
@@ -152,14 +166,18 @@ class Parity:
             f"difference of nDCG@{k}, all queries": str(self.ndcg_all),
             "difference of AUC": str(self.auc),
         }  # fmt: skip
+        if math.isnan(self.score_difference):  # no findings
+            for name in ("difference of scores", "findings called alike", "difference of AUC"):
+                del rows[name]
         lines = [f"{name + ':':<38} {text}" for name, text in rows.items()]
         return "\n".join([*lines, *(f"Beyond its limit: {text}." for text in self.failures)])
 
     def __str__(self) -> str:
+        scores = f"score difference max {self.score_difference:.1e}, {self.decisions:.2%} of findings called alike; "
         return (
             f"on {self.images} images, {self.queries} of them queries: cosine min {self.cosine_min:.7f}, mean "
-            f"{self.cosine_mean:.7f}; score difference max {self.score_difference:.1e}, {self.decisions:.2%} of "
-            f"findings called alike; top-{NEIGHBOURS} neighbours unchanged {self.overlap.value:.1%}, across "
+            f"{self.cosine_mean:.7f}; {'' if math.isnan(self.score_difference) else scores}"
+            f"top-{NEIGHBOURS} neighbours unchanged {self.overlap.value:.1%}, across "
             f"{self.cross_overlap.value:.1%}; difference of nDCG {self.ndcg}, of all queries {self.ndcg_all}, of AUC "
             f"{self.auc}"
         )
@@ -193,7 +211,9 @@ def measure_parity(reference: Outputs, found: Outputs, cases: Cases, limits: Par
         queries=queries,
         cosine_min=float(cosines.min()),
         cosine_mean=float(cosines.mean()),
-        score_difference=float(np.abs(reference.scores.astype(np.float64) - found.scores).max()),
+        score_difference=float(np.abs(reference.scores.astype(np.float64) - found.scores).max(initial=0))
+        if found.scores.shape[1]
+        else math.nan,
         decisions=float(alike[:, ~np.isnan(thresholds)].mean()) if not np.isnan(thresholds).all() else math.nan,
         overlap=_estimate(_shared(nearest, _nearest(theirs[:queries], theirs, cases)), weights),
         cross_overlap=_estimate(_shared(nearest, _nearest(theirs[:queries], own, cases)), weights),
@@ -238,6 +258,8 @@ def _ndcg(embedding: Floats, cases: Cases, positive: NDArray[np.float32]) -> Flo
 def _auc_difference(
     reference: NDArray[np.float32], found: NDArray[np.float32], labels: NDArray[np.float32], weights: Floats
 ) -> Estimate:
+    if not found.shape[1]:
+        return Estimate(math.nan, math.nan, math.nan)
     values = metrics.class_aucs(found, labels) - metrics.class_aucs(reference, labels)
     samples, others = (metrics.resampled_class_aucs(scores, labels, weights) for scores in (found, reference))
     means = metrics.nanmean((samples - others)[:, ~np.isnan(values)], axis=1)

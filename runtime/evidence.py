@@ -77,8 +77,10 @@ def finding_vectors(
     """The vector [D] that gave each finding's score to an image with this embedding [D].
 
     For a proxy head it is the class's best proxy (METHOD "Scores": the maximum); for a linear head, the class's weight
-    row.
+    row. Empty where the model has no findings.
     """
+    if not card.has_findings:
+        return {}
     rows = zip(card.labels.names, _rows_of_labels(card, head), strict=True)
     return {name: max(own, key=lambda row: _unit(row) @ embedding) for name, own in rows}
 
@@ -144,9 +146,13 @@ def combination_vector(card: ModelCard, head: NDArray[np.float32], labels: Seque
     """The direction that stands for one or several of the model's labels together: float32 [D], unit norm.
 
     Training draws an image towards the proxies of the findings that it shows (METHOD, "Loss"), so this is the mean of
-    the labels' directions: the mean of a label's proxies, or the weight row of a linear head. Raises UserError for no
-    label, one that is given twice, and labels that cancel out; ManifestError for one that the model does not have.
+    the labels' directions: the mean of a label's proxies, or the weight row of a linear head. Raises UserError for a
+    model without findings, no label, one that is given twice, and labels that cancel out; ManifestError for one that
+    the model does not have.
     """
+    if not card.has_findings:
+        raise UserError("expected a model with findings to search by them, found an embedding model; narrow a "
+                        "search by the images' known labels instead")  # fmt: skip
     rows = sorted(card.labels.index(label) for label in labels)
     if not rows or len(set(rows)) < len(rows):
         raise UserError(f"expected one or several findings, each once, found {', '.join(labels) or 'none'}")

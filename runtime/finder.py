@@ -43,6 +43,8 @@ NOTHING_ALIKE = (
     "Nothing in the gallery looks like this image: it may be no chest X-ray, inverted or turned. Its findings and "
     "neighbours are not to be relied on."
 )
+#: The warning of an embedding model, so that an answer without findings is not taken for a healthy image.
+WITHOUT_FINDINGS = "This model scores no findings: it only finds images that look alike."
 #: The warning where `Analysis.known` has ids.
 IN_GALLERY = "This image is in the gallery itself."
 #: The warnings where the same patient's images are to be left out, and the patient is not known or has none.
@@ -179,7 +181,7 @@ class Finder(Closing):
         radiograph = image if isinstance(image, Radiograph) else self.read(image)
         outputs, feature_map = self._run(radiograph)
         embedding, findings = outputs.embedding[0], self._findings(outputs.scores[0])
-        warnings: list[str] = [*radiograph.warnings]
+        warnings: list[str] = [*radiograph.warnings, *(() if self.card.has_findings else (WITHOUT_FINDINGS,))]
         known: tuple[Entry, ...] = ()
         hits: tuple[Hit, ...] = ()
         vectors: dict[str, NDArray[np.float32]] = {}
@@ -226,13 +228,15 @@ class Finder(Closing):
         *,
         filter: Filter = Filter(),  # noqa: B008
     ) -> tuple[Neighbour, ...]:
-        """A query without an image: the k entries nearest to a combination of findings (`combination_vector`).
+        """A query without an image: the k entries nearest to a combination of findings (`combination_vector`), which an
+        embedding model has none of.
 
         Returns:
             Neighbours, nearest first; `shared` holds those of `labels` that each has.
 
         Raises:
-            UserError: There is no gallery, no label, one that is given twice, or labels that cancel out.
+            UserError: There is no gallery, no label, one that is given twice, labels that cancel out, or a model
+                without findings.
             ManifestError: The model does not have a label.
             GalleryError: As `Gallery.search`.
         """

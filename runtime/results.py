@@ -94,7 +94,7 @@ class Analysis:
     """The answer for one image. It stands on its own: it remains usable once the finder that made it is closed.
 
     Attributes:
-        findings: In the model's order; `most_probable_first` gives the order for people.
+        findings: In the model's order; `most_probable_first` gives the order for people. Empty of an embedding model.
         neighbours: In the order that `rank` names.
         warnings: Sentences that a reader must see.
         embedding: float32 [D], unit norm.
@@ -121,6 +121,11 @@ class Analysis:
     known: tuple[str, ...] = ()
     operating_point: str = BALANCED
     rank: Rank = "nearness"
+
+    @property
+    def labels_known(self) -> bool:
+        """Whether `query_labels` says anything: not of a new image where the model scores no findings."""
+        return bool(self.known or self.findings)
 
     def evidence_for_finding(self, label: str) -> NDArray[np.float32]:
         """float32 [h, w]: each cell's share in what sets the finding apart from the others (`contrast_map`). Raises

@@ -173,19 +173,21 @@ TINY_CARD = ModelCard(
 
 def write_tiny_model(path: Path, *, seed: int = 0, metadata: dict[str, str] | None = None, **card: Any) -> Path:
     """A real ONNX file by the file contract: one convolution (stride 4, so an 8x8 feature map), ReLU, mean, L2 norm,
-    proxy scores. `card` changes fields of TINY_CARD, `metadata` those of the file; None as a value leaves one out."""
+    proxy scores unless the card has no labels. `card` changes fields of TINY_CARD, `metadata` those of the file; None
+    as a value leaves one out."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
     rng = np.random.default_rng(seed)
     info = TINY_CARD.with_(**card)
     dim, size, classes = info.embedding_dim, info.preprocess.crop, len(info.labels)
-    proxies = np.abs(rng.normal(size=(2 * classes + 2, dim))).astype(np.float32)
+    drawn = classes or len(TINY_CARD.labels)  # so that the encoder is the same without labels
+    proxies = np.abs(rng.normal(size=(2 * drawn + 2, dim))).astype(np.float32)
     proxies /= np.linalg.norm(proxies, axis=1, keepdims=True)
     constants = {
         "scale": np.float32(2 / 255), "one": np.float32(1), "tiny": np.float32(1e-12), "cells": np.array([2, 3]),
         "columns": np.array([1]), "last": np.array([2]), "kernel": rng.normal(size=(dim, 1, 5, 5)).astype(np.float32),
-        "proxies": proxies[: 2 * classes].T.copy(), "by_class": np.array([-1, classes, 2]),
+        "proxies": proxies[: 2 * drawn].T.copy(), "by_class": np.array([-1, classes, 2]),
         "slope": np.float32(1 / info.sigma**2),
     }  # fmt: skip
     node = helper.make_node
@@ -206,6 +208,9 @@ def write_tiny_model(path: Path, *, seed: int = 0, metadata: dict[str, str] | No
         node("Reshape", ["similarity", "by_class"], ["of_classes"]),
         node("ReduceMax", ["of_classes", "last"], ["scores"], keepdims=0),
     ]
+    if not classes:
+        nodes = nodes[: next(at for at, made in enumerate(nodes) if made.output[0] == "embedding") + 1]
+        proxies = proxies[:0]
     side = size // 4
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
@@ -214,7 +219,7 @@ def write_tiny_model(path: Path, *, seed: int = 0, metadata: dict[str, str] | No
         [value("image", TensorProto.UINT8, ["N", 1, size, size])],
         [
             value("embedding", TensorProto.FLOAT, ["N", dim]),
-            value("scores", TensorProto.FLOAT, ["N", classes]),
+            *([value("scores", TensorProto.FLOAT, ["N", classes])] if classes else []),
             value("feature_map", TensorProto.FLOAT, ["N", dim, side, side]),
         ],
         [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
@@ -259,6 +264,19 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.onnx")
 
 
+#: What a card of an embedding model says in place of findings.
+WITHOUT_FINDINGS: dict[str, Any] = {
+    "labels": LabelSet(()), "head": "none", "proxies_per_class": (), "negative_proxies": False, "thresholds": (),
+    "calibration": (), "fingerprint": "embedding-0",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def embedding_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `tiny_model`, without findings."""
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "embedding.onnx", **WITHOUT_FINDINGS)
+
+
 @pytest.fixture(scope="session")
 def tiny_manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 images of 12 patients (two each, the last two patients in the test split), with labels and reports."""
@@ -289,6 +307,17 @@ def tiny_gallery(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tin
 
     path = tmp_path_factory.mktemp("galleries") / "gallery"
     with open_engine(tiny_model, threads=1) as engine:
+        build_gallery(engine, read_manifest(tiny_manifest), path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def embedding_gallery(tmp_path_factory: pytest.TempPathFactory, embedding_model: Path, tiny_manifest: Path) -> Path:
+    """20 training images of `tiny_manifest`, indexed by `embedding_model`. Read only."""
+    from cbmir.runtime import build_gallery, open_engine
+
+    path = tmp_path_factory.mktemp("galleries") / "gallery"
+    with open_engine(embedding_model, threads=1) as engine:
         build_gallery(engine, read_manifest(tiny_manifest), path)
     return path
 

@@ -112,6 +112,11 @@ class Evaluation:
                 found[f"{name}, {column}"] = metrics.retrieval_values(alike(score), *sides, k=self.k)
         return found
 
+    @property
+    def scores_findings(self) -> bool:
+        """Whether the method scores findings at all."""
+        return not np.isnan(self.query.scores).all()
+
     @cached_property
     def calibration_errors(self) -> Floats:
         """Of each label, float64 [C]; NaN where there is no calibration or no score."""
@@ -125,6 +130,7 @@ class Evaluation:
         references = {name: retrieval_figures(values, pool.weights) for name, values in self.references.items()}
         counts = {"k": self.k, "queries": len(self.query.patients), "gallery": len(self.gallery.patients)}
         counts["patients"] = len(set(self.query.patients))
+        counts["scores_findings"] = self.scores_findings
         return counts | pool.figures() | references | self._decisions(pool.weights)
 
     def _decisions(self, weights: Floats) -> dict[str, Any]:
@@ -218,7 +224,7 @@ def evaluate_model(
                 f"{other.fingerprint}; their distances mean nothing"
             )
         manifest = splits_of(card, read_manifest(manifest_path))
-        labels = labels_of(card, manifest)
+        names, labels = card.labels.names or manifest.labels.names, labels_of(card, manifest)
         images = cached_images(manifest, card.preprocess, cache_folder(manifest_path))
 
         def vectors(split: str, embedder: Embedder) -> Vectors:
@@ -226,10 +232,13 @@ def evaluate_model(
             if not rows:
                 raise SplitError(f"{manifest_path}: expected images in split {split!r}, found none")
             batches = _progress(evaluation_batches(images, rows, card.preprocess), len(rows), split)
-            return replace(Vectors.of_split(manifest, split, *embedder(batches)), labels=labels[rows])
+            embedding, scores = embedder(batches)
+            if not card.has_findings:
+                scores = np.full((len(rows), len(names)), np.nan, np.float32)
+            return replace(Vectors.of_split(manifest, split, embedding, scores), labels=labels[rows])
 
         sides = vectors(queries, embedder), vectors("train", gallery_embedder)
-        return evaluate(*sides, card.labels.names, k=k, card=card)
+        return evaluate(*sides, names, k=k, card=card)
 
 
 @contextmanager
@@ -247,10 +256,11 @@ def opened_model(model: Path) -> Iterator[tuple[ModelCard, Embedder]]:
 def splits_of(card: ModelCard, manifest: Manifest) -> Manifest:
     """The manifest with the splits that the model was trained on: those of its fold, where this is its own table.
 
-    Logs a warning where it is another. Raises SplitError for a patient in two splits.
+    Logs a warning where it is another; an embedding model was trained on none. Raises SplitError for a patient in two
+    splits.
     """
     fold = card.training.get("fold", "")
-    if manifest.fingerprint != card.training.get("manifest_fingerprint"):
+    if card.has_findings and manifest.fingerprint != card.training.get("manifest_fingerprint"):
         log.warning("This is not the table that the model was trained on: its patients may be among the queries.")
         fold = ""
     elif fold:
@@ -259,7 +269,9 @@ def splits_of(card: ModelCard, manifest: Manifest) -> Manifest:
 
 
 def labels_of(card: ModelCard, manifest: Manifest) -> NDArray[np.float32]:
-    """The manifest's labels in the model's order, float32 [N, C]."""
+    """The manifest's labels in the model's order, float32 [N, C]; all of them for a model without findings."""
+    if not card.has_findings:
+        return label_array(manifest)
     try:
         order = [manifest.labels.index(name) for name in card.labels.names]
     except ManifestError as error:

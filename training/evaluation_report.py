@@ -58,6 +58,14 @@ def text_report(summary: dict[str, Any], title: str) -> str:
         for name, one in summary["at_thresholds"].items()
     ]
     lost = summary["auc_without_both_values"]
+    thresholds = [
+        "## At the thresholds",
+        _table(["label", "threshold", *(outcome.replace("_", " ") for outcome in _OUTCOMES)], outcomes),
+        f"Findings per image, of those with a threshold: {figure(counts['predicted'])} predicted, "
+        f"{figure(counts['true'])} true.",
+    ]
+    if not summary["scores_findings"]:
+        scored, lost, thresholds = [], [], ["This model scores no findings: what needs a score is not measured."]
     parts = [
         f"# {title}",
         f"{summary['queries']} queries of {summary['patients']} patients against a gallery of {summary['gallery']} "
@@ -78,10 +86,7 @@ def text_report(summary: dict[str, Any], title: str) -> str:
         _table(["label", "AUC", f"its share of the first {k}", "queries that have it", "its share of the gallery",
                 "calibration error"], found),
         *([f"Not in the mean AUC, since the queries do not hold both values: {', '.join(lost)}."] if lost else []),
-        "## At the thresholds",
-        _table(["label", "threshold", *(outcome.replace("_", " ") for outcome in _OUTCOMES)], outcomes),
-        f"Findings per image, of those with a threshold: {figure(counts['predicted'])} predicted, "
-        f"{figure(counts['true'])} true.",
+        *thresholds,
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 

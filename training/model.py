@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cbmir.card import ModelCard
+
 
 class ProxyHead(nn.Module):
     """Proxies of C labels and, where wanted, of the negative class (the last one).
@@ -106,7 +108,34 @@ class HashHead(nn.Module):
         return self.logits(pooled).sigmoid()
 
 
-Head = ProxyHead | LinearHead | HashHead
+class NoHead(nn.Module):
+    """In an embedding model: no findings, and scores [N, 0]."""
+
+    kind = "none"
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, pooled: Tensor, embedding: Tensor) -> Tensor:
+        return pooled[:, :0]
+
+    def rows(self) -> Tensor:
+        """float32 [0, D]."""
+        return torch.empty(0, self.dim)
+
+
+Head = ProxyHead | LinearHead | HashHead | NoHead
+
+
+def head_of(card: ModelCard) -> ProxyHead | LinearHead | NoHead:
+    """The head that a card describes, with random weights; not a hashing one."""
+    dim, labels = card.embedding_dim, len(card.labels)
+    if card.head == "none":
+        return NoHead(dim)
+    return (
+        LinearHead(dim, labels) if card.head == "linear" else ProxyHead(dim, card.proxies_per_class, labels, card.sigma)
+    )
 
 
 class RetrievalModel(nn.Module):

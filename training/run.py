@@ -24,7 +24,7 @@ from cbmir.training.config import TrainConfig, proxy_counts
 from cbmir.training.encoders.encoder import build_encoder, encoder_of, grey_range_of
 from cbmir.training.losses import HASHING_LOSSES, LOSSES, ONE_PROXY_LOSSES
 from cbmir.training.losses.targets import with_negative_class
-from cbmir.training.model import HashHead, HashingModel, LinearHead, ProxyHead, RetrievalModel
+from cbmir.training.model import HashHead, HashingModel, LinearHead, ProxyHead, RetrievalModel, head_of
 from cbmir.training.splits import with_fold
 
 COLUMNS = ("epoch", "train_loss", "val_auc", "val_corrected_ndcg", "val_choice", "lr", "seconds")
@@ -171,11 +171,7 @@ def load_model(run: Path) -> tuple[RetrievalModel, ModelCard, TrainConfig]:
     config, card = folder.read_config(), folder.read_card()
     if card.head == "hash":
         raise RunError(f"{run}: a hashing model ({config.loss}) is the benchmark's alone; use a loss of 'cbmir train'")
-    dim, labels = card.embedding_dim, len(card.labels)
-    head = (
-        LinearHead(dim, labels) if card.head == "linear" else ProxyHead(dim, card.proxies_per_class, labels, card.sigma)
-    )
-    model = RetrievalModel(encoder_of(card), head)
+    model = RetrievalModel(encoder_of(card), head_of(card))
     model.load_state_dict(folder.finished_state(config))
     model.eval()
     if embedding_fingerprint(model, card.preprocess) != card.weights:

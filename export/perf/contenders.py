@@ -70,7 +70,8 @@ class OnnxRuntimePeer(Contender):
         options.intra_op_num_threads = self.threads or available_threads()
         session = ort.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
         health = peer_health("onnxruntime", ort.__version__, self.threads, "InferenceSession with default options")
-        return lambda batch: np.asarray(session.run(["embedding", "scores"], {"image": batch})[0]), health
+        names = [output.name for output in session.get_outputs() if output.name != "feature_map"]  # the embedding first
+        return lambda batch: np.asarray(session.run(names, {"image": batch})[0]), health
 
 
 @dataclass(frozen=True)
@@ -106,14 +107,11 @@ class TorchPeer(Contender):
     def open(self) -> tuple[Answer, EngineHealth]:
         torch = require("torch", "train")
         from cbmir.training.encoders.encoder import encoder_of
-        from cbmir.training.model import LinearHead, ProxyHead, RetrievalModel
+        from cbmir.training.model import RetrievalModel, head_of
 
         torch.set_num_threads(self.threads or available_threads())
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        dim, labels = self.card.embedding_dim, len(self.card.labels)
-        proxies = self.card.head == "proxy"
-        head = ProxyHead(dim, self.card.proxies_per_class, labels) if proxies else LinearHead(dim, labels)
-        model = RetrievalModel(encoder_of(self.card), head).eval().to(memory_format=layout)
+        model = RetrievalModel(encoder_of(self.card), head_of(self.card)).eval().to(memory_format=layout)
 
         def answer(batch: NDArray[np.uint8]) -> NDArray[np.float32]:
             with torch.inference_mode():

@@ -26,6 +26,8 @@ from cbmir.runtime.results import Analysis, Finding, Neighbour, most_probable_fi
 MANUFACTURER = MODEL_NAME = "cbmir"
 VERSION = __version__
 ALGORITHM = "cbmir chest X-ray findings and retrieval"
+#: The warning where an embedding model has no gallery, or none of its images may be shown.
+NOTHING_TO_REPORT = "There are neither findings nor look-alikes of this image: no structured report is made."
 MOST = 10  # priors that are marked
 _LOOKED_AT = 100  # nearest images of the patient: later ones and those of the same study are among them
 
@@ -63,7 +65,7 @@ class Content:
     """What a result says."""
 
     source: SourceImage
-    findings: tuple[Finding, ...]  # most probable first
+    findings: tuple[Finding, ...]  # most probable first; none of an embedding model, and a warning says so
     look_alikes: tuple[LookAlike, ...]
     priors: tuple[Prior, ...]  # where they were asked for
     collection: int | None  # images in the gallery
@@ -83,6 +85,8 @@ class Content:
         card, gallery, health = finder.card, finder.gallery, finder.health()
         fingerprint = answers_fingerprint(card)
         priors, notes = _own_priors(source, analysis, gallery) if with_priors else ((), ())
+        if not analysis.findings and not analysis.neighbours:
+            notes = (*notes, NOTHING_TO_REPORT)
         return cls(
             source=source,
             findings=most_probable_first(analysis.findings),
@@ -96,7 +100,7 @@ class Content:
                 f"weights: {card.weights}",
                 f"embedding space: {card.fingerprint}",
                 f"encoder: {card.encoder}, {card.preprocess.crop} pixels, grey by {card.preprocess.intensity}",
-                f"operating point: {finder.operating_point}",
+                *([f"operating point: {finder.operating_point}"] if card.has_findings else []),
                 f"engine: {health.engine} {health.version}, {health.precision}",
             ),
             moment=datetime.now(UTC),

@@ -40,14 +40,14 @@ def bundle(content: Content) -> Resource:
         answers[own.part_uid(uid, "look-alikes")] = _look_alikes(content.look_alikes)
     observations = [_made(content, "Observation", part) | shared | answer for part, answer in answers.items()]
     over = [readable(one.label) for one in content.findings if one.predicted]
-    summary = f"Scores over the model's {content.operating_point} thresholds: {', '.join(over) or 'none'}."
+    summary = [f"Scores over the model's {content.operating_point} thresholds: {', '.join(over) or 'none'}."]
     code = {"system": "http://loinc.org", "code": "18748-4", "display": "Diagnostic imaging study"}
     report = _made(content, "DiagnosticReport", uid) | {
         "category": [_category("v2-0074", "RAD", "Radiology")],
         "code": {"coding": [code], "text": ALGORITHM},
         "result": [_reference(one) for one in observations],
         "imagingStudy": [_reference(study)],
-        "conclusion": "\n".join((own.DISCLAIMER, summary, *content.warnings)),
+        "conclusion": "\n".join((own.DISCLAIMER, *(summary if content.findings else ()), *content.warnings)),
     }
     return {
         "resourceType": "Bundle",

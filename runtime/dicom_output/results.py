@@ -24,7 +24,8 @@ _CLASSES = ("1.2.840.10008.5.1.4.1.1.88.34", "1.2.840.10008.5.1.4.1.1.7", "1.2.8
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """The results that were asked for; None for the rest, and for `kos` without a prior of the patient."""
+    """The results that were asked for; None for the rest, for `kos` without a prior of the patient, and for `sr` with
+    neither findings nor look-alikes."""
 
     sr: Dataset | None = None
     sc: Dataset | None = None

@@ -45,14 +45,13 @@ def _draw_page(content: Content, analysis: Analysis, image: Radiograph, spec: Pr
     sheet.text(_MARGIN, 26, "cbmir", 36)
     sheet.text(_MARGIN + 124, 38, "chest X-ray: findings and look-alikes", 22, _PALE)
     sheet.notice(34)
-    top = next((one for one in content.findings if one.predicted), content.findings[0])
     small = np.array(ImageOps.contain(Image.fromarray(image.pixels), (_PICTURE, _PICTURE), Image.Resampling.LANCZOS))
     sheet.picture(_MARGIN, "The image", small)
-    explained = overlay(small, analysis.evidence_for_finding(top.label), spec, opacity=0.6)
-    sheet.picture(_MARGIN + _PICTURE + _GAP, f"Evidence for {readable(top.label)}", explained)
     below = _TOP + 40 + _PICTURE + 16
-    legend = "Orange, +: cells that speak for it, not for other findings. Blue, -: less so. Line: what the model sees."
-    sheet.lines(_MARGIN + _PICTURE + _GAP, below, legend, 18, _PICTURE, at_most=2)
+    if (explained := _explained(content, analysis)) is not None:
+        title, legend, evidence = explained
+        sheet.picture(_MARGIN + _PICTURE + _GAP, title, overlay(small, evidence, spec, opacity=0.6))
+        sheet.lines(_MARGIN + _PICTURE + _GAP, below, legend, 18, _PICTURE, at_most=2)
     _draw_findings(sheet, content.findings, content.operating_point)
     end = _draw_look_alikes(sheet, content, below + 64)
     if content.priors:
@@ -64,10 +63,28 @@ def _draw_page(content: Content, analysis: Analysis, image: Radiograph, spec: Pr
     return np.array(sheet.image)
 
 
+def _explained(content: Content, analysis: Analysis) -> tuple[str, str, NDArray[np.float32]] | None:
+    """Title, legend and map of the evidence for the first finding; without findings, for the nearest look-alike."""
+    if content.findings:
+        top = next((one for one in content.findings if one.predicted), content.findings[0])
+        legend = (
+            "Orange, +: cells that speak for it, not for other findings. Blue, -: less so. Line: what the model sees."
+        )
+        return f"Evidence for {readable(top.label)}", legend, analysis.evidence_for_finding(top.label)
+    if analysis.neighbours:
+        legend = "Orange, +: cells that make the two alike. Blue, -: less so. Line: what the model sees."
+        nearest = analysis.evidence_for_neighbour(analysis.neighbours[0].id)
+        return "Evidence for the nearest look-alike", legend, nearest
+    return None
+
+
 def _draw_findings(sheet: _Sheet, findings: Sequence[Finding], operating_point: str) -> None:
     """A row for each, the most certain first: label, certainty with a bar, score and threshold, whether it exceeds."""
     left, right = _TABLE, WIDTH - _MARGIN
     sheet.text(left, _TOP, "Findings", 24)
+    if not findings:
+        sheet.lines(left, _TOP + 42, "This model scores no findings.", 20, right - left, at_most=2)
+        return
     head = _TOP + 42
     bar, percent, score, threshold = left + 232, left + 362, left + 418, left + 498  # all but the bar: right edges
     sheet.text(left, head, "finding", 17, _PALE)

@@ -16,15 +16,18 @@ from cbmir.runtime.dicom_output.objects import document, observer, references
 from cbmir.runtime.results import Finding
 
 
-def measurement_report(content: Content) -> Dataset:
-    """The SR of an analysis, ready to be stored."""
+def measurement_report(content: Content) -> Dataset | None:
+    """The SR of an analysis, ready to be stored; None without findings and look-alikes, since TID 1500 needs one."""
+    groups = [
+        *(_finding(content, one) for one in content.findings),
+        *(_look_alike(content, one) for one in content.look_alikes),
+    ]
+    if not groups:
+        return None
     tree = sr.MeasurementReport(
         observation_context=sr.ObservationContext(observer_device_context=observer(content)),
         procedure_reported=own.concept(own.CHEST_XRAY),
-        imaging_measurements=[
-            *(_finding(content, one) for one in content.findings),
-            *(_look_alike(content, one) for one in content.look_alikes),
-        ],
+        imaging_measurements=groups,
     )
     for text in (own.DISCLAIMER, *content.warnings):
         tree[0].ContentSequence.append(

@@ -32,6 +32,12 @@ log = logging.getLogger("cbmir")
 
 OUTPUTS = ("embedding", "scores", "feature_map")
 
+
+def outputs_of(card: ModelCard) -> tuple[str, ...]:
+    """The outputs of a model's file: without `scores` where it has no findings. The feature map is the last."""
+    return OUTPUTS if card.has_findings else (OUTPUTS[0], OUTPUTS[2])
+
+
 #: Runs uint8 [n, 1, S, S] for the outputs of these names; may be called from several threads at once.
 Runner = Callable[[NDArray[np.uint8], Sequence[str]], Sequence[NDArray[np.float32]]]
 
@@ -42,7 +48,7 @@ class Outputs:
 
     Attributes:
         embedding: float32 [N, D], unit norm.
-        scores: float32 [N, C] in [0, 1], in the card's label order.
+        scores: float32 [N, C] in [0, 1], in the card's label order; C is 0 where the model has no findings.
         feature_map: float32 [N, D, h, w], or None if not asked for; its mean over the cells, normed, is the embedding.
     """
 
@@ -86,7 +92,7 @@ class Engine(Closing):
 
         Args:
             head: float32 [P, D], the unit proxies, class-major in label order with the negative class last; or the C
-                weight rows of a linear head.
+                weight rows of a linear head; none of either in an embedding model.
             threads: None means every processor that this process may use.
         """
         self.card, self.head = card, head
@@ -123,10 +129,10 @@ class Engine(Closing):
                 f"expected a batch uint8 [N, 1, {size}, {size}], found {batch.dtype} {list(batch.shape)}; "
                 f"cbmir.runtime.imaging.preprocess makes the images of one"
             )
-        names = OUTPUTS if feature_map else OUTPUTS[:2]
         if not len(batch):
             empty = [np.empty(shape, np.float32) for shape in ((0, dim), (0, labels), (0, dim, 0, 0))]
-            return Outputs(*empty[: len(names)])
+            return Outputs(*empty[: 3 if feature_map else 2])
+        names = outputs_of(self.card) if feature_map else outputs_of(self.card)[:-1]
         pieces = self._run(np.ascontiguousarray(batch), names)
         outputs = [np.concatenate(arrays) for arrays in zip(*pieces, strict=True)]
         for name, array in zip(names, outputs, strict=True):
@@ -135,7 +141,8 @@ class Engine(Closing):
                     f"expected finite values of {name!r}, found NaN or infinity; this model file "
                     f"({self.card.precision}) overflows: export it in float32"
                 )
-        return Outputs(*outputs)
+        found = dict(zip(names, outputs, strict=True))
+        return Outputs(**{"scores": np.empty((len(batch), 0), np.float32)} | found)
 
     def _run(self, batch: NDArray[np.uint8], names: Sequence[str]) -> list[Sequence[NDArray[np.float32]]]:
         spread = self._mode == "throughput" or (self._mode == "auto" and len(batch) > 1)
@@ -218,8 +225,10 @@ def check_graph(path: str | Path, card: ModelCard, inputs: int, found: Mapping[s
         "scores": ("float32", (None, len(card.labels))),
         "feature_map": ("float32", (None, dim, None, None)),
     }
+    if not card.has_findings:
+        del expected["scores"]
     if set(found) != set(expected) or inputs != 1:
-        raise ModelError(f"{path}: expected the input image and the outputs {', '.join(OUTPUTS)}, "
+        raise ModelError(f"{path}: expected the input image and the outputs {', '.join(outputs_of(card))}, "
                          f"found {', '.join(found)}; export the model again")  # fmt: skip
     for name, (kind, shape) in expected.items():
         found_kind, sides = found[name][0], [side if isinstance(side, int) else None for side in found[name][1]]

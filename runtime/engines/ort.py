@@ -1,7 +1,8 @@
 """ONNX Runtime, on a CPU or by its CUDA and TensorRT providers.
 
-File contract: input `image` uint8 [N,1,S,S] with dynamic N; outputs `embedding` float32 [N,D], `scores` float32 [N,C],
-`feature_map` float32 [N,D,h,w]; metadata `cbmir.card` (JSON) and `cbmir.head` (base64 of little-endian float32 [P,D]).
+File contract: input `image` uint8 [N,1,S,S] with dynamic N; outputs `embedding` float32 [N,D], `scores` float32 [N,C]
+(none in a model without findings), `feature_map` float32 [N,D,h,w]; metadata `cbmir.card` (JSON) and `cbmir.head`
+(base64 of little-endian float32 [P,D]).
 """
 
 from __future__ import annotations

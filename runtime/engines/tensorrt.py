@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.errors import CardError, CbmirError, EngineError, ModelError, require
-from cbmir.runtime.engines.base import OUTPUTS, Engine, Runner, decode_head, encode_head
+from cbmir.runtime.engines.base import Engine, Runner, decode_head, encode_head, outputs_of
 from cbmir.runtime.engines.nvidia import Cuda, current_gpu, find_tensorrt, tensorrt_logger
 
 
@@ -182,7 +182,7 @@ class TensorRtEngine(Engine):
         if self._engine is None:
             raise self._failure("cannot load the plan")
         self._buffers = {"image": self._buffer("image", np.dtype(np.uint8))}
-        self._buffers |= {name: self._buffer(name, np.dtype(np.float32)) for name in OUTPUTS}
+        self._buffers |= {name: self._buffer(name, np.dtype(np.float32)) for name in outputs_of(self.card)}
         self._resources.callback(self._unload)
 
     def _unload(self) -> None:
@@ -233,7 +233,7 @@ class TensorRtEngine(Engine):
         self._cuda("cudaMemcpyAsync", image.device, rows.ctypes.data, rows.nbytes, kind, self._stream)
         if not context.execute_async_v3(int(self._stream)):
             raise self._failure(f"failed on a batch of {count}")
-        for name in OUTPUTS[:2]:
+        for name in outputs_of(self.card)[:-1]:
             self._fetch(name, count)
 
     def _fetch(self, name: str, count: int) -> None:

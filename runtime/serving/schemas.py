@@ -92,7 +92,7 @@ class AnalyzeAnswer(_Answer):
 
     known: list[str] = Field(description="Case ids of the gallery's images that were made from the same file.")
     operating_point: str = Field(description="Whose thresholds the findings have.")
-    findings: list[Finding]
+    findings: list[Finding] = Field(description="Empty where the model scores no findings; a warning says so then.")
     rank: Rank = Field(description="The order of the neighbours.")
     neighbours: list[Case]
     agreement: list[LabelAgreement]
@@ -119,7 +119,7 @@ class EmbedAnswer(_Answer):
 class About(_Answer):
     """The model and gallery that run, and the limits of requests."""
 
-    labels: list[str]
+    labels: list[str] = Field(description="The model's findings; empty where it scores none.")
     operating_point: str
     thresholds: list[float | None] = Field(description="Of the operating point.")
     embedding_dim: int

@@ -22,6 +22,10 @@ INTENDED_USE = (
     "Decision support for research: finds chest radiographs that are alike and scores findings on frontal chest "
     "radiographs. It is not a medical device and must not be used for diagnosis or treatment."
 )
+INTENDED_USE_WITHOUT_FINDINGS = (
+    "Decision support for research: finds chest radiographs that are alike. It scores no findings: nothing was trained "
+    "on labels of this data. It is not a medical device and must not be used for diagnosis or treatment."
+)
 BALANCED = "balanced"  # the operating point that decides unless another is chosen
 NOT_A_DEVICE = "Research use only. Not a medical device, not for diagnosis."
 
@@ -59,7 +63,8 @@ class ModelCard:
 
     Attributes:
         head: `proxy` (score = maximum over the class's proxies of the Gaussian similarity, METHOD "Scores"), `linear`
-            (score = sigmoid of the classifier's logit), or in benchmarks `hash` (binary codes).
+            (score = sigmoid of the classifier's logit), in benchmarks `hash` (binary codes), or `none`: an embedding
+            model, which has no labels and gives no scores.
         proxies_per_class: In label order, the negative class last if there is one; empty for a linear head.
         thresholds: For each label, or None if the validation split lacks one of its values: such a finding is never
             called predicted or not. Those of the operating point `balanced`, unless `at` chose another.
@@ -91,8 +96,11 @@ class ModelCard:
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
-        if self.head not in ("proxy", "linear", "hash"):
-            raise CardError(f"model card: expected head 'proxy', 'linear' or 'hash', found {self.head!r}")
+        if self.head not in ("proxy", "linear", "hash", "none"):
+            raise CardError(f"model card: expected head 'proxy', 'linear', 'hash' or 'none', found {self.head!r}")
+        if self.has_findings == (self.head == "none"):
+            raise CardError(f"model card: expected labels with every head but 'none', found {len(self.labels)} labels "
+                            f"with head {self.head!r}")  # fmt: skip
         columns = {"thresholds": self.thresholds, "calibration": self.calibration} | self.operating_points
         for name, values in columns.items():
             if len(values) != len(self.labels):
@@ -102,6 +110,11 @@ class ModelCard:
             raise CardError(
                 f"model card: expected proxies_per_class for {classes} classes, found {len(self.proxies_per_class)}"
             )
+
+    @property
+    def has_findings(self) -> bool:
+        """Whether the model scores findings; one with head `none` gives embeddings alone."""
+        return len(self.labels) > 0
 
     @property
     def weights(self) -> str:

@@ -106,13 +106,11 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class LabelSet:
-    """The findings of a model or a manifest, in their fixed order."""
+    """The findings of a model or a manifest, in their fixed order. A manifest has one at least."""
 
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if not self.names:
-            raise ManifestError("expected at least one label, found none")
         repeated = sorted(name for name, count in Counter(self.names).items() if count > 1)
         if repeated:
             raise ManifestError(f"expected each label once, found {', '.join(repeated)} more than once")

@@ -1,4 +1,4 @@
-"""`cbmir export`: a finished run as model files."""
+"""`cbmir export`: a finished run, or an untrained encoder, as model files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from click.core import ParameterSource
 
 from cbmir.cli.options import PATH, command, json_option, option, print_answer, tolerance_option
 from cbmir.errors import require
+from cbmir.preprocessing import INTENSITIES
 
+_OF_ENCODER = ("weights", "image_size", "grey_range", "intensity")
 #: Options that say how to make a file, and what asks for such a file.
-_NEEDS = dict.fromkeys(("target", "max_batch"), "--tensorrt") | dict.fromkeys(
-    ("calibrate", "calibration_images", "percentile"), "--int8 or --openvino int8"
+_NEEDS = (
+    dict.fromkeys(("target", "max_batch"), "--tensorrt")
+    | dict.fromkeys(("calibrate", "calibration_images", "percentile"), "--int8 or --openvino int8")
+    | dict.fromkeys(_OF_ENCODER, "--encoder")
 )
 
 
@@ -23,8 +27,9 @@ _NEEDS = dict.fromkeys(("target", "max_batch"), "--tensorrt") | dict.fromkeys(
     "cbmir export run -o models/ --openvino bf16 --int8      the fastest on recent CPUs, and int8",
     "cbmir export run -o models/ --fp16 --tensorrt --target sm86,sm89",
     "cbmir export run -o model.onnx --images nih.csv         the run's own images are elsewhere now",
+    "cbmir export --encoder xrv:densenet121 --weights densenet121-res224-all.pt --images nih.csv -o model.onnx",
 )
-@click.argument("run", type=PATH)
+@click.argument("run", type=PATH, required=False)
 @option("-o", "--output", required=True, type=click.Path(),
         help="File to write (.onnx), or a folder for model.onnx; other files stand beside it.")  # fmt: skip
 @option("--fp16", is_flag=True, help="Also NAME.fp16.onnx, its encoder in half precision: for GPUs.")
@@ -41,22 +46,35 @@ _NEEDS = dict.fromkeys(("target", "max_batch"), "--tensorrt") | dict.fromkeys(
 @option("--calibration-percentile", "percentile", type=click.FloatRange(50, 100, min_open=True),
         help="Let the ranges hold so many percent of the values.  [default: all]")  # fmt: skip
 @option("--images", type=PATH, metavar="MANIFEST",
-        help="Compare with PyTorch on these images, where those of the run are gone.")  # fmt: skip
+        help="Compare with PyTorch on these images: those of the run are gone, or it is an --encoder.")  # fmt: skip
+@option("--encoder", help="Export this encoder with published --weights in place of a RUN, as an embedding model: "
+        "nothing is trained, it finds alike images and scores no findings.")  # fmt: skip
+@option("--weights", default="none", show_default=False,
+        help="Its weights: a file, or imagenet (downloaded by torchvision or timm).")  # fmt: skip
+@option("--image-size", type=click.IntRange(32),
+        help="Side of the square that the whole image becomes.  [default: that of the published weights]")  # fmt: skip
+@option("--grey-range", default="own", metavar="own|signed|MEAN,STD",
+        help="What the weights take for black and white: own, as published; signed, -1 and 1; or mean and deviation "
+        "of grey in 0 to 1.")  # fmt: skip
+@option("--intensity", type=click.Choice(INTENSITIES), default="header", help="How stored values become grey.")
 @tolerance_option
 @option("--accept-parity-loss", is_flag=True, help="Write files beyond their limits too, and say so beside them.")
 @json_option
 @click.pass_context
 def export(
-    ctx: click.Context, /, run: Path, output: str, tensorrt: bool, target: str, as_json: bool, **options: Any
-) -> None:
-    """Export the best model of a finished RUN as one graph, from uint8 image to scores.
+    ctx: click.Context, /, run: Path | None, output: str, tensorrt: bool, target: str, as_json: bool,
+    encoder: str | None, weights: str, image_size: int | None, grey_range: str, intensity: str, **options: Any,
+) -> None:  # fmt: skip
+    """Export the best model of a finished RUN, or an --encoder, as one graph, from uint8 image to embedding and scores.
 
     Each file is compared with PyTorch on held-out images (parity.json beside it) and is not written when it finds other
     neighbours or tells findings apart less well: fp16 and bf16 must keep 97% of the ten nearest, 95% in a gallery of
     the float32 file, and nDCG and AUC within 0.002; int8 90% and 0.005.
     """
     int8 = options["int8"] or "int8" in options["openvino"]
-    wanted = {"--tensorrt": tensorrt, "--int8 or --openvino int8": int8}
+    wanted = {"--tensorrt": tensorrt, "--int8 or --openvino int8": int8, "--encoder": encoder}
+    if (run is None) == (encoder is None):
+        raise click.UsageError("Give a RUN or an --encoder, and not both.")
     for name, need in _NEEDS.items():
         if not wanted[need] and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             (flag,) = next(option.opts for option in ctx.command.params if option.name == name)
@@ -64,10 +82,17 @@ def export(
     require("torch", "train")
     for module in ("onnx", "onnxscript", "onnxruntime"):
         require(module, "export")
-    from cbmir.export import ExportOptions, export_run
+    from cbmir.export import ExportOptions, export_encoder, export_run
     from cbmir.export.export import REPORT, read_report
 
     targets = tuple(dict.fromkeys(word.strip() for word in target.split(","))) if tensorrt else ()
-    written = export_run(run, output, ExportOptions(targets=targets, **options))
+    chosen = ExportOptions(targets=targets, **options)
+    if encoder is not None:
+        written = export_encoder(
+            encoder, weights, output, chosen, image_size=image_size, grey_range=grey_range, intensity=intensity
+        )
+    else:
+        assert run is not None
+        written = export_run(run, output, chosen)
     value = [{"file": path, **read_report(path.with_name(REPORT))[path.name]} for path in written]
     print_answer(as_json, value, "\n".join(map(str, written)))

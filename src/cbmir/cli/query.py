@@ -98,7 +98,9 @@ def _text(analysis: Analysis) -> str:
     if analysis.known:
         lines.append(f"  In the gallery as {', '.join(analysis.known)}")
     lines += [f"  Warning: {warning}" for warning in analysis.warnings]
-    lines += ["", f"  {'finding':<28} {'probability':>11} {'score':>7} {'threshold':>9}  ({analysis.operating_point})"]
+    if analysis.findings:
+        header = f"{'finding':<28} {'probability':>11} {'score':>7} {'threshold':>9}"
+        lines += ["", f"  {header}  ({analysis.operating_point})"]
     for f in most_probable_first(analysis.findings):
         verdict = {True: "  predicted", False: "", None: "  no threshold"}[f.predicted]
         lines.append(f"  {f.label:<28} {_number(f.probability):>11} {f.score:>7.3f} {_number(f.threshold):>9}{verdict}")

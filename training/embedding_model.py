@@ -1,0 +1,63 @@
+"""An embedding model of an encoder's published weights, without training: images that are alike, and no findings."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.metadata import version
+from pathlib import Path
+
+import cbmir
+from cbmir.card import INTENDED_USE_WITHOUT_FINDINGS, ModelCard
+from cbmir.errors import UserError
+from cbmir.labels import LabelSet
+from cbmir.preprocessing import PreprocessSpec
+from cbmir.training.config import TrainConfig
+from cbmir.training.encoders.encoder import build_encoder, grey_range_of, own_input
+from cbmir.training.model import NoHead, RetrievalModel
+from cbmir.training.run import embedding_fingerprint
+
+
+def embedding_model(
+    encoder: str, weights: str, *, image_size: int | None = None, grey_range: str = "own", intensity: str = "header"
+) -> tuple[RetrievalModel, ModelCard]:
+    """The model, in evaluation mode on the CPU, and its card. It sees the whole image, squashed to a square.
+
+    Args:
+        encoder: Its name for `build_encoder`.
+        weights: A file with every tensor of the encoder, or `imagenet`.
+        image_size: Side of the square; None: that of the published weights (`own_input`).
+        grey_range: What the weights take for black and white (`grey_range_of`).
+        intensity: How stored values become grey (`PreprocessSpec`).
+
+    Raises:
+        UserError: No weights.
+        EncoderError: As `build_encoder`.
+    """
+    if weights == "none":
+        raise UserError("expected weights of the encoder, found none: random ones find nothing; give a file by "
+                        "--weights, or imagenet")  # fmt: skip
+    size = image_size or own_input(encoder).image_size
+    spec, own = PreprocessSpec(resize=size, crop=size, intensity=intensity), grey_range_of(encoder, grey_range)
+    network, dim = build_encoder(encoder, weights, image_size=size, grey_range=own, complete=True)
+    model = RetrievalModel(network, NoHead(dim)).eval()
+    facts = {"weights": "imagenet", "grey_range": own.to_json()}
+    if weights != "imagenet":
+        file = Path(weights)
+        facts |= {"weights": file.name, "weights_sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    card = ModelCard(
+        labels=LabelSet(()),
+        preprocess=spec,
+        encoder=encoder,
+        embedding_dim=dim,
+        head=model.head.kind,
+        sigma=TrainConfig.sigma,  # of the weight that a neighbour has in their agreement
+        proxies_per_class=(),
+        negative_proxies=False,
+        thresholds=(),
+        calibration=(),
+        fingerprint=embedding_fingerprint(model, spec),
+        training=facts,
+        versions={"cbmir": cbmir.__version__} | {name: version(name) for name in ("torch", "torchvision", "timm")},
+        intended_use=INTENDED_USE_WITHOUT_FINDINGS,
+    )
+    return model, card
