@@ -49,7 +49,7 @@ def own_input(name: str) -> OwnInput:
     if name == "rad-dino":
         return OwnInput(518, RAD_DINO)
     if name.startswith("xrv:"):
-        return OwnInput(512 if name == "xrv:resnet50" else _SIZE, XRV)
+        return OwnInput(512 if name.startswith("xrv:resnet") else _SIZE, XRV)
     if name.startswith("timm:"):
         config = _timm_config(name[5:])
         known = config and config.mean and config.std

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
+import torchvision
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cbmir.errors import EncoderError
@@ -59,6 +62,19 @@ def test_torchxrayvisions_densenet(xrv: Any, write: Callable[[nn.Module, Path], 
     assert dim == 1024
 
 
+def test_torchxrayvisions_resnet(tmp_path: Path) -> None:
+    """Which is torchvision's with one channel, and its file a state dict (`torchxrayvision.models.ResNet`)."""
+    model = torchvision.models.resnet18()
+    model.conv1 = nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
+    model = _with_statistics(model).eval()
+    torch.save(model.state_dict(), tmp_path / "resnet.pt")
+    encoder, _ = build_encoder("xrv:resnet18", str(tmp_path / "resnet.pt"), complete=True)
+    image = torch.rand(2, 1, 64, 64) * 2 - 1
+    with torch.inference_mode():
+        found = model.fc(encoder.eval()(image).mean(dim=(2, 3)))
+        torch.testing.assert_close(found, model(1024 * image), atol=1e-3, rtol=1e-3)
+
+
 def test_hugging_faces_dinov2(transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """RAD-DINO's own format, a size smaller: its patch tokens after the last norm, in its own range."""
     monkeypatch.setattr(encoders, "_RAD_DINO_ARCHITECTURE", "vit_small_patch14_dinov2")
@@ -90,10 +106,39 @@ def test_hugging_faces_vit(transformers: Any, tmp_path: Path) -> None:
         _assert_patch_tokens(encoder.eval()(2 * grey - 1), theirs)
 
 
+#: Where Hugging Face's files of DINOv2 keep what timm has under another name: its `modeling_dinov2`.
+_OF_HUGGING_FACE = {
+    "cls_token": "embeddings.cls_token", "pos_embed": "embeddings.position_embeddings",
+    "patch_embed.proj.": "embeddings.patch_embeddings.projection.", "blocks.": "encoder.layer.",
+    ".attn.proj.": ".attention.output.dense.", ".ls1.gamma": ".layer_scale1.lambda1",
+    ".ls2.gamma": ".layer_scale2.lambda1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("prefix", ["", "dinov2."])
+def test_hugging_faces_names(prefix: str, tmp_path: Path) -> None:
+    """Written by its documented names, since the library is too large to be a requirement of the tests."""
+    name = "vit_small_patch14_dinov2"
+    model = timm.create_model(name, img_size=28, num_classes=0, global_pool="").eval()
+    state: dict[str, Tensor] = {f"{prefix}embeddings.mask_token": torch.zeros(1, 384)}
+    for key, value in model.state_dict().items():
+        for own, theirs in _OF_HUGGING_FACE.items():
+            key = key.replace(own, theirs)
+        key = prefix + (f"layernorm.{key[5:]}" if key.startswith("norm.") else key)
+        if ".attn.qkv." in key:
+            for part, rows in zip(("query", "key", "value"), value.chunk(3), strict=True):
+                state[key.replace(".attn.qkv.", f".attention.attention.{part}.")] = rows.clone()
+        else:
+            state[key] = value
+    save_file(state, tmp_path / "model.safetensors")
+    encoder, _ = build_encoder(f"timm:{name}", str(tmp_path / "model.safetensors"), image_size=28, complete=True)
+    grey = torch.rand(2, 1, 28, 28)
+    with torch.inference_mode():
+        _assert_patch_tokens(encoder.eval()(grey), model(grey.expand(-1, 3, -1, -1)))
+
+
 def test_positions_are_resampled_to_another_size(tmp_path: Path) -> None:
     """As timm resamples them."""
-    import timm
-
     model = timm.create_model("test_vit", img_size=96)
     torch.save(model.state_dict(), tmp_path / "w.pt")
     other = timm.create_model("test_vit", img_size=64, num_classes=0, global_pool="")
