@@ -10,9 +10,9 @@ import html
 from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
-from cbmir.card import ModelCard
+from cbmir.card import WITHOUT_FINDINGS, ModelCard
 from cbmir.labels import readable
-from cbmir.runtime.finder import NOTHING_ALIKE, WITHOUT_FINDINGS
+from cbmir.runtime.finder import NOTHING_ALIKE
 from cbmir.runtime.novelty import QUANTILE, Novelty
 from cbmir.runtime.results import Finding, most_probable_first
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from cbmir.card import NOT_A_DEVICE, ModelCard
+from cbmir.card import NOT_A_DEVICE, WITHOUT_FINDINGS, ModelCard
 from cbmir.demo.examples import Example
 from cbmir.demo.markup import RESTING, escape, findings_html, image_uri, table
 from cbmir.demo.similar_images import EMPTY
 from cbmir.labels import readable
-from cbmir.runtime.finder import WITHOUT_FINDINGS, Finder
+from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.projection import NEAREST, GalleryProjection
 
 STATIC = Path(__file__).resolve().parent / "static"

@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cbmir import __version__
-from cbmir.card import NOT_A_DEVICE, ModelCard
+from cbmir.card import NOT_A_DEVICE, WITHOUT_FINDINGS, ModelCard
 from cbmir.demo import markup
 from cbmir.demo.markup import escape, image_uri, table
 from cbmir.demo.page import STATIC
 from cbmir.demo.uploads import Upload
 from cbmir.labels import readable
 from cbmir.runtime.evidence import overlay
-from cbmir.runtime.finder import WITHOUT_FINDINGS
 from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.results import Analysis, Finding, Neighbour, most_probable_first
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cbmir.card import BALANCED, ModelCard
+from cbmir.card import BALANCED, WITHOUT_FINDINGS, ModelCard
 from cbmir.choices import RANKS, Mode, Rank
 from cbmir.errors import EngineError, ImageError, UserError
 from cbmir.labels import canonical
@@ -43,8 +43,6 @@ NOTHING_ALIKE = (
     "Nothing in the gallery looks like this image: it may be no chest X-ray, inverted or turned. Its findings and "
     "neighbours are not to be relied on."
 )
-#: The warning of an embedding model, so that an answer without findings is not taken for a healthy image.
-WITHOUT_FINDINGS = "This model scores no findings: it only finds images that look alike."
 #: The warning where `Analysis.known` has ids.
 IN_GALLERY = "This image is in the gallery itself."
 #: The warnings where the same patient's images are to be left out, and the patient is not known or has none.
@@ -228,15 +226,13 @@ class Finder(Closing):
         *,
         filter: Filter = Filter(),  # noqa: B008
     ) -> tuple[Neighbour, ...]:
-        """A query without an image: the k entries nearest to a combination of findings (`combination_vector`), which an
-        embedding model has none of.
+        """A query without an image: the k entries nearest to a combination of findings (`combination_vector`).
 
         Returns:
             Neighbours, nearest first; `shared` holds those of `labels` that each has.
 
         Raises:
-            UserError: There is no gallery, no label, one that is given twice, labels that cancel out, or a model
-                without findings.
+            UserError: No gallery, a model without findings, no label, one given twice, or labels that cancel out.
             ManifestError: The model does not have a label.
             GalleryError: As `Gallery.search`.
         """

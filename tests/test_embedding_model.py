@@ -13,14 +13,13 @@ import pytest
 from fastapi.testclient import TestClient
 from numpy.typing import NDArray
 
-from cbmir.card import INTENDED_USE, INTENDED_USE_WITHOUT_FINDINGS, ModelCard
+from cbmir.card import INTENDED_USE, INTENDED_USE_WITHOUT_FINDINGS, WITHOUT_FINDINGS, ModelCard
 from cbmir.cli import main
 from cbmir.demo.backend import Backend
 from cbmir.demo.page import page_html
 from cbmir.errors import CardError, ModelError, UserError
 from cbmir.labels import LabelSet
 from cbmir.runtime import Finder, open_engine
-from cbmir.runtime.finder import WITHOUT_FINDINGS
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.serving.app import create_app
 from cbmir.runtime.serving.settings import Settings

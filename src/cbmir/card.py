@@ -27,6 +27,8 @@ INTENDED_USE_WITHOUT_FINDINGS = (
     "on labels of this data. It is not a medical device and must not be used for diagnosis or treatment."
 )
 BALANCED = "balanced"  # the operating point that decides unless another is chosen
+#: The warning of an embedding model, so that an answer without findings is not taken for a healthy image.
+WITHOUT_FINDINGS = "This model scores no findings: it only finds images that look alike."
 NOT_A_DEVICE = "Research use only. Not a medical device, not for diagnosis."
 
 

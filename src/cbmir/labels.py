@@ -106,7 +106,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class LabelSet:
-    """The findings of a model or a manifest, in their fixed order. A manifest has one at least."""
+    """The findings of a model or a manifest, in their fixed order. Only an embedding model has none."""
 
     names: tuple[str, ...]
 

@@ -87,7 +87,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Rows and their labels.
+    """Rows and their labels, at least one.
 
     Attributes:
         about: The sidecar: which reader made the manifest, from what, by which policies.
@@ -98,6 +98,10 @@ class Manifest:
     rows: tuple[Row, ...]
     about: dict[str, Any] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.labels):
+            raise ManifestError("expected at least one label, found none")
 
     def __len__(self) -> int:
         return len(self.rows)

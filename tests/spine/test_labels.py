@@ -51,7 +51,6 @@ def test_the_nearest_finding_is_offered(typed: str, meant: str) -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ((), "at least one label"),
         (("Mass", "Nodule", "Mass"), "found Mass more than once"),
         (("Mass", NO_FINDING), "is the negative class"),
     ],

@@ -307,3 +307,8 @@ def test_boxes_that_are_none(tmp_path: Path, cell: str, message: str) -> None:
     path.write_text(BOXED + GOOD.replace("\n", f',"{quoted}"\n'), "utf-8")
     with pytest.raises(ManifestError, match=rf"m\.csv, row 2: .*{message}"):
         read_manifest(path)
+
+
+def test_a_manifest_without_labels_is_refused() -> None:
+    with pytest.raises(ManifestError, match="at least one label"):
+        Manifest(LabelSet(()), ())

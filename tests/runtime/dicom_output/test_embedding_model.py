@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from pydicom import Dataset
 
+from cbmir.card import WITHOUT_FINDINGS
 from cbmir.runtime import Finder
 from cbmir.runtime.dicom_output import make_results
 from cbmir.runtime.dicom_output.content import NOTHING_TO_REPORT
 from cbmir.runtime.dicom_output.identifiers import LOOK_ALIKE
-from cbmir.runtime.finder import WITHOUT_FINDINGS
 
 
 @pytest.mark.parametrize("with_gallery", [True, False])
