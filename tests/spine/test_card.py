@@ -81,7 +81,7 @@ def _with(**values: Any) -> Callable[[dict[str, Any]], None]:
         (_without("schema"), "expected a cbmir model card in JSON, found KeyError"),
         (_without("sigma"), r"missing \['sigma'\], unknown \[\]"),
         (_with(colour="blue"), r"missing \[\], unknown \['colour'\]"),
-        (_with(head="tree"), "expected head 'proxy', 'linear' or 'hash', found 'tree'"),
+        (_with(head="tree"), "expected head 'proxy', 'linear', 'hash' or 'none', found 'tree'"),
         (_with(thresholds=[0.5]), "expected 3 thresholds, one a label, found 1"),
         (_with(calibration=[None] * 4), "expected 3 calibration, one a label, found 4"),
         (_with(calibration=[{"slant": 1}, None, None]), "damaged model card"),
