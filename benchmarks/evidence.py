@@ -1,18 +1,19 @@
 """Do evidence maps point at the findings? On images where the places are known, beside Grad-CAM and Grad-CAM++.
 
-    python benchmarks/evidence.py hold-out nih.csv BBox_List_2017.csv -o boxed.csv
+    cbmir data nih … --boxes BBox_List_2017.csv -o nih.csv
+    python benchmarks/evidence.py hold-out nih.csv -o boxed.csv
     cbmir train boxed.csv -o boxed_run …
-    python benchmarks/evidence.py measure --phantoms RUN manifest.csv --boxes boxed_run boxed.csv BBox_List_2017.csv \
+    python benchmarks/evidence.py measure --phantoms RUN manifest.csv --boxes boxed_run boxed.csv \
         -o evidence --write-docs docs/evidence.md
 
 A phantom is drawn once more without each of its findings; a finding's place is where that changes the image. Boxes are
-NIH's, and none of their patients may have been trained on: `hold-out` puts them into the test split. All maps of a data
-set are of one network, and are enlarged alike. Writes evidence.json and evidence.jpg, and fills the page's tables.
+the manifest's, and none of their patients may have been trained on: `hold-out` puts them into the test split. All maps
+of a data set are of one network, and are enlarged alike. Writes evidence.json and evidence.jpg, and fills the page's
+tables.
 """
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -50,8 +51,6 @@ DRAWS = 20  # random maps for each finding
 QUANTILES = tuple(np.arange(0.5, 0.985, 0.02).round(2).tolist())
 TOLERANCE = 15 / 224  # of the image's side, as the pointing game was first played (Zhang et al., 2016)
 LEAST = 0.25  # of the greatest change that a finding makes: less is not its place
-BOX_SIDE = 1024  # pixels of NIH's originals, which its boxes are given in
-NAMES = {"Infiltrate": "Infiltration"}  # in NIH's boxes -> in its labels
 
 Region = NDArray[np.bool_]
 
@@ -142,21 +141,14 @@ def phantom_places(manifest: Manifest, spec: PreprocessSpec, split: str) -> Iter
             yield Place(row, finding.label, change >= LEAST * change.max())
 
 
-def box_places(manifest: Manifest, spec: PreprocessSpec, boxes: Path) -> Iterator[Place]:
-    """Of NIH's boxes on images that were not trained on."""
-    rows = {row.image.stem: row for row in manifest if row.split != "train"}
-    for name, label, (x, y, width, height) in read_boxes(boxes):
-        if row := rows.get(Path(name).stem):
-            pixels = (np.arange(spec.resize) + 0.5) * BOX_SIDE / spec.resize
-            inside = [(first <= pixels) & (pixels < first + length) for first, length in ((y, height), (x, width))]
-            yield Place(row, label, centre_crop(inside[0][:, None] & inside[1][None, :], spec))
-
-
-def read_boxes(path: Path) -> Iterator[tuple[str, str, tuple[float, ...]]]:
-    """File name, label, and (x, y, width, height)."""
-    with path.open(newline="", encoding="utf-8") as stream:
-        for line in list(csv.reader(stream))[1:]:
-            yield line[0], NAMES.get(line[1], line[1]), tuple(map(float, line[2:6]))
+def box_places(manifest: Manifest, spec: PreprocessSpec) -> Iterator[Place]:
+    """Of the boxes on images that were not trained on."""
+    pixels = (np.arange(spec.resize) + 0.5) / spec.resize
+    for row in manifest:
+        for box in row.boxes if row.split != "train" else ():
+            sides = ((box.top, box.height), (box.left, box.width))
+            down, across = ((start <= pixels) & (pixels < start + length) for start, length in sides)
+            yield Place(row, box.label, centre_crop(down[:, None] & across[None, :], spec))
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -306,23 +298,22 @@ def main() -> None:
 
 @main.command("hold-out")
 @click.argument("manifest", type=Path)
-@click.argument("boxes", type=Path)
 @click.option("-o", "--output", type=Path, required=True)
-def hold_out(manifest: Path, boxes: Path, output: Path) -> None:
+def hold_out(manifest: Path, output: Path) -> None:
     """Write the manifest with all images of patients with a box in the test split."""
-    images, boxed = read_manifest(manifest), {Path(name).stem for name, _, _ in read_boxes(boxes)}
-    patients = {row.patient_id for row in images if row.image.stem in boxed}
+    images = read_manifest(manifest)
+    patients = {row.patient_id for row in images if row.boxes}
     write_manifest(images.with_splits(["test" if row.patient_id in patients else row.split for row in images]), output)
     click.echo(f"{output}: {len(patients)} patients with boxes are in the test split")
 
 
 @main.command("measure")
 @click.option("--phantoms", type=(Path, Path), required=True, help="RUN MANIFEST.")
-@click.option("--boxes", type=(Path, Path, Path), help="RUN MANIFEST BOXES.")
+@click.option("--boxes", type=(Path, Path), help="RUN MANIFEST, with boxes.")
 @click.option("-o", "--output", type=Path, required=True, help="Folder of evidence.json and evidence.jpg.")
 @click.option("--write-docs", type=Path, help="Page whose tables are filled, with evidence.jpg beside it.")
 def measure_command(
-    phantoms: tuple[Path, Path], boxes: tuple[Path, Path, Path] | None, output: Path, write_docs: Path | None
+    phantoms: tuple[Path, Path], boxes: tuple[Path, Path] | None, output: Path, write_docs: Path | None
 ) -> None:
     """Measure, and write the figures."""
     network, manifest = _opened(*phantoms)
@@ -334,9 +325,8 @@ def measure_command(
     report: dict[str, Any] = {"machine": describe_machine(), "phantoms": summary(found, quantiles)}
     report["phantoms"] |= {"tuning_findings": len(tuning), "training": _training(network)}
     if boxes:
-        run, table_path, boxes_path = boxes
-        network, manifest = _opened(run, table_path)
-        places = [place for place in box_places(manifest, network.card.preprocess, boxes_path) if place.region.any()]
+        network, manifest = _opened(*boxes)
+        places = [place for place in box_places(manifest, network.card.preprocess) if place.region.any()]
         report["boxes"] = summary(measure(network, places), quantiles) | {"training": _training(network)}
     output.mkdir(parents=True, exist_ok=True)
     write_json(output / "evidence.json", report)

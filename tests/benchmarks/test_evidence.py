@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from cbmir.labels import NIH_14, LabelSet
-from cbmir.manifest import Manifest, Row, read_manifest, write_manifest
+from cbmir.manifest import Box, Manifest, Row, read_manifest, write_manifest
 from cbmir.preprocessing import PreprocessSpec
 
 pytest.importorskip("pytorch_grad_cam")
@@ -90,24 +90,22 @@ def test_correlations_by_hand(script: ModuleType) -> None:
 
 
 def test_boxes_lie_where_the_model_sees_them(script: ModuleType, tmp_path: Path) -> None:
-    """A box of the upper right quarter of NIH's 1024 pixels; the model sees the middle 64 of 80."""
-    boxes = tmp_path / "boxes.csv"
-    boxes.write_text(
-        "Image Index,Finding Label,Bbox [x,y,w,h],,,\na.png,Infiltrate,512,0,512,512\nb.png,Mass,0,0,9,9\n"
-    )
+    """A box of the upper right quarter; the model sees the middle 64 of 80."""
+    boxes = {"a": (Box("Infiltration", 0.5, 0, 0.5, 0.5),), "b": (Box("Mass", 0, 0, 0.01, 0.01),), "c": ()}
     rows = tuple(
-        Row(tmp_path / f"{name}.jpg", name, (0,) * 14, split=split) for name, split in (("a", "test"), ("b", "train"))
+        Row(tmp_path / f"{name}.jpg", name, (0,) * 14, split="test" if name == "a" else "train", boxes=drawn)
+        for name, drawn in boxes.items()
     )
     write_manifest(Manifest(LabelSet(NIH_14), rows), tmp_path / "m.csv")
-    (place,) = script.box_places(read_manifest(tmp_path / "m.csv"), PreprocessSpec(resize=80, crop=64), boxes)
+    (place,) = script.box_places(read_manifest(tmp_path / "m.csv"), PreprocessSpec(resize=80, crop=64))
     assert (place.label, place.row.patient_id) == ("Infiltration", "a")
     expected = np.zeros((64, 64), bool)
     expected[:32, 32:] = True
     np.testing.assert_array_equal(place.region, expected)
 
-    done = CliRunner().invoke(script.main, ["hold-out", f"{tmp_path}/m.csv", f"{boxes}", "-o", f"{tmp_path}/held.csv"])
+    done = CliRunner().invoke(script.main, ["hold-out", f"{tmp_path}/m.csv", "-o", f"{tmp_path}/held.csv"])
     assert done.exit_code == 0, done.output
-    assert {row.split for row in read_manifest(tmp_path / "held.csv")} == {"test"}
+    assert [row.split for row in read_manifest(tmp_path / "held.csv")] == ["test", "test", "train"]
 
 
 def test_a_phantoms_findings_lie_on_their_side(script: ModuleType, phantoms: Path) -> None:
