@@ -1,9 +1,10 @@
-"""Coverage-guided fuzzing (atheris) of the reader and of the HTTP upload: `make fuzz`, by hand.
+"""Coverage-guided fuzzing (atheris) of the readers of images and tables, and of the HTTP upload: `make fuzz`, by hand.
 
-    python tests/fuzzing/fuzz.py [--seconds 600] [--timeout 10] [--target reader|upload] [--keep DIR]
+    python tests/fuzzing/fuzz.py [--seconds 600] [--timeout 10] [--target reader|upload|table] [--keep DIR]
 
-A crash, an exception that is no ImageError, an answer of 500 or above, ten seconds for one file or more than a
-gigabyte ends it; the file then lies in DIR. Make it small, put it into finds/ with a line in its README.md, and mend.
+A crash, an exception that is no ImageError (of a table: no ManifestError or SplitError), an answer of 500 or above, ten
+seconds for one file or more than a gigabyte ends it; the file then lies in DIR. Make it small, put it into finds/ (a
+table as table-…) with a line in its README.md, and mend.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "helpers"))
 
-TARGETS = ("reader", "upload")
+TARGETS = ("reader", "upload", "table")
 LIMITS = ["-rss_limit_mb=1024", "-max_len=65536", "-print_final_stats=1"]
 
 
@@ -29,13 +30,11 @@ def main() -> int:
     parser.add_argument("--target", choices=TARGETS, action="append")
     parser.add_argument("--keep", type=Path, default=Path("fuzzing"), help="corpus and finds")
     given = parser.parse_args()
-    from broken_files import whole_files
-
     codes = []
     for target in given.target or TARGETS:
         corpus = given.keep / target
         corpus.mkdir(parents=True, exist_ok=True)
-        for name, data in whole_files().items():
+        for name, data in seeds(target).items():
             (corpus / name).write_bytes(data)
         command = [sys.executable, __file__, "--run", target, *LIMITS]
         command += [f"-max_total_time={given.seconds}", f"-timeout={given.timeout}"]
@@ -44,15 +43,25 @@ def main() -> int:
     return int(any(codes))  # a signal is a negative code
 
 
+def seeds(target: str) -> dict[str, bytes]:
+    """Good files of a target, to begin with."""
+    if target == "table":
+        from broken_tables import whole_tables
+
+        return whole_tables()
+    from broken_files import whole_files
+
+    return whole_files()
+
+
 def run(target: str, arguments: list[str]) -> None:
     import atheris
 
     warnings.simplefilter("error")  # a library's warning that gets out is a find
     with atheris.instrument_imports(include=["cbmir", "pydicom"]):
-        from broken_files import whole_files  # which imports pydicom
-
-        one_input = reader() if target == "reader" else upload()
-        for data in whole_files().values():  # imports all that is imported when it is first needed
+        whole = seeds(target)  # which imports pydicom
+        one_input = {"reader": reader, "upload": upload, "table": table}[target]()
+        for data in whole.values():  # imports all that is imported when it is first needed
             one_input(data)
     atheris.Setup([sys.argv[0], *arguments], one_input)
     atheris.Fuzz()
@@ -70,6 +79,17 @@ def reader() -> Any:
                 raise RuntimeError("the message names the patient") from error
 
     return read
+
+
+def table() -> Any:
+    import logging
+    import tempfile
+
+    from broken_tables import read_as_table
+
+    logging.disable()
+    folder = Path(tempfile.mkdtemp())
+    return lambda data: read_as_table(data, folder)
 
 
 def upload() -> Any:

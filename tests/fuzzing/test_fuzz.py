@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("imagecodecs")  # encodes some of the files that it begins with
 
 
-@pytest.mark.parametrize(("codes", "code"), [([0, 0], 0), ([0, 77], 1), ([-9, 0], 1)])
+@pytest.mark.parametrize(("codes", "code"), [([0, 0, 0], 0), ([0, 77, 0], 1), ([-9, 0, 0], 1)])
 def test_a_target_that_ends_badly(codes: list[int], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = importlib.util.spec_from_file_location("fuzz", Path(__file__).parent / "fuzz.py")
     assert spec is not None and spec.loader is not None
