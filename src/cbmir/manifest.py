@@ -36,7 +36,7 @@ from typing import Any
 from cbmir.errors import ManifestError, require
 from cbmir.files import replacing, write_json
 from cbmir.labels import LabelSet
-from cbmir.text_table import read_table
+from cbmir.text_table import read_table, uncollected
 
 FIXED_COLUMNS = ("image", "patient_id", "study_id", "view", "split", "report")
 #: Columns that a manifest has only if a row has a value there.
@@ -138,6 +138,7 @@ def _in_split(row: Row, split: str) -> Row:
     return copy
 
 
+@uncollected()
 def read_manifest(path: str | Path) -> Manifest:
     """Read a manifest.
 
@@ -184,6 +185,7 @@ def read_manifest(path: str | Path) -> Manifest:
     return Manifest(labels, rows, about, tuple(name for name in FIXED_COLUMNS if name not in columns))
 
 
+@uncollected()
 def write_manifest(manifest: Manifest, path: str | Path) -> None:
     """Write a manifest and its sidecar, each whole or not at all.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import logging
 from datetime import UTC, date, datetime
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from cbmir.errors import ManifestError
-from cbmir.text_table import TextTable, read_table
+from cbmir.text_table import TextTable, read_table, uncollected
 
 ROWS = [["a.png", "Müller", "1"], ["b.png", "", "0"]]
 
@@ -75,6 +76,18 @@ def test_a_manifest_is_not_guessed_at(tmp_path: Path) -> None:
     assert read_table(_write(tmp_path, b"a;b\n1;2\n"), recognise=False).columns == ["a;b"]
     with pytest.raises(ManifestError, match="expected a CSV file in UTF-8"):
         read_table(_write(tmp_path, "ä\n".encode("cp1252")), recognise=False)
+
+
+def test_the_collector_is_as_before(tmp_path: Path) -> None:
+    with uncollected():
+        assert not gc.isenabled()
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError), uncollected():
+        raise ZeroDivisionError
+    assert gc.isenabled()
 
 
 def test_packed(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from cbmir.errors import ManifestError
 from cbmir.labels import CHEXPERT_9, LabelSet
 from cbmir.manifest import Manifest, Row
+from cbmir.text_table import uncollected
 from cbmir.training.readers import common
 
 Blank = Literal["zero", "unknown"]
@@ -29,6 +30,7 @@ _SPLITS = {"train": "train", "valid": "val", "test": "test"}
 _VIEWS = {"PA": "PA", "AP": "AP", "FRONTAL": "FRONTAL", "LATERAL": "LATERAL"}
 
 
+@uncollected()
 def read_chexpert(
     root: Path, tables: Sequence[Path], *, findings: int = 9, frontal_only: bool = True, blank: Blank = "zero",
     missing: common.Missing = "error", seed: int = 0,

@@ -10,6 +10,7 @@ from typing import Literal
 
 from cbmir.errors import ManifestError
 from cbmir.manifest import Manifest, Row
+from cbmir.text_table import uncollected
 from cbmir.training.readers import common
 from cbmir.training.readers.chexpert import CHEXPERT_14, Blank, kept_findings, label_policies, label_reader
 from cbmir.training.readers.common import cell
@@ -23,6 +24,7 @@ _VIEWS = {
 _VIEW_CODE = "ViewCodeSequence_CodeMeaning"
 
 
+@uncollected()
 def read_mimic(
     folder: Path, *, labeller: Literal["chexpert", "negbio"] = "chexpert", findings: int = 9, blank: Blank = "zero",
     frontal_only: bool = True, reports: Path | None = None, missing: common.Missing = "error", seed: int = 0,

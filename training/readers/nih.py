@@ -15,6 +15,7 @@ from typing import Any
 from cbmir.errors import ManifestError, SplitError
 from cbmir.labels import NIH_13, NIH_14, NO_FINDING, LabelSet
 from cbmir.manifest import Box, Manifest, Row
+from cbmir.text_table import uncollected
 from cbmir.training.readers import common
 from cbmir.training.readers.common import Missing, cell
 
@@ -30,6 +31,7 @@ _GOOGLE_VALUES = {"YES": 1, "NO": 0, "HEDGE": -1}
 logger = logging.getLogger("cbmir")
 
 
+@uncollected()
 def read_nih(
     images: Path, entries: Path | None = None, *, findings: int = 14, splits: Path | None = None,
     official: Path | None = None, boxes: Path | None = None, relabelled: Sequence[Path] = (),

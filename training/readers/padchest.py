@@ -10,6 +10,7 @@ from typing import Literal
 from cbmir.errors import ManifestError
 from cbmir.labels import LabelSet, means_no_finding
 from cbmir.manifest import Manifest, Row
+from cbmir.text_table import uncollected
 from cbmir.training.readers import common
 from cbmir.training.readers.common import cell
 
@@ -55,6 +56,7 @@ DAMAGED = (
 )
 
 
+@uncollected()
 def read_padchest(
     folder: Path, *, labels: Literal["mapped", "own"] = "mapped", frontal_only: bool = True,
     damaged: Path | None = None, missing: common.Missing = "error", seed: int = 0,

@@ -14,6 +14,7 @@ from typing import Literal, TypeVar
 from cbmir.errors import ManifestError
 from cbmir.labels import NO_FINDING, LabelSet, label_key, means_no_finding
 from cbmir.manifest import SPLITS, VIEWS, Manifest, Row
+from cbmir.text_table import uncollected
 from cbmir.training.readers import common
 from cbmir.training.readers.common import CERTAIN_VALUES, Missing
 
@@ -56,6 +57,7 @@ class LabelCells:
     values: Mapping[str, int | None] | None = None
 
 
+@uncollected()
 def read_own_table(
     table: Path, *, columns: ColumnMapping = ColumnMapping(), labels: Sequence[str] = (),
     cells: LabelCells = LabelCells(), date_format: str | None = None, images: Path | None = None,
