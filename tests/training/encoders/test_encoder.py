@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from cbmir.errors import EncoderError
 from cbmir.training.encoders.encoder import OwnInput, build_encoder, grey_range_of, own_input
 from cbmir.training.encoders.grey_range import SIGNED, GreyRange
 from cbmir.training.encoders.weights import load_weights
+from cbmir.training.run import load_model
 
 
 @pytest.mark.parametrize(
@@ -144,3 +146,24 @@ def test_the_fields_own_have_no_imagenet_weights() -> None:
     for name in ("xrv:densenet121", "rad-dino"):
         with pytest.raises(EncoderError, match="as a file"):
             build_encoder(name, "imagenet")
+
+
+def test_a_run_is_read_back_with_its_transformer_and_range(
+    make_tiny_run: Callable[..., Path], tiny_manifest: Path, tmp_path: Path
+) -> None:
+    """Of the card alone: it has the encoder's name, the image size and the range."""
+    own = GreyRange((0.4,), (0.25,))
+    facts = {"embedding_dim": 64, "training": {"grey_range": own.to_json()}}
+    run = make_tiny_run(tmp_path / "run", tiny_manifest, encoder="timm:test_vit", grey_range="0.4,0.25", card=facts)
+    model, card, config = load_model(run)
+    assert grey_range_of(card.encoder, config.grey_range) == own
+    image = torch.randint(256, (2, 1, 32, 32), dtype=torch.uint8)
+    vit = timm.create_model("test_vit", img_size=32, in_chans=1, num_classes=0, global_pool="")
+    state = {name.removeprefix("model."): value for name, value in model.encoder.state_dict().items()}
+    inside = "patch_embed.proj"
+    vit.load_state_dict({name.replace(f"{inside}.conv.", f"{inside}."): value for name, value in state.items()
+                         if name not in (f"{inside}.scale", f"{inside}.shift")})  # fmt: skip
+    with torch.inference_mode():
+        _, _, feature_map = model(image)
+        tokens = vit.eval()((image / 255 - 0.4) / 0.25)
+    torch.testing.assert_close(feature_map.flatten(2), tokens[:, 1:].transpose(1, 2), atol=1e-4, rtol=1e-3)
