@@ -135,6 +135,7 @@ class Days:
     not_read: int = 0
 
     def read(self, text: str) -> str:
+        """A date as YYYY-MM-DD, or nothing."""
         day = read_day(text, *self.formats)
         self.not_read += day is None
         return day or ""

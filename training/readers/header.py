@@ -23,6 +23,7 @@ class ImageHeader:
 
 
 def is_dicom_file(path: Path) -> bool:
+    """Whether a file is DICOM, by its ending."""
     return path.suffix.lower() in (".dcm", ".dicom")
 
 

@@ -60,7 +60,7 @@ def read_openi(
 
     "normal" makes every label 0; without headings, and with "No Indexing", all are unknown. An image is frontal or
     lateral as `projections` or its caption says; where these do not tell, the first image of a report without a frontal
-    one is taken as frontal, as nearly all are, and the sidecar counts these. Each report counts as a patient.
+    one is taken as frontal, and the sidecar counts these. Each report counts as a patient.
 
     Args:
         folder: The folder with the reports (`ecgen-radiology/*.xml`) and the images, at any depth.
