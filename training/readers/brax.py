@@ -45,7 +45,7 @@ def read_brax(
             rows.append(Row(image, patient, labels, study, view, date=days.read(day)))
     policies = views.policies(rows, path)
     rows, absent = common.locate(
-        rows, lambda row: next((place for place in files[row.image] if place.is_file()), None), missing, folder
+        rows, lambda row: next(filter(common.existing, files[row.image]), None), missing, folder
     )
     return common.finish(
         kept_findings(rows, findings),

@@ -131,12 +131,11 @@ def _finder(root: Path) -> Callable[[Row], Path | None]:
 
     def find(row: Row) -> Path | None:
         within = PurePosixPath(row.image.as_posix()).parts[1:]
-        direct = next((path for path in (root / row.image, root.joinpath(*within)) if path.is_file()), None)
+        direct = next(filter(common.existing, (root / row.image, root.joinpath(*within))), None)
         if direct is not None:
             return direct
         folder = batches().get(row.patient_id)
-        path = folder.joinpath(*row.image.parts[-2:]) if folder else None
-        return path if path is not None and path.is_file() else None
+        return common.existing(folder.joinpath(*row.image.parts[-2:])) if folder else None
 
     return find
 

@@ -266,6 +266,11 @@ def index_images(folder: Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> di
     return index
 
 
+def existing(path: Path) -> Path | None:
+    """The path if a file is there. A name that no file system takes is none (`Path.is_file` raises for it)."""
+    return path if os.path.isfile(path) else None  # noqa: PTH113
+
+
 def locate(
     rows: Iterable[Row], find: Callable[[Row], Path | None], missing: Missing, where: Path
 ) -> tuple[list[Row], int]:

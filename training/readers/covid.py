@@ -55,7 +55,7 @@ def read_covid(
     rows, absent = common.locate(
         (Row(row.image, row.patient_id, tuple(int(name in parts) for name in labels.names) if parts else unknown,
              view=row.view, report=row.report, date=row.date) for row, parts in found),
-        lambda row: path if (path := root / row.image).is_file() else None, missing, folder,
+        lambda row: common.existing(root / row.image), missing, folder,
     )  # fmt: skip
     return common.finish(
         Manifest(labels, tuple(rows)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -119,8 +118,8 @@ def _study(row: Row) -> str:
 
 
 def _file(root: Path, row: Row, suffixes: tuple[str, ...]) -> Path | None:
-    paths = (f"{root}/{_study(row)}/{row.image}{suffix}" for suffix in suffixes)
-    return next((Path(path) for path in paths if os.path.isfile(path)), None)  # noqa: PTH113 - 400,000 of them
+    paths = (Path(f"{root}/{_study(row)}/{row.image}{suffix}") for suffix in suffixes)
+    return next(filter(common.existing, paths), None)
 
 
 def _report_folder(folder: Path, reports: Path | None) -> Path | None:

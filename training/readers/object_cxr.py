@@ -36,9 +36,7 @@ def read_object_cxr(folder: Path, *, missing: common.Missing = "error", seed: in
             image = common.cell(record, "image_name", where)
             shown = int(bool(common.cell(record, "annotation", where)))
             rows.append(Row(Path(name, image), f"{name}-{Path(image).stem}", (shown,), split=_SPLITS[name]))
-    rows, absent = common.locate(
-        rows, lambda row: path if (path := root / row.image).is_file() else None, missing, folder
-    )
+    rows, absent = common.locate(rows, lambda row: common.existing(root / row.image), missing, folder)
     return common.finish(
         Manifest(LabelSet((LABEL,)), tuple(rows)),
         reader="object-cxr",

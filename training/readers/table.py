@@ -146,7 +146,7 @@ def read_own_table(
             strict=True,
         )
     ]
-    rows, absent = common.locate(rows, lambda row: row.image if row.image.is_file() else None, missing, Path(base))
+    rows, absent = common.locate(rows, lambda row: common.existing(row.image), missing, Path(base))
     return common.finish(
         Manifest(names, tuple(rows)),
         reader="table",

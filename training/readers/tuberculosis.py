@@ -91,9 +91,7 @@ def read_tbx11k(folder: Path, *, missing: common.Missing = "error", seed: int = 
             drawn = tuple(boxes.get(name, ()))
             rows.append(Row(Path(name), Path(name).stem, _labels(kind, drawn), split=split, boxes=drawn))
     root = folder.resolve() / "imgs"
-    rows, absent = common.locate(
-        rows, lambda row: path if (path := root / row.image).is_file() else None, missing, folder
-    )
+    rows, absent = common.locate(rows, lambda row: common.existing(root / row.image), missing, folder)
     return common.finish(
         Manifest(LabelSet(TBX11K_LABELS), tuple(rows)),
         reader="tbx11k",

@@ -319,3 +319,10 @@ def test_dates_in_other_forms(tmp_path: Path, text: str, date_format: str | None
     else:
         manifest = read_own_table(table, columns=columns, labels=["Mass"], date_format=date_format)
         assert [row.date for row in manifest] == [day, "", ""]
+
+
+@pytest.mark.parametrize("name", ["long" * 100 + ".png", "deep/" * 2000 + "a.png"])
+def test_a_name_that_no_file_can_have_is_a_missing_file(tmp_path: Path, name: str) -> None:
+    lines = ["image,patient_id,Mass", "a.png,1,1", "b.png,2,0", "c.png,3,0", f"{name},4,1"]
+    with pytest.raises(ManifestError, match="1 of 4 images of the table are not in"):
+        read_own_table(_write(tmp_path, *lines), labels=["Mass"])
