@@ -159,6 +159,7 @@ def write_card(folder: RunFolder, validation: Validation, model: RetrievalModel)
     keep = ("loss", "weights", "epochs", "batch_size", "lr", "weight_decay", "seed", "fold", "manifest_fingerprint")
     facts = {name: getattr(config, name) for name in keep} | {
         "grey_range": grey_range_of(config.encoder, config.grey_range).to_json(),
+        "weights": Path(config.weights).name,
         "manifest": Path(config.manifest).name,
         "source": manifest.about.get("reader", "not stated"),
         "class_weights": config.balanced,

@@ -22,6 +22,7 @@ from cbmir.runtime.imaging.preprocess import centre_crop
 from cbmir.training.comparison.methods.registry import METHODS, Given, MethodAnswer
 from cbmir.training.comparison.plan import Cell, Plan, selection_path
 from cbmir.training.comparison.protocols import PROTOCOLS
+from cbmir.training.config import RESUMABLE_CHANGES, TrainConfig
 from cbmir.training.dataset import cache_folder, cached_images, evaluation_batches, split_rows, split_targets
 from cbmir.training.evaluate import Evaluation, Vectors, embed, evaluate, on_fastest_device
 from cbmir.training.harness import first_process, train
@@ -32,6 +33,8 @@ from cbmir.training.run import RunFolder, build_model, load_model
 FACTS, VALUES, VECTORS, LOG, FAILED = "cell.json", "answers.npz", "vectors.npz", "log.txt", "failed.json"
 #: Of a network's card, what cell.json keeps for the figures.
 _DECISIONS = ("thresholds", "calibration")
+#: Of the options, what says where and on what a cell was run: the images are known by the selection's fingerprint.
+_PLACES = (*RESUMABLE_CHANGES, "manifest_fingerprint", "labels")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -121,6 +124,30 @@ def shown_cells(report: Path, plan: Plan, methods: Collection[str]) -> dict[str,
     return {}
 
 
+def check_finished(report: Path, plan: Plan) -> None:
+    """Raise RunError for a finished cell of other images or other options, as one from elsewhere may be."""
+    for part in plan.parts():
+        path = selection_path(report, part)
+        selection = read_manifest(path)
+        for cell in plan.cells():
+            if cell.part != part or not is_finished(report, cell):
+                continue
+            file = cell_folder(report, cell) / FACTS
+            facts, wanted = json.loads(file.read_text("utf-8")), _origin(selection, plan.config(cell, selection, path))
+            other = [
+                f"{name}: {facts.get(name)} -> {value}" for name, value in wanted.items() if facts.get(name) != value
+            ]
+            if other:
+                raise RunError(f"{file}: expected a cell of this benchmark, found {'; '.join(other)}; remove it, and "
+                               f"--resume runs it")  # fmt: skip
+
+
+def _origin(selection: Manifest, config: TrainConfig) -> dict[str, Any]:
+    """What a cell's answers come from, as cell.json keeps it."""
+    options = {name: value for name, value in asdict(config).items() if name not in _PLACES}
+    return {"selection": selection.fingerprint, "options": options | {"weights": Path(config.weights).name}}
+
+
 def run_cell(report: Path, plan: Plan, cell: Cell) -> None:
     """Run a cell to its end; a finished one is left alone, and training that was stopped goes on.
 
@@ -145,6 +172,7 @@ def _run(report: Path, plan: Plan, cell: Cell, folder: Path) -> None:
         return evaluation_batches(images(), split_rows(selection, split), config.preprocess)
 
     facts: dict[str, Any] = {}
+    origin = _origin(selection, config)
     if method.answer is None:
         run = train(config, folder / "run", resume=True)
         if not first_process():
@@ -172,7 +200,7 @@ def _run(report: Path, plan: Plan, cell: Cell, folder: Path) -> None:
         if answer.scores is not None and answer.scores is given.bce.get("scores"):
             bce = json.loads((cell_folder(report, Cell(cell.part, "bce")) / FACTS).read_text("utf-8"))
             facts = {name: bce[name] for name in _DECISIONS}
-    _write(folder, plan, selection, answer, facts, began)
+    _write(folder, plan, selection, answer, origin | facts, began)
 
 
 def _bce(report: Path, cell: Cell) -> dict[str, NDArray[np.float32]]:
@@ -180,7 +208,11 @@ def _bce(report: Path, cell: Cell) -> dict[str, NDArray[np.float32]]:
     bce = Cell(cell.part, "bce")
     if not is_finished(report, bce):
         raise RunError(f"{cell.name} works on the BCE network's features, and {bce.name} is not finished")
-    return read_vectors(cell_folder(report, bce))
+    folder = cell_folder(report, bce)
+    if not (folder / VECTORS).exists():
+        why = f"{cell.name} works on the BCE network's features, which {folder} lacks: it comes from elsewhere"
+        raise RunError(f"{why}; remove its {FACTS}, and --resume runs it")
+    return read_vectors(folder)
 
 
 def _facts(run: RunFolder) -> dict[str, Any]:

@@ -238,10 +238,12 @@ def select_parts(plan: Plan, manifest: Manifest) -> dict[Part, Manifest]:
 def prepare(report: Path, plan: Plan, manifest: Manifest, *, resume: bool) -> Plan:
     """Write the selections and the plan; returns it with what was asked of this report before.
 
-    Raises RunError for a folder of something else or a selection that comes out otherwise, and as `select_parts` does.
+    With `resume` the folder may also hold nothing but `cells`, brought from another machine. Raises RunError for a
+    folder of something else or a selection that comes out otherwise, and as `select_parts` does.
     """
     if not (report / PLAN).exists():
-        if not is_empty(report):
+        brought = resume and report.is_dir() and {path.name for path in report.iterdir()} == {"cells"}
+        if not is_empty(report) and not brought:
             raise RunError(f"{report}: expected a new or empty folder for the report, found files; choose another -o")
     elif not resume:
         raise RunError(f"{report}: a benchmark is here already; go on with it by --resume, or choose another -o")

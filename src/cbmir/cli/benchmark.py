@@ -58,7 +58,8 @@ def benchmark(
 
     Every method meets the same images, encoder, augmentation and metrics. Writes REPORT/index.html, report.md,
     results.json, figures/ and selections/. A finished cell (a method on one selection) is never trained again; one
-    that fails is shown with its error, and the rest goes on.
+    that fails is shown with its error, and the rest goes on. --resume also takes REPORT/cells from another machine: of
+    each cell answers.npz and cell.json are enough.
     """
     require("lightning", "train")
     from cbmir.training.comparison.plan import Plan, make_plan, prepare, preview, read_tuned, select_parts
@@ -91,9 +92,11 @@ def benchmark(
     assert report is not None
     import torch
 
+    from cbmir.training.comparison.cells import check_finished
     from cbmir.training.comparison.runner import run_cells
 
     plan = prepare(report, plan, table, resume=resume)
+    check_finished(report, plan)
     try:
         failed = run_cells(report, plan, jobs=jobs or max(1, torch.cuda.device_count()), ray=ray)
     except KeyboardInterrupt:

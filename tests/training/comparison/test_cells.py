@@ -13,7 +13,15 @@ import pytest
 from cbmir.errors import RunError
 from cbmir.manifest import read_manifest
 from cbmir.training.comparison import cells as module
-from cbmir.training.comparison.cells import FACTS, VALUES, cell_folder, read_answers, read_vectors, run_cell
+from cbmir.training.comparison.cells import (
+    FACTS,
+    VALUES,
+    cell_folder,
+    check_finished,
+    read_answers,
+    read_vectors,
+    run_cell,
+)
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Cell, Part, Plan, prepare, selection_path
 from cbmir.training.metrics import inner_products, positives, retrieval_values
@@ -153,6 +161,32 @@ def test_what_a_method_cannot_work_on_is_a_clear_error(
     with pytest.raises(RunError, match=r"10,?000"):
         run_cell(tmp_path / "r", plan, Cell(PART, "itq"))
     assert not (cell_folder(tmp_path / "r", Cell(PART, "itq")) / FACTS).exists()
+
+
+def test_cells_from_another_machine_are_taken_where_images_and_options_are_the_same(
+    tiny_report: Path, tiny_plan: Plan, squares: Path, tmp_path: Path
+) -> None:
+    table, report = read_manifest(squares), tmp_path / "report"
+    for name in ("bce", "dsh"):
+        source, target = (folder / "cells/seed0" / name for folder in (tiny_report, report))
+        target.mkdir(parents=True)
+        for file in (FACTS, VALUES):
+            shutil.copy(source / file, target)
+    with pytest.raises(RunError, match="new or empty folder"):
+        prepare(report, tiny_plan, table, resume=False)
+    plan = prepare(report, tiny_plan, table, resume=True)
+    check_finished(report, plan)
+    assert read_answers(report, plan, Cell(PART, "dsh")).query.scores.shape
+    with pytest.raises(RunError, match=r"which .*bce lacks: it comes from elsewhere"):
+        run_cell(report, plan, Cell(PART, "itq"))
+
+    file = report / "cells/seed0/dsh" / FACTS
+    facts = json.loads(file.read_text())
+    options = facts["options"] | {"lr": 0.5}
+    for changed, message in (({"selection": "other"}, "selection: other -> "), ({"options": options}, "'lr': 0.5")):
+        file.write_text(json.dumps(facts | changed))
+        with pytest.raises(RunError, match=message):
+            check_finished(report, plan)
 
 
 def test_cell_facts_are_json(tiny_report: Path) -> None:
