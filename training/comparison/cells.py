@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ FACTS, VALUES, VECTORS, LOG, FAILED = "cell.json", "answers.npz", "vectors.npz",
 _DECISIONS = ("thresholds", "calibration")
 #: Of the options, what says where and on what a cell was run: the images are known by the selection's fingerprint.
 _PLACES = (*RESUMABLE_CHANGES, "manifest_fingerprint", "labels")
+_DEFAULTS = {one.name: one.default for one in fields(TrainConfig) if one.name not in _PLACES}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -133,7 +134,9 @@ def check_finished(report: Path, plan: Plan) -> None:
             if cell.part != part or not is_finished(report, cell):
                 continue
             file = cell_folder(report, cell) / FACTS
-            facts, wanted = json.loads(file.read_text("utf-8")), _origin(selection, plan.config(cell, selection, path))
+            facts = json.loads(file.read_text("utf-8"))
+            facts["options"] = _DEFAULTS | facts.get("options", {})  # an option that came later had its default
+            wanted = _origin(selection, plan.config(cell, selection, path))
             other = [
                 f"{name}: {facts.get(name)} -> {value}" for name, value in wanted.items() if facts.get(name) != value
             ]

@@ -182,6 +182,9 @@ def test_cells_from_another_machine_are_taken_where_images_and_options_are_the_s
 
     file = report / "cells/seed0/dsh" / FACTS
     facts = json.loads(file.read_text())
+    earlier = {name: value for name, value in facts["options"].items() if name != "stop_after"}
+    file.write_text(json.dumps(facts | {"options": earlier}))
+    check_finished(report, plan)
     options = facts["options"] | {"lr": 0.5}
     for changed, message in (({"selection": "other"}, "selection: other -> "), ({"options": options}, "'lr': 0.5")):
         file.write_text(json.dumps(facts | changed))
