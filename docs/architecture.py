@@ -76,6 +76,7 @@ FLOORS = (
         Room("runtime.engines", "ONNX Runtime, OpenVINO, TensorRT", GREEN),
         Room("runtime.novelty", "how unusual an embedding is", GREEN),
     ),
+    (Room("runtime.models", "models that come with cbmir", GREEN),),
     (Room("spine", "errors, labels, card, preprocessing, manifest, files, process", GREY),),
 )
 ROOMS = {("cbmir." if room.name != "spine" else "") + room.name: room for floor in FLOORS for room in floor}

@@ -23,6 +23,7 @@ from cbmir.training.config import TrainConfig
 from cbmir.training.dataset import cached_images, evaluation_batches
 from cbmir.training.evaluate import Embedder, labels_of, opened_model, splits_of
 from cbmir.training.run import training_manifest
+from cbmir.training.splits import EVERY_IMAGE
 
 log = logging.getLogger("cbmir")
 
@@ -49,6 +50,9 @@ def run_sample(config: TrainConfig, card: ModelCard, images: Path | None) -> Sam
 
     Raises RunError where the run's own are gone or changed, ManifestError or SplitError for those of the manifest.
     """
+    if config.fold == EVERY_IMAGE and not images:
+        log.warning("No image was held out of this run's training: files are compared on images that the model has "
+                    "seen, which lie further apart than new ones. Give others by --images.")  # fmt: skip
     with _explained(images, "An exported file is compared with PyTorch on real images", "--images"):
         return sample_of(splits_of(card, read_manifest(images)) if images else training_manifest(config), card)
 

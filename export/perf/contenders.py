@@ -24,6 +24,7 @@ from cbmir.process import available_threads
 from cbmir.runtime.engines.base import EngineHealth
 from cbmir.runtime.engines.openvino import import_openvino
 from cbmir.runtime.engines.registry import ENDINGS, model_files, open_engine, stem
+from cbmir.runtime.models.catalog import find_model
 
 #: Runs uint8 [N, 1, S, S] and returns the embeddings, float32 [N, D].
 Answer = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
@@ -212,7 +213,7 @@ def float32_file(models: Sequence[Path]) -> Path:
 
 def _files(models: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
     """Each file, and whether it was only found in a folder, so that this machine may be unable to run it."""
-    for path in models:
+    for path in map(find_model, models):
         if not path.is_dir():
             yield path, False
             continue

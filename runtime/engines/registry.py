@@ -11,6 +11,7 @@ from cbmir.choices import ENGINES, MODES, Mode
 from cbmir.errors import CbmirError, EngineError, ModelError
 from cbmir.runtime.engines import openvino, ort, tensorrt
 from cbmir.runtime.engines.base import Engine
+from cbmir.runtime.models.catalog import find_model
 
 log = logging.getLogger("cbmir")
 
@@ -90,7 +91,7 @@ def open_engine(
     cache: str | Path | None = None,
     allow_fallback: bool = False,
 ) -> Engine:
-    """Open a model file, or a folder that `cbmir export` wrote.
+    """Open a model file, a folder that `cbmir export` wrote, or a model that comes with cbmir, by its name.
 
     A file is run in its own precision: by `auto`, an .onnx file on CUDA where it works, else by ONNX Runtime on the
     CPU, or OpenVINO where ONNX Runtime is missing; an .xml by OpenVINO, a .plan by TensorRT. Of a folder, `auto` takes
@@ -107,7 +108,7 @@ def open_engine(
         EngineError: The engine is missing (the message names what to install) or cannot run this file, or `threads` or
             `mode` is wrong.
     """
-    path = Path(path)
+    path = find_model(path)
     _check_arguments(path, engine, threads, mode)
     every = _of_folder(path) if path.is_dir() else _of_file(path)
     choices = [(file, name) for file, name in every if name == engine or (engine == "auto" and name != _BY_NAME_ONLY)]

@@ -29,7 +29,7 @@ def load(model: str | Path, gallery: str | Path | None = None, **options: Any) -
     """Open an exported model, with a gallery where neighbours are wanted.
 
     Args:
-        model: A model file, or a folder that `cbmir export` wrote.
+        model: A model file, a folder that `cbmir export` wrote, or `starter`, the model that comes with cbmir.
         gallery: A gallery's folder, or a `milvus:` place.
         **options: Those of `cbmir.runtime.Finder.open`, which says what is raised.
     """

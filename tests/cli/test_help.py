@@ -13,7 +13,7 @@ from cbmir.cli import cli, main
 COMMANDS = [
     "data nih", "data chexpert", "data mimic", "data brax", "data padchest", "data vindr", "data rsna", "data siim",
     "data openi", "data covid", "data ralo", "data tuberculosis", "data tbx11k", "data object-cxr",
-    "data table", "data dicom", "data phantom", "data check", "train", "final", "evaluate",
+    "data table", "data dicom", "data phantom", "data check", "train", "final", "evaluate", "models",
     "benchmark", "export", "parity", "speed", "embed", "index build", "index add", "index update", "index remove",
     "index info", "index verify", "index map", "index rebuild", "index compact", "index export", "index merge", "query",
     "pacs analyze", "pacs follow", "pacs node", "pacs retry", "demo", "serve", "doctor",

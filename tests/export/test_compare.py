@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ import pytest
 from cbmir.card import ModelCard
 from cbmir.errors import UserError
 from cbmir.export import LIMITS, ParityLimits, compare_models
-from cbmir.export.compare import choose, limits_of
+from cbmir.export.compare import choose, limits_of, run_sample
 from cbmir.labels import LabelSet
 from cbmir.manifest import read_manifest
 from cbmir.preprocessing import PreprocessSpec
+from cbmir.training.config import TrainConfig
 from cbmir.training.splits import with_fold
 
 
@@ -55,6 +57,18 @@ def test_the_fold_of_the_model_decides_the_queries(
     training = {"fold": "1/2", "manifest_fingerprint": table.fingerprint}
     model = make_tiny_model(tmp_path / "model.onnx", training=training)
     assert compare_models(model, model, tiny_manifest).queries == choose(with_fold(table, "1/2"))[1] > 4
+
+
+def test_a_model_that_every_image_trained_has_none_to_be_judged_on(
+    tiny_card: ModelCard, tiny_manifest: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = read_manifest(tiny_manifest)
+    config = TrainConfig(str(tiny_manifest), table.fingerprint, table.labels.names, fold="all")
+    assert run_sample(config, tiny_card, None).cases.queries == len(table)
+    assert "images that the model has seen" in caplog.text
+    caplog.clear()
+    run_sample(replace(config, fold=""), tiny_card, None)
+    assert "has seen" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -164,8 +164,9 @@ def read_card(model: str | Path) -> ModelCard:
     """The card of a model file, on a machine that need not have the engine or GPU that is to run it."""
     from cbmir.runtime.engines.registry import open_engine
     from cbmir.runtime.engines.tensorrt import read_plan_info
+    from cbmir.runtime.models.catalog import find_model
 
-    model = Path(model)
+    model = find_model(model)
     if model.is_dir():
         raise UserError(f"{model}: expected a model file, found a folder: nodes could choose different files of it")
     if model.suffix.lower() == ".plan":

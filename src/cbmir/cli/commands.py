@@ -96,7 +96,7 @@ pacs = CommandGroup(
         "Train and evaluate": {"train": "train", "evaluate": "evaluate", "benchmark": "benchmark", "final": "final"},
         "Export": {"export": "export", "parity": "parity", "speed": "speed"},
         "Gallery": {"index": "commands", "embed": "embed"},
-        "Answer": {"query": "query", "demo": "demo"},
+        "Answer": {"models": "models", "query": "query", "demo": "demo"},
         "Serve and PACS": {"serve": "serve", "pacs": "commands"},
         "Installation": {"doctor": "doctor"},
         "": {"benchmark-cell": "benchmark"},

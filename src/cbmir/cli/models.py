@@ -1,0 +1,53 @@
+"""`cbmir models`: the models that come with cbmir."""
+
+from __future__ import annotations
+
+from textwrap import fill
+
+from cbmir.card import ModelCard
+from cbmir.cli.options import command, json_option, print_answer
+
+
+@command(
+    "cbmir models",
+    "cbmir models --json > cards.json                        their whole cards",
+    "cbmir index build starter my.csv -o gallery             a name stands wherever a command takes a MODEL",
+)
+@json_option
+def models(as_json: bool) -> None:
+    """Show the models that come with cbmir: what each is made of, how good it is, and what it is not for."""
+    from cbmir.runtime import open_engine
+    from cbmir.runtime.models.catalog import MODELS, model_file
+
+    found, lines = {}, []
+    for name in MODELS:
+        file = model_file(name)
+        with open_engine(file, engine="onnxruntime") as opened:
+            card = opened.card
+        found[name] = {"file": file, "bytes": file.stat().st_size, "card": card.to_json()}
+        lines += [name, *(fill(line, 100, initial_indent="  ", subsequent_indent="    ") for line in _words(card))]
+        lines += [f"  {file} ({file.stat().st_size / 1e6:.1f} MB)"]
+    print_answer(as_json, found, "\n".join(lines))
+
+
+def _words(card: ModelCard) -> list[str]:
+    images = card.training.get("images", {}).get("train", 0)
+    spec = f"{card.encoder}, {card.preprocess.crop} pixels, {card.embedding_dim} dimensions, {card.precision}"
+    lines = [
+        f"Findings: {', '.join(card.labels.names)}",
+        f"Model: {spec}; fingerprint {card.fingerprint[:12]}",
+        f"Trained on {images:,} images of {card.training.get('patients', 0):,} patients "
+        f"({card.training.get('source', 'not stated')})",
+    ]
+    for name, figure in card.metrics.items():
+        values = {"AUC": figure} if "value" in figure else {
+            "nDCG@10 corrected for chance": figure["corrected_ndcg"],
+            "the same with Jaccard gain": figure["corrected_jaccard_ndcg"],
+        }  # fmt: skip
+        shown = (f"{title} {_interval(one)}" for title, one in values.items())
+        lines.append(f"{name.removesuffix(' auc').capitalize()}: {'; '.join(shown)}")
+    return [*lines, f"Licence: {card.licence}", card.intended_use]
+
+
+def _interval(figure: dict[str, float]) -> str:
+    return f"{figure['value']:.3f} [{figure['low']:.3f}, {figure['high']:.3f}]"
