@@ -6,8 +6,8 @@
     python benchmarks/starter.py report -o starter
 
 `nih.csv` is the table of all images. The final model is trained by seed 0, compared with PyTorch by `cbmir export`, and
-written into the package; `starter` keeps the run and parity.json. What other precisions lose is measured on the run of a
-fold, which has held images out: `cbmir export report/cells/seed0-fold1/fitted/run -o files/ --fp16 --int8 --openvino bf16`.
+written into the package; `starter` keeps the run and parity.json. What other precisions lose is measured on the run of
+a fold, which has held images out: `cbmir export report/cells/seed0-fold1/fitted/run -o f/ --fp16 --int8 --openvino bf16`.
 """
 
 from __future__ import annotations
