@@ -7,7 +7,7 @@
 
 `nih.csv` is the table of all images. The final model is trained by seed 0, compared with PyTorch by `cbmir export`, and
 written into the package; `starter` keeps the run and parity.json. What other precisions lose is measured on the run of
-a fold, which has held images out: `cbmir export report/cells/seed0-fold1/fitted/run -o f/ --fp16 --int8 --openvino bf16`.
+a fold, which has held images out: `cbmir export report/cells/seed0-fold1/fitted/run -o files/ --fp16 --int8`.
 """
 
 from __future__ import annotations
