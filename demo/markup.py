@@ -1,6 +1,6 @@
 """Text as HTML: whatever comes from data passes through here on its way into the page.
 
-And what a reader sees first: the flag that nothing looks like this image, warnings, errors, and the findings.
+And what a reader sees first: doubts about the image, warnings, errors, and the findings.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from urllib.parse import quote
 from cbmir.card import WITHOUT_FINDINGS, ModelCard
 from cbmir.labels import readable
 from cbmir.runtime.finder import NOTHING_ALIKE
+from cbmir.runtime.imaging.picture_check import SENTENCES
 from cbmir.runtime.novelty import QUANTILE, Novelty
 from cbmir.runtime.results import Finding, most_probable_first
 
@@ -56,12 +57,13 @@ def error_html(text: str) -> str:
 
 
 def alerts_html(warnings: Sequence[str]) -> str:
-    """The flag first and by itself, then the other warnings, or a note that there are no warnings."""
-    others = [warning for warning in warnings if warning != NOTHING_ALIKE]
-    flag = f'<div class="note bad"><strong>Caution.</strong> {escape(NOTHING_ALIKE)}</div>'
+    """Doubts about the image first, each by itself, then the other warnings, or a note that there are no warnings."""
+    doubts = [warning for warning in warnings if warning == NOTHING_ALIKE or warning in SENTENCES.values()]
+    flags = "".join(f'<div class="note bad"><strong>Caution.</strong> {escape(doubt)}</div>' for doubt in doubts)
+    others = [warning for warning in warnings if warning not in doubts]
     items = "".join(f"<li>{escape(warning)}</li>" for warning in others)
     notes = f'<div class="note warn"><strong>Please note</strong><ul>{items}</ul></div>'
-    parts = (flag if NOTHING_ALIKE in warnings else "") + (notes if others else "")
+    parts = flags + (notes if others else "")
     return parts or '<p class="note fine">No warnings for this image.</p>'
 
 

@@ -55,6 +55,7 @@ FLOORS = (
         Room("training.comparison", "losses side by side: the paper's tables", BLUE),
         Room("training.readers", "data sets to manifests", BLUE),
         Room("training.phantom", "drawn X-rays", BLUE),
+        Room("training.picture_check", "is it an upright chest?", BLUE),
     ),
     (
         Room("training", "harness, model, metrics, evaluation", BLUE),

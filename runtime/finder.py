@@ -26,6 +26,7 @@ from cbmir.runtime.gallery.entry import Entry, Hit, SearchResult
 from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.gallery.protocol import SearchableGallery, open_gallery
 from cbmir.runtime.imaging.image_warning import ImageWarning
+from cbmir.runtime.imaging.picture_check import SENTENCES
 from cbmir.runtime.imaging.preprocess import preprocess
 from cbmir.runtime.imaging.radiograph import ImageLimits, Radiograph
 from cbmir.runtime.imaging.reader import read_image
@@ -194,7 +195,7 @@ class Finder(Closing):
             hits = found.hits
             vectors = {hit.entry.id: vector for hit, vector in zip(hits, found.vectors, strict=False)}
             if novelty is not None and novelty.flagged:
-                warnings.insert(0, NOTHING_ALIKE)
+                warnings.insert(sum(warning in SENTENCES.values() for warning in warnings), NOTHING_ALIKE)
         predicted = {finding.label for finding in findings if finding.predicted}
         query_labels = {name for entry in known for name in entry.positive} if known else predicted
         names = {canonical(name) for name in query_labels}
@@ -220,12 +221,8 @@ class Finder(Closing):
         )
 
     def search_by_findings(
-        self,
-        labels: Sequence[str],
-        k: int = 10,
-        *,
-        filter: Filter = Filter(),  # noqa: B008
-    ) -> tuple[Neighbour, ...]:
+        self, labels: Sequence[str], k: int = 10, *, filter: Filter = Filter(),  # noqa: B008
+    ) -> tuple[Neighbour, ...]:  # fmt: skip
         """A query without an image: the k entries nearest to a combination of findings (`combination_vector`).
 
         Returns:

@@ -253,6 +253,14 @@ def make_xray() -> Callable[..., NDArray[np.uint8]]:
 
 
 @pytest.fixture(scope="session")
+def inverted_chest() -> NDArray[np.uint8]:
+    """A drawn chest X-ray, uint8 [128, 128], bone dark: the check of the picture is sure of it."""
+    from cbmir.training.phantom import describe, draw
+
+    return 255 - draw(next(iter(describe(1, seed=77))), 128)
+
+
+@pytest.fixture(scope="session")
 def tiny_card() -> ModelCard:
     """The card of `tiny_model`."""
     return TINY_CARD

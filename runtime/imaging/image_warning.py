@@ -15,6 +15,7 @@ Kind = Literal[
     "modality unknown", "body part unknown", "view unknown", "probably not frontal", "lateral view", "animal",
     "unknown code", "no window", "invalid window skipped", "unknown window function", "LUT rescaled",
     "contradictory polarity", "colour", "little contrast", "date left out", "excess pixel data", "nonstandard file",
+    "not a chest", "part of a chest", "inverted", "turned", "perhaps mirrored",
 ]  # fmt: skip
 SEPARATOR = "; "  # between kinds in one text
 

@@ -26,6 +26,7 @@ from cbmir.preprocessing import INTENSITIES, PreprocessSpec
 from cbmir.runtime.imaging.colour import to_grey
 from cbmir.runtime.imaging.dicom_reader import is_dicom, read_dicom
 from cbmir.runtime.imaging.image_warning import ImageWarning
+from cbmir.runtime.imaging.picture_check import check_picture
 from cbmir.runtime.imaging.radiograph import ImageLimits, Radiograph, check_contrast, collected_warnings, greys_of
 
 __all__ = ["ImageLimits", "Radiograph", "file_bytes", "read_image"]
@@ -65,6 +66,8 @@ def read_image(
 ) -> Radiograph:
     """Read one image. Colour becomes luma (ITU-R 601), transparency lies on black, EXIF orientation is applied.
 
+    The first warnings are those of the picture itself (`check_picture`).
+
     Args:
         source: A path, a file's bytes, or an array, bone bright: uint8 [H,W] or [H,W,3] (RGB), uint16 [H,W] (0..65535).
         intensity: How stored values become grey, as PreprocessSpec has it; a model takes images read by its own policy.
@@ -82,6 +85,14 @@ def read_image(
     limits = limits or ImageLimits()
     if intensity not in INTENSITIES:
         raise UserError(f"expected intensity {', '.join(INTENSITIES)}, found {intensity!r}")
+    radiograph = _read(source, limits, intensity, allow_lateral, threads, reduced_for)
+    return replace(radiograph, warnings=(*check_picture(radiograph), *radiograph.warnings))
+
+
+def _read(
+    source: str | Path | bytes | bytearray | memoryview | NDArray[np.generic], limits: ImageLimits, intensity: str,
+    allow_lateral: bool, threads: int, reduced_for: PreprocessSpec | None,
+) -> Radiograph:  # fmt: skip
     if isinstance(source, np.ndarray):
         return _read_array(source, limits, intensity)
     if isinstance(source, bytes | bytearray | memoryview):

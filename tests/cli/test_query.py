@@ -10,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from cbmir.card import NOT_A_DEVICE, OperatingPoint
 from cbmir.cli import main
 from cbmir.manifest import read_manifest, write_manifest
 from cbmir.runtime import Finder, Gallery
+from cbmir.runtime.imaging.picture_check import SENTENCES
 
 Captured = pytest.CaptureFixture[str]
 
@@ -47,6 +49,14 @@ def test_json(tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Capture
     ]  # fmt: skip
     assert len(answers[0]["neighbours"]) == 3
     assert answers[0]["image"] == str(image)
+
+
+def test_what_is_wrong_with_the_picture_is_told_first(
+    tiny_model: Path, tiny_gallery: Path, inverted_chest: NDArray[np.uint8], tmp_path: Path, capsys: Captured
+) -> None:
+    Image.fromarray(inverted_chest).save(tmp_path / "chest.png")
+    assert run("query", tiny_model, tiny_gallery, tmp_path / "chest.png") == 0
+    assert capsys.readouterr().out.splitlines()[1] == f"  Warning: {SENTENCES['inverted']}"
 
 
 def test_text(tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Captured) -> None:

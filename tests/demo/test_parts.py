@@ -18,6 +18,7 @@ from cbmir.demo.sessions import View, members_html
 from cbmir.demo.similar_images import Likeness, agreement_html, label_marks, wall_html
 from cbmir.runtime import Entry, Finder, Finding, LabelAgreement, Neighbour
 from cbmir.runtime.finder import NOTHING_ALIKE
+from cbmir.runtime.imaging.picture_check import SENTENCES
 from cbmir.runtime.novelty import Novelty
 
 NASTY = '<script>alert("x")</script>\'"><img src=x onerror=alert(1)> {{constructor}} ${1+1} `'
@@ -143,6 +144,8 @@ def test_alerts_have_the_flag_first() -> None:
     html = alerts_html(["one", NOTHING_ALIKE])
     assert [a["class"] for tag, a in _Page(html).tags if tag == "div"] == ["note bad", "note warn"]
     assert _Page(html).text == f"Caution. {NOTHING_ALIKE}Please noteone"
+    both = _Page(alerts_html([SENTENCES["inverted"], NOTHING_ALIKE, "one"])).text
+    assert both == f"Caution. {SENTENCES['inverted']}Caution. {NOTHING_ALIKE}Please noteone"
     assert "No warnings" in alerts_html([])
 
 

@@ -18,6 +18,7 @@ from cbmir.errors import EngineError, GalleryError, ImageError, ModelError, User
 from cbmir.manifest import read_manifest
 from cbmir.runtime import Entry, Filter, Finder, Gallery, Pseudonyms, build_gallery, open_engine, read_image
 from cbmir.runtime.finder import NOTHING_ALIKE
+from cbmir.runtime.imaging.picture_check import SENTENCES
 from cbmir.runtime.imaging.preprocess import preprocess
 
 Make = Callable[..., Path]
@@ -296,6 +297,8 @@ def test_what_is_unlike_the_gallery_is_warned_of(tiny_model: Path, alike: Path, 
         assert turned.novelty.percentile == 100
         assert turned.warnings[0] == NOTHING_ALIKE
         assert len(turned.neighbours) == 10
+        upside_down = replace(finder.read(ramp), warnings=(SENTENCES["turned 2"], "Odd header."))  # type: ignore[arg-type]
+        assert finder.analyze(upside_down).warnings[:3] == (SENTENCES["turned 2"], NOTHING_ALIKE, "Odd header.")
         usual = finder.analyze(alike.parent / "0.png", patient_id="p0")
         assert usual.novelty is not None
         assert not usual.novelty.flagged

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from cbmir.labels import LabelSet
@@ -99,22 +100,24 @@ def test_only_a_few_examples_are_named(clean: Manifest, tmp_path: Path) -> None:
     assert "and 3 more" in text
 
 
-def test_warnings_are_told_by_kind(clean: Manifest, tmp_path: Path) -> None:
-    """Little contrast and probable laterals above all."""
+def test_warnings_are_told_by_kind(clean: Manifest, tmp_path: Path, inverted_chest: NDArray[np.uint8]) -> None:
+    """Little contrast, probable laterals and what is wrong with the picture itself above all."""
     dim = tmp_path / "dim.png"
     Image.fromarray(np.tile(np.arange(20, dtype=np.uint8) + 100, (40, 2))).save(dim)
     side = tmp_path / "side.dcm"
     side.write_bytes(make_dicom(PatientOrientation=["A", "F"]))
-    rows = [Row(dim, "p8", (1,), split="train"), Row(side, "p9", (1,), split="train")]
+    negative = tmp_path / "negative.png"
+    Image.fromarray(inverted_chest).save(negative)
+    rows = [Row(image, image.name, (1,), split="train") for image in (dim, side, negative)]
     report = check_manifest(_with(clean, *rows))
     assert report.ok
     assert {image.name: [one.kind for one in said] for image, said in report.warnings.items()} == {
-        "dim.png": ["little contrast"], "side.dcm": ["probably not frontal"],
+        "dim.png": ["little contrast"], "side.dcm": ["probably not frontal"], "negative.png": ["inverted"],
     }  # fmt: skip
     text = report.text()
-    assert "note         images read with a warning: 2" in text
+    assert "note         images read with a warning: 3" in text
     assert f"note           little contrast: 1\n{'':<13}{dim}: little contrast: nearly all" in text
     assert f"note           probably not frontal: 1\n{'':<13}{side}: PatientOrientation" in text
     value = json.loads(json.dumps(report.to_json()))
-    assert value["warning_kinds"] == {"little contrast": 1, "probably not frontal": 1}
+    assert value["warning_kinds"] == {"inverted": 1, "little contrast": 1, "probably not frontal": 1}
     assert "nearly all grey values" in value["warnings"][str(dim)][0]

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from pydicom import Dataset, dcmread
 from pydicom.sr.codedict import codes
 from pydicom.sr.coding import Code
@@ -16,7 +18,9 @@ from cbmir.runtime import Analysis, Finder
 from cbmir.runtime.dicom_output import answers_fingerprint, make_results, result_uid
 from cbmir.runtime.dicom_output.identifiers import SCHEME_UID, series_uid
 from cbmir.runtime.dicom_output.source import SourceImage
+from cbmir.runtime.imaging.picture_check import SENTENCES
 from cbmir.runtime.results import most_probable_first
+from dicom_files import make_dicom
 
 highdicom_sr = pytest.importorskip("highdicom.sr")
 Make = Callable[..., bytes]
@@ -153,6 +157,12 @@ def test_warnings_stand_in_it(clinic: Any, make_radiograph: Make) -> None:
     assert any("ViewPosition" in text for text in results.warnings)
     assert any("PatientSex" in text and "left out" in text for text in results.warnings)
     assert comments(written(results.sr))[1:] == list(results.warnings)
+
+
+def test_what_is_wrong_with_the_picture_is_told_first(clinic: Any, inverted_chest: NDArray[np.uint8]) -> None:
+    results = clinic.results(make_dicom(inverted_chest.astype(np.uint16) * 16))
+    assert comments(written(results.sr))[1] == SENTENCES["inverted"]
+    assert results.warnings[0] == SENTENCES["inverted"]
 
 
 def test_private_codes_are_declared(report: Dataset) -> None:

@@ -34,7 +34,7 @@ def saved(dataset: Dataset) -> bytes:
 OUTCOMES: dict[str, type[ImageError] | tuple[str, int]] = {  # view and number of warnings, or the error
     "chest_mono1_10bit_no_preamble_no_meta.dcm": ("PA", 0),
     "chest_mono1_10bit_explicit.dcm": ("PA", 0),
-    "dx_thorax_mono1_8bit_small.dcm": ("", 2),  # a dog from the side: no ViewPosition, but a description
+    "dx_thorax_mono1_8bit_small.dcm": ("", 3),  # a dog from the side: no ViewPosition, but a description, and a picture
     "rsna_nih_jpegbaseline_mono2.dcm": ("PA", 1),
     "chest_rg1_j2k_lossy_mono1_15bit.dcm": ("PA", 0),
     "chest_canon_j2k_lossless_mono1_12bit_bad.dcm": DamagedImageError,

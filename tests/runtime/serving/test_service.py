@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from numpy.typing import NDArray
 from PIL import Image
 from pydicom import dcmread
 
@@ -27,6 +28,7 @@ from cbmir.runtime import Filter, Finder, Pseudonyms, build_gallery, open_engine
 from cbmir.runtime.finder import IN_GALLERY, PATIENT_NOT_FOUND, PATIENT_UNKNOWN
 from cbmir.runtime.gallery import Gallery
 from cbmir.runtime.hot_reload import ReloadableFinder
+from cbmir.runtime.imaging.picture_check import SENTENCES
 from cbmir.runtime.serving import app
 from cbmir.runtime.serving.settings import Settings
 from dicom_files import make_dicom
@@ -114,6 +116,11 @@ def test_the_patient_is_left_out_by_a_header(client: TestClient, finder: Finder,
     assert len(answer["neighbours"]) == 18
     asked["params"]["include_same_patient"] = True
     assert len(client.post("/v1/analyze", headers={"Patient-ID": "patient_03"}, **asked).json()["neighbours"]) == 20
+
+
+def test_what_is_wrong_with_the_picture_is_told_first(client: TestClient, inverted_chest: NDArray[np.uint8]) -> None:
+    warnings = client.post("/v1/analyze", content=encoded(inverted_chest)).json()["warnings"]
+    assert warnings == [SENTENCES["inverted"], PATIENT_UNKNOWN]
 
 
 def test_an_image_of_the_gallery_is_named_by_its_case(client: TestClient, finder: Finder, tiny_manifest: Path) -> None:
