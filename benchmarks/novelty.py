@@ -1,10 +1,10 @@
-"""How well novelty tells what is no upright chest X-ray, beside the plain mean distance to the neighbours.
+"""How well novelty tells what is no upright chest X-ray, beside the plain mean distance and the check of the picture.
 
     python benchmarks/novelty.py model.onnx manifest.csv ../shared/dicom > novelty.md
 
 The gallery is the manifest's training split; queries are its other images, as they are and inverted, turned, mirrored
-and so on, and the DICOM files of the folder, read without asking what body part they show. Novelty is what answers say.
-Prints a table.
+and so on, and the DICOM files of the folder, read without asking what body part they show. Novelty and the check of the
+picture are what answers say. Prints a table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from numpy.typing import NDArray
 
 from cbmir.manifest import read_manifest
 from cbmir.runtime import Engine, Entry, Filter, Gallery, Novelty, open_engine, read_image
+from cbmir.runtime.imaging.picture_check import check_picture
 from cbmir.runtime.imaging.preprocess import preprocess
+from cbmir.runtime.imaging.radiograph import Radiograph
 from cbmir.runtime.novelty import FEWEST, NEAREST, QUANTILE, score_novelty
 
 Pixels = NDArray[np.uint8]
@@ -57,7 +59,7 @@ CHANGES: dict[str, Callable[[Pixels], Pixels]] = {
 
 def main(model: str, manifest: str, dicom: str) -> None:
     images = read_manifest(manifest)
-    groups: dict[str, list[tuple[Pixels, str]]] = defaultdict(list)
+    groups: dict[str, list[tuple[Pixels, str]]] = defaultdict(list)  # pictures, and their patients
     with open_engine(model) as engine, TemporaryDirectory() as folder:
         spec = engine.card.preprocess
         inside = [row for row in images if row.split == "train"]
@@ -68,12 +70,11 @@ def main(model: str, manifest: str, dicom: str) -> None:
             if row.split != "train":
                 pixels = read_image(row.image, intensity=spec.intensity).pixels
                 for name, change in CHANGES.items():
-                    crop = preprocess(np.ascontiguousarray(change(pixels)), spec)
-                    groups[name].append((crop, row.patient_id))
+                    groups[name].append((np.ascontiguousarray(change(pixels)), row.patient_id))
         for kind, pixels in _dicom(Path(dicom)):
-            groups[kind].append((preprocess(pixels, spec), ""))
+            groups[kind].append((pixels, ""))
         noise = np.random.default_rng(0).integers(0, 256, (20, 300, 300), dtype=np.uint8)
-        groups["noise"] = [(preprocess(image, spec), "") for image in noise]
+        groups["noise"] = [(image, "") for image in noise]
 
         with Gallery.create(Path(folder) / "gallery", engine.card, images.labels) as gallery:
             gallery.add([Entry(f"{n}", "", row.patient_id) for n, row in enumerate(inside)], vectors)
@@ -84,15 +85,17 @@ def main(model: str, manifest: str, dicom: str) -> None:
             base: tuple[Values, Values] | None = None
             rows = []
             for name, items in groups.items():
-                found = _embedded(engine, [crop for crop, _ in items])
+                found = _embedded(engine, [preprocess(pixels, spec) for pixels, _ in items])
                 answers = [_measured(gallery, vector, of) for vector, (_, of) in zip(found, items, strict=True)]
                 mixture = np.array([novelty.distance for novelty, _ in answers])
                 mean = np.array([distance for _, distance in answers])
                 base = base or (mixture, mean)
                 flagged = np.mean([novelty.flagged for novelty, _ in answers])
                 aucs = [f"{_auc(*pair):.2f}" for pair in zip(base, (mixture, mean), strict=True)]
-                rows.append((name, f"{len(items)}", f"{flagged:.1%}", aucs[0], f"{np.mean(mean > limit):.1%}", aucs[1]))
-    header = ("queries", "n", "mixture of 50: flagged", "AUC", "mean distance to 10: flagged", "AUC")
+                doubted = np.mean([bool(check_picture(Radiograph(pixels, name, ""))) for pixels, _ in items])
+                rows.append((name, f"{len(items)}", f"{flagged:.1%}", aucs[0], f"{np.mean(mean > limit):.1%}", aucs[1],
+                             f"{doubted:.1%}"))  # fmt: skip
+    header = ("queries", "n", "mixture of 50: flagged", "AUC", "mean distance to 10: flagged", "AUC", "picture doubted")
     click.echo(table(header, rows))
 
 
