@@ -49,7 +49,7 @@ def test_the_wheel_holds_the_tree(wheel: Path) -> None:
     expected |= {f"cbmir/{file.name}" for file in spine.iterdir() if file.is_file()}
     for part in PARTS:
         expected |= {f"cbmir/{file.relative_to(ROOT).as_posix()}" for file in (ROOT / part).rglob("*.py")}
-    expected.add("cbmir/runtime/imaging/picture_check.npz")
+    expected |= {"cbmir/runtime/imaging/picture_check.npz", "cbmir/runtime/models/starter.onnx"}
     for data in ("demo/static", "training/comparison/report/templates"):
         expected |= {f"cbmir/{data}/{file.name}" for file in (ROOT / data).iterdir()}
     with zipfile.ZipFile(wheel) as archive:
