@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from cbmir.errors import ManifestError
-from cbmir.labels import NO_FINDING, LabelSet, label_key, means_no_finding
+from cbmir.labels import NIH_14, NO_FINDING, LabelSet, label_key, means_no_finding
 from cbmir.manifest import SPLITS, VIEWS, Manifest, Row
 from cbmir.text_table import uncollected
 from cbmir.training.readers import common
@@ -61,7 +61,7 @@ class LabelCells:
 def read_own_table(
     table: Path, *, columns: ColumnMapping = ColumnMapping(), labels: Sequence[str] = (),
     cells: LabelCells = LabelCells(), date_format: str | None = None, images: Path | None = None,
-    missing: Missing = "error", seed: int = 0,
+    missing: Missing = "error", seed: int = 0, unlabelled: bool = False,
 ) -> Manifest:  # fmt: skip
     """A manifest of any table with one row per image.
 
@@ -77,16 +77,20 @@ def read_own_table(
         images: Where relative image paths start; by default the table's folder.
         missing: `error`, or `skip` to leave rows without an image file out.
         seed: Of the 70:10:20 split by patient, where there is no split column.
+        unlabelled: The table has no labels: `labels`, or those of NIH, are unknown of every image.
 
     Raises:
         ManifestError: Names row and column of what does not fit.
         SplitError: A patient is in two splits.
     """
-    if not labels and cells.column is None:
+    if unlabelled and cells.column is not None:
+        raise ManifestError("expected a column of labels or none, found both --labels-column and --unlabelled")
+    if not labels and cells.column is None and not unlabelled:
         raise ManifestError(
-            "expected labels: name their columns (--labels A,B,C) or the one that joins them (--labels-column)"
+            "expected labels: name their columns (--labels A,B,C) or the one that joins them (--labels-column); "
+            "--unlabelled says that there are none"
         )
-    label_columns = list(labels) if cells.column is None else [cells.column]
+    label_columns = [] if unlabelled else list(labels) if cells.column is None else [cells.column]
     used = [name for name in (*astuple(columns), *label_columns) if name is not None]
     source = common.read_source(table, [name for name in used if name != columns.patient], "a table", [columns.patient])
     if columns.patient not in source.columns:
@@ -115,7 +119,11 @@ def read_own_table(
                 raise ManifestError(f"{table}, row {texts.index(text) + 2}, column {name!r}: {error}") from None
         return [known[text] for text in texts]
 
-    if cells.column is None:
+    values: list[tuple[int | None, ...]]
+    if unlabelled:
+        names, read_as = LabelSet(tuple(labels or NIH_14)), dict[str, str]()
+        values = [(None,) * len(names)] * len(source)
+    elif cells.column is None:
         names, read_as = LabelSet(tuple(labels)), dict[str, str]()
         values = list(zip(*(column(name, _value_of(cells.values or {})) for name in labels), strict=True))
     else:
@@ -153,7 +161,7 @@ def read_own_table(
         sources=[table],
         policies={
             "columns": {name: value for name, value in vars(columns).items() if value is not None},
-            "labels": label_columns if cells.column is None else _in_words(cells),
+            "labels": "all unknown" if unlabelled else label_columns if cells.column is None else _in_words(cells),
             "labels_read_as": read_as,
             "columns_not_used": unused,
             "each_image_its_own_patient": columns.patient == columns.image,

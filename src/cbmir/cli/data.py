@@ -104,13 +104,15 @@ def _values(ctx: click.Context, option: click.Parameter, text: str) -> dict[str,
 @option("--separator", default="|", help="What joins them.")
 @option("--labels-format", type=click.Choice(["text", "list"]), default="text", help="list: the cells are lists as "
         "Python or JSON print them, ['Mass', 'Nodule'].")  # fmt: skip
+@option("--unlabelled", is_flag=True, help="No label is known, so that the images can only be searched. --labels then "
+        "only names findings.  [default: NIH's]")  # fmt: skip
 @option("--images", type=PATH, metavar="DIR", help="Where relative image paths start. Default: FILE's folder.")
 @missing_option
 @writes_manifest
 def table(
     file: Path, labels: tuple[str, ...], label_values: dict[str, int], labels_column: str | None, separator: str,
-    labels_format: Any, date_format: str | None, images: Path | None, missing: Any, seed: int, output: Path,
-    as_json: bool, **columns: Any,
+    labels_format: Any, date_format: str | None, unlabelled: bool, images: Path | None, missing: Any, seed: int,
+    output: Path, as_json: bool, **columns: Any,
 ) -> None:  # fmt: skip
     """Manifest of your own table.
 
@@ -123,7 +125,7 @@ def table(
     manifest = read_own_table(
         file, columns=ColumnMapping(**columns), labels=labels,
         cells=LabelCells(labels_column, separator, labels_format, label_values), date_format=date_format,
-        images=images, missing=missing, seed=seed,
+        images=images, missing=missing, seed=seed, unlabelled=unlabelled,
     )  # fmt: skip
     write(manifest, output, as_json)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cbmir.errors import ManifestError, SplitError
+from cbmir.labels import NIH_14
 from cbmir.manifest import Manifest
 from cbmir.training.readers.table import ColumnMapping, LabelCells, read_own_table
 
@@ -148,6 +149,15 @@ def test_labels_must_be_named_and_there(tmp_path: Path) -> None:
         read_own_table(table, columns=OWN, labels=["Nodule"])
     with pytest.raises(ManifestError, match="negative class"):
         read_own_table(_write(tmp_path, "image,patient_id,No Finding", "a.png,1,1"), labels=["No Finding"])
+
+
+def test_a_table_without_labels_is_taken_where_that_is_said(tmp_path: Path) -> None:
+    path = _write(tmp_path, "image,patient_id,Mass", "a.png,1,1", "b.png,2,0", "c.png,3,1")
+    manifest = read_own_table(path, unlabelled=True)
+    assert manifest.labels.names == tuple(NIH_14) and {row.labels for row in manifest} == {(None,) * 14}
+    assert read_own_table(path, labels=("Nodule",), unlabelled=True).labels.names == ("Nodule",)
+    with pytest.raises(ManifestError, match="found both"):
+        read_own_table(path, cells=LabelCells("Mass"), unlabelled=True)
 
 
 def test_a_column_twice_is_refused(tmp_path: Path) -> None:
