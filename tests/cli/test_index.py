@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from cbmir.cli import main
+from cbmir.manifest import read_manifest, write_manifest
 from cbmir.runtime import Gallery
 from cbmir.runtime.gallery.build import IndexReport
 from cbmir.runtime.gallery.database import live_folder
@@ -64,6 +65,18 @@ def test_splits_replace_what_was_there(tmp_path: Path, tiny_model: Path, tiny_ma
     assert "choose others with --split" in capsys.readouterr().err
     assert run("index", "build", tiny_model, tiny_manifest, "-o", path, "--split", "test") == 2
     assert "found 20 others in it, which would be lost; 'cbmir index add' adds to it" in capsys.readouterr().err
+
+
+def test_a_manifest_without_splits_goes_in_as_a_whole(
+    tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured
+) -> None:
+    table = read_manifest(tiny_manifest)
+    write_manifest(table.with_splits([""] * len(table)), tmp_path / "none.csv")
+    assert run("index", "build", tiny_model, tmp_path / "none.csv", "-o", tmp_path / "gallery") == 0
+    assert "The manifest has no splits: every image is taken." in capsys.readouterr().err
+    with Gallery.open(tmp_path / "gallery") as gallery:
+        assert len(gallery) == 24
+    assert run("index", "build", tiny_model, tmp_path / "none.csv", "-o", tmp_path / "other", "--split", "val") == 2
 
 
 def test_unreadable_images_give_exit_code_2_and_a_gallery(

@@ -77,7 +77,8 @@ def read_own_table(
         images: Where relative image paths start; by default the table's folder.
         missing: `error`, or `skip` to leave rows without an image file out.
         seed: Of the 70:10:20 split by patient, where there is no split column.
-        unlabelled: The table has no labels: `labels`, or those of NIH, are unknown of every image.
+        unlabelled: The table has no labels: `labels`, or those of NIH, are unknown of every image, and no splits are
+            drawn.
 
     Raises:
         ManifestError: Names row and column of what does not fit.
@@ -155,6 +156,9 @@ def read_own_table(
         )
     ]
     rows, absent = common.locate(rows, lambda row: common.existing(row.image), missing, Path(base))
+    splits = "not assigned: nothing to train on" if unlabelled else None  # None: assigned by `finish`
+    if columns.split is not None:
+        splits = f"column {columns.split}"
     return common.finish(
         Manifest(names, tuple(rows)),
         reader="table",
@@ -169,7 +173,7 @@ def read_own_table(
             "missing_images": absent,
         },
         seed=seed,
-        splits=None if columns.split is None else f"column {columns.split}",
+        splits=splits,
     )
 
 

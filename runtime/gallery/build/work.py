@@ -82,7 +82,11 @@ class Work:
     def of(
         cls, card: ModelCard, manifest: Manifest, splits: Sequence[str], reduced_jpeg2000: bool, workers: int | None
     ) -> Work:
-        """The rows of these splits ("all": every row). Raises SplitError where there are none."""
+        """The rows of these splits ("all": every row; "train" too, where no row has a split, so that nothing is held
+        out). Raises SplitError where there are none."""
+        if tuple(splits) == ("train",) and not any(row.split for row in manifest):
+            log.info("The manifest has no splits: every image is taken.")
+            splits = ("all",)
         rows = [row for row in manifest if "all" in splits or row.split in splits]
         if not rows:
             found = ", ".join(sorted({row.split or "(empty)" for row in manifest}))

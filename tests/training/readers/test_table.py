@@ -155,6 +155,7 @@ def test_a_table_without_labels_is_taken_where_that_is_said(tmp_path: Path) -> N
     path = _write(tmp_path, "image,patient_id,Mass", "a.png,1,1", "b.png,2,0", "c.png,3,1")
     manifest = read_own_table(path, unlabelled=True)
     assert manifest.labels.names == tuple(NIH_14) and {row.labels for row in manifest} == {(None,) * 14}
+    assert {row.split for row in manifest} == {""}, "a gallery takes all of them"
     assert read_own_table(path, labels=("Nodule",), unlabelled=True).labels.names == ("Nodule",)
     with pytest.raises(ManifestError, match="found both"):
         read_own_table(path, cells=LabelCells("Mass"), unlabelled=True)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: Which images go in, and how they are read.
 source_options = together(
     option("--split", "splits", type=click.Choice(["train", "val", "test", "all"]), multiple=True, default=["train"],
-           help="Which of the manifest's images go in; may be repeated."),
+           help="Which of the manifest's images go in; may be repeated. All, where the manifest has no splits."),
     reading_options,
     pseudonyms_option,
     engine_option,
