@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from cbmir.errors import ManifestError
+from cbmir.text_table import MISSING_WORDS
 
 #: The label of the negative class ("negative proxies" in the paper); never a column of a manifest.
 NO_FINDING = "No Finding"
@@ -57,7 +58,7 @@ CHEXPERT_9 = (
 )  # fmt: skip
 
 # What people write for it, as `label_key` has it.
-_NO_FINDING_KEYS = {"no finding", "no findings", "nofinding", "normal", "none", "healthy"}
+_NO_FINDING_KEYS = {"no finding", "no findings", "nofinding", "normal", "healthy"}
 
 # Other spellings, as `label_key` has them.
 _ALIASES = {
@@ -69,13 +70,18 @@ _ALIASES = {
 
 
 def label_key(name: str) -> str:
-    """By what labels are told apart: case, blanks and underscores do not count."""
-    return " ".join(name.replace("_", " ").split()).casefold()
+    """By what labels are told apart: case, blanks, hyphens and underscores do not count."""
+    return " ".join(name.replace("_", " ").replace("-", " ").split()).casefold()
 
 
 def means_no_finding(name: str) -> bool:
     """Whether a label is "No Finding" in another spelling ("no_finding"), or another word for it ("normal")."""
     return label_key(name) in _NO_FINDING_KEYS
+
+
+def resembles_no_finding(name: str) -> bool:
+    """Whether a label begins as "No Finding" or "normal" does ("Normal study"), and may mean it."""
+    return f"{label_key(name)} ".startswith(("normal", "no "))
 
 
 _CANONICAL = {label_key(name): name for name in (*NIH_14, *CHEXPERT_9)} | _ALIASES
@@ -116,6 +122,8 @@ class LabelSet:
             raise ManifestError(f"expected each label once, found {', '.join(repeated)} more than once")
         first: dict[str, str] = {}
         for name in self.names:
+            if name.lower() in MISSING_WORDS:
+                raise ManifestError(f"expected the names of findings, found {name!r}, a word for a missing value")
             if means_no_finding(name):
                 raise ManifestError(
                     f"{name!r} is not a label of its own: an image whose labels are all 0 is the negative class "
@@ -123,8 +131,8 @@ class LabelSet:
                 )
             if (other := first.setdefault(label_key(name), name)) != name:
                 raise ManifestError(
-                    f"expected labels that differ in more than case, blanks and underscores, found {other!r} and "
-                    f"{name!r}; write them alike, or leave one out"
+                    f"expected labels that differ in more than case, blanks, hyphens and underscores, found "
+                    f"{other!r} and {name!r}; write them alike, or leave one out"
                 )
 
     def __len__(self) -> int:

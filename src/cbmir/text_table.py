@@ -25,6 +25,8 @@ csv.field_size_limit(2**31 - 1)
 
 #: What separates the cells of a table that is not cbmir's own, and what it is called in the log.
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+#: What programs write in small letters for a value that is missing, besides nothing.
+MISSING_WORDS = frozenset({"nan", "nat", "none", "null", "n/a", "na", "<na>", "-"})
 logger = logging.getLogger("cbmir")
 
 
@@ -91,7 +93,7 @@ def read_table(path: Path, only: Collection[str] | None = None, *, recognise: bo
         if path.suffix.lower() == ".gz":
             data = gzip.decompress(data)
         encoding = _encoding(path, data, recognise)
-        delimiter = _delimiter(path, data, encoding) if recognise else ","
+        delimiter = _delimiter(path, data, encoding, only or ()) if recognise else ","
         reader = _reader(data, encoding, delimiter)
         columns = next(reader, [])
         places = [place for place, name in enumerate(columns) if only is None or name in only]
@@ -142,14 +144,15 @@ def _encoding(path: Path, data: bytes, recognise: bool) -> str:
     return encoding
 
 
-def _delimiter(path: Path, data: bytes, encoding: str) -> str:
-    """The delimiter that makes most columns of the header; a comma where several do."""
+def _delimiter(path: Path, data: bytes, encoding: str, wanted: Collection[str]) -> str:
+    """The delimiter that finds most of the wanted columns, then most columns; a comma if several do."""
 
-    def columns(delimiter: str) -> int:
+    def columns(delimiter: str) -> tuple[int, int]:
         try:
-            return len(next(_reader(data, encoding, delimiter), []))
+            names = next(_reader(data, encoding, delimiter), [])
         except csv.Error:
-            return 0
+            return 0, 0
+        return len(set(wanted).intersection(names)), len(names)
 
     best = max(DELIMITERS, key=columns)
     if best != ",":
@@ -160,10 +163,12 @@ def _delimiter(path: Path, data: bytes, encoding: str) -> str:
 def _read_parquet(path: Path, only: Collection[str] | None) -> TextTable:
     arrow, parquet = require("pyarrow", "train"), require("pyarrow.parquet", "train")
     try:
-        table = parquet.read_table(path)
+        with parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            kept = [name for name in names if only is None or name in only]
+            table = file.read(columns=kept)
     except (ValueError, OSError) as error:
         raise ManifestError(f"{path}: expected a Parquet file, found {error}") from error
-    kept = [name for name in table.column_names if only is None or name in only]
     columns = []
     for name in kept:
         column = table.column(name)
@@ -173,7 +178,7 @@ def _read_parquet(path: Path, only: Collection[str] | None) -> TextTable:
             columns.append([_text(value) for value in column.to_pylist()])
         except (ValueError, TypeError) as error:
             raise ManifestError(f"{path}: column {name!r} cannot be read as text: {error}") from error
-    return TextTable(path, list(table.column_names), kept, list(map(list, zip(*columns, strict=True))))
+    return TextTable(path, names, kept, list(map(list, zip(*columns, strict=True))))
 
 
 def _text(value: Any) -> str:
@@ -191,6 +196,10 @@ def _text(value: Any) -> str:
         return value.date().isoformat() if midnight else value.isoformat(sep=" ")
     if isinstance(value, date):
         return value.isoformat()
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    if isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], tuple)):
+        raise TypeError("a cell holds names and values (struct or map); write a column for each")
     if isinstance(value, list):
         return json.dumps(value, ensure_ascii=False)
     return str(value)

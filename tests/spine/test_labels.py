@@ -89,15 +89,25 @@ def test_codes_agree_with_pydicoms_dictionary() -> None:
     assert len({code.value for code in codes}) == len(codes) == 14
 
 
-@pytest.mark.parametrize("name", ["No Finding", "no finding", "No_Finding", "NORMAL", "normal", "none", "Healthy"])
+@pytest.mark.parametrize(
+    "name", ["No Finding", "no finding", "No_Finding", "No-Finding", "NORMAL", "normal", "Healthy"]
+)
 def test_near_misses_of_no_finding_are_no_label(name: str) -> None:
     with pytest.raises(ManifestError, match=f"{name!r} is not a label of its own: .*the negative class"):
         LabelSet(("Mass", name))
 
 
-def test_labels_differ_in_more_than_case_blanks_and_underscores() -> None:
+@pytest.mark.parametrize("name", ["None", "nan", "<NA>", "-"])
+def test_words_for_a_missing_value_are_no_label(name: str) -> None:
+    with pytest.raises(ManifestError, match=f"expected the names of findings, found {name!r}"):
+        LabelSet(("Mass", name))
+
+
+def test_labels_differ_in_more_than_case_blanks_hyphens_and_underscores() -> None:
     with pytest.raises(ManifestError, match="found 'Pleural_Thickening' and 'pleural  thickening'"):
         LabelSet(("Pleural_Thickening", "Mass", "pleural  thickening"))
+    with pytest.raises(ManifestError, match="found 'Air-trapping' and 'air trapping'"):
+        LabelSet(("Air-trapping", "air trapping"))
     assert len(LabelSet(("Effusion", "Pleural Effusion"))) == 2
 
 

@@ -49,6 +49,12 @@ def test_a_comma_is_taken_where_both_make_as_many_columns(tmp_path: Path) -> Non
     assert read_table(_write(tmp_path, b"a,b;c\n1,2;3\n")).columns == ["a", "b;c"]
 
 
+@pytest.mark.parametrize("only", [{"image", "patient_id", "Mass"}, {"image", "patient_id", "sex"}])
+def test_the_delimiter_is_the_one_that_finds_the_columns(tmp_path: Path, only: set[str]) -> None:
+    header = b'image,patient_id,Mass,"Opacity (a; b; c; d; e)"\n'
+    assert read_table(_write(tmp_path, header), only).columns[:3] == ["image", "patient_id", "Mass"]
+
+
 def test_quotes_new_lines_and_empty_lines(tmp_path: Path) -> None:
     table = read_table(_write(tmp_path, b'image;text\n\na;"one;\ntwo ""x"""\n\n'))
     assert table.rows == [["a", 'one;\ntwo "x"']]
@@ -95,6 +101,21 @@ def test_packed(tmp_path: Path) -> None:
     assert read_table(path).rows == [["1", "2"]]
 
 
+def test_a_parquet_column_that_is_not_asked_for_is_not_read(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "t.parquet"
+    parquet.write_table(arrow.table({"a": ["1"], "b.c": ["2"], "d": ["3" * 999]}), path, use_dictionary=False)
+    chunk = parquet.read_metadata(path).row_group(0).column(2)
+    data = bytearray(path.read_bytes())
+    start = chunk.data_page_offset
+    data[start : start + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
+    path.write_bytes(data)
+    table = read_table(path, {"b.c", "x"})
+    assert (table.columns, table.kept, table.rows) == (["a", "b.c", "d"], ["b.c"], [["2"]])
+    with pytest.raises(ManifestError, match="expected a Parquet file, found"):
+        read_table(path, {"d"})
+
+
 def _parquet(folder: Path, **columns: list[Any]) -> TextTable:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.table(columns), folder / "t.parquet")
@@ -122,3 +143,15 @@ def test_nanoseconds_are_no_hindrance(tmp_path: Path) -> None:
     column = arrow.array([1559260800000000123], arrow.timestamp("ns"))
     parquet.write_table(arrow.table({"t": column}), tmp_path / "t.parquet")
     assert read_table(tmp_path / "t.parquet").rows == [["2019-05-31"]]
+
+
+def test_bytes_of_parquet_are_text(tmp_path: Path) -> None:
+    assert _parquet(tmp_path, patient=[b"p1", "Né".encode()]).rows == [["p1"], ["Né"]]
+
+
+def test_what_of_parquet_is_no_text_is_refused(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    pairs = arrow.array([[("a", 1)]], arrow.map_(arrow.string(), arrow.int64()))
+    for values in ([b"\xff\xfe"], [{"a": 1}], pairs, [[b"a"]]):
+        with pytest.raises(ManifestError, match="column 'patient' cannot be read as text: "):
+            _parquet(tmp_path, patient=values)

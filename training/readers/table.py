@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from cbmir.errors import ManifestError
-from cbmir.labels import NIH_14, NO_FINDING, LabelSet, label_key, means_no_finding
+from cbmir.labels import NIH_14, NO_FINDING, LabelSet, label_key, means_no_finding, resembles_no_finding
 from cbmir.manifest import SPLITS, VIEWS, Manifest, Row
-from cbmir.text_table import uncollected
+from cbmir.text_table import MISSING_WORDS, uncollected
 from cbmir.training.readers import common
 from cbmir.training.readers.common import CERTAIN_VALUES, Missing
 
@@ -22,6 +22,9 @@ T = TypeVar("T")
 LabelsFormat = Literal["text", "list"]
 _FLOAT_ID = re.compile(r"-?\d+\.0+")
 _ROUNDED_ID = re.compile(r"-?\d+(\.\d+)?e\+?\d+", re.IGNORECASE)
+_FLOAT_DAY = re.compile(r"(\d{8})\.0+")
+#: What may join findings in a cell, in the order in which it is offered as --separator.
+_SEPARATORS = (";", "|", ",", "\t", "\n", "/", "+", "&", " and ")
 _MIDNIGHT = re.compile(r"(\d{4}-\d\d-\d\d)[ T]00:00(:00(\.0+)?)?")
 logger = logging.getLogger("cbmir")
 
@@ -71,8 +74,8 @@ def read_own_table(
         labels: Names of label columns, whose cells hold 1, 0, -1 (uncertain) or nothing (unknown). With
             `cells.column`, names and order of the findings to expect there; else they are all that occur, sorted.
         cells: How labels are written. In a column that joins them those named are 1 and all others 0, "No Finding"
-            (also "normal") makes all 0, an empty cell or list all unknown. Labels that differ by case, blanks or
-            underscores are one, spelled as in `labels` or as most often.
+            (also "normal") makes all 0; an empty cell or list, or a word such as "nan", makes all unknown. Labels that
+            differ by case, blanks, hyphens or underscores are one, spelled as in `labels` or as most often.
         date_format: How dates are written, as `datetime.strptime` has it.
         images: Where relative image paths start; by default the table's folder.
         missing: `error`, or `skip` to leave rows without an image file out.
@@ -137,6 +140,8 @@ def read_own_table(
                 "%d rows have an empty %r: all their labels are unknown (write %r for none)",
                 empty, cells.column, NO_FINDING,
             )  # fmt: skip
+        for word in sorted({text for text in map(str.strip, source.column(cells.column)) if text.lower() in MISSING_WORDS}):
+            logger.warning("%s: %r in column %r is read as an empty cell", table, word, cells.column)
         for spelled, name in read_as.items():
             logger.warning("%s: %r in column %r is read as %r", table, spelled, cells.column, name)
     base = str((images or table.parent).resolve())
@@ -146,11 +151,11 @@ def read_own_table(
             column(columns.image, _required),
             _ids(column(columns.patient, _required), table, columns.patient),
             values,
-            _ids(column(columns.study, str), table, columns.study),
+            _ids(column(columns.study, _present), table, columns.study),
             column(columns.view, lambda text: _one_of(text.upper(), VIEWS, "PA, AP, LATERAL or empty")),
             column(columns.split, lambda text: _one_of(text, SPLITS, "train, val, test or empty")),
             column(columns.report, str),
-            column(columns.source, str),
+            column(columns.source, _present),
             column(columns.date, lambda text: _date(text, date_format)),
             strict=True,
         )
@@ -184,6 +189,12 @@ def _in_words(cells: LabelCells) -> str:
 def _required(text: str) -> str:
     if not text:
         raise ManifestError("expected a value, found it empty")
+    return _present(text)
+
+
+def _present(text: str) -> str:
+    if text.lower() in MISSING_WORDS:
+        raise ManifestError(f"expected a value, found {text!r}, a word for a missing one; fill it in, or leave rows out")
     return text
 
 
@@ -211,6 +222,8 @@ def _ids(ids: list[str], table: Path, column: str | None) -> list[str]:
 def _date(text: str, date_format: str | None) -> str:
     if not text:
         return ""
+    if whole := _FLOAT_DAY.fullmatch(text):
+        text = whole[1]
     if date_format is not None:
         try:
             return datetime.strptime(text, date_format).date().isoformat()
@@ -242,13 +255,17 @@ def _value_of(values: Mapping[str, int | None]) -> Callable[[str], int | None]:
 
 def _names_in(text: str, cells: LabelCells, labels: Sequence[str]) -> frozenset[str]:
     """The findings that a cell joins. Raises ManifestError for what seems to be joined in another way."""
+    if text.lower() in MISSING_WORDS:
+        return frozenset()
+    expected = {label_key(label) for label in labels}
     if cells.format == "list":
         listed = common.listed_labels(text)
         if listed is None:
             raise ManifestError(f"expected a list such as ['Mass', 'Nodule'], found {text!r}; see --labels-format")
+        for name in listed:
+            _check_finding(name, expected)
         return frozenset(listed)
     names = {name for part in text.split(cells.separator) if (name := part.strip())}
-    expected = {label_key(label) for label in labels}
     for name in names:
         if label_key(name) in expected:
             continue
@@ -257,13 +274,25 @@ def _names_in(text: str, cells: LabelCells, labels: Sequence[str]) -> frozenset[
                 f"expected findings joined by {cells.separator!r}, found {text!r}, a list; read lists by "
                 f"--labels-format list"
             )
-        other = next((mark for mark in ";|,\t\n" if mark in name), None)
+        _check_finding(name, expected)
+        other = next((mark for mark in _SEPARATORS if mark in name), None)
         if other:
             raise ManifestError(
                 f"expected findings joined by {cells.separator!r}, found {text!r}; join them by --separator {other!r}, "
                 f"or name all findings by --labels if {name!r} is one"
             )
     return frozenset(names)
+
+
+def _check_finding(name: str, expected: Collection[str]) -> None:
+    """Raise ManifestError for what is no finding, or seems to say that there is none."""
+    if label_key(name) in expected or means_no_finding(name):
+        return
+    if name.lower() in MISSING_WORDS or resembles_no_finding(name):
+        raise ManifestError(
+            f"expected findings, found {name!r}: write {NO_FINDING!r} if all are absent, leave the cell empty if "
+            f"nothing is known, or name all findings by --labels if {name!r} is one"
+        )
 
 
 def _spelling(found: Sequence[frozenset[str]], labels: Sequence[str]) -> tuple[LabelSet, dict[str, str]]:

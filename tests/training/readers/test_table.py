@@ -125,6 +125,10 @@ def test_images_may_stand_elsewhere(tmp_path: Path) -> None:
         ("d.png,p4,,LL,train,,1,1,0", "row 5.*'view'.*'LL'"),
         ("d.png,p4,,,dev,,1,1,0", "row 5.*'part'.*'dev'"),
         ("d.png,,,,train,,1,1,0", "row 5.*'pid'.*empty"),
+        ("d.png,nan,,,train,,1,1,0", "row 5.*'pid'.*expected a value, found 'nan'"),
+        ("d.png,<NA>,,,train,,1,1,0", "row 5.*'pid'.*expected a value, found '<NA>'"),
+        ("None,p4,,,train,,1,1,0", "row 5.*'file'.*expected a value, found 'None'"),
+        ("d.png,p4,NULL,,train,,1,1,0", "row 5.*'study'.*expected a value, found 'NULL'"),
         (",p4,,,train,,1,1,0", "row 5.*'file'.*empty"),
         ("d.png,p4,,,train,,1,1", "row 5.*ends before column 'Edema'"),
         ("a.png,p1,,,train,,1,1,0", r"a\.png in two rows"),
@@ -201,6 +205,10 @@ def _joined(folder: Path, *cells: str, **options: Any) -> Manifest:
         ("a; b", "--separator ';'"),
         ("a, b", "--separator ','"),
         ("a\tb", r"--separator '\\t'"),
+        ("a/b", "--separator '/'"),
+        ("a + b", r"--separator '\+'"),
+        ("a & b", "--separator '&'"),
+        ("a and b", "--separator ' and '"),
     ],
 )
 def test_what_is_joined_otherwise_is_no_label(tmp_path: Path, cell: str, option: str) -> None:
@@ -211,6 +219,35 @@ def test_what_is_joined_otherwise_is_no_label(tmp_path: Path, cell: str, option:
 def test_a_label_with_a_comma_is_one_where_it_is_named(tmp_path: Path) -> None:
     manifest = _joined(tmp_path, "Opacity, left", "Mass", "No Finding", labels=["Opacity, left", "Mass"])
     assert [row.labels for row in manifest] == [(1, 0), (0, 1), (0, 0)]
+    manifest = _joined(
+        tmp_path, "Nodule/Mass", "Normal variant", "No-Finding", labels=["Nodule/Mass", "Normal variant"]
+    )
+    assert [row.labels for row in manifest] == [(1, 0), (0, 1), (0, 0)]
+
+
+@pytest.mark.parametrize("word", ["nan", "None", "NULL", "n/a", "<NA>", "-"])
+@pytest.mark.parametrize("form", ["text", "list"])
+def test_a_word_for_a_missing_value_is_an_empty_cell(
+    tmp_path: Path, word: str, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    mass = "Mass" if form == "text" else "['Mass']"
+    with caplog.at_level(logging.WARNING, "cbmir"):
+        manifest = _joined(tmp_path, mass, word, mass, format=form)
+    assert [row.labels for row in manifest] == [(1,), (None,), (1,)]
+    assert "1 rows have an empty 'findings'" in caplog.text
+    assert f"joined.csv: {word!r} in column 'findings' is read as an empty cell" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("cell", "form"),
+    [("Normal study", "text"), ("no acute disease", "text"), ("Mass|nan", "text"), ("['Normal chest']", "list"),
+     ("['None']", "list")],
+)  # fmt: skip
+def test_what_seems_to_be_no_finding_is_refused(tmp_path: Path, cell: str, form: str) -> None:
+    with pytest.raises(
+        ManifestError, match=r"row 2, column 'findings': expected findings, found .*'No Finding'.*empty"
+    ):
+        _joined(tmp_path, cell, "", "", format=form)
 
 
 def test_lists_are_read_where_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -232,7 +269,9 @@ def test_what_is_no_list_is_refused(tmp_path: Path, cell: str) -> None:
         _joined(tmp_path, cell, "['Mass']", "[]", format="list")
 
 
-@pytest.mark.parametrize("spelled", ["no finding", "No_Finding", "NO FINDING", "normal", "NORMAL", " No  finding "])
+@pytest.mark.parametrize(
+    "spelled", ["no finding", "No_Finding", "No-Finding", "NO FINDING", "normal", "NORMAL", " No  finding "]
+)
 def test_near_misses_of_no_finding_are_no_finding(
     tmp_path: Path, spelled: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -311,6 +350,9 @@ def test_words_whose_meaning_is_certain_and_words_that_are_explained(tmp_path: P
     ("text", "date_format", "day"),
     [
         ("20190531", None, "2019-05-31"),
+        ("20190531.0", None, "2019-05-31"),
+        ("31052019.0", "%d%m%Y", "2019-05-31"),
+        ("20191331.0", None, None),
         ("2019-05-31 00:00:00", None, "2019-05-31"),
         ("2019-05-31T00:00", None, "2019-05-31"),
         ("31.5.2019", "%d.%m.%Y", "2019-05-31"),
