@@ -1,4 +1,4 @@
-"""Weights from a file, by whoever wrote it: a state dict of PyTorch or safetensors, or a whole pickled model.
+"""Weights from a file: a state dict of PyTorch or safetensors, or a whole pickled model.
 
 Nothing that a file names is run: of a pickled model only the tensors are taken.
 """
@@ -26,7 +26,8 @@ log = logging.getLogger("cbmir")
 def load_weights(encoder: nn.Module, path: Path, *, complete: bool = False) -> None:
     """Load the weights of a file into an encoder; what did not match is listed in the log.
 
-    Names of Hugging Face's vision transformers become timm's, positions are resampled to the encoder's grid, and
+    Names of Hugging Face's vision transformers become timm's, those of torchvision's published DenseNets become its
+    modules' own, positions are resampled to the encoder's grid, and
     three-channel first convolutions are summed where the encoder reads one channel.
 
     Args:
@@ -40,7 +41,8 @@ def load_weights(encoder: nn.Module, path: Path, *, complete: bool = False) -> N
     if hasattr(encoder, "patch_embed"):
         state = require("timm.models.vision_transformer", "train").checkpoint_filter_fn(state, encoder)
     prefix = re.compile(r"^(module\.)?(model\.)?(encoder\.)?")
-    given = {prefix.sub("", key): value for key, value in state.items() if _is_weight(key, value)}
+    given = {_OLD_DENSENET.sub(r"\1\2.", prefix.sub("", key)): value
+             for key, value in state.items() if _is_weight(key, value)}  # fmt: skip
     own = {key: value for key, value in encoder.state_dict().items() if _is_weight(key, value)}
     fitting = {}
     for key, value in own.items():
@@ -153,6 +155,8 @@ _RENAMED = [(re.compile(pattern), name) for pattern, name in (
     (r"\.intermediate\.dense\.", ".mlp.fc1."),
     (r"\.output\.dense\.", ".mlp.fc2."),
 )]  # fmt: skip
+#: In torchvision's published files of DenseNet; its modules and its own loader have norm1 for norm.1.
+_OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12])\.")
 _PATCHES = "embeddings.patch_embeddings.projection.weight"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,20 @@ def test_torchxrayvisions_resnet(tmp_path: Path) -> None:
     with torch.inference_mode():
         found = model.fc(encoder.eval()(image).mean(dim=(2, 3)))
         torch.testing.assert_close(found, model(1024 * image), atol=1e-3, rtol=1e-3)
+
+
+def test_torchvisions_published_densenet(tmp_path: Path) -> None:
+    """Its `densenet121-*.pth` has names of 2017, as norm.1 for norm1, which torchvision renames while it loads."""
+    model = _with_statistics(torchvision.models.densenet121()).eval()
+    state = {re.sub(r"(denselayer\d+\.(?:norm|conv))([12])\.", r"\1.\2.", key): value
+             for key, value in model.state_dict().items()}  # fmt: skip
+    assert "features.denseblock1.denselayer1.norm.1.weight" in state
+    torch.save(state, tmp_path / "densenet121.pth")
+    encoder, _ = build_encoder("densenet121", str(tmp_path / "densenet121.pth"), complete=True)
+    own = {key: value for key, value in encoder.state_dict().items() if key.endswith("denselayer1.conv2.weight")}
+    assert len(own) == 4
+    for key, value in own.items():
+        assert torch.equal(value, model.features.state_dict()[key[key.index("denseblock") :]])
 
 
 def test_hugging_faces_dinov2(transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
