@@ -15,7 +15,7 @@ from PIL import Image
 from cbmir.errors import DicomImageError
 from cbmir.runtime.imaging.colour import APART, is_colourful
 from cbmir.runtime.imaging.dicom_header import Tags, pydicom_unlogged
-from cbmir.runtime.imaging.dicom_lookup_table import LookupTable, believable
+from cbmir.runtime.imaging.dicom_lookup_table import LookupTable, white_of
 from cbmir.runtime.imaging.dicom_pixels import Frame
 from cbmir.runtime.imaging.radiograph import collected_warnings
 
@@ -60,9 +60,9 @@ def read_palette(tags: Tags, values: NDArray[np.float64]) -> tuple[NDArray[np.fl
     for name in ("Red", "Green", "Blue"):
         keyword = f"{name}PaletteColorLookupTableDescriptor"
         descriptor, data = tags.value(keyword), tags.value(f"{name}PaletteColorLookupTableData")
-        if descriptor is None or data is None:  # or a segmented one, which nobody makes of an X-ray
+        if descriptor is None or data is None:  # or a segmented one, which X-rays do not have
             raise tags.refusal(keyword, "expected a palette and its data", found="one without them")
         tables.append(LookupTable.parse(tags, keyword, descriptor, data))
-    tables = believable(tables, tags, "RedPaletteColorLookupTableDescriptor")
-    channels = np.stack([table.look_up(values) / table.full for table in tables])
+    white = white_of(tables, tags, "RedPaletteColorLookupTableDescriptor")
+    channels = np.stack([table.look_up(values) / white for table in tables])
     return np.array(_LUMA) @ channels, np.ptp(channels, axis=0) * 255 > APART

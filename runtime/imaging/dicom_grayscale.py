@@ -17,7 +17,7 @@ from cbmir.errors import DicomImageError
 from cbmir.runtime.imaging.colour import MANY
 from cbmir.runtime.imaging.dicom_colour import COLOURS, PALETTE, read_palette
 from cbmir.runtime.imaging.dicom_header import Tags, tag_name
-from cbmir.runtime.imaging.dicom_lookup_table import LookupTable, believable
+from cbmir.runtime.imaging.dicom_lookup_table import LookupTable, white_of
 from cbmir.runtime.imaging.radiograph import counted, spread
 
 
@@ -143,8 +143,7 @@ def _modality(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _voi(tags: Tags, values: NDArray[np.float64]) -> tuple[NDArray[np.float64] | None, str]:
     """VOI LUT or first usable window -> 0..1 (PS3.3 C.11.2), and its name; None, and a warning, without either."""
     if table := LookupTable.of_sequence(tags, "VOILUTSequence"):
-        (table,) = believable([table], tags, "VOILUTSequence")
-        return table.look_up(values) / table.full, tag_name("VOILUTSequence")
+        return table.look_up(values) / white_of([table], tags, "VOILUTSequence"), tag_name("VOILUTSequence")
     function = tags.text("VOILUTFunction").upper() or "LINEAR"
     if function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
         tags.warn("unknown window function", f"{tag_name('VOILUTFunction')} is unknown: taken as LINEAR")

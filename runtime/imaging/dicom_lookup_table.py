@@ -1,13 +1,13 @@
 """Lookup tables as DICOM keeps them (PS3.3 C.11.1.1): entries of a byte or a word each, for values from a first one.
 
-How bright an entry is depends on the bits that the header says it has. Devices state 16 for entries of 12: what the
-entries reach decides, where it is less.
+How bright an entry is depends on the bits that the header says it has. Devices state 16 for entries of 12, or 8 for
+entries of 12: what the entries reach decides, where it is something else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -19,7 +19,7 @@ from cbmir.runtime.imaging.dicom_header import Tags, read_errors, tag_name
 
 @dataclass(frozen=True, eq=False)
 class LookupTable:
-    """`entries` float64 [n] of `bits` bits, the first of them for the value `first`."""
+    """`entries` float64 [n], the first of them for the value `first`, of `bits` bits by what the header says."""
 
     entries: NDArray[np.float64]
     first: int
@@ -51,12 +51,9 @@ class LookupTable:
             first -= 2**16  # of the pixels' own sign (PS3.3 C.11.1.1.1), in any VR
         packed = bits <= 8 and len(words) < count  # one byte an entry, two in a word, the first in its low byte
         entries = (words.astype("<u2").view(np.uint8) if packed else words).astype(np.float64)
-        if not 1 <= bits <= 16 or len(entries) < count or entries.max() > 2**bits - 1:
-            raise DicomImageError(
-                f"{tags.name}: {tag_name(keyword)}: expected {count} entries of 1 to 16 bits, found {len(entries)} "
-                f"up to {entries.max(initial=0):.0f}, said to be of {bits} bits",
-                keyword,
-            )
+        if len(entries) < count:
+            message = f"{tags.name}: {tag_name(keyword)}: expected {count} entries, found {len(entries)}"
+            raise DicomImageError(message, keyword)
         return cls(entries[:count], first, bits)
 
     @staticmethod
@@ -69,21 +66,24 @@ class LookupTable:
         entries: NDArray[np.float64] = self.entries[index]
         return entries
 
-    @property
-    def full(self) -> int:
-        """What is white."""
-        return (1 << self.bits) - 1
 
+def white_of(tables: Sequence[LookupTable], tags: Tags, keyword: str) -> int:
+    """The entry that is white in tables of one scale: the highest of the bits that the entries reach.
 
-def believable(tables: Sequence[LookupTable], tags: Tags, keyword: str) -> list[LookupTable]:
-    """The tables, which have one scale, of as many bits as their entries reach; a warning where that is fewer."""
-    reached = int(max(table.entries.max() for table in tables)).bit_length()
-    stated = max(table.bits for table in tables)
-    if not 0 < reached < stated:
-        return list(tables)
+    Where the header says other bits, a warning says so. Raises DicomImageError for bits that no table can have.
+    """
+    highest = int(max(table.entries.max() for table in tables))
+    reached, stated = highest.bit_length(), max(table.bits for table in tables)
+    if not 1 <= stated <= 16:
+        raise DicomImageError(
+            f"{tags.name}: {tag_name(keyword)}: expected entries of 1 to 16 bits, found them said to be of {stated}",
+            keyword,
+        )
+    if not highest or reached == stated:
+        return int(2**stated - 1)
+    white = highest if highest == 2 ** (reached - 1) else 2**reached - 1  # a range of 0 to 4096 has 12 bits and one
     tags.warn(
         "LUT rescaled",
-        f"{tag_name(keyword)} is said to hold entries of {stated} bits, and none needs more than {reached}: read as "
-        f"{reached} bits",
+        f"{tag_name(keyword)} is said to hold entries of {stated} bits, and they reach {highest}: {white} is white",
     )
-    return [replace(table, bits=reached) for table in tables]
+    return int(white)

@@ -92,7 +92,7 @@ def test_lut_of_words_in_a_big_endian_file() -> None:
     assert np.array_equal(read_image(big).pixels, read_image(little).pixels)
 
 
-@pytest.mark.parametrize("table", [lut_sequence(0, [1, 2], 17), lut_sequence(0, [1, 256], 8), [Dataset()]])
+@pytest.mark.parametrize("table", [lut_sequence(0, [1, 2], 17), lut_sequence(0, [1, 2], 0), [Dataset()]])
 def test_broken_tables_are_refused(table: list[Dataset]) -> None:
     with pytest.raises(DicomImageError, match=r"VOILUTSequence \(0028,3010\)"):
         read_image(make_dicom(VOILUTSequence=table))
@@ -264,8 +264,8 @@ def ten_bit_dicom(**tags: Any) -> bytes:
 
 
 @pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
-@pytest.mark.parametrize("bits", [13, 14, 15, 16])
-def test_a_voi_lut_of_fewer_bits_than_it_says(photometric: str, bits: int) -> None:
+@pytest.mark.parametrize("bits", [8, 10, 11, 13, 14, 15, 16])
+def test_a_voi_lut_of_other_bits_than_it_says(photometric: str, bits: int) -> None:
     def read(bits: int) -> Any:
         table = lut_sequence(0, NARROW, bits)
         return read_image(ten_bit_dicom(PhotometricInterpretation=photometric, VOILUTSequence=table))
@@ -275,12 +275,12 @@ def test_a_voi_lut_of_fewer_bits_than_it_says(photometric: str, bits: int) -> No
     assert np.array_equal(wrong.pixels, right.pixels)
     (warning,) = wrong.warnings
     assert warning.kind == "LUT rescaled"
-    assert f"entries of {bits} bits, and none needs more than 12: read as 12 bits" in warning
+    assert f"entries of {bits} bits, and they reach 4095: 4095 is white" in warning
     assert right.warnings == ()
 
 
 @pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
-def test_a_modality_lut_of_fewer_bits_than_it_says(photometric: str) -> None:
+def test_a_modality_lut_of_other_bits_than_it_says(photometric: str) -> None:
     """It gives values, not greys: what it says of its bits changes nothing."""
 
     def read(bits: int, **tags: Any) -> Any:
@@ -290,7 +290,8 @@ def test_a_modality_lut_of_fewer_bits_than_it_says(photometric: str) -> None:
                                           **tags))  # fmt: skip
 
     assert read(16).pixels.ravel()[512] == pytest.approx(128, abs=1)
-    assert np.array_equal(read(16).pixels, read(12).pixels)
+    for bits in (0, 8, 12, 17):
+        assert np.array_equal(read(16).pixels, read(bits).pixels)
     both = {"VOILUTSequence": lut_sequence(0, list(range(4096)), 16), "WindowWidth": None}
     assert read(16, **both).pixels.ravel()[512] == pytest.approx(128, abs=1)
     assert [warning.kind for warning in read(16, **both).warnings] == ["LUT rescaled"]
@@ -303,6 +304,23 @@ def test_a_lut_that_reaches_its_range_stays_as_it_is(highest: int) -> None:
     expected = np.rint(255 * np.array(entries) / 65535).astype(np.uint8)[TEN_BITS]
     assert np.array_equal(radiograph.pixels, expected)
     assert radiograph.warnings == ()
+
+
+@pytest.mark.parametrize("bits", [8, 12, 16])
+def test_a_lut_that_ends_one_above_its_bits(bits: int) -> None:
+    """Its highest entry is white, not the half of the next bit's range."""
+    entries = [4 * i for i in range(1023)] + [4096]
+    radiograph = read_image(ten_bit_dicom(VOILUTSequence=lut_sequence(0, entries, bits)))
+    assert radiograph.pixels.ravel()[[0, 512, 1023]].tolist() == [0, 128, 255]
+    assert [warning.kind for warning in radiograph.warnings] == ["LUT rescaled"]
+
+
+@pytest.mark.parametrize(("bits", "warnings"), [(16, []), (12, ["LUT rescaled"])])
+def test_one_entry_decides_what_a_lut_reaches(bits: int, warnings: list[str]) -> None:
+    table = lut_sequence(0, [*NARROW[:-1], 65535], bits)
+    radiograph = read_image(ten_bit_dicom(VOILUTSequence=table))
+    assert radiograph.pixels.ravel()[[512, 1023]].tolist() == [8, 255]
+    assert [warning.kind for warning in radiograph.warnings] == [*warnings, "little contrast"]
 
 
 @pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, ImplicitVRLittleEndian, ExplicitVRBigEndian])
