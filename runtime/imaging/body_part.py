@@ -19,15 +19,16 @@ _CHEST = """
     BRUST BRUSTKORB LUNGE LUNGEN BORST BORSTKAS LONGEN BRÖSTKORG LUNGOR BRYST BRYSTKASSE KEUHKOT
     KLATKA PŁUCA HRUDNÍK TORAKS GÖĞÜS AKCIĞER ГРУДНАЯ ГРУДЬ ЛЕГКИЕ 胸部 흉부
 """
-#: English and DICOM's own terms, Spanish, Portuguese, Italian, French, German, Dutch. Heart, mediastinum, pleura and
-#: ribs are not here: their codes are among the chest's, so that by a word they are a doubt. Plurals in -s are affixes.
+#: English and DICOM's own terms, Spanish, Portuguese, Italian, French, German, Dutch, Japanese. Heart, mediastinum,
+#: pleura and ribs are not here: their codes are among the chest's, so that by a word they are a doubt. Nor is COU, a neck
+#: in French and a ward in English. Plurals in -s are affixes.
 _OTHER = """
     HEAD SKULL CRANIUM BRAIN FACE FACIAL SINUS SINUSES ORBIT EYE EAR NOSE NASAL MANDIBLE MAXILLA JAW TEETH TOOTH DENTAL
     PANORAMIC PANORÁMICA PANORAMIQUE ORTHOPANTOMOGRAM OPG TMJ TMJOINT MASTOID ZYGOMA CAVUM
     CABEZA CRÁNEO CARA SENOS OJO OÍDO NARIZ MANDÍBULA MAXILAR DIENTE DENTE CABEÇA CRÂNIO SEIOS OLHO OUVIDO
     TESTA VISO NASO DENTI MASCELLA MANDIBOLA TÊTE CRÂNE VISAGE NEZ MÂCHOIRE DENT OREILLE
     KOPF SCHÄDEL SCHAEDEL GESICHT NASE KIEFER ZAHN ZÄHNE ZAEHNE AUGE NNH NASENNEBENHÖHLEN HOOFD SCHEDEL KAAK GEBIT
-    NECK LARYNX THYROID CUELLO PESCOÇO COLLO COU HALS NEK
+    NECK LARYNX THYROID CUELLO PESCOÇO COLLO HALS NEK
     SPINE CSPINE TSPINE LSPINE SSPINE TLSPINE LSSPINE CTSPINE VERTEBRA VERTEBRAE CERVICAL LUMBAR SACRUM SACRAL COCCYX
     LUMBOSACRAL THORACOLUMBAR CERVICOTHORACIC
     COLUMNA COLUNA SACRO COCCIX CÓCCIX COLONNA RACHIDE LOMBARE CERVICALE RACHIS COLONNE LOMBAIRE
@@ -47,18 +48,21 @@ _OTHER = """
     BRACCIO AVAMBRACCIO OMERO GOMITO POLSO MANI DITO DITA POLLICE BRAS AVANTBRAS COUDE POIGNET MAIN DOIGT POUCE
     OBERARM UNTERARM ELLENBOGEN HÄNDE HAENDE HANDGELENK DAUMEN EXTREMITÄT ELLEBOOG POLS VINGER DUIM
     LEG THIGH FEMUR KNEE PATELLA TIBIA FIBULA ANKLE FOOT FEET TOE HEEL CALCANEUS
-    PIERNA MUSLO RODILLA RÓTULA TOBILLO PIE TALÓN CALCÁNEO PERNA COXA JOELHO TORNOZELO PÉ PÉS
+    PIERNA MUSLO RODILLA RÓTULA TOBILLO PIE TALÓN CALCÁNEO PERNA COXA JOELHO TORNOZELO
     GAMBA FEMORE COSCIA GINOCCHIO GINOCCHIA CAVIGLIA PIEDE PIEDI JAMBE CUISSE GENOU GENOUX CHEVILLE PIED ORTEIL
     BEIN OBERSCHENKEL UNTERSCHENKEL KNIE KNIEGELENK FUSS FÜSSE FUESSE SPRUNGGELENK ZEH ZEHE ZEHEN FERSE VOET ENKEL
-    BREAST MAMA MAMMA MAMMELLA SENO SEIN WHOLEBODY PHANTOM
+    BREAST MAMA MAMMA MAMMELLA SENO SEIN WHOLEBODY PHANTOM 腹部 骨盤
 """
+#: Something else, by their accents alone: PE is a pulmonary embolism in English.
+_ACCENTED = ("PÉ", "PÉS")
 #: What stands before or after a word without a blank: sides, views, devices, the plural.
 _AFFIXES = "L R LT RT LEFT RIGHT BI BILAT BOTH DX SX LI RE PA AP LAT RX XR CR PORT PORTABLE S"
 _MOST = 64  # characters that are looked at: a value of this tag has at most 16
 _FEWEST = 3  # letters that must be left of a damaged word
 _LETTERS = str.maketrans({"Ł": "L", "Ø": "O", "Æ": "AE", "Œ": "OE"})  # no accents to take off
-_DAMAGE = re.compile(r"[?]|[^\x00-\x7f]")
+_DAMAGE = re.compile(r"[?0-9#_*]|[^\x00-\x7f]")
 _WORD = re.compile(r"(?:[A-Z?]|[^\x00-\x7f])+")
+_JOINED = re.compile(rf"{_WORD.pattern}(?:[0-9#_*]+{_WORD.pattern})*")  # by signs that part words, or replace a letter
 
 
 def _plain(text: str) -> str:
@@ -79,8 +83,10 @@ def named_parts(text: str) -> frozenset[Part]:
     """What a text names: the chest, something else, both, or (empty) nothing that is known here."""
     if len(text) > _MOST:
         return frozenset()
-    words = _WORD.findall(_decoded(text).upper())
-    return frozenset(part for word in words if (part := _part(word)))
+    named = set[Part]()
+    for joined in _JOINED.findall(_decoded(text).upper()):
+        named |= {part for word in _WORD.findall(joined) if (part := _part(word))} or _only(_like(joined))
+    return frozenset(named)
 
 
 def _decoded(text: str) -> str:
@@ -93,11 +99,11 @@ def _decoded(text: str) -> str:
 
 def _part(word: str) -> Part | None:
     """What one word names, which may be several written as one: CHESTABDOMEN is something else than the chest."""
+    if unicodedata.normalize("NFC", word) in _ACCENTED:
+        return "other"
     named = _composed_of(_plain(word))
     if named is None:
-        named = _like(word)
-        if len(named) > 1:
-            return None
+        named = _only(_like(word))
     return "other" if "other" in named else "chest" if named else None
 
 
@@ -110,6 +116,11 @@ def _composed_of(word: str) -> frozenset[Part] | None:
                 part = {_PARTS[member]} if member in _PARTS else set()
                 named.setdefault(start + len(member), named[start] | part)
     return named.get(len(word))
+
+
+def _only(named: frozenset[Part]) -> frozenset[Part]:
+    """Nothing, where a damaged word may name either."""
+    return named if len(named) == 1 else frozenset()
 
 
 def _like(word: str) -> frozenset[Part]:

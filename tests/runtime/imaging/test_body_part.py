@@ -14,6 +14,7 @@ CHEST = (
     "PULMÃO",
     "T?RAX", "T\ufffdRAX", "T??RAX", "TÀRAX", "BR?ST", "T\xa2RAX", "TO\u0301RAX", "KLATKA PIERSIOWA", "PŁUCA", "胸部",
     "CHEST_PA", "PORTABLE CHEST", "PORTCHEST", "CHESTPA", "CHEST2", "LTHORAX", "RX TORAX", "Tórax PA/Lat", "LUNG LEFT",
+    "TH0RAX", "T#RAX", "T*RAX", "TH_RAX", "PORT TH0RAX_2", "CHEST PE", "CHEST COU",
 )  # fmt: skip
 OTHER = (
     "HIP", "SKULL", "ABDOMEN", "HAND", "HIPS", "LHIP", "HAND LT", "RTHAND", "HANDS", "ABDOMENKUB", "CSPINE",
@@ -26,10 +27,12 @@ OTHER = (
     "CR?NEO", "SCH\ufffdDEL", "CHESTABDOMEN", "NECKCHESTABDPELV", "BRUSTWIRBELSÄULE", "BRUSTBEIN", "THORACIC SPINE",
     "COLUMNA DORSAL", "MU?ECA", "PIE IZQ", "FUß", "AVANT-BRAS", "OPG", "UP_EXM", "AC JOINT", "PÉ", "FEMORE",
     "KNEE LEFT", "BREAST", "EXTREMITY", "WHOLEBODY",
+    "SKU1L", "P#LVIS", "ABD0MEN", "腹部", "骨盤", "PÉS", "PE\u0301",
 )  # fmt: skip
 UNKNOWN = (
     "UNKNOWN", "", "?", "???", "M?O", "XXX", "NONE", "PA", "L", "BEHANDLUNG", "THORAKS1Q", "RIB", "HEART", "*", "0",
     "SECRET^NAME", "X" * 1000,
+    "PE", "pe", "PES", "COU", "H1P", "H_P", "SERIES_12", "1234", "A_1_B",
 )  # fmt: skip
 
 
@@ -51,7 +54,7 @@ def test_what_names_nothing(text: str) -> None:
 
 
 def test_both() -> None:
-    assert named_parts("CHEST AND ABDOMEN") == {"chest", "other"}
+    assert named_parts("CHEST AND ABDOMEN") == named_parts("TH0RAX ABD") == {"chest", "other"}
 
 
 @pytest.mark.parametrize("text", ["PECHO", "TÓRAX", "BRUST", "T?RAX", "CHESTPA"])
