@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from cbmir.runtime.imaging.reader import read_image
 from cbmir.training.splits import patients_in_two_splits
 
 _NAMED = 5  # so many examples of each problem are named in the text; the JSON holds all
+#: Of an image the file's SHA-256 and the warnings, or why it cannot be analysed; the pixels are let go at once.
+Read = tuple[str, tuple[ImageWarning, ...]] | ImageError
 #: What a label's value is called in counts.
 VALUE_NAMES: dict[int | None, str] = {1: "positive", 0: "negative", -1: "uncertain", None: "unknown"}
 
@@ -102,7 +105,8 @@ class CheckReport:
 
 
 def check_manifest(manifest: Manifest, *, quick: bool = False, workers: int = 2) -> CheckReport:
-    """Check the splits and files of a manifest, and read every image.
+    """Check the splits and files of a manifest, and read every image, by the intensity that the manifest was made with
+    (else `header`).
 
     Args:
         quick: Do not read the images.
@@ -114,7 +118,8 @@ def check_manifest(manifest: Manifest, *, quick: bool = False, workers: int = 2)
     warnings: dict[Path, tuple[ImageWarning, ...]] = {}
     same: dict[str, list[Row]] = defaultdict(list)
     if not quick:
-        for row, result in zip(present, _read_all(present, workers), strict=True):
+        read = partial(_read, manifest.about.get("policies", {}).get("intensity", "header"))
+        for row, result in zip(present, _read_all(read, present, workers), strict=True):
             if isinstance(result, ImageError):
                 unreadable[str(row.image)] = str(result)
                 continue
@@ -131,18 +136,17 @@ def check_manifest(manifest: Manifest, *, quick: bool = False, workers: int = 2)
     )  # fmt: skip
 
 
-def _read_all(rows: list[Row], workers: int) -> Iterator[tuple[str, tuple[ImageWarning, ...]] | ImageError]:
+def _read_all(read: Callable[[Row], Read], rows: list[Row], workers: int) -> Iterator[Read]:
     pool = ThreadPoolExecutor(workers)
     try:
-        yield from tqdm(pool.map(_read, rows), total=len(rows), unit="image", desc="reading", disable=None)
+        yield from tqdm(pool.map(read, rows), total=len(rows), unit="image", desc="reading", disable=None)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _read(row: Row) -> tuple[str, tuple[ImageWarning, ...]] | ImageError:
-    """The file's SHA-256 and the warnings, or why it cannot be analysed; the pixels are let go at once."""
+def _read(intensity: str, row: Row) -> Read:
     try:
-        radiograph = read_image(row.image, allow_lateral=row.view == "LATERAL")
+        radiograph = read_image(row.image, intensity=intensity, allow_lateral=row.view == "LATERAL")
     except ImageError as error:
         return error
     return radiograph.sha256, radiograph.warnings

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,15 @@ def test_unreadable_image(clean: Manifest, tmp_path: Path) -> None:
     quick = check_manifest(_with(clean, Row(bad, "p9", (1,), split="train")), quick=True)
     assert quick.ok
     assert "not checked" in quick.text()
+
+
+def test_images_are_read_by_the_manifests_own_intensity(clean: Manifest, tmp_path: Path) -> None:
+    """A window that misses all values matters to `header` alone."""
+    file = tmp_path / "window.dcm"
+    file.write_bytes(make_dicom(WindowCenter=30000, WindowWidth=2))
+    manifest = _with(clean, Row(file, "p9", (1,), split="train"))
+    assert list(check_manifest(manifest).unreadable) == [str(file)]
+    assert check_manifest(replace(manifest, about={"policies": {"intensity": "minmax"}})).ok
 
 
 def test_patient_in_two_splits(clean: Manifest, tmp_path: Path) -> None:
