@@ -20,8 +20,8 @@ _CHEST = """
     KLATKA PŁUCA HRUDNÍK TORAKS GÖĞÜS AKCIĞER ГРУДНАЯ ГРУДЬ ЛЕГКИЕ 胸部 흉부
 """
 #: English and DICOM's own terms, Spanish, Portuguese, Italian, French, German, Dutch, Japanese. Heart, mediastinum,
-#: pleura and ribs are not here: their codes are among the chest's, so that by a word they are a doubt. Nor is COU, a neck
-#: in French and a ward in English. Plurals in -s are affixes.
+#: pleura and ribs are not here: their codes are among the chest's, so that by a word they are a doubt.
+#: Nor is COU, a neck in French and a ward in English. Plurals in -s are affixes.
 _OTHER = """
     HEAD SKULL CRANIUM BRAIN FACE FACIAL SINUS SINUSES ORBIT EYE EAR NOSE NASAL MANDIBLE MAXILLA JAW TEETH TOOTH DENTAL
     PANORAMIC PANORÁMICA PANORAMIQUE ORTHOPANTOMOGRAM OPG TMJ TMJOINT MASTOID ZYGOMA CAVUM
