@@ -125,8 +125,8 @@ def add_to_gallery(
         gallery.check_model(engine.card)
         gallery.has_patient("anyone")  # raises where the key does not fit: before the long work
         with folder.locked():
-            report = work.fill_in_place(gallery, engine)
-            write_lists(folder.path, with_all_warnings(report, gallery), work.images)
+            report, everything = work.fill_in_place(gallery, engine)
+            write_lists(folder.path, everything, work.images)
     return report
 
 
@@ -236,8 +236,7 @@ def _fill_collection(
             raise GalleryError(f"{place}: expected a new gallery, or one that an earlier run of this build began, "
                                f"found other images in it; drop its collections, choose another name, or add to it "
                                f"with 'cbmir index add'")  # fmt: skip
-        report = work.fill_in_place(collection, engine)
+        report, everything = work.fill_in_place(collection, engine)
         collection.calibrate()
-        everything = with_all_warnings(report, collection)
     write_lists(Path(), everything, work.images)
     return report if index is None else everything

@@ -142,7 +142,7 @@ class Work:
                     duplicates.append((path, same[0].id))
                 else:
                     batch[result.sha256] = _entry_of(task, names, result), result
-                    warned += _kinds_of([batch[result.sha256][0]])
+                    warned += _kinds_of(batch[result.sha256][0])
                     images += 1
                 if len(batch) == BATCH:
                     add()
@@ -151,13 +151,21 @@ class Work:
                 add()
         return IndexReport(images, resumed, there, *map(tuple, (unreadable, duplicates, changed, warned)))
 
-    def fill_in_place(self, gallery: EditableGallery, engine: Engine) -> IndexReport:
-        """Put in the rows that a gallery does not have, and look whether those that it has are as they were."""
-        there = {entry.image: (entry.id, entry.sha256) for entry in gallery.every_entry()}
+    def fill_in_place(self, gallery: EditableGallery, engine: Engine) -> tuple[IndexReport, IndexReport]:
+        """Put in the rows that a gallery does not have, and look whether those that it has are as they were.
+
+        Returns:
+            What was done; and the same, with the warnings of all images that the gallery then has.
+        """
+        there, earlier = dict[str, tuple[str, str]](), list[tuple[str, str]]()
+        for entry in gallery.every_entry():
+            there[entry.image] = entry.id, entry.sha256
+            earlier += _kinds_of(entry)
         new = [row for row in self.rows if str(row.image) not in there]
         free = iter(entry_ids(new, {known for known, _ in there.values()}))
         tasks = [Task(row, "" if (old := there.get(str(row.image))) else next(free), old) for row in self.rows]
-        return self.fill(gallery, engine, tasks)
+        report = self.fill(gallery, engine, tasks)
+        return report, replace(report, warned=(*earlier, *report.warned))
 
     def _read(self, tasks: Sequence[Task]) -> Generator[Picture | ImageError, None, None]:
         from cbmir.runtime.imaging.workers import work_through
@@ -241,18 +249,18 @@ def write_lists(folder: Path, report: IndexReport, images: Iterable[str] = ()) -
             csv.writer(stream).writerows([("image", second), *rows])
 
 
-def _kinds_of(entries: Iterable[Entry]) -> list[tuple[str, str]]:
-    """(path, kind) of each warning of these entries."""
-    return [(entry.image, kind) for entry in entries if entry.warnings for kind in entry.warnings.split(SEPARATOR)]
+def _kinds_of(entry: Entry) -> list[tuple[str, str]]:
+    """(path, kind) of each warning of an entry."""
+    return [(entry.image, kind) for kind in entry.warnings.split(SEPARATOR)] if entry.warnings else []
 
 
 def with_all_warnings(report: IndexReport, gallery: EditableGallery) -> IndexReport:
-    """The report with the warnings of all images of a gallery, whoever added them."""
-    return replace(report, warned=tuple(_kinds_of(gallery.every_entry())))
+    """The report with the warnings of all images of a gallery, those of earlier runs too."""
+    return replace(report, warned=tuple(one for entry in gallery.every_entry() for one in _kinds_of(entry)))
 
 
 def read_list(file: Path) -> Listed:
-    """The rows of a list, without its header; empty where there is none."""
+    """The rows of a list, without its header; empty without a file."""
     if not file.exists():
         return ()
     with file.open(newline="", encoding="utf-8") as stream:

@@ -19,12 +19,12 @@ from cbmir.runtime.gallery.build import merge_galleries
 from counted_images import CountedImages
 from dicom_files import STORED, make_dicom
 
-TEETH = "body part unknown", "view unknown"  # a panoramic image without body part and view
-LISTED = [["image", "kind"], *([f"image_{n}", kind] for n in (0, 1) for kind in TEETH)]
+UNTAGGED = "body part unknown", "view unknown"
+LISTED = [["image", "kind"], *([f"image_{n}", kind] for n in (0, 1) for kind in UNTAGGED)]
 
 
 @pytest.fixture
-def teeth(tmp_path: Path, manifest: Manifest) -> Manifest:
+def untagged(tmp_path: Path, manifest: Manifest) -> Manifest:
     """The manifest, whose first two images are DICOM files that say nothing of what they are."""
     rows = list[Row]()
     for n in (0, 1):
@@ -46,9 +46,9 @@ def info(gallery: Path) -> Any:
         return opened.info()["warnings"]
 
 
-def test_a_build_lists_and_counts_them(tmp_path: Path, engine: Engine, teeth: Manifest) -> None:
-    report = build_gallery(engine, teeth, tmp_path / "g")
-    assert report.warned == tuple((str(row.image), kind) for row in teeth.rows[:2] for kind in TEETH)
+def test_a_build_lists_and_counts_them(tmp_path: Path, engine: Engine, untagged: Manifest) -> None:
+    report = build_gallery(engine, untagged, tmp_path / "g")
+    assert report.warned == tuple((str(row.image), kind) for row in untagged.rows[:2] for kind in UNTAGGED)
     assert listed(tmp_path / "g") == LISTED
     assert info(tmp_path / "g") == {"body part unknown": 2, "view unknown": 2}
     with Gallery.open(tmp_path / "g") as gallery:
@@ -57,18 +57,19 @@ def test_a_build_lists_and_counts_them(tmp_path: Path, engine: Engine, teeth: Ma
 
 
 def test_a_build_that_was_stopped_forgets_none(
-    tmp_path: Path, engine: Engine, teeth: Manifest, counter: CountedImages, small_batches: None
+    tmp_path: Path, engine: Engine, untagged: Manifest, counter: CountedImages, small_batches: None
 ) -> None:
     counter.limit = 8
     with pytest.raises(KeyboardInterrupt):
-        build_gallery(engine, teeth, tmp_path / "g")
+        build_gallery(engine, untagged, tmp_path / "g")
     counter.limit = 1000
-    assert build_gallery(engine, teeth, tmp_path / "g").resumed == 8
+    assert build_gallery(engine, untagged, tmp_path / "g").resumed == 8
     assert listed(tmp_path / "g") == LISTED
 
 
-def test_an_addition_tells_its_own_and_lists_all(tmp_path: Path, engine: Engine, teeth: Manifest) -> None:
-    first, second = (replace(teeth, rows=rows) for rows in (teeth.rows[:1] + teeth.rows[2:], teeth.rows[1:2]))
+def test_an_addition_tells_its_own_and_lists_all(tmp_path: Path, engine: Engine, untagged: Manifest) -> None:
+    rows = untagged.rows
+    first, second = replace(untagged, rows=rows[:1] + rows[2:]), replace(untagged, rows=rows[1:2])
     assert len(build_gallery(engine, first, tmp_path / "g").warned) == 2
     assert {Path(path).name for path, _ in add_to_gallery(engine, second, tmp_path / "g").warned} == {"image_1"}
     assert listed(tmp_path / "g")[1:3] == LISTED[1:3]
@@ -77,12 +78,23 @@ def test_an_addition_tells_its_own_and_lists_all(tmp_path: Path, engine: Engine,
     assert sorted(listed(tmp_path / "g")) == sorted(LISTED)
 
 
-def test_shards_hand_them_on(tmp_path: Path, engine: Engine, teeth: Manifest) -> None:
+def test_an_addition_reads_the_entries_once(
+    tmp_path: Path, engine: Engine, untagged: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_gallery(engine, untagged, tmp_path / "g")
+    read, every_entry = [], Gallery.every_entry
+    monkeypatch.setattr(Gallery, "every_entry", lambda self: (read.append(one) or one for one in every_entry(self)))
+    add_to_gallery(engine, untagged, tmp_path / "g")
+    assert len(read) == len(untagged.split("train"))
+    assert listed(tmp_path / "g") == LISTED
+
+
+def test_shards_hand_them_on(tmp_path: Path, engine: Engine, untagged: Manifest) -> None:
     shards = [tmp_path / f"shard{n}" for n in (1, 2)]
     for n, shard in enumerate(shards, 1):
-        build_gallery(engine, teeth, shard, shard=(n, 2))
-        assert build_gallery(engine, teeth, shard, shard=(n, 2)).warned == (
-            tuple((str(row.image), kind) for row in teeth.rows[:2] for kind in TEETH) if n == 1 else ()
+        build_gallery(engine, untagged, shard, shard=(n, 2))
+        assert build_gallery(engine, untagged, shard, shard=(n, 2)).warned == (
+            tuple((str(row.image), kind) for row in untagged.rows[:2] for kind in UNTAGGED) if n == 1 else ()
         )
     merge_galleries(tmp_path / "g", shards)
     assert listed(tmp_path / "g") == LISTED
@@ -111,11 +123,11 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Any, str]]:
 
 
 def test_the_commands_say_so(
-    tmp_path: Path, tiny_model: Path, teeth: Manifest, run: Callable[..., tuple[Any, str]]
+    tmp_path: Path, tiny_model: Path, untagged: Manifest, run: Callable[..., tuple[Any, str]]
 ) -> None:
     path, counts = tmp_path / "m.csv", {"body part unknown": 2, "view unknown": 2}
     said = "2 images were read with a warning (2 body part unknown, 2 view unknown): see {}"
-    write_manifest(teeth, path)
+    write_manifest(untagged, path)
 
     answer, error = run("index", "build", tiny_model, path, "-o", tmp_path / "g", "--workers", "0", "--json")
     assert answer["warnings"] == counts
