@@ -99,10 +99,10 @@ class PictureCheck:
         }
 
     def said(self, scores: Mapping[str, float]) -> list[str]:
-        """The kinds of which one image's `scores` are sure.
+        """The kinds to say of one image, by its `scores`; none while no score is above its threshold.
 
-        At most one of how it is turned, and none of these where it is likelier no whole chest than one: then that is
-        what is said.
+        An image that is likelier no whole chest than one (a score above 0) is called that, whichever score is above its
+        threshold: "inverted" or "mirrored" would say that it is a chest. At most one of how it is turned is said.
         """
         sure = {kind: score for kind, score in scores.items() if score > self.about["thresholds"][kind]}
         for kind in ("other", "part"):
@@ -120,7 +120,7 @@ def own_check() -> PictureCheck:
 
 
 def check_picture(radiograph: Radiograph) -> tuple[ImageWarning, ...]:
-    """What the check is sure of, as warnings; nothing for images of less than `SMALLEST` pixels a side."""
+    """What the check says, as warnings; nothing for images of less than `SMALLEST` pixels a side."""
     if min(radiograph.stored.shape) < SMALLEST:
         return ()
     check = own_check()

@@ -1,6 +1,6 @@
 """Trains the check of the picture, chooses its thresholds, measures it and writes the runtime's file.
 
-    python -m cbmir.training.picture_check manifest.csv
+    python -m cbmir.training.picture_check manifest.csv -o picture_check.npz
 
 Chests are the frontal images of a manifest, and phantoms; every other kind is made of them, or drawn. The network
 learns from the training split, the thresholds come from the validation split, and the table from the test split.
@@ -16,10 +16,10 @@ import click
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image, ImageFilter
 
 from cbmir.errors import ManifestError
 from cbmir.manifest import read_manifest
-from cbmir.runtime.imaging import picture_check
 from cbmir.runtime.imaging.picture_check import PictureCheck, thumbnail
 from cbmir.runtime.imaging.radiograph import Radiograph
 from cbmir.runtime.imaging.reader import read_image
@@ -42,11 +42,22 @@ def _middle(pixels: Pixels) -> Pixels:
     return pixels[height // 4 : 3 * height // 4, width // 4 : 3 * width // 4]
 
 
+def _blurred(pixels: Pixels) -> Pixels:
+    return np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(min(pixels.shape) / 50)))
+
+
+def _cropped(pixels: Pixels) -> Pixels:
+    height, width = pixels.shape
+    return pixels[height // 10 : -(height // 10), width // 10 : -(width // 10)]
+
+
 #: What is done to a chest, and the kind that should be said then.
 CHANGES: dict[str, tuple[Callable[[Pixels], Pixels], str]] = {
     "as they are": (lambda pixels: pixels, ""),
     "darkened (gamma 1.5)": (lambda pixels: (255 * (pixels / 255) ** 1.5).astype(np.uint8), ""),
     "brightened (gamma 0.67)": (lambda pixels: (255 * (pixels / 255) ** 0.67).astype(np.uint8), ""),
+    "blurred by a fiftieth of a side": (_blurred, ""),
+    "cropped by a tenth on each side": (_cropped, ""),
     "inverted": (lambda pixels: 255 - pixels, "inverted"),
     "turned by 90° anticlockwise": (np.rot90, "turned 1"),
     "turned by 180°": (lambda pixels: np.rot90(pixels, 2), "turned 2"),
@@ -59,8 +70,7 @@ CHANGES: dict[str, tuple[Callable[[Pixels], Pixels], str]] = {
 
 @click.command(help=__doc__)
 @click.argument("manifest", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write, else the runtime's own.",
-              default=Path(picture_check.__file__).with_suffix(".npz"))  # fmt: skip
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The file to write.")
 @click.option("--steps", default=1500, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 def main(manifest: Path, output: Path, steps: int, seed: int) -> None:
