@@ -94,7 +94,7 @@ _LIMITS_OF_FINDINGS = (
 
 
 def card_html(card: ModelCard) -> str:
-    """Sections of plain facts; what the card does not say is left out."""
+    """Sections of plain facts; facts that the card does not have are left out."""
     stated = (*_LIMITS, *_LIMITS_OF_FINDINGS) if card.has_findings else (*_LIMITS, WITHOUT_FINDINGS)
     limits = "".join(f"<li>{escape(limit)}</li>" for limit in stated)
     points = f"<h3>Operating points</h3>{_operating_points(card)}" if card.has_findings else ""
@@ -147,7 +147,7 @@ def _operating_points(card: ModelCard) -> str:
 
 
 def _metric_rows(metrics: Mapping[str, Any], above: str) -> list[tuple[str, str, str]]:
-    """Metrics may stand in groups; what has no interval is a count, and no metric."""
+    """Metrics may stand in groups; an entry without an interval is a count, and no metric."""
     rows: list[tuple[str, str, str]] = []
     for name, value in metrics.items():
         if not isinstance(value, Mapping):

@@ -46,7 +46,7 @@ def count_kinds(texts: Iterable[str]) -> dict[str, int]:
 
 
 def write_warnings(warnings: Mapping[Path, Sequence[ImageWarning]], path: Path) -> dict[str, int]:
-    """Write a table of each warning of each image, or delete it where there is none; returns the `count_kinds`."""
+    """Write a table of each warning of each image, or delete it where no image has one; returns the `count_kinds`."""
     path.unlink(missing_ok=True)
     if any(warnings.values()):
         with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:

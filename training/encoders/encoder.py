@@ -152,7 +152,7 @@ def _dimension(name: str, encoder: nn.Module) -> int:
 
 
 def _known_to_torchvision(name: str) -> Any:
-    """torchvision's models. Raises EncoderError for a name that is none of theirs."""
+    """torchvision's models. Raises EncoderError for a name that torchvision does not have."""
     models = require("torchvision.models", "train")
     if name not in models.list_models(module=models):
         raise EncoderError(

@@ -35,7 +35,7 @@ MAPPED: dict[str, tuple[str, ...]] = {
     "Pleural_Thickening": ("thickening/pleura",),
     "Hernia": ("hernia, hiatal",),
 }
-#: Headings of reports that nobody indexed, or whose image shows too little.
+#: Headings of reports without an index, or whose image shows too little.
 _SILENT = {"no indexing", "technical quality of image unsatisfactory"}
 _FRONTAL = {"pa": "PA", "ap": "AP", "frontal": ""}
 _LATERAL = {"lateral", "lat"}

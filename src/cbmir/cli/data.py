@@ -147,9 +147,9 @@ def dicom(place: Path, labels: tuple[str, ...], output: Path, as_json: bool, **r
     """Manifest of the DICOM studies in a folder, or on a medium with a DICOMDIR.
 
     DIR is searched with its subfolders; of a DICOMDIR file, what it lists. Patient, study, view and date are those of
-    the headers, findings are unknown. What is no chest radiograph is left out, and listed with the reason in
-    .left-out.csv beside MANIFEST; where damaged files are among it, the exit code is 2. Images that were read with a
-    warning are listed in .warnings.csv. The manifest names patients and paths: keep it as safe as the images.
+    the headers, findings are unknown. Files that are no chest radiograph are left out, and listed with the reason
+    in .left-out.csv beside MANIFEST; where damaged files are among them, the exit code is 2. Images that were read
+    with a warning are listed in .warnings.csv. The manifest names patients and paths: keep it as safe as the images.
     """
     from cbmir.runtime.imaging.image_warning import write_warnings
     from cbmir.training.readers.dicom import read_dicom_studies, write_left_out
