@@ -38,8 +38,8 @@ def read_chexpert(
     """A manifest of CheXpert.
 
     Patient, study and frontal or lateral come from the path; AP or PA from its column. -1 stays -1 (uncertain).
-    Tables of more than one part (train, valid, test) keep the publisher's splits; a single part is split again by
-    patient and `seed`.
+    Tables of more than one part (train, valid, test) keep the publisher's splits; where train comes without valid, one
+    in eight of its patients, drawn by `seed`, is in val. A single part is split again by patient and `seed`.
 
     Args:
         root: The folder that holds `CheXpert-v1.0-small`, or that folder itself under any name; or the one with
@@ -61,14 +61,20 @@ def read_chexpert(
     rows = [row for table in tables for row in _rows(table, labels_of, views)]
     policies = views.policies(rows, tables[0])
     rows, absent = common.locate(rows, _finder(root.resolve()), missing, root)
-    official = len({row.split for row in rows}) > 1 and "" not in {row.split for row in rows}
+    parts = {row.split for row in rows}
+    policies = label_policies(findings, blank) | policies | {"missing": missing, "missing_images": absent}
+    splits = "CheXpert's own: train, valid as val, test" if len(parts) > 1 and "" not in parts else None
+    if parts == {"train", "test"}:
+        rows = common.with_validation(rows, seed)
+        splits = "CheXpert's own train and test; one in eight of the training patients in val"
+        policies["val_seed"] = seed
     return common.finish(
         kept_findings(rows, findings),
         reader="chexpert",
         sources=tables,
-        policies=label_policies(findings, blank) | policies | {"missing": missing, "missing_images": absent},
+        policies=policies,
         seed=seed,
-        splits="CheXpert's own: train, valid as val, test" if official else None,
+        splits=splits,
     )
 
 

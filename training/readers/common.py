@@ -247,10 +247,14 @@ def fraction_box(label: str, edges: tuple[float, float, float, float], size: tup
 
 
 def index_images(folder: Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> dict[str, Path]:
-    """Every image below a folder, by its name without the ending. Raises ManifestError for none, or one name twice."""
+    """Every image below a folder, by its name without the ending; hidden files and folders are passed over.
+
+    Raises ManifestError for no image, or one name twice.
+    """
     check_folder(folder, "the folder of the X-rays")
     index: dict[str, Path] = {}
-    for place, _, names in os.walk(folder.resolve(), followlinks=True):
+    for place, folders, names in os.walk(folder.resolve(), followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             stem, suffix = os.path.splitext(name)  # noqa: PTH122 - a Path for each of 400,000 files takes seconds
             if suffix.lower() not in suffixes or name.startswith("."):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import shutil
 import tarfile
 import tempfile
 import time
@@ -31,7 +32,7 @@ def download(
     """Fetch a file, and write its digest beside it (`reports.tgz.sha256`).
 
     What is there already is kept: a whole file is read once to compare its digest, a part is gone on with where the
-    server has the same file still (by its ETag or date), and fetched anew where it does not say.
+    server has the same file still (by its ETag or date), and fetched from its start where the server does not say.
 
     Args:
         digest: SHA-256 in hexadecimal, if the publisher's is known.
@@ -65,12 +66,17 @@ def download(
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack a tar archive into a folder that appears whole or not at all; one that is there is kept.
 
+    What a process that was killed while unpacking left is deleted.
+
     Raises:
         DownloadError: The archive is damaged, or holds a path outside of itself.
     """
     if folder.is_dir():
         return
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as place:
+    prefix = f".{folder.name}.unpacked-"
+    for left in folder.parent.glob(f"{prefix}*"):
+        shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=prefix) as place:
         try:
             with tarfile.open(archive) as opened:
                 for member in tqdm(opened, desc=f"unpacking {archive.name}", unit="file", disable=None):

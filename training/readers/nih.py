@@ -33,7 +33,7 @@ logger = logging.getLogger("cbmir")
 
 @uncollected()
 def read_nih(
-    images: Path, entries: Path | None = None, *, findings: int = 14, splits: Path | None = None,
+    images: Path, entries: Path | None = None, *, findings: int | None = None, splits: Path | None = None,
     official: Path | None = None, boxes: Path | None = None, relabelled: Sequence[Path] = (),
     missing: Missing = "error", seed: int = 0,
 ) -> Manifest:  # fmt: skip
@@ -43,8 +43,8 @@ def read_nih(
         images: Searched with its subfolders; files are matched by their name without the ending, so that converted
             copies (.jpg) fit too.
         entries: The official table; not needed with `relabelled`.
-        findings: 14, or 13 without Hernia: an image that shows only a hernia then has every label 0 and is not a
-            healthy image; the sidecar counts these.
+        findings: 14 (the default), or 13 without Hernia: an image that shows only a hernia then has every label 0 and
+            is not a healthy image; the sidecar counts these. Not with `relabelled`.
         splits: A CSV `image,split`; without it patients are split 70:10:20 by `seed`.
         official: The folder with train_val_list.txt and test_list.txt (also .gz): test is the publisher's; of the
             other patients one in eight, drawn by `seed`, is in val.
@@ -56,6 +56,11 @@ def read_nih(
         ManifestError: Table or folder do not fit.
         SplitError: The split file does not fit.
     """
+    if relabelled and findings is not None:
+        raise ManifestError(
+            f"expected --findings only with --entries: Google's tables have {len(GOOGLE_4)} of their own"
+        )
+    findings = findings or 14
     if findings not in _FINDINGS:
         raise ManifestError(f"expected 13 or 14 findings, found {findings}")
     if splits is not None and official is not None:
@@ -69,7 +74,10 @@ def read_nih(
     logger.info("%s: %d rows, %d of them with an image in %s", sources[0], len(table), len(rows), images)
     if len(index) > len(rows):
         logger.warning("%s: %d images are not in the table; left out", images, len(index) - len(rows))
-    policies: dict[str, Any] = {"findings": findings, "missing": missing, "missing_images": absent}
+    read = (
+        {"labels": "Google's radiologists: YES 1, NO 0, HEDGE -1 (uncertain)"} if relabelled else {"findings": findings}
+    )
+    policies: dict[str, Any] = {**read, "missing": missing, "missing_images": absent}
     said = "Google's own: validation as val, test" if relabelled and rows[0].split else None
     if boxes is not None:
         sources.append(boxes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,7 @@ MAPPED: dict[str, tuple[str, ...]] = {
 _SILENT = {"no indexing", "technical quality of image unsatisfactory"}
 _FRONTAL = {"pa": "PA", "ap": "AP", "frontal": ""}
 _LATERAL = {"lateral", "lat"}
+logger = logging.getLogger("cbmir")
 _FILE = re.compile(r"(?:CXR)?(?P<report>\d+)_(?:.*_)?(?P<image>IM-\d+-\d+(?:-\d+)*)")
 
 
@@ -54,20 +56,22 @@ class OpeniReport:
 
 def read_openi(
     folder: Path, *, fetch: bool = False, labels: Literal["mapped", "own"] = "mapped", frontal_only: bool = True,
-    projections: Path | None = None, archives: str = ARCHIVES, missing: common.Missing = "error", seed: int = 0,
+    projections: Path | None = None, guess_frontal: bool = False, archives: str = ARCHIVES,
+    missing: common.Missing = "error", seed: int = 0,
 ) -> Manifest:  # fmt: skip
     """A manifest of Open-i's chest X-rays.
 
     "normal" makes every label 0; without headings, and with "No Indexing", all are unknown. An image is frontal or
-    lateral as `projections` or its caption says; where these do not tell, the first image of a report without a frontal
-    one is taken as frontal, and the sidecar counts these. Each report counts as a patient.
+    lateral as `projections` or its caption says; where these do not tell, its view is not known, which the sidecar
+    counts. Each report counts as a patient.
 
     Args:
         folder: The folder with the reports (`ecgen-radiology/*.xml`) and the images, at any depth.
         fetch: Download the publisher's two archives into the folder first, and unpack them.
         labels: `mapped` to the 14 findings of NIH (`MAPPED`), or the headings' `own` names.
-        frontal_only: Leave lateral images out.
+        frontal_only: Leave lateral images out, and those whose view is not known.
         projections: A CSV `filename,projection` (Frontal, Lateral), such as Kaggle's indiana_projections.csv.
+        guess_frontal: In a report without a frontal image take the first whose view is not known as frontal.
         archives: Where the archives are.
         missing: `error`, or `skip` to leave images without a file out.
 
@@ -81,7 +85,8 @@ def read_openi(
             digests[f"{name}.tgz"] = download(f"{archives}{name}.tgz", folder / f"{name}.tgz")
             unpack(folder / f"{name}.tgz", folder / name)
     common.check_folder(folder, "the folder of Open-i's reports and images")
-    reports = [_report(path) for path in sorted(folder.rglob("*.xml"))]
+    paths = [path for path in sorted(folder.rglob("*.xml")) if not _hidden(path.relative_to(folder))]
+    reports = [_report(path) for path in paths]
     if not reports:
         raise ManifestError(f"{folder}: expected reports (ecgen-radiology/*.xml), found none; --download fetches them")
     known = _projections(projections) if projections else {}
@@ -90,9 +95,16 @@ def read_openi(
     rows = []
     for report in reports:
         values = _labels(report, mapping)
-        for image, name in zip(report.images, _views(report, known, chosen), strict=True):
+        for image, name in zip(report.images, _views(report, known, chosen, guess_frontal), strict=True):
             if (view := choice.choose(name)) is not None:
                 rows.append(Row(Path(image[0]), report.uid, values, report.uid, view, report=report.text))
+    if silent := chosen.pop("reports without a frontal image", 0):
+        logger.warning(
+            "%s: %d reports have no image whose caption says that it is frontal: %s", folder, silent,
+            "its first image is taken as frontal, a guess" if guess_frontal else
+            "the views of their images are not known; a table given by --projections tells, --guess-frontal takes the "
+            "first image",
+        )  # fmt: skip
     policies = choice.policies(rows, folder)
     index = common.index_images(folder)
     rows, absent = common.locate(rows, lambda row: index.get(row.image.name), missing, folder)
@@ -108,6 +120,10 @@ def read_openi(
         seed=seed,
         splits=None,
     )  # fmt: skip
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _report(path: Path) -> OpeniReport:
@@ -145,7 +161,7 @@ def _means(heading: Sequence[str], name: str) -> bool:
     return heading[0] == first and set(qualifiers) <= set(heading[1:])
 
 
-def _views(report: OpeniReport, known: Mapping[tuple[str, str], str], chosen: Counter[str]) -> list[str]:
+def _views(report: OpeniReport, known: Mapping[tuple[str, str], str], chosen: Counter[str], guess: bool) -> list[str]:
     """What each image of a report is called, by `ViewChoice`; `chosen` counts by what it was told."""
     views = []
     for image, caption in report.images:
@@ -160,9 +176,13 @@ def _views(report: OpeniReport, known: Mapping[tuple[str, str], str], chosen: Co
         else:
             views.append("")
     if "" in views and not {"PA", "AP", "FRONTAL"} & set(views):
-        unknown = [place for place, view in enumerate(views) if not view]
-        views[min(unknown, key=lambda place: report.images[place][0])] = "FRONTAL"
-        chosen["first of its report"] += 1
+        chosen["reports without a frontal image"] += 1
+        if guess:
+            unknown = [place for place, view in enumerate(views) if not view]
+            views[min(unknown, key=lambda place: report.images[place][0])] = "FRONTAL"
+            chosen["first of its report, guessed"] += 1
+    if views.count(""):
+        chosen["not known"] += views.count("")
     return views
 
 

@@ -140,7 +140,9 @@ def read_own_table(
                 "%d rows have an empty %r: all their labels are unknown (write %r for none)",
                 empty, cells.column, NO_FINDING,
             )  # fmt: skip
-        for word in sorted({text for text in map(str.strip, source.column(cells.column)) if text.lower() in MISSING_WORDS}):
+        for word in sorted(
+            {text for text in map(str.strip, source.column(cells.column)) if text.lower() in MISSING_WORDS}
+        ):
             logger.warning("%s: %r in column %r is read as an empty cell", table, word, cells.column)
         for spelled, name in read_as.items():
             logger.warning("%s: %r in column %r is read as %r", table, spelled, cells.column, name)
@@ -194,7 +196,9 @@ def _required(text: str) -> str:
 
 def _present(text: str) -> str:
     if text.lower() in MISSING_WORDS:
-        raise ManifestError(f"expected a value, found {text!r}, a word for a missing one; fill it in, or leave rows out")
+        raise ManifestError(
+            f"expected a value, found {text!r}, a word for a missing one; fill it in, or leave rows out"
+        )
     return text
 
 

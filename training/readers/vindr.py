@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from cbmir.training.readers.header import is_dicom_file, read_header
 
 Edges = tuple[float, float, float, float]
 _COLUMNS = ("image_id", "class_name", "x_min", "y_min", "x_max", "y_max")
+logger = logging.getLogger("cbmir")
 _SAME = 0.5  # of two boxes' union, which they must share to be of one finding
 
 
@@ -59,7 +61,14 @@ def read_vindr(
     paths = {"train": common.find_file(folder, ["train.csv", "annotations_train.csv"], "VinDr's boxes")}
     if test := common.find_optional_file(folder, ["annotations_test.csv"], "VinDr's boxes of the test set"):
         paths["test"] = test
-    readings = {image: one for split, path in paths.items() for image, one in _readings(path, split).items()}
+    readings: dict[str, ImageReadings] = {}
+    for split, path in paths.items():
+        for image, one in _readings(path, split).items():
+            if (other := readings.setdefault(image, one)) is not one:
+                raise ManifestError(
+                    f"{one.where}: expected each image in one table, found {image} in {other.split} too"
+                )
+    not_read = _not_read(folder)
     findings = sorted({name for one in readings.values() for name in one.drawn})
     size_of = _sizes(sizes) if sizes else {}
     index = common.index_images(folder)
@@ -90,10 +99,24 @@ def read_vindr(
             "boxes_joined": f"averaged where two of one finding share more than {_SAME:.0%} of their union",
             "view": "PA, as the data set's paper says", "each_image_its_own_patient": True,
             "val_seed": seed if test else None, "missing": missing, "missing_images": absent,
-        },
+        } | not_read,
         seed=seed,
         splits="VinDr's own test set; one in eight of the training images in val" if test else None,
     )  # fmt: skip
+
+
+def _not_read(folder: Path) -> dict[str, str]:
+    """What the sidecar says of PhysioNet's labels of whole images."""
+    names = [f"image_labels_{part}.csv" for part in ("train", "test")]
+    found = [path.name for name in names if (path := common.find_optional_file(folder, [name], "VinDr's labels"))]
+    if not found:
+        return {}
+    said = (
+        f"{', '.join(found)}: labels without boxes (COPD, Lung tumor, Pneumonia, Tuberculosis, Other diseases) are no "
+        f"labels here; an image with only these has every label 0, and is no healthy image"
+    )
+    logger.warning("%s: %s", folder, said)
+    return {"not_read": said}
 
 
 def joined(boxes: Sequence[Edges]) -> list[Edges]:

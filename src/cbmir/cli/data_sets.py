@@ -49,8 +49,8 @@ def _folder(holds: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 @option("--official-splits", "official", type=PATH, metavar="DIR", help="Folder with NIH's train_val_list.txt and "
         "test_list.txt: its test split; one in eight of the other patients is in val.")  # fmt: skip
 @option("--boxes", type=PATH, metavar="CSV", help="NIH's BBox_List_2017.csv: where findings are.")
-@option("--findings", type=click.Choice([13, 14]), default=14, help="13 leaves Hernia out, as the paper does; an image "
-        "that shows only a hernia then has no finding.")  # fmt: skip
+@option("--findings", type=click.Choice([13, 14]), help="With --entries: 13 leaves Hernia out, as the paper does; an "
+        "image that shows only a hernia then has no finding.  [default: 14]")  # fmt: skip
 @missing_option
 @writes_manifest
 def nih(output: Path, as_json: bool, **options: Any) -> None:
@@ -191,8 +191,10 @@ def siim(output: Path, as_json: bool, **options: Any) -> None:
 @option("--download", "fetch", is_flag=True, help="Fetch the publisher's archives into FOLDER first, about 1.3 GB, and "
         "unpack them. After a stop the same command goes on.")  # fmt: skip
 @_mapped_labels
-@option("--projections", type=PATH, metavar="CSV", help="Columns filename,projection (Frontal, Lateral). Default: the "
-        "captions, and where they do not tell, the first image of a report.")  # fmt: skip
+@option("--projections", type=PATH, metavar="CSV", help="Columns filename,projection (Frontal, Lateral). Default: "
+        "what the captions say.")  # fmt: skip
+@option("--guess-frontal", is_flag=True, help="In a report without a frontal image take the first one whose caption "
+        "does not tell as frontal.")  # fmt: skip
 @_frontal_option
 @missing_option
 @writes_manifest

@@ -162,3 +162,18 @@ def test_the_test_set_has_fewer_columns(shared: Path, tmp_path: Path) -> None:
     assert [row.view for row in manifest] == [""] * 4
     # EC, CM, LO, ED, CS, PNA, AT, PTX, PE of 0,1,0,0,0,1,1,0,1,0,0,0,0,0
     assert manifest.rows[0].labels == (1, 0, 0, 1, 1, 0, 1, 0, 0)
+
+
+def test_train_and_test_without_valid_have_validation_images(tmp_path: Path) -> None:
+    path = ROWS[0].split(",")[0]
+    rows = [ROWS[0].replace(path, path.replace("00001", f"{n:05}")) for n in range(1, 17)]
+    tests = [rows[0].replace("CheXpert-v1.0-small/train/patient00001", f"test/patient{n}") for n in range(64741, 64744)]
+    train = _table(tmp_path, *rows)
+    test = tmp_path / "test_labels.csv"
+    test.write_text("\n".join([HEADER, *tests]) + "\n", "utf-8")
+    _with_images(tmp_path, {"": ""})
+    manifest = read_chexpert(tmp_path, [train, test], seed=1)
+    counts = manifest.about["counts"]["splits"]
+    assert {name: part["images"] for name, part in counts.items()} == {"train": 14, "val": 2, "test": 3}
+    assert manifest.about["splits"] == "CheXpert's own train and test; one in eight of the training patients in val"
+    assert manifest.about["policies"]["val_seed"] == 1

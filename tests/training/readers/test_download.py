@@ -173,6 +173,16 @@ def test_unpacking(tmp_path: Path) -> None:
     unpack(archive, tmp_path / "a")  # which is there
 
 
+def test_what_a_killed_process_left_is_deleted(tmp_path: Path) -> None:
+    archive = tmp_path / "a.tgz"
+    archive.write_bytes(_tar("one.png"))
+    left = tmp_path / ".a.unpacked-1234"
+    left.mkdir()
+    (left / "one.png").touch()
+    unpack(archive, tmp_path / "a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.tgz"]
+
+
 @pytest.mark.parametrize("data", [_tar("../outside.png"), _tar("one.png")[:-20], b"no archive"])
 def test_a_bad_archive_leaves_nothing(tmp_path: Path, data: bytes) -> None:
     archive = tmp_path / "a.tgz"

@@ -343,3 +343,13 @@ def test_labels_of_google(shared: Path, tmp_path: Path) -> None:
     assert {row.split for row in read_nih(folder / "images", relabelled=[named])} == {"test"}
     with pytest.raises(ManifestError, match="one of the two"):
         read_nih(folder / "images", table, relabelled=[table])
+
+
+def test_relabelled_images_have_four_findings(shared: Path, tmp_path: Path) -> None:
+    folder = copy_tables(shared, "nih-google", tmp_path)
+    draw_images(folder / "images", [f"0009900{n}_000.png" for n in range(6)])
+    with pytest.raises(ManifestError, match="expected --findings only with --entries"):
+        read_nih(folder / "images", relabelled=[folder / "labels.csv"], findings=13)
+    policies = read_nih(folder / "images", relabelled=[folder / "labels.csv"]).about["policies"]
+    assert "findings" not in policies
+    assert policies["labels"] == "Google's radiologists: YES 1, NO 0, HEDGE -1 (uncertain)"

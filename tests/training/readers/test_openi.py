@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import tarfile
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -61,18 +62,33 @@ def test_thickening_is_of_the_pleura_only_where_it_says_so(openi: Path) -> None:
     assert [row.labels[place] for row in manifest] == [0, 1, 0, None]
 
 
-def test_captions_that_name_both_views_leave_the_first_image(openi: Path) -> None:
-    for report in (9001, 9002):
-        _caption(openi, report, "Chest, PA", "PA and lateral views")
-        _caption(openi, report, "Chest, lateral", "PA and lateral views")
-    _caption(openi, 9003, "Chest, PA", "Xray")  # the other one is lateral
+def test_captions_that_name_both_views_decide_nothing(openi: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _caption(openi, 9001, "Chest, PA", "PA and lateral views")
+    _caption(openi, 9001, "Chest, lateral", "PA and lateral views")
     manifest = read_openi(openi)
-    assert [(row.image.name[-8:], row.view) for row in manifest] == [
-        ("1001.png", ""), ("1001.png", ""), ("1001.png", ""), ("1001.png", "PA"),
-    ]  # fmt: skip
+    assert [(row.patient_id, row.view) for row in manifest] == [(f"CXR900{n}", "PA") for n in (2, 3, 4)]
+    assert "1 reports have no image whose caption says that it is frontal" in caplog.text
+    assert "--projections" in caplog.text
     policies = manifest.about["policies"]
-    assert policies["views_by"] == {"first of its report": 3, "caption": 3}
-    assert policies["left_out_by_view"] == {"not given": 2, "LATERAL": 2}
+    assert policies["views_by"] == {"not known": 2, "caption": 6}
+    assert policies["left_out_by_view"] == {"not given": 2, "LATERAL": 3}
+    _caption(openi, 9003, "Chest, PA", "Xray")  # the other one is lateral
+    guessed = read_openi(openi, guess_frontal=True)
+    assert [(row.image.name[-8:], row.view) for row in guessed] == [
+        ("1001.png", ""), ("1001.png", "PA"), ("1001.png", ""), ("1001.png", "PA"),
+    ]  # fmt: skip
+    assert "its first image is taken as frontal, a guess" in caplog.text
+    policies = guessed.about["policies"]
+    assert policies["views_by"] == {"first of its report, guessed": 2, "not known": 1, "caption": 5}
+    assert policies["left_out_by_view"] == {"LATERAL": 3, "not given": 1}
+
+
+def test_hidden_folders_are_passed_over(openi: Path) -> None:
+    """A download that was killed while unpacking leaves one."""
+    expected = read_openi(openi)
+    for name in ("images", "ecgen-radiology"):
+        copytree(openi / name, openi / ".NLMCXR.1234" / name)
+    assert read_openi(openi) == expected
 
 
 def test_a_table_of_projections_goes_before_captions(openi: Path) -> None:

@@ -129,3 +129,19 @@ def test_a_damaged_header_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.dicom").write_bytes(b"\0" * 200)
     with pytest.raises(ManifestError, match=r"a\.dicom: expected a DICOM file with an image"):
         read_vindr(tmp_path)
+
+
+def test_an_image_in_both_tables_is_refused(tmp_path: Path) -> None:
+    _write(tmp_path, "annotations_train.csv", *BOXES)
+    _write(tmp_path, "annotations_test.csv", "x,No finding,14,R1,,,,", BOXES[-1])
+    with pytest.raises(ManifestError, match=r"annotations_test\.csv, row 3: .*c in train too"):
+        read_vindr(tmp_path)
+
+
+def test_labels_of_whole_images_are_said_to_be_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _write(tmp_path, "train.csv", *BOXES)
+    assert "not_read" not in read_vindr(tmp_path).about["policies"]
+    (tmp_path / "image_labels_train.csv").touch()
+    policies = read_vindr(tmp_path).about["policies"]
+    assert policies["not_read"].startswith("image_labels_train.csv: ") and "Tuberculosis" in policies["not_read"]
+    assert policies["not_read"] in caplog.text
