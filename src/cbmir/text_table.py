@@ -122,7 +122,7 @@ def _reader(data: bytes, encoding: str, delimiter: str) -> Iterator[list[str]]:
 
 
 def _encoding(path: Path, data: bytes, recognise: bool) -> str:
-    """How the bytes are text. Raises UnicodeError, or ManifestError for what is none."""
+    """How the bytes are text. Raises UnicodeError, or ManifestError for a file that is no text."""
     encoding = "utf-8-sig"
     if recognise and data.startswith((b"\xff\xfe", b"\xfe\xff")):
         encoding = "utf-16"

@@ -60,15 +60,15 @@ def read_lines(path: Path) -> list[str]:
 
 
 def check_folder(folder: Path, what: str) -> None:
-    """Raise ManifestError where `folder` is no folder."""
+    """Raise ManifestError unless `folder` is a folder."""
     if not folder.is_dir():
         raise ManifestError(f"{folder}: expected {what}, found {'a file' if folder.exists() else 'nothing'}")
 
 
 def find_file(folder: Path, patterns: Sequence[str], what: str) -> Path:
-    """The one file of a folder, or of its subfolders, whose name matches a pattern.
+    """The one file of a folder, or of its subfolders, whose name matches a pattern; x.csv goes before x.csv.gz.
 
-    Raises ManifestError where there is none, or several.
+    Raises ManifestError for no such file, and for several.
     """
     found = find_optional_file(folder, patterns, what)
     if found is None:
@@ -77,9 +77,13 @@ def find_file(folder: Path, patterns: Sequence[str], what: str) -> Path:
 
 
 def find_optional_file(folder: Path, patterns: Sequence[str], what: str) -> Path | None:
-    """As `find_file`, or None where there is none."""
+    """As `find_file`, but None if the folder has no such file."""
     check_folder(folder, f"the folder with {what}")
     found = sorted({path for one in patterns for level in (one, f"*/{one}") for path in folder.glob(level)})
+    packed = [path for path in found if path.suffix == ".gz" and path.with_suffix("") in found]
+    for path in packed:
+        logger.info("%s: not read, but the file beside it that is unpacked", path)
+    found = [path for path in found if path not in packed]
     if len(found) > 1:
         names = ", ".join(path.relative_to(folder).as_posix() for path in found[:3])
         raise ManifestError(f"{folder}: expected one file {' or '.join(patterns)} ({what}), found {names}")
@@ -95,7 +99,7 @@ def cell(record: Mapping[str, str], column: str, where: str) -> str:
 
 
 def number(record: Mapping[str, str], column: str, where: str) -> float:
-    """A record's value as a number. Raises ManifestError where it is none, or not finite."""
+    """A record's value as a number. Raises ManifestError for any other text, and for infinity."""
     text = cell(record, column, where)
     try:
         value = float(text)
@@ -129,7 +133,7 @@ def read_day(text: str, *formats: str) -> str | None:
 
 @dataclass
 class Days:
-    """Dates of a table's rows. What is no date in its forms is empty in the manifest, and counted here."""
+    """Dates of a table's rows. Text in other forms is empty in the manifest, and counted here."""
 
     formats: tuple[str, ...] = ()
     not_read: int = 0
@@ -271,7 +275,7 @@ def index_images(folder: Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> di
 
 
 def existing(path: Path) -> Path | None:
-    """The path if a file is there. A name that no file system takes is none (`Path.is_file` raises for it)."""
+    """The path if a file is there. None for a name that no file system takes, too (`Path.is_file` raises)."""
     return path if os.path.isfile(path) else None  # noqa: PTH113
 
 

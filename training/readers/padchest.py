@@ -15,6 +15,7 @@ from cbmir.training.readers import common
 from cbmir.training.readers.common import cell
 
 _COLUMNS = ("ImageID", "StudyDate_DICOM", "StudyID", "PatientID", "Projection", "Report", "Labels")
+_LABELLED_BY = "MethodLabel"  # Physician or RNN_model
 _VIEWS = {"PA": "PA", "AP": "AP", "AP_HORIZONTAL": "AP", "L": "LATERAL"}  # not COSTAL, EXCLUDE
 #: The findings of NIH, and which of PadChest's names mean them: a name and those below it in PadChest's tree, but for
 #: masses outside of lung and pleura, pseudonodules, and air under the skin.
@@ -80,8 +81,9 @@ def read_padchest(
     views, days = common.ViewChoice(_VIEWS, frontal_only), common.Days()
     broken = {*DAMAGED, *(common.read_lines(damaged) if damaged else ())}
     found: list[tuple[Row, set[str]]] = []
+    labelled_by: dict[str, str] = {}
     left_out: Counter[str] = Counter()
-    for where, record in common.read_source(path, _COLUMNS, "PadChest's table").records():
+    for where, record in common.read_source(path, _COLUMNS, "PadChest's table", [_LABELLED_BY]).records():
         image, day, study, patient, projection, report, listed = (cell(record, column, where) for column in _COLUMNS)
         names = common.listed_labels(listed)
         if names is None or not image or not patient:
@@ -94,6 +96,7 @@ def read_padchest(
             left_out[reason] += 1
         elif (view := views.choose(projection)) is not None:
             row = Row(Path(image), patient, (), study, view, report=report, date=days.read(day))
+            labelled_by[row.image.stem] = record.get(_LABELLED_BY, "").strip() or "not given"
             found.append((row, {name.lower() for name in names}))
     policies = views.policies([row for row, _ in found], path)
     findings = {name for _, names in found for name in names if not means_no_finding(name)} - _SILENT
@@ -112,6 +115,7 @@ def read_padchest(
             "labels": MAPPED if labels == "mapped" else "PadChest's own",
             "findings_not_mapped": sorted(other),
             "images_with_only_these": sum(bool(names & other) and not names - other - _SILENT for _, names in found),
+            "labelled_by": dict(Counter(labelled_by[row.image.stem] for row in rows)),
             "left_out": dict(left_out), "dates_not_read": days.not_read,
             "missing": missing, "missing_images": absent,
         },

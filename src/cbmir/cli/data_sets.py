@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,7 @@ _chexpert_labels = together(
 
 _mapped_labels = option("--labels", type=click.Choice(["mapped", "own"]), default="mapped", help="The 14 findings of "
                         "NIH, the sidecar says from which names, or the data set's own names.")  # fmt: skip
-
-
-def _folder(holds: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The argument FOLDER, and the end of the help that says what it holds."""
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        command.__doc__ = f"{command.__doc__}\n\n    FOLDER holds {holds}."
-        return click.argument("folder", type=PATH)(command)
-
-    return decorate
+_folder = click.argument("folder", type=PATH)
 
 
 @command(
@@ -87,7 +77,7 @@ def chexpert(output: Path, as_json: bool, **options: Any) -> None:
 
 @command("cbmir data mimic mimic-cxr-jpg/2.1.0 -o manifest.csv",
          "cbmir data mimic mimic-cxr-jpg/2.1.0 --reports mimic-cxr-reports --blank unknown -o m.csv")  # fmt: skip
-@_folder("files and the tables mimic-cxr-2.*.csv")
+@_folder
 @option("--labeller", type=click.Choice(["chexpert", "negbio"]), default="chexpert", help="Whose labels.")
 @option("--reports", type=PATH, metavar="DIR", help="Folder with the files of mimic-cxr-reports.zip. Default: FOLDER, "
         "or mimic-cxr-reports in it.")  # fmt: skip
@@ -99,6 +89,8 @@ def mimic(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of MIMIC-CXR-JPG.
 
     Labels, metadata and split as PhysioNet ships them, 377,110 images of 65,379 patients; reports where they are.
+
+    FOLDER holds files and the tables mimic-cxr-2.*.csv.
     """
     from cbmir.training.readers.mimic import read_mimic
 
@@ -106,7 +98,7 @@ def mimic(output: Path, as_json: bool, **options: Any) -> None:
 
 
 @command("cbmir data brax brax/1.1.0 -o manifest.csv")
-@_folder("master_spreadsheet_update.csv and the images")
+@_folder
 @_frontal_option
 @_chexpert_labels
 @missing_option
@@ -115,6 +107,8 @@ def brax(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of BRAX.
 
     40,967 images of a hospital in São Paulo, PNG or DICOM, with CheXpert's labels from Portuguese reports.
+
+    FOLDER holds master_spreadsheet_update.csv and the images.
     """
     from cbmir.training.readers.brax import read_brax
 
@@ -122,7 +116,7 @@ def brax(output: Path, as_json: bool, **options: Any) -> None:
 
 
 @command("cbmir data padchest padchest/ -o manifest.csv", "cbmir data padchest padchest/ --labels own -o own.csv")
-@_folder("PadChest's table and its images, at any depth")
+@_folder
 @_mapped_labels
 @option("--damaged", type=PATH, metavar="TXT", help="Names of images to leave out, one per line, besides those known "
         "to be damaged.")  # fmt: skip
@@ -133,6 +127,8 @@ def padchest(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of PadChest.
 
     160,868 images of 67,625 patients of a hospital near Alicante, 16-bit PNG, with reports in Spanish.
+
+    FOLDER holds PadChest's table and its images, at any depth.
     """
     from cbmir.training.readers.padchest import read_padchest
 
@@ -141,7 +137,7 @@ def padchest(output: Path, as_json: bool, **options: Any) -> None:
 
 @command("cbmir data vindr vindr-cxr/1.0.0 -o manifest.csv",
          "cbmir data vindr resized/ --sizes train_meta.csv -o manifest.csv")  # fmt: skip
-@_folder("train.csv, or annotations_train.csv and annotations_test.csv, and the images")
+@_folder
 @option("--agree", type=click.IntRange(1), default=2, help="So many of an image's radiologists must have drawn a "
         "finding for a label 1 and its boxes; fewer make it uncertain.")  # fmt: skip
 @option("--sizes", type=PATH, metavar="CSV", help="For converted images: columns image_id,dim0,dim1, height and width "
@@ -152,6 +148,8 @@ def vindr(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of VinDr-CXR, with boxes.
 
     18,000 images of two hospitals in Hanoi, each read by three radiologists.
+
+    FOLDER holds train.csv, or annotations_train.csv and annotations_test.csv, and the images.
     """
     from cbmir.training.readers.vindr import read_vindr
 
@@ -159,13 +157,15 @@ def vindr(output: Path, as_json: bool, **options: Any) -> None:
 
 
 @command("cbmir data rsna rsna-pneumonia/ -o manifest.csv")
-@_folder("stage_2_train_labels.csv and the images")
+@_folder
 @missing_option
 @writes_manifest
 def rsna(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of the RSNA Pneumonia Detection Challenge, with boxes.
 
     26,684 of NIH's images, on which radiologists drew opacities that may be pneumonia.
+
+    FOLDER holds stage_2_train_labels.csv and the images.
     """
     from cbmir.training.readers.rsna import read_rsna
 
@@ -173,13 +173,15 @@ def rsna(output: Path, as_json: bool, **options: Any) -> None:
 
 
 @command("cbmir data siim siim/ -o manifest.csv")
-@_folder("train-rle.csv and the images, at any depth")
+@_folder
 @missing_option
 @writes_manifest
 def siim(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of SIIM-ACR Pneumothorax Segmentation, with a box around each mask.
 
     12,047 images, of which 2,669 show a pneumothorax.
+
+    FOLDER holds train-rle.csv and the images, at any depth.
     """
     from cbmir.training.readers.siim import read_siim
 
@@ -187,7 +189,7 @@ def siim(output: Path, as_json: bool, **options: Any) -> None:
 
 
 @command("cbmir data openi openi/ --download -o manifest.csv")
-@_folder("reports (ecgen-radiology) and the images, at any depth; made by --download")
+@_folder
 @option("--download", "fetch", is_flag=True, help="Fetch the publisher's archives into FOLDER first, about 1.3 GB, and "
         "unpack them. After a stop the same command goes on.")  # fmt: skip
 @_mapped_labels
@@ -202,6 +204,8 @@ def openi(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of Open-i's chest X-rays.
 
     7,470 images of Indiana University with 3,955 reports, whose findings were indexed by MeSH terms.
+
+    FOLDER holds reports (ecgen-radiology) and the images, at any depth; made by --download.
     """
     from cbmir.training.readers.openi import read_openi
 
@@ -209,7 +213,7 @@ def openi(output: Path, as_json: bool, **options: Any) -> None:
 
 
 @command("cbmir data covid covid-chestxray-dataset/ -o manifest.csv")
-@_folder("metadata.csv and images")
+@_folder
 @_frontal_option
 @missing_option
 @writes_manifest
@@ -217,6 +221,8 @@ def covid(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of ieee8023's COVID-19 image data collection.
 
     X-rays of publications; each part of a finding such as Pneumonia/Viral/COVID-19 is a label.
+
+    FOLDER holds metadata.csv and images.
     """
     from cbmir.training.readers.covid import read_covid
 
@@ -224,43 +230,55 @@ def covid(output: Path, as_json: bool, **options: Any) -> None:
 
 
 @command("cbmir data ralo ralo/ -o manifest.csv")
-@_folder("ralo-dataset-metadata.csv and CXR_images_scored")
+@_folder
 @missing_option
 @writes_manifest
 def ralo(output: Path, as_json: bool, **options: Any) -> None:
-    """Manifest of Stony Brook's X-rays of COVID-19, scored for lung opacity (RALO)."""
+    """Manifest of Stony Brook's X-rays of COVID-19, scored for lung opacity (RALO).
+
+    FOLDER holds ralo-dataset-metadata.csv and CXR_images_scored.
+    """
     from cbmir.training.readers.covid import read_ralo
 
     write(read_ralo(**options), output, as_json)
 
 
 @command("cbmir data tuberculosis nlm/ -o manifest.csv")
-@_folder("MontgomerySet, ChinaSet_AllFiles, or both")
+@_folder
 @writes_manifest
 def tuberculosis(output: Path, as_json: bool, **options: Any) -> None:
-    """Manifest of the tuberculosis sets of Montgomery County and Shenzhen (NLM)."""
+    """Manifest of the tuberculosis sets of Montgomery County and Shenzhen (NLM).
+
+    FOLDER holds MontgomerySet, ChinaSet_AllFiles, or both.
+    """
     from cbmir.training.readers.tuberculosis import read_nlm_tuberculosis
 
     write(read_nlm_tuberculosis(**options), output, as_json)
 
 
 @command("cbmir data tbx11k TBX11K/ -o manifest.csv")
-@_folder("imgs, lists and annotations")
+@_folder
 @missing_option
 @writes_manifest
 def tbx11k(output: Path, as_json: bool, **options: Any) -> None:
-    """Manifest of TBX11K, tuberculosis with boxes: its training and validation images."""
+    """Manifest of TBX11K, tuberculosis with boxes: its training and validation images.
+
+    FOLDER holds imgs, lists and annotations.
+    """
     from cbmir.training.readers.tuberculosis import read_tbx11k
 
     write(read_tbx11k(**options), output, as_json)
 
 
 @command("cbmir data object-cxr object-cxr/ -o manifest.csv", name="object-cxr")
-@_folder("train.csv, dev.csv or both, and the images in train and dev")
+@_folder
 @missing_option
 @writes_manifest
 def object_cxr(output: Path, as_json: bool, **options: Any) -> None:
-    """Manifest of Object-CXR, foreign objects on chest X-rays."""
+    """Manifest of Object-CXR, foreign objects on chest X-rays.
+
+    FOLDER holds train.csv, dev.csv or both, and the images in train and dev.
+    """
     from cbmir.training.readers.object_cxr import read_object_cxr
 
     write(read_object_cxr(**options), output, as_json)

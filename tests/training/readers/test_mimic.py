@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gzip
+import logging
 from pathlib import Path
 
 import pytest
@@ -113,4 +115,16 @@ def test_a_bad_cell_is_named(mimic: Path, file: str, old: str, new: str, message
 def test_two_editions_in_one_folder_are_refused(mimic: Path) -> None:
     (mimic / "mimic-cxr-2.1.0-chexpert.csv").touch()
     with pytest.raises(ManifestError, match=r"expected one file .*found mimic-cxr-2\.0\.0-chexpert\.csv, mimic"):
+        read_mimic(mimic)
+
+
+def test_the_unpacked_one_of_two_files_is_taken(mimic: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = mimic / "mimic-cxr-2.0.0-split.csv"
+    expected = read_mimic(mimic)
+    (mimic / f"{path.name}.gz").write_bytes(gzip.compress(b"another table"))
+    with caplog.at_level(logging.INFO, "cbmir"):
+        assert read_mimic(mimic) == expected
+    assert f"{path}.gz: not read, but the file beside it that is unpacked" in caplog.text
+    (mimic / "mimic-cxr-2.1.0-split.csv.gz").touch()
+    with pytest.raises(ManifestError, match="expected one file"):
         read_mimic(mimic)

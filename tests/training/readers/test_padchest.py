@@ -43,6 +43,14 @@ def test_labels_are_mapped_to_those_of_nih(padchest: Path) -> None:
     ]  # fmt: skip
     assert policies["images_with_only_these"] == 2, "COPD signs and air trapping: neither healthy nor positive"
     assert policies["labels"] == MAPPED
+    assert policies["labelled_by"] == {"Physician": len(manifest)}
+
+
+def test_labels_of_the_network_are_counted(padchest: Path) -> None:
+    path = padchest / TABLE
+    path.write_text(path.read_text("utf-8").replace(",Physician,", ",RNN_model,", 1), "utf-8")
+    manifest = read_padchest(padchest, frontal_only=False)
+    assert manifest.about["policies"]["labelled_by"] == {"RNN_model": 1, "Physician": len(manifest) - 1}
 
 
 def test_own_labels(padchest: Path) -> None:
