@@ -86,7 +86,8 @@ def _values(ctx: click.Context, option: click.Parameter, text: str) -> dict[str,
 @click.argument("file", type=PATH)
 @option("--image-column", "image", default="image", help="Path of the image.")
 @option("--patient-column", "patient", default="patient_id", help="The image's patient, whose images "
-        "are never in two splits, nor found for each other. Name the image column to state that each image is another patient.")  # fmt: skip
+        "are never in two splits, nor found for each other. Name the image column to state that each image is another "
+        "patient.")  # fmt: skip
 @option("--study-column", "study", help="Study of the image.")
 @option("--view-column", "view", help="PA, AP, LATERAL or empty.")
 @option("--split-column", "split", help="train, val, test or empty. Default: patients are split 70:10:20.")

@@ -77,7 +77,7 @@ def test_boxes_are_joined_with_the_first_of_their_group() -> None:
     assert joined([]) == []
 
 
-def test_the_invented_table_by_votes_counted_anew(shared: Path, tmp_path: Path) -> None:
+def test_the_invented_table_by_votes_counted_in_another_way(shared: Path, tmp_path: Path) -> None:
     folder = copy_tables(shared, "vindr", tmp_path)
     records = [record for _, record in read_table(folder / "train.csv").records()]
     images = sorted({record["image_id"] for record in records})
