@@ -166,6 +166,8 @@ def _read_parquet(path: Path, only: Collection[str] | None) -> TextTable:
         with parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
             kept = [name for name in names if only is None or name in only]
+            if twice := sorted({name for name in kept if kept.count(name) > 1}):
+                raise ManifestError(f"{path}: expected each column name once, found {', '.join(twice)} more than once")
             table = file.read(columns=kept)
     except (ValueError, OSError) as error:
         raise ManifestError(f"{path}: expected a Parquet file, found {error}") from error

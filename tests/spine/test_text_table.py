@@ -116,6 +116,15 @@ def test_a_parquet_column_that_is_not_asked_for_is_not_read(tmp_path: Path) -> N
         read_table(path, {"d"})
 
 
+def test_a_parquet_column_twice_is_refused(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, cells = tmp_path / "t.parquet", arrow.array(["1"])
+    parquet.write_table(arrow.Table.from_arrays([cells] * 3, names=["a", "a", "b"]), path)
+    with pytest.raises(ManifestError, match="expected each column name once, found a more than once"):
+        read_table(path, {"a", "b"})
+    assert read_table(path, {"b"}).rows == [["1"]]
+
+
 def _parquet(folder: Path, **columns: list[Any]) -> TextTable:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.table(columns), folder / "t.parquet")

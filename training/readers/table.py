@@ -197,7 +197,7 @@ def _required(text: str) -> str:
 def _present(text: str) -> str:
     if text.lower() in MISSING_WORDS:
         raise ManifestError(
-            f"expected a value, found {text!r}, a word for a missing one; fill it in, or leave rows out"
+            f"expected a value, found {text!r}, a word for a missing one; correct the cell, or leave the row out"
         )
     return text
 
