@@ -43,10 +43,10 @@ def test_help_lists_the_commands(capsys: Captured) -> None:
     listed = text.split("Show this message and exit.\n")[1].split("The five steps")[0]
     assert re.findall(r"^(\S[^:]*):\n|^  (\S+)  ", listed, re.MULTILINE) == [
         ("Data", ""), ("", "data"),
-        ("Train and evaluate", ""), ("", "train"), ("", "evaluate"), ("", "benchmark"),
+        ("Train and evaluate", ""), ("", "train"), ("", "evaluate"), ("", "benchmark"), ("", "final"),
         ("Export", ""), ("", "export"), ("", "parity"), ("", "speed"),
         ("Gallery", ""), ("", "index"), ("", "embed"),
-        ("Answer", ""), ("", "query"), ("", "demo"),
+        ("Answer", ""), ("", "models"), ("", "query"), ("", "demo"),
         ("Serve and PACS", ""), ("", "serve"), ("", "pacs"),
         ("Installation", ""), ("", "doctor"),
     ]  # fmt: skip

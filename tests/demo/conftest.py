@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -117,6 +118,15 @@ def gated(tiny_model: Path, wall_gallery: Path, tmp_path: Path, monkeypatch: pyt
             end = self.sessions.end
             monkeypatch.setattr(self.sessions, "end", lambda name: (end(name), left.set()))
 
+    class Server(uvicorn.Server):
+        """Cuts what is still open after its grace: asyncio would complain of it in the middle of a later test."""
+
+        async def shutdown(self, sockets: Any = None) -> None:
+            await super().shutdown(sockets)
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+            await asyncio.sleep(0)
+
     monkeypatch.setattr(module, "Backend", Watched)
     with Finder.open(tiny_model, wall_gallery, threads=1) as finder, bound("127.0.0.1", 0) as listener:
         analyse = finder.analyze
@@ -127,7 +137,7 @@ def gated(tiny_model: Path, wall_gallery: Path, tmp_path: Path, monkeypatch: pyt
 
         monkeypatch.setattr(finder, "analyze", wait)
         app = module.create_app(module.build_app(finder, find_examples(finder)), finder.gallery)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        server = Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
