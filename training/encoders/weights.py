@@ -27,8 +27,8 @@ def load_weights(encoder: nn.Module, path: Path, *, complete: bool = False) -> N
     """Load the weights of a file into an encoder; what did not match is listed in the log.
 
     Names of Hugging Face's vision transformers become timm's, those of torchvision's published DenseNets become its
-    modules' own, positions are resampled to the encoder's grid, and
-    three-channel first convolutions are summed where the encoder reads one channel.
+    modules' own, positions are resampled to the encoder's grid, and three-channel first convolutions are summed where
+    the encoder reads one channel.
 
     Args:
         complete: Whether the file must have each of the encoder's tensors: what is missing would answer by chance.
