@@ -276,9 +276,12 @@ def _label(where: str, name: str, text: str) -> int | None:
         ) from None
 
 
+_LABEL_TEXTS = {None: "", 0: "0", 1: "1", -1: "-1"}
+
+
 def _record(row: Row, base: str, optional: Sequence[str]) -> list[str]:
     image = row.image.as_posix().removeprefix(base)
-    values = ["" if value is None else str(value) for value in row.labels]
+    values = map(_LABEL_TEXTS.__getitem__, row.labels)
     fixed = [image, row.patient_id, row.study_id, row.view, row.split, row.report]
     return [*fixed, *(_optional(row, name) for name in optional), *values]
 

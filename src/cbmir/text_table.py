@@ -64,10 +64,11 @@ class TextTable:
     def column(self, name: str) -> list[str]:
         """The cells of a kept column. Raises ManifestError where a row ends before it."""
         place = self.kept.index(name)
-        if min(map(len, self.rows), default=place + 1) <= place:
+        try:
+            return list(map(itemgetter(place), self.rows))
+        except IndexError:
             number = next(number for number, row in enumerate(self.rows, start=2) if len(row) <= place)
-            raise ManifestError(f"{self.path}, row {number}: the row ends before column {name!r}")
-        return [row[place] for row in self.rows]
+            raise ManifestError(f"{self.path}, row {number}: the row ends before column {name!r}") from None
 
     def records(self) -> Iterator[tuple[str, dict[str, str]]]:
         """Each row's place for messages ("ours.csv, row 2"), and its cells by column, without those that it lacks."""

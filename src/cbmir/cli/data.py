@@ -229,7 +229,7 @@ def _tell(manifest: Manifest, path: Path, as_json: bool, **more: Any) -> None:
     """What the manifest holds; `more` goes into the JSON."""
     from cbmir.training.manifest_check import summarise
 
-    summary = summarise(manifest)
+    summary = manifest.about.get("counts") or summarise(manifest)
     splits = ", ".join(f"{name} {counts['images']:,}" for name, counts in summary["splits"].items())
     text = f"{path}: {summary['images']:,} images of {summary['patients']:,} patients ({splits})"
     print_answer(as_json, {"manifest": path, **summary, **more}, text)
