@@ -1,34 +1,35 @@
 """A DICOMweb server (PS3.18), as much of it as following and answering needs, and Orthanc's REST API.
 
-`requests` reads credentials from `.netrc` (or the file that `NETRC` names) and authorities from `REQUESTS_CA_BUNDLE`.
-Errors name the server and the HTTP status, never the address asked for, which holds UIDs.
+Lists are believed only so far: a page that brings nothing new ends one, and so does its length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from email.message import Message
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
 from uuid import uuid4
 
-from cbmir.errors import DeliveryAwayError, DeliveryError, ImageSizeError, PacsAwayError, PacsError, require
-from cbmir.process import Closing
-from cbmir.runtime.logs import what_failed
+from cbmir.errors import AnswerSizeError, DeliveryAwayError, DeliveryError, ImageSizeError, PacsAwayError, PacsError
+from cbmir.runtime.logs import fields, pacs_log
+from cbmir.runtime.pacs.http_server import Answer, HttpServer
 from cbmir.runtime.pacs.jobs import ResultObject
 
-TIMEOUT = (10.0, 60.0)  # seconds: to connect, and between two bytes of an answer
-_CHUNK = 2**20
+_Found = TypeVar("_Found")
+FILE_TIME = 300.0  # seconds for a whole file
+_PAGE, _CHANGES = 200, 20  # entries of a page: of a search, and of Orthanc's change feed
+MOST_STUDIES, MOST_INSTANCES = 200_000, 10_000  # that a search may find, and that a study may have
+_HEADERS_SIZE = 2**20  # bytes that a file's answer may have besides the file
+_JSON = {"Accept": "application/dicom+json"}
 _SERIES, _CLASS, _INSTANCE = "0020000E", "00080016", "00080018"
 _STUDY, _DAY, _COUNT = "0020000D", "00080020", "00201208"  # the last: NumberOfStudyRelatedInstances
+_MODALITY = "00080060"
 _FAILED, _REASON = "00081198", "00081197"  # FailedSOPSequence, and FailureReason in it
 _ALREADY_THERE = (0x0111, 45070)  # reasons: PS3.7 C.5.7, and what Azure answers
 OUT_OF_RESOURCES = range(0xA700, 0xA800)  # statuses and reasons (PS3.4 table B.2-1)
-_NO_URL = "expected the URL of a server, http://HOST/… or https://HOST/…; found something else"
-_AWAY = (401, 403, 407, 429, 502, 503, 504)  # statuses that say nothing about what was asked for
 
 
 @dataclass(frozen=True)
@@ -47,100 +48,73 @@ class InstanceFound:
     sop_instance_uid: str
 
 
-class HttpServer(Closing):
-    """A server and the connections to it. Safe from many threads, but for the session's cookies."""
-
-    def __init__(self, url: str) -> None:
-        """`url` is the services' root. Raises MissingDependencyError, and PacsError, which does not quote it."""
-        if "@" in url:
-            raise PacsError(
-                "expected a URL without credentials, which logs would show; found some: put them into ~/.netrc"
-            )
-        try:
-            parts = urlsplit(url)
-            is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        except ValueError:
-            is_one = False
-        if not is_one:
-            raise PacsError(_NO_URL)
-        self.url = url.rstrip("/")
-        self._session = require("requests", "dicom").Session()
-        self._session.headers["User-Agent"] = "cbmir"
-
-    def close(self) -> None:
-        self._session.close()
-
-    @contextmanager
-    def _asking(self, what: str) -> Iterator[None]:
-        """Errors of the libraries become PacsError, or PacsAwayError: their texts hold UIDs."""
-        requests = require("requests", "dicom")
-        try:
-            yield
-        except requests.RequestException as error:
-            status = getattr(error.response, "status_code", None)
-            is_away = status in _AWAY or isinstance(error, requests.ConnectionError | requests.Timeout)
-            found = type(error).__name__ if status is None else f"the server answered with status {status}"
-            raise (PacsAwayError if is_away else PacsError)(f"{self.url}: cannot {what}: {found}") from None
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            found = f"the answer is not as the standard has it ({what_failed(error)})"
-            raise PacsError(f"{self.url}: cannot {what}: {found}") from None
-
-
 class DicomWeb(HttpServer):
     """A DICOMweb server, such as `http://localhost:8042/dicom-web`: read from, and a destination of results."""
-
-    def __init__(self, url: str) -> None:
-        api = require("dicomweb_client.api", "dicom")
-        super().__init__(url)
-        try:
-            self._client = api.DICOMwebClient(self.url, session=self._session, timeout=TIMEOUT)
-        except ValueError as error:
-            raise PacsError(_NO_URL) from error
-        self._client.set_http_retry_params(retry=False)  # the queue and the feeds try again by themselves
 
     def studies_since(self, first: date, modalities: Collection[str]) -> dict[str, StudyFound]:
         """Studies of a day or later with a series of these modalities, by their UIDs. Raises PacsError."""
         found: dict[str, StudyFound] = {}
         for modality in modalities:
-            with self._asking("search for studies"):
-                answers = self._client.search_for_studies(
-                    search_filters={"StudyDate": f"{first:%Y%m%d}-", "ModalitiesInStudy": modality},
-                    fields=["NumberOfStudyRelatedInstances"], limit=200, get_remaining=True,
-                )  # fmt: skip
-                for answer in answers:
-                    count = _value(answer, _COUNT)
-                    found[_value(answer, _STUDY)] = StudyFound(_day(answer), int(count) if count else None)
+            query = {"StudyDate": f"{first:%Y%m%d}-", "ModalitiesInStudy": modality, "includefield": _COUNT}
+            found |= self._search("studies", "/studies", _STUDY, _study_found, MOST_STUDIES - len(found), **query)
         return found
 
     def instances(self, study_uid: str, modalities: Collection[str]) -> list[InstanceFound]:
         """The instances of a study in series of these modalities, or of none. Raises PacsError."""
-        found = []
-        with self._asking("search for instances"):
-            for series in self._client.search_for_series(study_uid, get_remaining=True):
-                if _value(series, "00080060") not in (*modalities, ""):
-                    continue
-                uid = _value(series, _SERIES)
-                for instance in self._client.search_for_instances(study_uid, uid, get_remaining=True):
-                    found.append(InstanceFound(study_uid, uid, _value(instance, _CLASS), _value(instance, _INSTANCE)))
+        found: list[InstanceFound] = []
+        path = f"/studies/{study_uid}/series"
+        every = self._search("series", path, _SERIES, lambda each: _value(each, _MODALITY)[:16], MOST_INSTANCES)
+        for series in (uid for uid, modality in every.items() if modality in (*modalities, "")):
+            path, most = f"/studies/{study_uid}/series/{series}/instances", MOST_INSTANCES - len(found)
+            classes = self._search("instances", path, _INSTANCE, lambda each: _uid(each, _CLASS), most)
+            found += [InstanceFound(study_uid, series, sop_class, uid) for uid, sop_class in classes.items()]
+        return found
+
+    def _search(
+        self, what: str, path: str, tag: str, read: Callable[[dict[str, Any]], _Found], most: int, **query: str
+    ) -> dict[str, _Found]:
+        """What QIDO-RS finds (PS3.18 10.6), by the UIDs in a tag, as `read` has it: page by page up to an empty one.
+
+        Raises PacsError where more than `most` are found, or a full page brings nothing new. A short one that brings
+        nothing new ends it: such a server ignores the offset, and has given all it has.
+        """
+        found: dict[str, _Found] = {}
+        offset = invalid = 0
+        while True:
+            with self._asking(f"search for {what}"):
+                page = self._answer(
+                    "GET", path, headers=_JSON, params=query | {"limit": str(_PAGE), "offset": str(offset)}
+                ).json()
+                page = [page] if isinstance(page, dict) else page or []  # some servers answer one without a list
+                read_page = {uid: read(each) for each in page if (uid := _uid(each, tag))}
+            if not page:
+                break
+            offset += len(page)
+            invalid += sum(not _uid(each, tag) for each in page)
+            is_new = not read_page.keys() <= found.keys()
+            found |= read_page
+            if len(found) + invalid > most:
+                raise PacsError(f"{self.url}: expected at most {most:,} {what}, found more; begin at a later day")
+            if not is_new:
+                why = f"the server gives the same {what} again, whatever the offset"
+                if len(page) == _PAGE:
+                    raise PacsError(f"{self.url}: {why}: expected the next page, found no way to get at it")
+                pacs_log.error(f"a list was ended: {why}", extra=fields(server=self.url, found=len(found)))
+                break
+        if invalid:
+            pacs_log.warning("passed over: what has no valid UID", extra=fields(server=self.url, count=invalid))
         return found
 
     def retrieve(self, found: InstanceFound, max_bytes: int) -> bytes | None:
         """The file by WADO-RS, as it is stored; None where it is gone. Raises PacsError and ImageSizeError."""
-        url = f"{self.url}/studies/{found.study_uid}/series/{found.series_uid}/instances/{found.sop_instance_uid}"
+        path = f"/studies/{found.study_uid}/series/{found.series_uid}/instances/{found.sop_instance_uid}"
         accepted = {"Accept": 'multipart/related; type="application/dicom"; transfer-syntax=*'}
-        with (
-            self._asking("retrieve an instance"),
-            self._session.get(url, headers=accepted, stream=True, timeout=TIMEOUT) as answer,
-        ):
-            if answer.status_code in (404, 410):
-                return None
-            answer.raise_for_status()
-            body = bytearray()
-            for chunk in answer.iter_content(_CHUNK):
-                body += chunk
-                if len(body) > max_bytes + _CHUNK:  # its headers are few
-                    raise ImageSizeError(f"expected at most {max_bytes:,} bytes, found more")
-            return _only_part(bytes(body), answer.headers.get("Content-Type", ""))
+        try:
+            with self._asking("retrieve an instance", FILE_TIME):
+                answer = self._answer("GET", path, headers=accepted, most=max_bytes + _HEADERS_SIZE, passed=(404, 410))
+                return None if answer.status in (404, 410) else _only_part(answer.body, answer.content_type)
+        except AnswerSizeError:
+            raise ImageSizeError(f"expected at most {max_bytes:,} bytes, found more") from None
 
     def send(self, results: Sequence[ResultObject]) -> None:
         """As `destinations.Destination.send`, by STOW-RS (PS3.18 section 10.5), byte by byte."""
@@ -153,8 +127,7 @@ class DicomWeb(HttpServer):
         headers = {"Content-Type": kind, "Accept": "application/dicom+json"}
         try:
             with self._asking("store instances"):
-                answer = self._session.post(f"{self.url}/studies", data=body, headers=headers, timeout=TIMEOUT)
-                reasons = _failure_reasons(answer)
+                reasons = _failure_reasons(self._answer("POST", "/studies", data=body, headers=headers, passed=(409,)))
         except PacsAwayError as error:
             raise DeliveryAwayError(str(error)) from error
         except PacsError as error:
@@ -170,36 +143,57 @@ class OrthancRest(HttpServer):
     """Orthanc's own REST API, such as `http://localhost:8042`."""
 
     def changes(self, since: int) -> tuple[list[str], int, bool]:
-        """A page of the change feed: ids of studies that became stable, its last change, and whether no newer is."""
-        page = self._get("/changes", since=since, limit=20)
-        studies = (c["ID"] for c in page["Changes"] if c["ChangeType"] == "StableStudy")
-        return list(dict.fromkeys(studies)), int(page["Last"]), bool(page["Done"])
+        """A page of the change feed: ids of studies that became stable, its last change, and whether no newer is.
+
+        Raises PacsError, also where the feed does not go on.
+        """
+        with self._asking("read the change feed"):
+            page = self._answer("GET", "/changes", params={"since": since, "limit": _CHANGES}).json()
+            studies = dict.fromkeys(each["ID"] for each in page["Changes"] if each["ChangeType"] == "StableStudy")
+            last, is_newest = int(page["Last"]), bool(page["Done"])
+            if len(studies) > _CHANGES or not all(re.fullmatch(r"[0-9A-Za-z-]{1,64}", each) for each in studies):
+                raise ValueError("other changes than were asked for")
+        if last == since and not is_newest:
+            raise PacsError(f"{self.url}: expected the change feed to go on from {since}, found that it stays there")
+        return list(studies), last, is_newest
 
     def last_change(self) -> int:
-        return int(self._get("/changes?last")["Last"])
+        with self._asking("read the change feed"):
+            return int(self._answer("GET", "/changes?last").json()["Last"])
 
     def study_uid(self, orthanc_id: str) -> str | None:
         """The Study Instance UID of a study; None where it is gone."""
-        study = self._get(f"/studies/{orthanc_id}")
-        return None if study is None else str(study["MainDicomTags"]["StudyInstanceUID"])
-
-    def _get(self, path: str, **query: int) -> Any:
-        with self._asking("ask Orthanc"):
-            answer = self._session.get(self.url + path, params=query, timeout=TIMEOUT)
-            if answer.status_code == 404:
-                return None
-            answer.raise_for_status()
-            return answer.json()
+        with self._asking("look up a study"):
+            answer = self._answer("GET", f"/studies/{orthanc_id}", passed=(404,))
+            uid = None if answer.status == 404 else answer.json()["MainDicomTags"]["StudyInstanceUID"]
+            if uid is not None and not _UID.fullmatch(uid):
+                raise ValueError("no UID")
+            return uid
 
 
-def _failure_reasons(answer: Any) -> list[int | None]:
+def _failure_reasons(answer: Answer) -> list[int | None]:
     """Why objects were not stored, one by one (PS3.18 10.5.3); None where the server does not say."""
     failed: list[dict[str, Any]] = []
-    if "json" in answer.headers.get("Content-Type", "") and answer.status_code in (200, 202, 409):
-        failed = answer.json().get(_FAILED, {}).get("Value", [])
-    if not failed and answer.status_code != 200:
-        answer.raise_for_status()
-    return [next(iter(item.get(_REASON, {}).get("Value", [])), None) for item in failed]
+    if "json" in answer.content_type and answer.status in (200, 202, 409):
+        failed = (answer.json() or {}).get(_FAILED, {}).get("Value", [])
+    if not failed and answer.status == 409:
+        raise PacsError("refused all results, and did not say why (status 409)")
+    reasons = [next(iter(item.get(_REASON, {}).get("Value", [])), None) for item in failed]
+    return [None if reason is None else int(reason) for reason in reasons]
+
+
+def _study_found(answer: dict[str, Any]) -> StudyFound:
+    count = _value(answer, _COUNT)
+    return StudyFound(_day(answer), int(count) if count else None)
+
+
+_UID = re.compile(r"[0-9.]{1,64}")
+
+
+def _uid(answer: dict[str, Any], tag: str) -> str:
+    """As `_value`; empty for what is no UID, and could be another part of an address."""
+    value = _value(answer, tag)
+    return value if _UID.fullmatch(value) else ""
 
 
 def _value(answer: dict[str, Any], tag: str) -> str:

@@ -21,6 +21,7 @@ DAYS_BACK = 2  # days besides today that QIDO asks for again: images come late
 TRIES = 5  # at a study that cannot be read, at least, before it is passed over
 _AGAIN, _SLOWER, _MOST_AGAIN = 10.0, 6, 3600.0  # seconds until it is looked at again: at first, times, at most
 _MOST_PENDING = 200  # studies that cannot be read, beyond which Orthanc's feed is not read on
+_MOST_FAILED = 10_000  # studies that could not be read, of which it is known how often
 _LONGEST_DELAY = 300.0  # seconds until a PACS that fails is asked again
 
 
@@ -31,7 +32,7 @@ class OrthancChanges:
     def __init__(self, rest: OrthancRest, web: DicomWeb, intake: Intake, *, since: int | None = None) -> None:
         """`since` is the number of the last change to pass over, None: where it was left, at first from now on."""
         self.name = "orthanc"
-        self._rest, self._queue = rest, intake.queue
+        self._rest, self._web, self._queue = rest, web, intake.queue
         self._studies = Studies(web, intake, self.name, uid_of=rest.study_uid)
         self._key = "changes:" + hashlib.sha256(rest.url.encode()).hexdigest()
         left = self._queue.marked(self._key) if since is None else str(since)
@@ -39,6 +40,11 @@ class OrthancChanges:
         self._pending: dict[str, int] = {}  # Orthanc's ids, and the last change before the page that had each
         if since is not None:
             self._queue.mark(self._key, left)
+
+    def cancel(self) -> None:
+        """Break off what the PACS is asked, from another thread: nothing more is asked."""
+        self._rest.cancel()
+        self._web.cancel()
 
     def poll(self, stopping: Callable[[], bool] = lambda: False) -> bool:
         """Look once, until `stopping()`: whether more is known to wait. Raises CbmirError; the next call goes on."""
@@ -87,6 +93,10 @@ class QidoPolling:
         self._found: dict[str, StudyFound] = {}  # when last asked for
         self._seen: dict[str, int | None] = {}  # the number of instances, when all of them had been looked at
         self._pending: list[str] = []  # quiet, and not looked at yet
+
+    def cancel(self) -> None:
+        """As `OrthancChanges.cancel`."""
+        self._web.cancel()
 
     def poll(self, stopping: Callable[[], bool] = lambda: False) -> bool:
         """As `OrthancChanges.poll`."""
@@ -142,6 +152,8 @@ class Studies:
             if not works or tries < TRIES:
                 delay = min(_AGAIN * _SLOWER ** max(tries - 1, 0), _MOST_AGAIN)
                 self._failed[study] = tries, monotonic() + delay
+                if len(self._failed) > _MOST_FAILED:
+                    del self._failed[next(iter(self._failed))]
                 if is_away:
                     raise
                 pacs_log.warning("a study cannot be read", extra=about)
@@ -201,8 +213,9 @@ class Follower:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when the study that is being looked at has been."""
+        """Returns at once: what the PACS is asked is broken off, and asked again by the next process."""
         self._stopping.set()
+        self._feed.cancel()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -215,6 +228,8 @@ class Follower:
                 delay = self._interval
                 pacs_log.warning("waits: the queue is full", extra=fields(source=self._feed.name, reason=str(error)))
             except Exception as error:  # noqa: BLE001 - no answer of a PACS may end it
+                if self._stopping.is_set():  # broken off
+                    return
                 delay = min(max(2 * delay, self._interval), _LONGEST_DELAY)
                 about = fields(source=self._feed.name, reason=what_failed(error), again_in_s=delay)
                 pacs_log.warning("the PACS cannot be followed", extra=about)

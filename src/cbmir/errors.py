@@ -110,6 +110,10 @@ class PacsAwayError(PacsError):
     """The PACS cannot be reached, or lets nobody in, now: whatever it is asked for."""
 
 
+class AnswerSizeError(PacsError):
+    """An answer of the PACS that is longer than it may be."""
+
+
 class QueueError(UserError):
     """The queue's folder is in use, damaged, or cannot be written to."""
 

@@ -26,6 +26,9 @@ class Archive:
         self.asked_since: list[date] = []
         self.broken: dict[str, Exception] = {}  # by study, or by instance: what reading it raises
 
+    def cancel(self) -> None:
+        pass
+
     def add(self, data: bytes, day: date = date(2026, 1, 1)) -> str:
         dataset = dcmread(io.BytesIO(data))
         study = str(dataset.StudyInstanceUID)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cbmir.errors import DeliveryAwayError, DeliveryError, ImageSizeError, PacsAwayError, PacsError
-from cbmir.runtime.pacs import dicomweb
+from cbmir.runtime.pacs import dicomweb, http_server
 from cbmir.runtime.pacs.dicomweb import DicomWeb, InstanceFound, OrthancRest, StudyFound
 from cbmir.runtime.pacs.jobs import ResultObject
 from pacs_rig import PLANTED
@@ -67,7 +67,7 @@ def server() -> Iterator[Server]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         canned.url = f"http://127.0.0.1:{http.server_address[1]}"
-        thread = threading.Thread(target=http.serve_forever)
+        thread = threading.Thread(target=http.serve_forever, args=(0.02,))
         thread.start()
         yield canned
         http.shutdown()
@@ -132,7 +132,7 @@ def test_what_is_gone_is_passed_over(web: DicomWeb) -> None:
 
 
 def test_a_file_that_is_too_long_is_not_taken(server: Server, web: DicomWeb, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dicomweb, "_CHUNK", 1000)
+    monkeypatch.setattr(dicomweb, "_HEADERS_SIZE", 1000)
     server.answers["/"] = multipart(bytes(5000))
     with pytest.raises(ImageSizeError, match="at most 2,000 bytes"):
         web.retrieve(INSTANCE, 2000)
@@ -219,13 +219,13 @@ def test_answers_that_make_no_sense_are_told(server: Server, web: DicomWeb) -> N
 
 def test_a_server_that_is_away_is_told() -> None:
     web = DicomWeb("http://127.0.0.1:1/dicom-web")
-    with pytest.raises(PacsAwayError, match="cannot search for instances: ConnectionError"):
+    with pytest.raises(PacsAwayError, match="cannot search for series: ConnectionError"):
         web.instances(STUDY, ("CR",))
     web.close()
 
 
 def test_a_server_that_does_not_answer_in_time_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dicomweb, "TIMEOUT", (60, 0.05))
+    monkeypatch.setattr(http_server, "TIMEOUT", (60, 0.05))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         web = DicomWeb(f"http://127.0.0.1:{silent.getsockname()[1]}/dicom-web")
         with pytest.raises(PacsAwayError, match="ReadTimeout"):

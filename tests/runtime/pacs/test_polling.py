@@ -205,6 +205,9 @@ class Feed:
     def __init__(self, *polls: Any) -> None:
         self.polls, self.count = list(polls), 0
 
+    def cancel(self) -> None:
+        pass
+
     def poll(self, stopping: Callable[[], bool]) -> bool:
         self.count += 1
         answer = self.polls.pop(0) if self.polls else False

@@ -32,15 +32,17 @@ def follow(orthanc: str | None, dicomweb: str | None, since: str | None, interva
 
     Research use only. Not a medical device, not for diagnosis.
     """
-    require("dicomweb_client", "dicom")
+    require("requests", "dicom")
     from cbmir.runtime.pacs.dicomweb import DicomWeb, OrthancRest
     from cbmir.runtime.pacs.polling import Follower, OrthancChanges, QidoPolling
 
     if (orthanc is None) == (dicomweb is None):
         raise click.UsageError("expected one of --orthanc and --dicomweb")
     number, day = (_number(since), None) if orthanc else (None, _day(since))
-    web = DicomWeb(f"{orthanc.rstrip('/')}/dicom-web" if orthanc else str(dicomweb))
-    with pacs_service(lambda: web, **common) as (intake, start):
+    url = f"{orthanc.rstrip('/')}/dicom-web" if orthanc else str(dicomweb)
+    web = DicomWeb(url)
+    # Results are sent by another one: when the process is to end only following is broken off.
+    with pacs_service(lambda: DicomWeb(url), **common) as (intake, start):
         feed: OrthancChanges | QidoPolling
         if orthanc:
             feed = OrthancChanges(OrthancRest(orthanc), web, intake, since=number)

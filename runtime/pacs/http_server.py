@@ -1,0 +1,207 @@
+"""An HTTP server that is not trusted: its answers may be only so long and take only so long, and can be broken off.
+
+`requests` reads credentials from `.netrc` (or the file that `NETRC` names) and authorities from `REQUESTS_CA_BUNDLE`.
+Errors name the server and the HTTP status, never the address asked for, which holds UIDs.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.exceptions import HTTPError
+
+from cbmir.errors import AnswerSizeError, PacsAwayError, PacsError
+from cbmir.process import Closing
+from cbmir.runtime.logs import what_failed
+
+TIMEOUT = (10.0, 60.0)  # seconds: to connect, and between two bytes of an answer
+ANSWER_TIME = 60.0  # seconds for a whole answer, from connecting to its last byte
+MOST_BYTES = 2**24  # of an answer in JSON, which takes up to 25 times as much memory
+_CHUNK = 2**20
+_NO_URL = "expected the URL of a server, http://HOST/… or https://HOST/…; found something else"
+_AWAY = (401, 403, 407, 429, 502, 503, 504)  # statuses that say nothing about what was asked for
+_HEADERS = {
+    "User-Agent": "cbmir",
+    "Accept-Encoding": "identity",  # what is not packed cannot swell
+    "Connection": "close",  # each answer has its own connection, which can be cut
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    content_type: str
+    body: bytes
+
+    def json(self) -> Any:
+        """None for an empty body. Raises ValueError and RecursionError."""
+        return json.loads(self.body) if self.body else None
+
+
+class HttpServer(Closing):
+    """A server that is asked one thing at a time by each thread. Safe from many threads."""
+
+    def __init__(self, url: str) -> None:
+        """`url` is the services' root. Raises PacsError, which does not quote it."""
+        if "@" in url:
+            raise PacsError(
+                "expected a URL without credentials, which logs would show; found some: put them into ~/.netrc"
+            )
+        try:
+            parts = urlsplit(url)
+            is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            is_one = False
+        if not is_one:
+            raise PacsError(_NO_URL)
+        self.url = url.rstrip("/")
+        self._lock = threading.Lock()
+        self._asked = set[_Exchange]()  # what waits for an answer
+        self._cancelled = False
+        self._own = threading.local()  # its `exchange` is that of the thread
+        self._session = requests.Session()
+        self._session.headers.update(_HEADERS)
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, _Adapter(lambda connection: self._own.exchange.add(connection)))
+
+    def cancel(self) -> None:
+        """Break off what is being asked, in whatever thread, and let nothing more be asked: PacsAwayError."""
+        with self._lock:
+            self._cancelled = True
+            for exchange in self._asked:
+                exchange.cut()
+
+    def close(self) -> None:
+        self._session.close()
+
+    @contextmanager
+    def _asking(self, what: str, within: float | None = None) -> Iterator[None]:
+        """One question, to the last byte of its answer. What fails becomes PacsError or PacsAwayError: the texts of
+        libraries hold UIDs."""
+        within = ANSWER_TIME if within is None else within
+        exchange = self._own.exchange = _Exchange()
+        timer = threading.Timer(within, exchange.cut)
+        timer.daemon = True
+        try:
+            with self._lock:
+                if self._cancelled:
+                    raise PacsAwayError(f"{self.url}: cannot {what}: stopped")
+                self._asked.add(exchange)
+            timer.start()
+            error: Exception | None = None
+            try:
+                yield
+            except Exception as raised:  # noqa: BLE001 - raised again, but for what libraries say
+                error = raised
+            if exchange.is_cut:  # even without an error: the answer may look whole, and not be
+                found = "stopped" if self._cancelled else f"no whole answer within {within:g} seconds"
+                raise PacsAwayError(f"{self.url}: cannot {what}: {found}") from None
+            if error is not None:
+                raise self._translated(what, error) from None
+        finally:
+            timer.cancel()
+            with self._lock:
+                self._asked.discard(exchange)
+            exchange.close()
+
+    def _translated(self, what: str, error: Exception) -> Exception:
+        if isinstance(error, requests.HTTPError) and error.response is not None:
+            status = error.response.status_code
+            kind = PacsAwayError if status in _AWAY else PacsError
+            return kind(f"{self.url}: cannot {what}: the server answered with status {status}")
+        if isinstance(error, requests.ConnectionError | requests.Timeout | HTTPError):
+            return PacsAwayError(f"{self.url}: cannot {what}: {type(error).__name__}")
+        if isinstance(error, requests.RequestException):
+            return PacsError(f"{self.url}: cannot {what}: {type(error).__name__}")
+        if isinstance(error, LookupError | TypeError | ValueError | AttributeError | OverflowError | RecursionError):
+            found = f"the answer is not as the standard has it ({what_failed(error)})"
+            return PacsError(f"{self.url}: cannot {what}: {found}")
+        return error
+
+    def _answer(
+        self, method: str, path: str, *, most: int | None = None, passed: Collection[int] = (), **more: Any
+    ) -> Answer:
+        """The whole answer, within `_asking`. The status of an error raises, but for those in `passed`.
+
+        Raises AnswerSizeError where the answer has more than `most` bytes, by default `MOST_BYTES`.
+        """
+        most = MOST_BYTES if most is None else most
+        with self._session.request(method, self.url + path, stream=True, timeout=TIMEOUT, **more) as answer:
+            if answer.status_code not in passed:
+                answer.raise_for_status()
+            if answer.headers.get("Content-Encoding", "identity") != "identity":
+                raise ValueError("it is packed, though it was asked for as it is")
+            body = bytearray()
+            while chunk := answer.raw.read(_CHUNK):
+                body += chunk
+                if len(body) > most:
+                    raise AnswerSizeError(f"{self.url}: expected an answer of at most {most:,} bytes, found more")
+            return Answer(answer.status_code, answer.headers.get("Content-Type", ""), bytes(body))
+
+
+class _Exchange:
+    """A question and its answer: the connections of it, which another thread can cut."""
+
+    def __init__(self) -> None:
+        self.is_cut = False
+        self._lock = threading.Lock()
+        self._handles: list[socket.socket] = []
+
+    def add(self, connection: socket.socket) -> None:
+        # A handle of its own: TLS takes the connection over, and HTTP closes it before its answer is read.
+        with self._lock:
+            self._handles.append(connection.dup())
+            if self.is_cut:
+                self._shut_down()
+
+    def cut(self) -> None:
+        with self._lock:
+            self.is_cut = True
+            self._shut_down()
+
+    def close(self) -> None:
+        with self._lock:
+            for handle in self._handles:
+                handle.close()
+            self._handles.clear()
+
+    def _shut_down(self) -> None:
+        for handle in self._handles:
+            with suppress(OSError):  # closed by the other side already
+                handle.shutdown(socket.SHUT_RDWR)
+
+
+class _Adapter(HTTPAdapter):
+    """Says which connections are made, before their first byte."""
+
+    def __init__(self, made: Callable[[socket.socket], None]) -> None:
+        self._made = made
+        super().__init__()
+
+    def get_connection_with_tls_context(self, *args: Any, **more: Any) -> Any:
+        pool = super().get_connection_with_tls_context(*args, **more)
+        base: Any = pool.ConnectionCls
+        if not issubclass(base, _Watched):
+            pool.ConnectionCls = type("Watched", (_Watched, base), {"made": staticmethod(self._made)})
+        return pool
+
+
+class _Watched:
+    """urllib3's connection, which says when it is made. None is taken twice, for only its first user could cut it."""
+
+    made: Callable[[socket.socket], None]
+    is_connected = False
+
+    def _new_conn(self) -> socket.socket:
+        connection: socket.socket = super()._new_conn()  # type: ignore[misc]
+        self.made(connection)
+        return connection
