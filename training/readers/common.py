@@ -32,12 +32,13 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
 logger = logging.getLogger("cbmir")
 
 
-def read_source(path: Path, required: Iterable[str], what: str, optional: Iterable[str] = ()) -> TextTable:
-    """The named columns of a dataset's table. Raises ManifestError if it is absent, empty or lacks a required one."""
+def read_source(path: Path, required: Iterable[str], what: str, optional: Iterable[str] | None = ()) -> TextTable:
+    """The named columns of a dataset's table, with `optional` None all of them. Raises ManifestError if it is absent,
+    empty or lacks a required one."""
     if not path.is_file():
         raise ManifestError(f"{path}: expected {what}, found {'a folder' if path.is_dir() else 'no such file'}")
     required = list(required)
-    table = read_table(path, {*required, *optional})
+    table = read_table(path, None if optional is None else {*required, *optional})
     absent = [name for name in required if name not in table.columns]
     if absent:
         raise ManifestError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,21 +18,19 @@ from cbmir.training.readers.header import is_dicom_file, read_header
 
 Edges = tuple[float, float, float, float]
 _COLUMNS = ("image_id", "class_name", "x_min", "y_min", "x_max", "y_max")
-logger = logging.getLogger("cbmir")
 _SAME = 0.5  # of two boxes' union, which they must share to be of one finding
 
 
 @dataclass
 class ImageReadings:
-    """What the radiologists said of an image: who read it, and each one's boxes (left, top, width, height) by finding.
-
-    Boxes are in pixels.
-    """
+    """What the radiologists said of an image: who read it, who said each finding, and the boxes (left, top, width,
+    height in pixels) of each."""
 
     split: str
     where: str
     readers: set[str] = field(default_factory=set)
-    drawn: dict[str, list[tuple[str, Edges]]] = field(default_factory=lambda: defaultdict(list))
+    said: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    drawn: dict[str, list[Edges]] = field(default_factory=lambda: defaultdict(list))
 
 
 def read_vindr(
@@ -41,13 +38,14 @@ def read_vindr(
 ) -> Manifest:
     """A manifest of VinDr-CXR.
 
-    A finding is 1 where `agree` of the image's radiologists drew it, -1 (uncertain) where fewer did, 0 where none did.
-    Boxes are those of findings that are 1; two of one finding that share more than half of their union are averaged.
+    A finding is 1 where `agree` of the image's radiologists drew it or said it of the whole image, -1 (uncertain) where
+    fewer did, 0 where none did. Boxes are those of findings that are 1; two of one finding that share more than half of
+    their union are averaged.
     PhysioNet's test set is the test split, where its table is there: it has one reading, on which five agreed.
 
     Args:
-        folder: The folder with `train.csv` (Kaggle), or `annotations_train.csv` and `annotations_test.csv` (PhysioNet),
-            and the images, DICOM or PNG.
+        folder: The folder with `train.csv` (Kaggle), or `annotations_train.csv` and `annotations_test.csv` (PhysioNet,
+            with `image_labels_train.csv` and `image_labels_test.csv` where they are), and the images, DICOM or PNG.
         agree: So many radiologists of an image, or all where it has fewer.
         sizes: For converted images: a CSV `image_id,dim0,dim1` with the height and width of the originals, in whose
             pixels boxes are.
@@ -68,8 +66,14 @@ def read_vindr(
                 raise ManifestError(
                     f"{one.where}: expected each image in one table, found {image} in {other.split} too"
                 )
-    not_read = _not_read(folder)
-    findings = sorted({name for one in readings.values() for name in one.drawn})
+    whole = [
+        found
+        for part in paths
+        if (found := common.find_optional_file(folder, [f"image_labels_{part}.csv"], "VinDr's labels of whole images"))
+    ]
+    for path in whole:
+        _add_labels(path, readings)
+    findings = sorted({name for one in readings.values() for name in one.said})
     size_of = _sizes(sizes) if sizes else {}
     index = common.index_images(folder)
     rows, absent = common.locate(
@@ -80,43 +84,29 @@ def read_vindr(
     for row in tqdm(rows, desc="reading", unit="image", disable=None):
         one = readings[row.patient_id]
         need = min(agree, len(one.readers))
-        votes = {name: len({reader for reader, _ in drawn}) for name, drawn in one.drawn.items()}
+        votes = {name: len(readers) for name, readers in one.said.items()}
         labels = tuple(1 if votes.get(name, 0) >= need else -1 if name in votes else 0 for name in findings)
-        agreed = [name for name in findings if votes.get(name, 0) >= need]
+        agreed = [name for name in one.drawn if votes[name] >= need]
         size = (size_of.get(row.patient_id) or _size(row.image, sizes)) if agreed else (1, 1)
         boxes = [
             common.fraction_box(name, edges, size, one.where)
-            for name in agreed
-            for edges in joined([edges for _, edges in one.drawn[name]])
+            for name in sorted(agreed)
+            for edges in joined(one.drawn[name])
         ]
         made.append(_row(row, labels, boxes))
     return common.finish(
         Manifest(LabelSet(tuple(findings)), tuple(common.with_validation(made, seed) if test else made)),
         reader="vindr",
-        sources=[*paths.values(), *([sizes] if sizes else [])],
+        sources=[*paths.values(), *whole, *([sizes] if sizes else [])],
         policies={
-            "labels": f"1 where {agree} radiologists drew the finding, -1 where fewer did, 0 where none did",
+            "labels": f"1 where {agree} radiologists drew or said the finding, -1 where fewer did, 0 where none did",
             "boxes_joined": f"averaged where two of one finding share more than {_SAME:.0%} of their union",
             "view": "PA, as the data set's paper says", "each_image_its_own_patient": True,
             "val_seed": seed if test else None, "missing": missing, "missing_images": absent,
-        } | not_read,
+        },
         seed=seed,
         splits="VinDr's own test set; one in eight of the training images in val" if test else None,
     )  # fmt: skip
-
-
-def _not_read(folder: Path) -> dict[str, str]:
-    """What the sidecar says of PhysioNet's labels of whole images."""
-    names = [f"image_labels_{part}.csv" for part in ("train", "test")]
-    found = [path.name for name in names if (path := common.find_optional_file(folder, [name], "VinDr's labels"))]
-    if not found:
-        return {}
-    said = (
-        f"{', '.join(found)}: labels without boxes (COPD, Lung tumor, Pneumonia, Tuberculosis, Other diseases) are no "
-        f"labels here; an image with only these has every label 0, and is no healthy image"
-    )
-    logger.warning("%s: %s", folder, said)
-    return {"not_read": said}
 
 
 def joined(boxes: Sequence[Edges]) -> list[Edges]:
@@ -157,8 +147,22 @@ def _readings(path: Path, split: str) -> dict[str, ImageReadings]:
             left, top, right, bottom = (common.number(record, column, where) for column in _COLUMNS[2:])
             if right <= left or bottom <= top:
                 raise ManifestError(f"{where}: expected a box, found one without a width or height")
-            one.drawn[name].append((reader, (left, top, right - left, bottom - top)))
+            one.said[name].add(reader)
+            one.drawn[name].append((left, top, right - left, bottom - top))
     return readings
+
+
+def _add_labels(path: Path, readings: Mapping[str, ImageReadings]) -> None:
+    """Add what a table of labels of whole images says: a row per image, or per image and radiologist, with 1 or 0 in
+    each finding's column."""
+    table = common.read_source(path, ("image_id",), "a table of VinDr's labels of whole images", None)
+    findings = [name for name in table.columns if name not in ("image_id", "rad_id") and not means_no_finding(name)]
+    for where, record in table.records():
+        if (one := readings.get(cell(record, "image_id", where))) is None:
+            raise ManifestError(f"{where}: expected an image of VinDr's tables of boxes, found {record['image_id']!r}")
+        for name in findings:
+            if common.number(record, name, where):
+                one.said[name].add(record.get("rad_id", "").strip())
 
 
 def _sizes(path: Path) -> Mapping[str, tuple[int, int]]:

@@ -138,8 +138,8 @@ def padchest(output: Path, as_json: bool, **options: Any) -> None:
 @command("cbmir data vindr vindr-cxr/1.0.0 -o manifest.csv",
          "cbmir data vindr resized/ --sizes train_meta.csv -o manifest.csv")  # fmt: skip
 @_folder
-@option("--agree", type=click.IntRange(1), default=2, help="So many of an image's radiologists must have drawn a "
-        "finding for a label 1 and its boxes; fewer make it uncertain.")  # fmt: skip
+@option("--agree", type=click.IntRange(1), default=2, help="So many of an image's radiologists must have drawn or "
+        "said a finding for a label 1 and its boxes; fewer make it uncertain.")  # fmt: skip
 @option("--sizes", type=PATH, metavar="CSV", help="For converted images: columns image_id,dim0,dim1, height and width "
         "of the originals, in whose pixels boxes are.")  # fmt: skip
 @missing_option
@@ -149,7 +149,8 @@ def vindr(output: Path, as_json: bool, **options: Any) -> None:
 
     18,000 images of two hospitals in Hanoi, each read by three radiologists.
 
-    FOLDER holds train.csv, or annotations_train.csv and annotations_test.csv, and the images.
+    FOLDER holds train.csv, or annotations_train.csv and annotations_test.csv (image_labels_train.csv and
+    image_labels_test.csv are read too where they are), and the images.
     """
     from cbmir.training.readers.vindr import read_vindr
 

@@ -138,10 +138,17 @@ def test_an_image_in_both_tables_is_refused(tmp_path: Path) -> None:
         read_vindr(tmp_path)
 
 
-def test_labels_of_whole_images_are_said_to_be_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    _write(tmp_path, "train.csv", *BOXES)
-    assert "not_read" not in read_vindr(tmp_path).about["policies"]
-    (tmp_path / "image_labels_train.csv").touch()
-    policies = read_vindr(tmp_path).about["policies"]
-    assert policies["not_read"].startswith("image_labels_train.csv: ") and "Tuberculosis" in policies["not_read"]
-    assert policies["not_read"] in caplog.text
+def test_labels_of_whole_images(tmp_path: Path) -> None:
+    """Tuberculosis has no box anywhere; a drawn finding is there as well, and counts each radiologist once."""
+    _write(tmp_path, "annotations_train.csv", *BOXES)
+    labels = tmp_path / "image_labels_train.csv"
+    rows = ["a,R1,1,0,0", "a,R2,1,0,0", "a,R3,1,0,0", "b,R1,0,0,1", "b,R2,0,1,0", "b,R3,0,1,0", "c,R1,1,1,0"]
+    labels.write_text("\n".join(["image_id,rad_id,Nodule/Mass,Tuberculosis,No finding", *rows]), "utf-8")
+    manifest = read_vindr(tmp_path)
+    assert manifest.labels.names == ("Cardiomegaly", "Nodule/Mass", "Pleural effusion", "Tuberculosis")
+    assert [row.labels for row in manifest] == [(0, 1, -1, 0), (0, 0, 0, 1), (1, -1, 0, -1)]
+    assert [len(row.boxes) for row in manifest] == [2, 0, 1]
+    assert labels.name in manifest.about["sources"]
+    labels.write_text("image_id,Tuberculosis\nelsewhere,1", "utf-8")
+    with pytest.raises(ManifestError, match=r"image_labels_train\.csv, row 2: expected an image of VinDr's tables"):
+        read_vindr(tmp_path)
