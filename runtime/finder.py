@@ -394,4 +394,5 @@ def neighbour_of(hit: Hit, wanted: set[str]) -> Neighbour:
         shared=tuple(name for name in entry.positive if canonical(name) in wanted),
         report=entry.report,
         uncertain=tuple(name for name in entry.positive if (entry.labels or {})[name] == -1),
+        boxes=entry.boxes,
     )

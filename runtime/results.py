@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from cbmir.card import BALANCED
 from cbmir.choices import Rank
 from cbmir.errors import UserError
+from cbmir.manifest import Box
 from cbmir.runtime.evidence import contrast_map, evidence_map
 from cbmir.runtime.gallery.entry import Hit
 from cbmir.runtime.novelty import Novelty
@@ -76,7 +77,8 @@ def agreement(hits: Sequence[Hit], labels: Sequence[str], sigma: float) -> tuple
 @dataclass(frozen=True)
 class Neighbour:
     """An image of the gallery. `distance` is Euclidean between unit vectors, in [0, 2]; of its positive or uncertain
-    `labels`, `shared` are those that the query has, and `uncertain` those not known to be positive."""
+    `labels`, `shared` are those that the query has, and `uncertain` those not known to be positive. `boxes` are where
+    some of its findings are, as drawn by people, where the gallery has them."""
 
     id: str
     image: str
@@ -87,6 +89,7 @@ class Neighbour:
     shared: tuple[str, ...]
     report: str
     uncertain: tuple[str, ...] = ()
+    boxes: tuple[Box, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

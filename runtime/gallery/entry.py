@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.errors import GalleryError
-from cbmir.manifest import Row
+from cbmir.manifest import Box, Row
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An image of the gallery. `image` is an absolute path; `labels` are 1, 0, -1 (uncertain) or None (unknown).
+    """An image of the gallery. `image` is an absolute path; `labels` are 1, 0, -1 (uncertain) or None (unknown);
+    `boxes` are where some of them are in the image.
 
     `date` is the study's, YYYY-MM-DD or empty. Where the image came from a PACS, `sop_instance_uid` names it there and
     `study_id` is the Study Instance UID. `warnings` are the kinds of those that reading it gave (`kinds_text`).
@@ -35,6 +37,7 @@ class Entry:
     labels: dict[str, int | None] | None = None
     sha256: str = ""
     warnings: str = ""
+    boxes: tuple[Box, ...] = ()
 
     @property
     def positive(self) -> tuple[str, ...]:
@@ -77,6 +80,15 @@ class Added:
     ids: tuple[str, ...]
     duplicates: tuple[tuple[str, str], ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
+
+
+def labelled(row: Row, names: Mapping[str, str]) -> dict[str, Any]:
+    """Labels and boxes of a manifest's row as an entry has them. `names`: the manifest's labels in order, and what the
+    gallery calls them."""
+    return {
+        "labels": dict(zip(names.values(), row.labels, strict=True)),
+        "boxes": tuple(replace(box, label=names.get(box.label, box.label)) for box in row.boxes),
+    }
 
 
 def entry_ids(rows: Sequence[Row], taken: Collection[str] = frozenset()) -> list[str]:

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +21,7 @@ from cbmir.errors import GalleryError
 from cbmir.manifest import Manifest, Row
 from cbmir.runtime.gallery import database, index_files
 from cbmir.runtime.gallery.database import DAMAGE, DATABASE, is_passing
-from cbmir.runtime.gallery.entry import Added, Entry
+from cbmir.runtime.gallery.entry import Added, Entry, labelled
 from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.protocol import EditableGallery
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
@@ -205,7 +205,7 @@ def export_deidentified(source: Gallery, path: str | Path) -> int:
     Kept are embeddings, labels, views and splits. Entries get random ids and a random order; patients and studies get
     pseudonyms under a key that is thrown away, so that images of one patient still know each other. The copy says that
     it keeps pseudonyms: it is never merged with another, since one patient would pass for two. Paths, UIDs, dates,
-    reports, thumbnails and files' digests are left out.
+    reports, thumbnails and files' digests are left out; so are boxes, which would find an image in its data set's list.
 
     **The embeddings themselves may still identify patients**: an image of the same patient lies near, and whoever has
     one can find the others (chest radiographs re-identify patients with an AUC of 0.99, PMC9434540). De-identified
@@ -278,18 +278,19 @@ class UpdateReport:
 
 
 def update_gallery(gallery: EditableGallery, manifest: Manifest, *, splits: Sequence[str] = ("all",)) -> UpdateReport:
-    """Take over patient, study, view, date, split, report, labels and path of the manifest's rows of `splits`.
+    """Take over patient, study, view, date, split, report, labels, boxes and path of the manifest's rows of `splits`.
 
     A row is for the entry of the same image path; where there is none, as after a move of the images, for the entry
     made from a file of the same content, never for one that just bears the same name. What a row leaves empty of study,
-    view and date stays as it is, for it may be what the DICOM file says; a split or report that it leaves empty is
-    emptied. What the manifest has no column for stays. All in one transaction.
+    view and date stays as it is, for it may be what the DICOM file says; a split, report or boxes that it leaves empty
+    are emptied. What the manifest has no column for stays, and so do boxes if no row has any. All in one transaction.
 
     Raises:
         GalleryError: Two rows are for one entry.
         ManifestError: The gallery does not have a label.
     """
-    names = [gallery.labels.names[gallery.labels.index(name)] for name in manifest.labels.names]
+    names = {name: gallery.labels.names[gallery.labels.index(name)] for name in manifest.labels.names}
+    absent_columns = (*manifest.absent, *(() if any(row.boxes for row in manifest) else ("boxes",)))
     by_image = {entry.image: entry for entry in gallery.every_entry()}
     updated: dict[str, Entry] = {}
     absent: list[Path] = []
@@ -303,12 +304,13 @@ def update_gallery(gallery: EditableGallery, manifest: Manifest, *, splits: Sequ
             raise GalleryError(f"expected a row for each entry, found two for {entry.id!r}: {updated[entry.id].image} "
                                f"and {row.image}; nothing was changed")  # fmt: skip
         else:
-            updated[entry.id] = _updated(entry, row, names, manifest.absent)
+            updated[entry.id] = _updated(entry, row, names, absent_columns)
     changed = gallery.update(list(updated.values())) if updated else 0
     return UpdateReport(len(updated), changed, tuple(absent))
 
 
-def _updated(entry: Entry, row: Row, names: Sequence[str], absent: Collection[str]) -> Entry:
+def _updated(entry: Entry, row: Row, names: Mapping[str, str], absent: Collection[str]) -> Entry:
+    found = labelled(row, names)
     return replace(
         entry,
         image=str(row.image),
@@ -318,5 +320,6 @@ def _updated(entry: Entry, row: Row, names: Sequence[str], absent: Collection[st
         date=row.date or entry.date,
         split=entry.split if "split" in absent else row.split,
         report=entry.report if "report" in absent else row.report,
-        labels=(entry.labels or {}) | dict(zip(names, row.labels, strict=True)),
+        labels=(entry.labels or {}) | found["labels"],
+        boxes=entry.boxes if "boxes" in absent else found["boxes"],
     )

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.errors import GalleryError
+from cbmir.manifest import parse_boxes
 from cbmir.runtime.gallery import schema
 from cbmir.runtime.gallery.columns import Columns
 from cbmir.runtime.gallery.database import SEE_VERIFY, Connections
@@ -27,7 +28,7 @@ Numbers = Iterable[int] | NDArray[np.int64]
 #: Position of each column in a row; the digest follows.
 COLUMN = {name: position for position, name in enumerate(schema.COLUMNS)}
 _DIGEST = len(COLUMN)
-_OF_ENTRY = [name for name in Entry.__dataclass_fields__ if name != "labels"]
+_OF_ENTRY = [name for name in Entry.__dataclass_fields__ if name not in ("labels", "boxes")]
 _SELECT = f"SELECT {', '.join(f'e.{column}' for column in (*schema.COLUMNS, 'digest'))}"
 _ONE, _ALL = f"{_SELECT} FROM entry e WHERE e.number = ?", f"{_SELECT} FROM entry e ORDER BY e.number"
 _WITH_VECTOR = f"{_SELECT}, v.vector, v.digest FROM {{}} LEFT JOIN embedding v ON v.number = e.number ORDER BY e.number"
@@ -222,7 +223,8 @@ class Reader:
 
     def entry_of(self, row: Row) -> Entry:
         values = {name: row[COLUMN[name]] for name in _OF_ENTRY}
-        return Entry(**values, labels=self.meta.codec.decode(row[COLUMN["labels"]]))
+        labels, boxes = self.meta.codec.decode(row[COLUMN["labels"]]), parse_boxes(row[COLUMN["boxes"]])
+        return Entry(**values, labels=labels, boxes=boxes)
 
     def _found_by(self, column: str, value: str) -> list[Row]:
         """The entries with this value in an indexed column, whose index may be damaged."""

@@ -43,7 +43,7 @@ from cbmir.runtime.gallery.filters import parse_day
 from cbmir.runtime.gallery.pseudonyms import Keys, Pseudonyms
 
 #: Of the tables below; a gallery of another is refused.
-SCHEMA = 4
+SCHEMA = 5
 #: A label whose value is not known, in an int8 array where the others are 1, 0 and -1 (uncertain).
 UNKNOWN = -2
 
@@ -63,6 +63,7 @@ DEFINITIONS = {
     split TEXT NOT NULL,
     report TEXT NOT NULL,
     labels TEXT NOT NULL, -- a character a label, in meta's order: 1, 0, - (uncertain) or ? (unknown)
+    boxes TEXT NOT NULL, -- as in a manifest, or empty
     sha256 TEXT NOT NULL, -- of the image file, or empty
     warnings TEXT NOT NULL, -- kinds of those that reading it gave, as `kinds_text` joins them
     thumbnail INTEGER, -- digest of the thumbnail, NULL where there is none
@@ -91,7 +92,7 @@ DEFINITIONS = {
 #: Columns of `entry` that its digest covers, in this order.
 COLUMNS = (
     "number", "id", "case_id", "image", "patient_id", "study_id", "sop_instance_uid", "view", "date", "split",
-    "report", "labels", "sha256", "warnings", "thumbnail",
+    "report", "labels", "boxes", "sha256", "warnings", "thumbnail",
 )  # fmt: skip
 
 _CHARACTERS = {1: "1", 0: "0", -1: "-", None: "?"}

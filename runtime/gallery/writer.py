@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.errors import GalleryError
+from cbmir.manifest import boxes_text
 from cbmir.runtime.gallery import schema
 from cbmir.runtime.gallery.database import Connections
 from cbmir.runtime.gallery.entry import Added, Entry, longer_ids
@@ -165,6 +166,7 @@ class Writer(Reader):
             "patient_id": self.meta.keys.patient(entry.patient_id),
             "study_id": self.meta.keys.study(entry.study_id),
             "labels": self.meta.codec.encode(entry.labels),
+            "boxes": boxes_text(entry.boxes),
             "thumbnail": thumbnail,
         }  # the others as the entry has them
         row = [kept[name] if name in kept else getattr(entry, name) for name in schema.COLUMNS]

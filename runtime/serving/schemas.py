@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat,
 
 from cbmir.card import BALANCED, NOT_A_DEVICE
 from cbmir.choices import Rank
+from cbmir.manifest import Box
 from cbmir.runtime.novelty import Novelty
 from cbmir.runtime.results import Finding, LabelAgreement
 from cbmir.runtime.serving.settings import MOST_NEIGHBOURS
@@ -59,7 +60,8 @@ class Search(Neighbours):
 
 
 class Case(BaseModel):
-    """A neighbour. `id` names an image to this service alone. `report` is null where reports are not shared."""
+    """A neighbour. `id` names an image to this service alone. `report` is null where reports are not shared, `boxes`
+    where thumbnails are not."""
 
     id: str
     distance: float = Field(description="Euclidean, between unit vectors: 0 to 2.")
@@ -68,6 +70,7 @@ class Case(BaseModel):
     shared: list[str] = Field(description="Those of them that the image has or is predicted to have.")
     uncertain: list[str] = Field(description="Those of them that are not known to be positive.")
     report: str | None = None
+    boxes: Annotated[list[Box] | None, Field(description="Where people have drawn findings, where known.")] = None
 
 
 class Model(BaseModel):

@@ -240,16 +240,31 @@ def _row(where: str, record: dict[str, str], names: tuple[str, ...], base: Path)
     return Row(base / image, patient, labels, study, view, split, record.get("report", ""), source, day, boxes)
 
 
-def _boxes(where: str, text: str, names: tuple[str, ...]) -> tuple[Box, ...]:
+def parse_boxes(text: str) -> tuple[Box, ...]:
+    """The boxes in a cell of the column `boxes`; none in an empty one. Raises ManifestError for any other text, and for
+    a box that is not inside the image."""
     if not text.strip():
         return ()
     try:
-        boxes = tuple(Box(str(label), *map(float, edges)) for label, *edges in json.loads(text))
-    except (ValueError, TypeError, RecursionError, ManifestError) as error:
+        return tuple(Box(str(label), *map(float, edges)) for label, *edges in json.loads(text))
+    except (ValueError, TypeError, OverflowError, RecursionError, ManifestError) as error:
         raise ManifestError(
-            f'{where}: expected boxes as [["{names[0]}", left, top, width, height], …] in fractions of the image\'s '
-            f"width and height, or nothing, in column boxes; found {text[:80]!r} ({error})"
+            f'expected boxes as [["LABEL", left, top, width, height], …] in fractions of the image\'s width and '
+            f"height, or nothing, in column boxes; found {text[:80]!r} ({error})"
         ) from error
+
+
+def boxes_text(boxes: Sequence[Box]) -> str:
+    """Boxes as a cell of the column `boxes`; empty without any."""
+    values = [[box.label, box.left, box.top, box.width, box.height] for box in boxes]
+    return json.dumps(values, ensure_ascii=False) if values else ""
+
+
+def _boxes(where: str, text: str, names: tuple[str, ...]) -> tuple[Box, ...]:
+    try:
+        boxes = parse_boxes(text)
+    except ManifestError as error:
+        raise ManifestError(f"{where}: {error}") from error
     unknown = sorted({box.label for box in boxes} - set(names))
     if unknown:
         raise ManifestError(f"{where}: expected boxes of {', '.join(names)}; found {', '.join(unknown)}")
@@ -287,10 +302,7 @@ def _record(row: Row, base: str, optional: Sequence[str]) -> list[str]:
 
 
 def _optional(row: Row, name: str) -> str:
-    if name != "boxes":
-        return str(getattr(row, name))
-    boxes = [[box.label, box.left, box.top, box.width, box.height] for box in row.boxes]
-    return json.dumps(boxes, ensure_ascii=False) if boxes else ""
+    return boxes_text(row.boxes) if name == "boxes" else str(getattr(row, name))
 
 
 def _write_parquet(path: Path, header: list[str], records: list[list[str]]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cbmir.errors import UserError
+from cbmir.manifest import Box
 from cbmir.runtime import Analysis, Finding, LabelAgreement, Neighbour, Novelty
 from cbmir.runtime.results import most_probable_first
 
@@ -19,7 +20,18 @@ def analysis() -> Analysis:
         image="chest.png",
         findings=(Finding("Mass", 0.75, None, True, 0.5), Finding("Nodule", 0.25, 0.125, None, None)),
         neighbours=(
-            Neighbour("a", "/x/a.png", "7", 0.5, 0.875, ("Mass", "Nodule"), ("Mass",), "A report.", ("Nodule",)),
+            Neighbour(
+                "a",
+                "/x/a.png",
+                "7",
+                0.5,
+                0.875,
+                ("Mass", "Nodule"),
+                ("Mass",),
+                "A report.",
+                ("Nodule",),
+                (Box("Mass", 0.25, 0, 0.5, 1),),
+            ),
         ),
         warnings=("Careful.",),
         embedding=(np.array([3, 1]) / np.sqrt(10)).astype(np.float32),
@@ -46,6 +58,7 @@ def test_json_has_the_promised_keys_and_plain_values(analysis: Analysis) -> None
             {
                 "id": "a", "image": "/x/a.png", "patient_id": "7", "distance": 0.5, "cosine": 0.875,
                 "labels": ["Mass", "Nodule"], "shared": ["Mass"], "report": "A report.", "uncertain": ["Nodule"],
+                "boxes": [{"label": "Mass", "left": 0.25, "top": 0, "width": 0.5, "height": 1}],
             }
         ],
         "agreement": [

@@ -297,8 +297,9 @@ def test_boxes_there_and_back(manifest: Manifest, tmp_path: Path) -> None:
         ('[["Mass",0.1,0.5,0.5]]', "expected boxes as"),
         ('[["Nodule",0.1,0.5,0.5,0.1]]', "expected boxes of Effusion, Mass; found Nodule"),
         ("[1]", "expected boxes as"),
-        ("225 547 86 79", r'expected boxes as \[\["Effusion", left, top, width, height\], …\] in fractions'),
+        ("225 547 86 79", r'expected boxes as \[\["LABEL", left, top, width, height\], …\] in fractions'),
         ("[" * 5000, "expected boxes as"),
+        ('[["Mass",' + "9" * 400 + ",0.5,0.5,0.1]]", "expected boxes as"),
     ],
 )
 def test_boxes_that_are_none(tmp_path: Path, cell: str, message: str) -> None:

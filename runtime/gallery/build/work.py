@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, replace
 from functools import partial
@@ -21,7 +21,7 @@ from cbmir.manifest import Manifest, Row
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.engines.base import Engine
 from cbmir.runtime.gallery.build.folder import digest_of
-from cbmir.runtime.gallery.entry import Entry, entry_ids
+from cbmir.runtime.gallery.entry import Entry, entry_ids, labelled
 from cbmir.runtime.gallery.gallery import CHANGED, DUPLICATES, UNREADABLE, WARNINGS
 from cbmir.runtime.gallery.maintenance import file_digest
 from cbmir.runtime.gallery.protocol import EditableGallery
@@ -110,7 +110,7 @@ class Work:
         """
         from tqdm import tqdm
 
-        names = [gallery.labels.names[gallery.labels.index(name)] for name in self.labels.names]
+        names = {name: gallery.labels.names[gallery.labels.index(name)] for name in self.labels.names}
         unreadable, duplicates, changed = list[tuple[str, str]](), list[tuple[str, str]](), list[tuple[str, str]]()
         warned = list[tuple[str, str]]()
         batch: dict[str, tuple[Entry, Picture]] = {}  # by content
@@ -267,11 +267,9 @@ def read_list(file: Path) -> Listed:
         return tuple((row[0], row[1]) for row in list(csv.reader(stream))[1:])
 
 
-def _entry_of(task: Task, names: Sequence[str], picture: Picture) -> Entry:
-    """What the manifest says of an image, and where it says nothing what the DICOM file says of itself.
-
-    `names` are the gallery's, of the labels of the row.
-    """
+def _entry_of(task: Task, names: Mapping[str, str], picture: Picture) -> Entry:
+    """What the manifest says of an image, and where it says nothing what the DICOM file says of itself; `names` are as
+    `labelled` has them."""
     row = task.row
     return Entry(
         id=task.id,
@@ -283,7 +281,7 @@ def _entry_of(task: Task, names: Sequence[str], picture: Picture) -> Entry:
         date=row.date or picture.date,
         split=row.split,
         report=row.report,
-        labels=dict(zip(names, row.labels, strict=True)),
         sha256=picture.sha256,
         warnings=picture.warnings,
+        **labelled(row, names),
     )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
+from cbmir.manifest import boxes_text, parse_boxes
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.filters import AllOf, Condition, Filter, HasLabel, parse
 from cbmir.runtime.gallery.pseudonyms import Keys
@@ -92,7 +93,7 @@ def row(entry: Entry, case: str, vector: NDArray[np.float32]) -> dict[str, Any]:
         "view": entry.view.casefold(),
         "split": entry.split,
         "sha256": entry.sha256,
-        "entry": json.dumps(asdict(entry)),
+        "entry": json.dumps(asdict(entry) | {"boxes": boxes_text(entry.boxes)}),
         "date": day_number(entry.date),
         "positive": [index for index, value in enumerate(values) if value in (1, -1)],
         "negative": [index for index, value in enumerate(values) if value == 0],
@@ -105,7 +106,8 @@ def row(entry: Entry, case: str, vector: NDArray[np.float32]) -> dict[str, Any]:
 
 def entry_of(row: dict[str, Any]) -> Entry:
     """The entry that a row was made of."""
-    return Entry(**json.loads(row["entry"]))
+    values = json.loads(row["entry"])
+    return Entry(**values | {"boxes": parse_boxes(values.get("boxes", ""))})
 
 
 def expression(filter: Filter, labels: LabelSet, keys: Keys) -> str:

@@ -34,7 +34,7 @@ from cbmir.process import threads_each
         help="A file that only its owner may read, with the token that every request must bear.")  # fmt: skip
 @option("--no-token", is_flag=True, help="Let everyone in who reaches --host, though it is not this machine's.")
 @option("--share", multiple=True, type=click.Choice(["reports", "thumbnails"]), help="Show these of other patients' "
-        "images too, beside labels and distances; they may name patients.")  # fmt: skip
+        "images too, beside labels and distances; they may name patients. Boxes go with thumbnails.")  # fmt: skip
 @option("--audit", type=PATH, help="A file that gets a line of JSON for each request.")
 @option("--concurrency", type=click.IntRange(1), default=2, help="Requests that are worked on at once.")
 @option("--queue", default=32, help="Requests that may wait; more get 429.")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from cbmir.card import ModelCard
 from cbmir.errors import GalleryError, RankError
 from cbmir.labels import LabelSet
+from cbmir.manifest import Box
 from cbmir.runtime import EditableGallery, Entry, Filter, Gallery, Pseudonyms, SearchableGallery, novelty, open_gallery
 from cbmir.runtime.gallery.protocol import is_milvus
 
@@ -44,6 +45,7 @@ def entry(n: int) -> Entry:
         report=f'Report {n}: "größer" \\ {{$1}}\n2nd line.',
         labels={"Effusion": (1, 0, -1, None)[n % 4], "Mass": (0, 1, None)[n % 3], "Nodule": n % 2},
         sha256=f"digest{n}",
+        boxes=(Box("Mass", 0.25, n / COUNT / 2, 1 / 3, 0.5), Box('"Größe"', 0, 0, 1, 1)) if n % 3 == 1 else (),
     )
 
 
@@ -266,6 +268,7 @@ class TestAnyGallery:
         new = replace(
             entry(5), patient_id="other", study_id="s", view="LATERAL", date="2001-02-03", report="", split="test",
             labels={"Effusion": 0, "Mass": -1, "Nodule": None}, image="/moved.png", sha256="",
+            boxes=(Box("Nodule", 0, 0, 0.5, 0.5),),
         )  # fmt: skip
         assert fresh.update([new, entry(6)]) == 1
         assert fresh.entry(new.id) == replace(new, sha256="digest5")

@@ -23,10 +23,11 @@ from pydicom import dcmread
 
 from cbmir.card import NOT_A_DEVICE, ModelCard, OperatingPoint
 from cbmir.errors import RankError
-from cbmir.manifest import read_manifest
+from cbmir.manifest import Box, read_manifest
 from cbmir.runtime import Filter, Finder, Pseudonyms, build_gallery, open_engine
 from cbmir.runtime.finder import IN_GALLERY, PATIENT_NOT_FOUND, PATIENT_UNKNOWN
 from cbmir.runtime.gallery import Gallery
+from cbmir.runtime.gallery.maintenance import export
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.imaging.picture_check import SENTENCES
 from cbmir.runtime.serving import app
@@ -49,7 +50,7 @@ def expected(finder: Finder, data: bytes, k: int, **options: Any) -> dict[str, A
     answer["known"] = [finder.gallery.case_id(one) for one in answer["known"]]
     for neighbour in answer["neighbours"]:
         neighbour["id"] = finder.gallery.case_id(neighbour["id"])
-        neighbour["report"] = None
+        neighbour["report"] = neighbour["boxes"] = None
         del neighbour["image"], neighbour["patient_id"]
     return answer
 
@@ -207,6 +208,24 @@ def test_reports_and_thumbnails_where_they_are_shared(make_client: MakeClient, p
     picture = client.get(f"/v1/cases/{nearest['id']}/thumbnail")
     assert picture.headers["content-type"] == "image/jpeg"
     assert picture.content.startswith(b"\xff\xd8\xff")
+
+
+def test_boxes_where_thumbnails_are_shared(
+    make_client: MakeClient, tiny_gallery: Path, tmp_path: Path, png: bytes
+) -> None:
+    with Gallery.open(tiny_gallery) as source:
+        export(source, tmp_path / "g")
+    with Gallery.open(tmp_path / "g") as gallery:
+        gallery.update([replace(one, boxes=(Box("Mass", 0.25, 0, 0.5, 1),)) for one in gallery.every_entry()])
+    client = make_client(gallery=tmp_path / "g", share=frozenset({"thumbnails"}))
+    nearest = client.post("/v1/analyze", content=png).json()["neighbours"][0]
+    assert nearest["boxes"] == [{"label": "Mass", "left": 0.25, "top": 0, "width": 0.5, "height": 1}]
+    assert (
+        make_client(share=frozenset({"thumbnails"})).post("/v1/analyze", content=png).json()["neighbours"][0]["boxes"]
+        == []
+    )
+    client = make_client(gallery=tmp_path / "g")
+    assert client.post("/v1/analyze", content=png).json()["neighbours"][0]["boxes"] is None
 
 
 def test_neither_by_default(client: TestClient, png: bytes) -> None:

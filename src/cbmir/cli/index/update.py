@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 @pseudonyms_option
 @json_option
 def update(gallery: str, manifest: Path, splits: tuple[str, ...], pseudonyms: Pseudonyms | None, as_json: bool) -> None:
-    """Take over labels, reports, patients, studies, views, dates and splits of MANIFEST for the images of GALLERY.
+    """Take over labels, boxes, reports, patients, studies, views, dates and splits of MANIFEST for images of GALLERY.
 
     All at once, and nothing is embedded again. A row is for the image of the same path, or else of the same content, as
     after a move. What MANIFEST has no column for stays, and so does what a row leaves empty of study, view and date; a
-    report or split that a row leaves empty is emptied. Rows whose image GALLERY does not have are listed; the exit code
-    is then 2.
+    report, split or boxes that a row leaves empty are emptied. Rows whose image GALLERY does not have are listed; the
+    exit code is then 2.
     """
     from cbmir.runtime.gallery.maintenance import update_gallery
     from cbmir.runtime.gallery.protocol import open_gallery
