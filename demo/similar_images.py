@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from cbmir.demo.markup import escape, table, thumbnail_url, unseen
 from cbmir.demo.mentions import mark_mentions
 from cbmir.labels import canonical, readable
+from cbmir.manifest import Box
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.results import LabelAgreement, Neighbour
@@ -82,6 +83,18 @@ def uncertain_of(entry: Entry) -> frozenset[str]:
     return frozenset(name for name, value in (entry.labels or {}).items() if value == -1)
 
 
+def boxes_html(boxes: Sequence[Box]) -> str:
+    """Boxes to lay over a picture, each with its label where the picture has room for it; the page shows them on
+    request."""
+    marks = "".join(
+        f'<span class="{"low" * (box.top < 0.1)} {"left" * (box.left + box.width / 2 > 0.5)}" '
+        f'style="left:{100 * box.left:.2f}%;top:{100 * box.top:.2f}%;width:{100 * box.width:.2f}%;'
+        f'height:{100 * box.height:.2f}%"><b>{escape(readable(box.label))}</b></span>'
+        for box in boxes
+    )
+    return f'<span class="boxes">{marks}</span>' if boxes else ""
+
+
 def wall_html(
     neighbours: Sequence[Neighbour], entries: Sequence[Entry], query_labels: Sequence[str] | None,
     likeness: Likeness | None,
@@ -114,10 +127,11 @@ def _card(
     )
     facts = " · ".join(escape(fact) for fact in (f"patient {neighbour.patient_id}", entry.view, entry.date) if fact)
     return (
-        f'<li class="card" data-id="{name}">'
+        f'<li class="card" data-id="{name}"><div class="shown">'
         f'<button type="button" class="film" data-act="compare" data-id="{name}" '
         f'aria-label="Look-alike {rank}: side by side"><img src="{escape(thumbnail_url(neighbour.id))}" alt="" '
-        f'width="256" height="256" loading="lazy"><span class="rank">{rank}</span></button><div class="facts">'
+        f'width="256" height="256" loading="lazy"><span class="rank">{rank}</span></button>'
+        f'{boxes_html(neighbour.boxes)}</div><div class="facts">'
         f'<p class="likeness"><strong>{words}</strong> '
         f'<span class="number" title="Cosine of the two embeddings">{neighbour.cosine:.3f}</span></p>'
         f"{label_marks(query_labels, entry, neighbour.shared, is_asked_for=likeness is None)}"

@@ -3,11 +3,12 @@
 import {Viewer} from "./viewer.js";
 
 export class Compare {
-  /** `ask(question)` asks the server; `ids()` are the look-alikes on the wall, in order. */
-  constructor(dialog, ask, ids) {
+  /** `ask(question)` asks the server; `ids()` are the look-alikes on the wall, in order; `boxes(id)` is the HTML of one's. */
+  constructor(dialog, ask, ids, boxes) {
     this.dialog = dialog;
     this.ask = ask;
     this.ids = ids;
+    this.boxes = boxes;
     this.here = new Viewer(dialog.querySelector("#here"));
     this.there = new Viewer(dialog.querySelector("#there"));
     this.here.moved = (view) => this.there.follow(view);
@@ -62,12 +63,16 @@ export class Compare {
     const resting = this.dialog.querySelector("#there .resting");
     this.there.show(null); // another's image and evidence must not stand under this one's name
     resting.textContent = "";
+    const [layer, boxes] = [find("#there .boxes"), this.boxes(id)];
+    layer.innerHTML = "";
+    find("[data-act=boxes]").hidden = !boxes;
     const image = new Image();
     image.onload = () => {
       if (this.id !== id) return; // another is shown meanwhile
       const [width, height] = [image.naturalWidth, image.naturalHeight];
       this.there.show({src, width, height, caption: `${id} (thumbnail)`, box: picture?.box});
       this.there.explain(there);
+      layer.innerHTML = boxes;
     };
     image.onerror = () => { if (this.id === id) resting.textContent = "No thumbnail"; };
     image.src = src;

@@ -56,7 +56,8 @@ export function start(element, trigger, upload) {
     view: find("#view").value, having: find("#having").value, without: find("#without").value,
   });
   const ids = () => [...root.querySelectorAll(".card")].map((card) => card.dataset.id);
-  const compare = new Compare(find("#compare"), (question) => ask(question), ids);
+  const boxes = (id) => find(`.card[data-id="${CSS.escape(id)}"] .boxes`)?.innerHTML ?? "";
+  const compare = new Compare(find("#compare"), (question) => ask(question), ids, boxes);
   const chart = new GalleryProjection(find(".page[data-page=map]"), (id) => { turnTo("read"); ask({action: "like", id}); });
 
   async function open(files, more) {
@@ -140,6 +141,7 @@ export function start(element, trigger, upload) {
 
   function put(answer) {
     for (const [id, html] of Object.entries(answer.html ?? {})) find(`#${id}`).innerHTML = html;
+    find("#box-tools").hidden = !find(".card .boxes");
     const replaces = "picture" in answer;
     if (replaces) replace(answer);
     if ("evidence" in answer) {
@@ -205,6 +207,10 @@ export function start(element, trigger, upload) {
     next: () => compare.step(1),
     shut: () => compare.close(),
     report: () => ask({action: "report", chosen}),
+    boxes: () => {
+      const on = root.toggleAttribute("data-boxes");
+      for (const button of root.querySelectorAll("[data-act=boxes]")) button.setAttribute("aria-pressed", on);
+    },
     findings: () => {
       const labels = [...root.querySelectorAll(".chip[aria-pressed=true]")].map((chip) => chip.dataset.label);
       if (labels.length) ask({action: "findings", labels});
@@ -221,6 +227,14 @@ export function start(element, trigger, upload) {
     if (label) button.setAttribute("aria-pressed", button.getAttribute("aria-pressed") !== "true");
     if (page) turnTo(page);
   });
+
+  // A card's film is square, its picture need not be: the boxes lie over the picture alone.
+  root.addEventListener("load", ({target: image}) => {
+    const layer = image.closest(".shown")?.querySelector(".boxes");
+    if (!layer) return;
+    const {naturalWidth: width, naturalHeight: height} = image;
+    [layer.style.width, layer.style.height] = [width, height].map((side) => `${100 * side / Math.max(width, height)}%`);
+  }, true);
 
   let waiting = 0;
   for (const id of ["k", "having", "without", "view", "exclude", "patient"]) {

@@ -19,7 +19,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from cbmir.manifest import Manifest, Row
+from cbmir.manifest import Box, Manifest, Row
 from cbmir.runtime import Finder, build_gallery, open_engine
 from cbmir.runtime.gallery.projection import GalleryProjection, principal_plane
 
@@ -61,15 +61,17 @@ def url(
 def wall_gallery(
     tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, make_xray: Callable[..., NDArray[np.uint8]]
 ) -> Path:
-    """Forty images of as many patients, in two views, with a map."""
+    """Forty images of as many patients, in two views, with a map; every fourth is upright, and has a box."""
     folder = tmp_path_factory.mktemp("wall")
     rows = []
     for number in range(40):
         image = folder / f"image_{number:02}.png"
-        Image.fromarray(make_xray(100 + number, 128)).save(image)
+        boxes = () if number % 4 else (Box("Mass", 0.5, 0.05, 0.25, 0.5),)
+        Image.fromarray(make_xray(100 + number, 128)[:, : 96 if boxes else 128]).save(image)
         labels = (number % 2, (0, 1, -1)[number % 3], None if number % 5 else 1)
         view, said = ("PA", "AP")[number % 2], "Small effusion on the left. The heart is normal."
-        rows.append(Row(image, f"p{number}", labels, view=view, split="train", report=said if number % 3 else ""))
+        row = Row(image, f"p{number}", labels, view=view, split="train", report=said if number % 3 else "", boxes=boxes)
+        rows.append(row)
     with open_engine(tiny_model, threads=1) as engine:
         build_gallery(engine, Manifest(engine.card.labels, tuple(rows)), folder / "gallery")
     with Finder.open(tiny_model, folder / "gallery", threads=1) as finder:

@@ -48,6 +48,45 @@ def test_side_by_side(wall: Any) -> None:
     assert not wall.locator("#compare").is_visible()
 
 
+def test_boxes_on_request(wall: Any) -> None:
+    """Off at first, on by the keyboard, in place on pictures that do not fill their film; no button without boxes."""
+    place = """([box, width, height]) => {
+        const [mark, film] = [box, box.closest(".film, .shown")].map(part => part.getBoundingClientRect());
+        const scale = Math.min(film.width / width, film.height / height);
+        const left = film.left + (film.width - scale * width) / 2, top = film.top + (film.height - scale * height) / 2;
+        return [(mark.left - left) / scale / width, (mark.top - top) / scale / height,
+                mark.width / scale / width, mark.height / scale / height];
+    }"""
+    button, box = wall.locator("#box-tools button"), wall.locator(".card .boxes > span").first
+    assert button.is_hidden()
+    example(wall, 1)
+    shown(wall, "Example")
+    assert button.get_attribute("aria-pressed") == "false"
+    assert box.is_hidden()
+    button.focus()
+    wall.keyboard.press("Enter")
+    assert button.get_attribute("aria-pressed") == "true"
+    box.scroll_into_view_if_needed()
+    assert box.inner_text() == "Mass"
+    wall.wait_for_function("document.querySelector('.card .boxes').style.width === '75%'")
+    assert box.evaluate(f"box => ({place})([box, 96, 128])") == pytest.approx([0.5, 0.05, 0.25, 0.5], abs=0.01)
+    name = wall.locator(".card:has(.boxes)").first.get_attribute("data-id")
+    wall.locator(f'.card[data-id="{name}"] .film').click()
+    box = wall.locator("#there .boxes > span")
+    box.wait_for()
+    assert box.evaluate(f"box => ({place})([box, 96, 128])") == pytest.approx([0.5, 0.05, 0.25, 0.5], abs=0.01)
+    wall.locator("#compare [data-act=boxes]").press("Enter")
+    assert box.is_hidden()
+    assert button.get_attribute("aria-pressed") == "false"
+    wall.keyboard.press("Escape")
+    wall.locator("#having").select_option("Effusion")  # those have no boxes
+    wall.locator("#search", has_text="with Effusion").wait_for()
+    assert button.is_hidden()
+    wall.locator(".card .film").first.click()
+    wall.locator("#compare #there img:not([hidden])").wait_for()
+    assert wall.locator("#compare [data-act=boxes]").is_hidden()
+
+
 def test_more_like_this(wall: Any) -> None:
     example(wall, 1)
     shown(wall, "Example")

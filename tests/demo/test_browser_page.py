@@ -228,9 +228,10 @@ def test_accessibility_by_axe(visit: Visit, wall_url: str, scheme: str, require_
     page.locator("button.finding").first.click()
     page.locator("#combination summary").click()
     page.locator("#agreement summary").click()
+    page.locator("#box-tools button").click()
     assert serious() == []
-    page.locator(".card [data-act=compare]").first.click()
-    page.locator("#compare #there img:not([hidden])").wait_for()
+    page.locator(".card:has(.boxes) .film").first.click()
+    page.locator("#compare #there .boxes > span").wait_for()
     assert serious() == []
     page.keyboard.press("Escape")
     for name in ("map", "model"):

@@ -16,6 +16,7 @@ from cbmir.demo.mentions import mark_mentions, sentences, speaks_of
 from cbmir.demo.page import card_html, examples_html, page_html
 from cbmir.demo.sessions import View, members_html
 from cbmir.demo.similar_images import Likeness, agreement_html, label_marks, wall_html
+from cbmir.manifest import Box
 from cbmir.runtime import Entry, Finder, Finding, LabelAgreement, Neighbour
 from cbmir.runtime.finder import NOTHING_ALIKE
 from cbmir.runtime.imaging.picture_check import SENTENCES
@@ -56,7 +57,8 @@ def entry(**labels: int | None) -> Entry:
 
 
 def nasty_wall() -> str:
-    one = neighbour(id=NASTY, patient_id=NASTY, labels=(NASTY,), shared=(NASTY,), report=NASTY)
+    boxes = (Box(NASTY, 0, 0, 1, 1),)
+    one = neighbour(id=NASTY, patient_id=NASTY, labels=(NASTY,), shared=(NASTY,), report=NASTY, boxes=boxes)
     return wall_html([one], [Entry(NASTY, "", NASTY, view=NASTY, labels={NASTY: 1})], [NASTY], LIKENESS)
 
 
