@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 from cbmir.card import WITHOUT_FINDINGS, ModelCard
 from cbmir.labels import readable
-from cbmir.runtime.finder import NOTHING_ALIKE
 from cbmir.runtime.imaging.picture_check import SENTENCES
+from cbmir.runtime.neighbours import NOTHING_ALIKE
 from cbmir.runtime.novelty import QUANTILE, Novelty
 from cbmir.runtime.results import Finding, most_probable_first
 

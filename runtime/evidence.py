@@ -14,6 +14,8 @@ the same rule (`static/evidence.js`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +25,13 @@ from cbmir.card import ModelCard
 from cbmir.errors import UserError
 from cbmir.preprocessing import PreprocessSpec
 
+#: A part of an image, (x0, y0, x1, y1) in fractions of its width and height, from its upper left corner.
+Region = tuple[float, float, float, float]
 #: RGB of cells above and below an even share: told apart with every kind of colour vision.
 MORE, LESS = (255, 140, 0), (45, 125, 255)
 FLAT = 0.2  # differences below this part of an even share stay pale: a map that is flat should look flat
 TOLD = 0.5  # cells from this part of the greatest difference on bear a sign
+LEAST_CELLS = 0.5  # of a region: less of a cell says nothing of the region itself
 
 
 def evidence_map(feature_map: NDArray[np.float32], vector: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -39,7 +44,7 @@ def evidence_map(feature_map: NDArray[np.float32], vector: NDArray[np.float32]) 
     Returns:
         float32 [h, w], which sums to the cosine. All zeros where the feature map's mean or the vector is zero.
     """
-    return _shares(feature_map, _unit(vector))
+    return _shares(feature_map, unit_vector(vector))
 
 
 def contrast_map(
@@ -82,7 +87,7 @@ def finding_vectors(
     if not card.has_findings:
         return {}
     rows = zip(card.labels.names, _rows_of_labels(card, head), strict=True)
-    return {name: max(own, key=lambda row: _unit(row) @ embedding) for name, own in rows}
+    return {name: max(own, key=lambda row: unit_vector(row) @ embedding) for name, own in rows}
 
 
 def _rows_of_labels(card: ModelCard, head: NDArray[np.float32]) -> list[NDArray[np.float32]]:
@@ -91,11 +96,75 @@ def _rows_of_labels(card: ModelCard, head: NDArray[np.float32]) -> list[NDArray[
     return np.split(head, np.cumsum(counts)[:-1])[: len(card.labels)]  # the negative class is last, and no label
 
 
+def seen_part(spec: PreprocessSpec) -> tuple[float, float]:
+    """The part of an image's width, and of its height, that the model sees: where it begins and ends, in [0, 1]."""
+    start = (spec.resize - spec.crop) // 2
+    return start / spec.resize, (start + spec.crop) / spec.resize
+
+
 def seen_box(height: int, width: int, spec: PreprocessSpec) -> tuple[int, int, int, int]:
     """The part of an image [height, width] that the model sees, as (top, bottom, left, right) in pixels."""
-    start = (spec.resize - spec.crop) // 2
-    first, last = start / spec.resize, (start + spec.crop) / spec.resize
+    first, last = seen_part(spec)
     return round(height * first), round(height * last), round(width * first), round(width * last)
+
+
+@dataclass(frozen=True, eq=False)
+class RegionCells:
+    """The cells of a feature map [D, h, w] that lie in a part of the image: the share of each row (`down` float64 [h])
+    and column (`across` float64 [w]) that lies in it."""
+
+    down: NDArray[np.float64]
+    across: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, region: Region, shape: Sequence[int], spec: PreprocessSpec) -> Self:
+        """Of a feature map of `shape` (h, w). What the model does not see of the image has no cells.
+
+        Raises UserError for no box within the image, and for one that holds less than half a cell.
+        """
+        x0, y0, x1, y1 = region
+        if not (0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1):  # not so for NaN
+            raise UserError(f"expected a region x0,y0,x1,y1 with 0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1, in fractions "
+                            f"of the image; found {','.join(f'{value:g}' for value in region)}")  # fmt: skip
+        first, last = seen_part(spec)
+        height, width = shape
+        down, across = ((np.array(ends) - first) / (last - first) for ends in ((y0, y1), (x0, x1)))
+        cells = cls(_covered(down * height, height), _covered(across * width, width))
+        held = float(cells.down.sum() * cells.across.sum())
+        if held < LEAST_CELLS:
+            raise UserError(
+                f"expected a region of at least half a cell of the model's {shape[0]}x{shape[1]}, which cover the "
+                f"image from {first:.3f} to {last:.3f} both ways; found {held:.2f} cells: choose a larger one"
+            )
+        return cells
+
+    def vector(self, feature_map: NDArray[np.float32]) -> NDArray[np.float32]:
+        """float32 [D]: the mean of these cells, at unit length. Of all cells it is the image's embedding.
+
+        Raises UserError where the model sees nothing in them.
+        """
+        mean = np.einsum("dhw,h,w->d", feature_map.astype(np.float64), self.down, self.across)
+        if not np.linalg.norm(mean):
+            raise UserError("expected a region in which the model sees something, found none: choose another")
+        return unit_vector(mean).astype(np.float32)
+
+
+def parse_region(text: str) -> Region:
+    """`x0,y0,x1,y1`. Raises UserError for anything but four numbers; `RegionCells` looks at what they are."""
+    try:
+        x0, y0, x1, y1 = map(float, text.split(","))
+    except ValueError:
+        raise UserError(
+            f"expected a region x0,y0,x1,y1 in fractions of the image, as 0.1,0.5,0.4,0.9; found {text!r}"
+        ) from None
+    return x0, y0, x1, y1
+
+
+def _covered(ends: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """The share of each of `count` cells, from 0 to 1, from 1 to 2 and so on, that lies between two ends."""
+    at = np.arange(count)
+    shares: NDArray[np.float64] = np.clip(np.minimum(ends[1], at + 1) - np.maximum(ends[0], at), 0, 1)
+    return shares
 
 
 def overlay(
@@ -157,13 +226,14 @@ def combination_vector(card: ModelCard, head: NDArray[np.float32], labels: Seque
     if not rows or len(set(rows)) < len(rows):
         raise UserError(f"expected one or several findings, each once, found {', '.join(labels) or 'none'}")
     of_labels = _rows_of_labels(card, head)
-    mean = np.mean([_unit(of_labels[row].mean(axis=0)) for row in rows], axis=0)
+    mean = np.mean([unit_vector(of_labels[row].mean(axis=0)) for row in rows], axis=0)
     if np.linalg.norm(mean) < 1e-6:
         raise UserError(f"expected findings that can go together, found {', '.join(labels)}, which cancel out")
-    return _unit(mean).astype(np.float32)
+    return unit_vector(mean).astype(np.float32)
 
 
-def _unit(vector: NDArray[np.float32]) -> NDArray[np.float64]:
+def unit_vector(vector: NDArray[np.floating]) -> NDArray[np.float64]:
+    """A vector at unit length; zero stays zero."""
     exact = vector.astype(np.float64)
     unit: NDArray[np.float64] = exact / max(float(np.linalg.norm(exact)), 1e-12)
     return unit

@@ -21,8 +21,8 @@ from cbmir.preprocessing import PreprocessSpec
 from cbmir.process import Closing
 from cbmir.runtime.engines.base import Engine, EngineHealth, Outputs
 from cbmir.runtime.engines.registry import open_engine
-from cbmir.runtime.evidence import combination_vector, evidence_map, finding_vectors
-from cbmir.runtime.gallery.entry import Entry, Hit, SearchResult
+from cbmir.runtime.evidence import Region, RegionCells, combination_vector, evidence_map, finding_vectors
+from cbmir.runtime.gallery.entry import SearchResult
 from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.gallery.protocol import SearchableGallery, open_gallery
 from cbmir.runtime.imaging.image_warning import ImageWarning
@@ -30,8 +30,8 @@ from cbmir.runtime.imaging.picture_check import SENTENCES
 from cbmir.runtime.imaging.preprocess import preprocess
 from cbmir.runtime.imaging.radiograph import ImageLimits, Radiograph
 from cbmir.runtime.imaging.reader import read_image
-from cbmir.runtime.novelty import NEAREST, Novelty, score_novelty
-from cbmir.runtime.results import Analysis, Finding, Neighbour, agreement
+from cbmir.runtime.neighbours import NOTHING_ALIKE, Query, expected_labels, known_of, neighbour_of
+from cbmir.runtime.results import Analysis, Finding, Neighbour, Refinement, agreement
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
@@ -39,19 +39,6 @@ if TYPE_CHECKING:
 Image = str | Path | bytes | NDArray[np.uint8] | NDArray[np.uint16]
 _Read = tuple[NDArray[np.uint8], tuple[ImageWarning, ...]]  # the model's input, and the image's warnings
 
-#: The warning where `Novelty.flagged` is true.
-NOTHING_ALIKE = (
-    "Nothing in the gallery looks like this image: it may be no chest X-ray, inverted or turned. Its findings and "
-    "neighbours are not to be relied on."
-)
-#: The warning where `Analysis.known` has ids.
-IN_GALLERY = "This image is in the gallery itself."
-#: The warnings where the same patient's images are to be left out, and the patient is not known or has none.
-PATIENT_UNKNOWN = (
-    "The patient of this image is not known, so neighbours may be images of the same patient; give the patient's id to "
-    "leave them out."
-)
-PATIENT_NOT_FOUND = "No image of this patient id is in the gallery: nothing was left out."
 _BATCH = 32  # images that `embed_many` gives to the engine at once
 
 
@@ -157,6 +144,7 @@ class Finder(Closing):
         filter: Filter = Filter(),  # noqa: B008 - it never changes
         exact: bool | None = None,
         rank: Rank = "nearness",
+        region: Region | None = None,
     ) -> Analysis:
         """Findings and the k first neighbours of one image.
 
@@ -169,56 +157,107 @@ class Finder(Closing):
             filter: As `Gallery.search` has it, and so `exact`.
             rank: `nearness`: what looks alike comes first. `findings` answers another question: first come those whose
                 known labels agree most with the image's probabilities (`Gallery.search_by_agreement`), of all entries.
+            region: Search by this part of the image alone, (x0, y0, x1, y1) in fractions of its width and height, from
+                its upper left corner: neighbours are those nearest to the unit mean of its cells (`RegionCells`).
+                Findings, novelty and warnings remain those of the whole image.
 
         Raises:
             ImageError: The image cannot be read.
-            UserError: An unknown `rank`, or `findings` where no label of the gallery has a probability.
+            UserError: An unknown `rank`; `findings` with a region, or where no label of the gallery has a probability;
+                a region that `RegionCells` refuses.
             GalleryError: As `Gallery.search` and `search_by_agreement`.
         """
         if rank not in RANKS:
             raise UserError(f"expected a rank among {', '.join(RANKS)}; found {rank!r}")
+        if region is not None and rank == "findings":
+            raise UserError("expected rank nearness with a region, found findings: these are the whole image's")
         radiograph = image if isinstance(image, Radiograph) else self.read(image)
         outputs, feature_map = self._run(radiograph)
         embedding, findings = outputs.embedding[0], self._findings(outputs.scores[0])
-        warnings: list[str] = [*radiograph.warnings, *(() if self.card.has_findings else (WITHOUT_FINDINGS,))]
-        known: tuple[Entry, ...] = ()
-        hits: tuple[Hit, ...] = ()
-        vectors: dict[str, NDArray[np.float32]] = {}
-        novelty = None
-        if self.gallery is not None:
-            known, patients, notes = _known_of(self.gallery, radiograph, patient_id or "", exclude_same_patient)
-            warnings += notes
-            if exclude_same_patient:
-                filter = replace(filter, exclude_patients=filter.exclude_patients | patients)
-            expected = _expected(self.gallery, findings) if rank == "findings" else None
-            found, novelty = _search(self.gallery, embedding, k, filter, exact, known, patients, expected)
-            hits = found.hits
-            vectors = {hit.entry.id: vector for hit, vector in zip(hits, found.vectors, strict=False)}
-            if novelty is not None and novelty.flagged:
-                warnings.insert(sum(warning in SENTENCES.values() for warning in warnings), NOTHING_ALIKE)
+        vector = embedding
+        if region is not None:
+            vector = RegionCells.of(region, feature_map.shape[1:], self.card.preprocess).vector(feature_map)
         predicted = {finding.label for finding in findings if finding.predicted}
-        query_labels = {name for entry in known for name in entry.positive} if known else predicted
-        names = {canonical(name) for name in query_labels}
-
-        return Analysis(
+        warnings: list[str] = [*radiograph.warnings, *(() if self.card.has_findings else (WITHOUT_FINDINGS,))]
+        analysis = Analysis(
             image=radiograph.name,
             findings=findings,
-            neighbours=tuple(neighbour_of(hit, names) for hit in hits),
+            neighbours=(),
             warnings=tuple(warnings),
             embedding=embedding,
             feature_map=feature_map,
             finding_vectors=finding_vectors(self.card, self.engine.head, embedding),
-            neighbour_vectors=vectors,
-            # Neighbours that were chosen to agree with the findings say nothing about them.
-            agreement=()
-            if self.gallery is None or rank == "findings"
-            else agreement(hits, self.gallery.labels.names, self.card.sigma),
-            novelty=novelty,
-            query_labels=tuple(sorted(query_labels)),
-            known=tuple(entry.id for entry in known),
+            neighbour_vectors={},
+            query=vector,
+            query_labels=tuple(sorted(predicted)),
             operating_point=self.operating_point,
             rank=rank,
+            region=region,
         )
+        if self.gallery is None:
+            return analysis
+        known, patients, notes = known_of(self.gallery, radiograph, patient_id or "", exclude_same_patient)
+        if exclude_same_patient:
+            filter = replace(filter, exclude_patients=filter.exclude_patients | patients)
+        expected = expected_labels(self.gallery, findings) if rank == "findings" else None
+        query = Query(vector, k, filter, exact, expected)
+        found, novelty = query.search_with_novelty(self.gallery, embedding, known, patients)
+        warnings += notes
+        if novelty is not None and novelty.flagged:
+            warnings.insert(sum(warning in SENTENCES.values() for warning in warnings), NOTHING_ALIKE)
+        if known:
+            analysis = replace(analysis, query_labels=tuple(sorted({name for one in known for name in one.positive})))
+        analysis = replace(
+            analysis,
+            warnings=tuple(warnings),
+            novelty=novelty,
+            known=tuple(entry.id for entry in known),
+            patients=patients,
+        )
+        return self._with_neighbours(analysis, self.gallery, found)
+
+    def refine(
+        self,
+        analysis: Analysis,
+        *,
+        alike: Sequence[str] = (),
+        unlike: Sequence[str] = (),
+        findings: Mapping[str, float] = {},
+        k: int = 10,
+        filter: Filter = Filter(),  # noqa: B008
+        exclude_same_patient: bool = True,
+    ) -> Analysis:
+        """The neighbours of an analysis again, nearer to what a person calls alike (`refined_vector`).
+
+        It starts from the analysis that is given: to undo a step, go on with an earlier one.
+
+        Args:
+            alike: Ids of images of the gallery that are like the query, neighbours or not.
+            unlike: Ids of those that are not.
+            findings: How far to go towards a finding, from -1 (away from it) to 1.
+            k: How many neighbours; `filter` and `exclude_same_patient` as `analyze` has them.
+
+        Returns:
+            A copy with `neighbours`, `agreement`, `query` and `refinement` replaced.
+
+        Raises:
+            UserError: No gallery, nothing to refine by, a weight beyond [-1, 1], an id that is both alike and unlike,
+                or what cancels out.
+            ManifestError: The model does not have a finding.
+            GalleryError: An id is not in the gallery, or as `Gallery.search`.
+        """
+        gallery = self._searched()
+        refinement = Refinement(tuple(alike), tuple(unlike), dict(findings))
+        vector = refinement.vector(
+            analysis.query,
+            [gallery.vector(id) for id in alike],
+            [gallery.vector(id) for id in unlike],
+            {name: combination_vector(self.card, self.engine.head, [name]) for name in findings},
+        )
+        if exclude_same_patient:
+            filter = replace(filter, exclude_patients=filter.exclude_patients | analysis.patients)
+        refined = replace(analysis, query=vector, refinement=refinement, rank="nearness")
+        return self._with_neighbours(refined, gallery, Query(vector, k, filter).search(gallery))
 
     def search_by_findings(
         self, labels: Sequence[str], k: int = 10, *, filter: Filter = Filter(),  # noqa: B008
@@ -233,15 +272,19 @@ class Finder(Closing):
             ManifestError: The model does not have a label.
             GalleryError: As `Gallery.search`.
         """
-        if self.gallery is None:
-            raise UserError("expected a gallery to search, found none: open the finder with one")
+        gallery = self._searched()
         vector = combination_vector(self.card, self.engine.head, labels)
         wanted = {canonical(label) for label in labels}
-        return tuple(neighbour_of(hit, wanted) for hit in self.gallery.search(vector, k, filter=filter).hits)
+        return tuple(neighbour_of(hit, wanted) for hit in gallery.search(vector, k, filter=filter).hits)
 
     def evidence_towards(self, image: Image | Radiograph, vector: NDArray[np.float32]) -> NDArray[np.float32]:
         """Each cell's share in the cosine between an image and a vector [D], as of another image: float32 [h, w]."""
         return evidence_map(self._run(image if isinstance(image, Radiograph) else self.read(image))[1], vector)
+
+    def embed_region(self, image: Image | Radiograph, region: Region) -> NDArray[np.float32]:
+        """The vector float32 [D], unit norm, that `analyze` searches for with this region. Raises as `analyze`."""
+        feature_map = self._run(image if isinstance(image, Radiograph) else self.read(image))[1]
+        return RegionCells.of(region, feature_map.shape[1:], self.card.preprocess).vector(feature_map)
 
     def embed(self, batch: Sequence[Image] | NDArray[np.uint8]) -> NDArray[np.float32]:
         """Embeddings float32 [N, D], unit norm, of a list of images or of preprocessed uint8 [N, 1, S, S]."""
@@ -294,6 +337,22 @@ class Finder(Closing):
         if self.gallery is not None:
             self.gallery.close()
 
+    def _searched(self) -> SearchableGallery:
+        if self.gallery is None:
+            raise UserError("expected a gallery to search, found none: open the finder with one")
+        return self.gallery
+
+    def _with_neighbours(self, analysis: Analysis, gallery: SearchableGallery, found: SearchResult) -> Analysis:
+        names = {canonical(name) for name in analysis.query_labels}
+        # Neighbours that were chosen to agree with the findings say nothing about them.
+        counted = () if analysis.rank == "findings" else found.hits
+        return replace(
+            analysis,
+            neighbours=tuple(neighbour_of(hit, names) for hit in found.hits),
+            neighbour_vectors={hit.entry.id: one for hit, one in zip(found.hits, found.vectors, strict=False)},
+            agreement=agreement(counted, gallery.label_shares, self.card.sigma),
+        )
+
     def _run(self, radiograph: Radiograph) -> tuple[Outputs, NDArray[np.float32]]:
         """The engine's outputs for one image, and its feature map [D, h, w]."""
         batch = preprocess(radiograph, self.card.preprocess, threads=self.engine.threads)[None, None]
@@ -325,74 +384,3 @@ def _crops(
             if not isinstance(result, ImageError) and result[1]:
                 warned(at, result[1])
             yield result if isinstance(result, ImageError) else result[0]
-
-
-def _known_of(
-    gallery: SearchableGallery, image: Radiograph, patient_id: str, exclude: bool
-) -> tuple[tuple[Entry, ...], frozenset[str], list[str]]:
-    """The gallery's entries made from the same file, the patients that the image may be of, and warnings."""
-    known = tuple(gallery.find(image.sha256))
-    warnings = [IN_GALLERY] if known else []
-    of_file = image.patient_id.strip()
-    patients = {patient_id.strip(), *(entry.patient_id for entry in known)}
-    patients = (patients | {of_file} if gallery.finds_patients else patients) - {""}
-    if exclude and not patients and of_file:
-        warnings.append("The gallery keeps pseudonyms of its patients and was opened without their key, so neighbours "
-                        "may be images of this file's patient.")  # fmt: skip
-    elif exclude and not patients:
-        warnings.append(PATIENT_UNKNOWN)
-    elif exclude and not any(gallery.has_patient(patient) for patient in patients):
-        warnings.append(PATIENT_NOT_FOUND)
-    return known, frozenset(patients), warnings
-
-
-def _search(
-    gallery: SearchableGallery,
-    embedding: NDArray[np.float32],
-    k: int,
-    wanted: Filter,
-    exact: bool | None,
-    known: tuple[Entry, ...],
-    patients: frozenset[str],
-    expected: Mapping[str, float] | None,
-) -> tuple[SearchResult, Novelty | None]:
-    """The k neighbours, nearest first or by the `expected` probabilities, and how unusual the image is among the
-    gallery's images but itself and its own patient's."""
-    reference, others, found = gallery.reference_distances, Filter(exclude_patients=patients), None
-    if expected is not None:
-        found = gallery.search_by_agreement(embedding, expected, k, filter=wanted)
-        wanted, k = others, 0  # what is searched below is for novelty alone
-    if not len(reference):
-        return found or gallery.search(embedding, k, filter=wanted, exact=exact), None
-    filters = [wanted] if wanted == others else [wanted, others]
-    itself = sum(not entry.patient_id for entry in known)  # no filter leaves these out; they are the nearest
-    queries = np.stack([embedding] * len(filters))
-    many = gallery.search_many(queries, k, filters=filters, exact=exact, vectors=NEAREST + itself)  # of one moment
-    return found or many[0], score_novelty(embedding, many[-1].vectors[itself:], reference)
-
-
-def _expected(gallery: SearchableGallery, findings: Iterable[Finding]) -> dict[str, float]:
-    """Probabilities by the gallery's names of the labels, without those that the model or the gallery lacks."""
-    known = {canonical(f.label): f.probability for f in findings if f.probability is not None}
-    expected = {name: known[canonical(name)] for name in gallery.labels.names if canonical(name) in known}
-    if not expected:
-        raise UserError("expected a calibrated probability for a label of the gallery to rank by findings, found none; "
-                        "rank by nearness")  # fmt: skip
-    return expected
-
-
-def neighbour_of(hit: Hit, wanted: set[str]) -> Neighbour:
-    """A hit as an answer shows it. `wanted`: canonical names of the labels that the query has."""
-    entry = hit.entry
-    return Neighbour(
-        id=entry.id,
-        image=entry.image,
-        patient_id=entry.patient_id,
-        distance=hit.distance,
-        cosine=hit.cosine,
-        labels=entry.positive,
-        shared=tuple(name for name in entry.positive if canonical(name) in wanted),
-        report=entry.report,
-        uncertain=tuple(name for name in entry.positive if (entry.labels or {})[name] == -1),
-        boxes=entry.boxes,
-    )

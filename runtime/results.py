@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cbmir.card import BALANCED
+from cbmir.card import BALANCED, ModelCard
 from cbmir.choices import Rank
 from cbmir.errors import UserError
+from cbmir.labels import canonical
 from cbmir.manifest import Box
-from cbmir.runtime.evidence import contrast_map, evidence_map
+from cbmir.runtime.evidence import Region, contrast_map, evidence_map, unit_vector
 from cbmir.runtime.gallery.entry import Hit
 from cbmir.runtime.novelty import Novelty
 
@@ -40,12 +41,22 @@ def most_probable_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda f: (f.probability is None, -(f.probability or 0), -f.score, f.label)))
 
 
+#: The probability below which neighbours have a label more often than by chance.
+CHANCE = 0.05
+#: What images that are alike and unlike weigh in a refined search, where the query weighs 1.
+ALIKE, UNLIKE = 0.75, -0.15
+
+
 @dataclass(frozen=True)
 class LabelAgreement:
     """How many of the neighbours have a label as 1, 0, -1 or not at all.
 
     `share` in [0, 1] is the weight of the positive and uncertain ones, divided by the weight of all for which the label
-    is known; None where it is known for none.
+    is known; None where it is known for none. `gallery` is the share of the gallery's images, of those for which the
+    label is known, each counted alike; None where it is known for none, or the gallery does not say.
+
+    `above_chance`: so many of the neighbours or more would be positive or uncertain in fewer than 5% of random draws
+    from the gallery (exact binomial test, one-sided, each label by itself).
     """
 
     label: str
@@ -54,24 +65,84 @@ class LabelAgreement:
     uncertain: int
     unknown: int
     share: float | None
+    gallery: float | None = None
+    above_chance: bool = False
 
 
-def agreement(hits: Sequence[Hit], labels: Sequence[str], sigma: float) -> tuple[LabelAgreement, ...]:
-    """How far the neighbours agree on each of `labels`; empty without hits.
+def agreement(hits: Sequence[Hit], shares: Mapping[str, float | None], sigma: float) -> tuple[LabelAgreement, ...]:
+    """How far the neighbours agree on each label of `shares`, in which the gallery's are; empty without hits.
 
     A neighbour at distance d weighs exp(-d^2 / (2 sigma^2)), as a proxy does in a score (METHOD, "Loss"), with `sigma`
     of the model card.
     """
     weights = [math.exp(-(hit.distance**2) / (2 * sigma**2)) for hit in hits]
     found = []
-    for label in labels if hits else ():
+    for label, of_gallery in shares.items() if hits else ():
         values = [(hit.entry.labels or {}).get(label) for hit in hits]
         known = sum(weight for value, weight in zip(values, weights, strict=True) if value is not None)
         present = sum(weight for value, weight in zip(values, weights, strict=True) if value in (1, -1))
         positive, negative, uncertain, unknown = (values.count(value) for value in (1, 0, -1, None))
         share = present / known if known else None
-        found.append(LabelAgreement(label, positive, negative, uncertain, unknown, share))
+        above = of_gallery is not None and chance(positive + uncertain, len(hits) - unknown, of_gallery) < CHANCE
+        found.append(LabelAgreement(label, positive, negative, uncertain, unknown, share, of_gallery, above))
     return tuple(found)
+
+
+def chance(count: int, of: int, share: float) -> float:
+    """The probability that `count` or more of so many independent draws hit, each with probability `share`."""
+    if count == 0 or share >= 1:
+        return 1.0
+    if share <= 0:
+        return 0.0
+    # By logarithms: of many draws the coefficients have no float.
+    hit, missed, every = math.log(share), math.log1p(-share), math.lgamma(of + 1)
+    return math.fsum(
+        math.exp(every - math.lgamma(n + 1) - math.lgamma(of - n + 1) + n * hit + (of - n) * missed)
+        for n in range(count, of + 1)
+    )
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """What a search was refined by: ids of images that are `alike` and `unlike`, and how far to go towards each of some
+    findings, from -1 (away from it) to 1.
+
+    Raises UserError where there is nothing to refine by, an id is in both, or a weight is beyond [-1, 1].
+    """
+
+    alike: tuple[str, ...] = ()
+    unlike: tuple[str, ...] = ()
+    findings: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not (self.alike or self.unlike or self.findings):
+            raise UserError("expected images that are alike or unlike, or findings, to refine by; found none")
+        if both := set(self.alike) & set(self.unlike):
+            raise UserError(f"expected an image to be alike or unlike, found both: {', '.join(sorted(both))}")
+        for name, weight in self.findings.items():
+            if not -1 <= weight <= 1:  # not so for NaN
+                raise UserError(f"expected a weight from -1 to 1 for {name}, found {weight:g}")
+
+    def vector(
+        self, query: NDArray[np.float32], alike: Sequence[NDArray[np.float32]], unlike: Sequence[NDArray[np.float32]],
+        directions: Mapping[str, NDArray[np.float32]],
+    ) -> NDArray[np.float32]:  # fmt: skip
+        """float32 [D]: unit(query + 0.75 mean(alike) - 0.15 mean(unlike) + the sum of weight * unit(direction)).
+
+        Rocchio's rule with its usual weights (Manning, Raghavan and Schuetze, Introduction to Information Retrieval,
+        9.1.1), on the unit sphere; and a direction for each of `findings`.
+
+        Raises UserError where the sum is zero.
+        """
+        total = query.astype(np.float64)
+        for weight, vectors in ((ALIKE, alike), (UNLIKE, unlike)):
+            if vectors:
+                total = total + weight * np.mean(vectors, axis=0, dtype=np.float64)
+        for name, weight in self.findings.items():
+            total = total + weight * unit_vector(directions[name])
+        if np.linalg.norm(total) < 1e-6:
+            raise UserError("expected something to search for, found images and findings that cancel out")
+        return unit_vector(total).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -106,7 +177,11 @@ class Analysis:
         novelty: None without a gallery, and with a small one.
         query_labels: Those known of the image, where it is in the gallery, or else predicted.
         known: Ids of the gallery's entries that were made from the same file.
+        patients: Ids of the patients that the image may be of, as the gallery names patients. Not in `to_json`.
         operating_point: Whose thresholds the findings have.
+        query: float32 [D], unit norm: what was searched for. The embedding, unless it was a region, or refined.
+        region: The part of the image that was searched for; None: all of it.
+        refinement: What the search was refined by (`Finder.refine`); None: it was not.
         rank: `nearness`: nearest first; `findings`: the greatest expected agreement first (`Finder.analyze`).
     """
 
@@ -118,17 +193,46 @@ class Analysis:
     feature_map: NDArray[np.float32] = field(repr=False)
     finding_vectors: Mapping[str, NDArray[np.float32]] = field(repr=False)
     neighbour_vectors: Mapping[str, NDArray[np.float32]] = field(repr=False)
+    query: NDArray[np.float32] = field(repr=False)
     agreement: tuple[LabelAgreement, ...] = ()
     novelty: Novelty | None = None
     query_labels: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
+    patients: frozenset[str] = field(default=frozenset(), repr=False)
     operating_point: str = BALANCED
     rank: Rank = "nearness"
+    region: Region | None = None
+    refinement: Refinement | None = None
 
     @property
     def labels_known(self) -> bool:
         """Whether `query_labels` says anything: not of a new image where the model scores no findings."""
         return bool(self.known or self.findings)
+
+    def at(self, card: ModelCard, operating_point: str) -> Analysis:
+        """The same by the thresholds of another operating point of the model's card; the model does not run again.
+
+        `query_labels` and what neighbours share with them follow, unless the image's labels are known.
+
+        Raises:
+            UserError: The card has no such operating point.
+        """
+        thresholds = dict(zip(card.labels.names, card.at(operating_point).thresholds, strict=True))
+        findings = tuple(
+            replace(one, threshold=threshold, predicted=None if threshold is None else one.score > threshold)
+            for one in self.findings
+            for threshold in (thresholds[one.label],)
+        )
+        changed = replace(self, findings=findings, operating_point=operating_point)
+        if self.known:
+            return changed
+        labels = tuple(sorted(one.label for one in findings if one.predicted))
+        names = {canonical(label) for label in labels}
+        neighbours = tuple(
+            replace(one, shared=tuple(name for name in one.labels if canonical(name) in names))
+            for one in self.neighbours
+        )
+        return replace(changed, query_labels=labels, neighbours=neighbours)
 
     def evidence_for_finding(self, label: str) -> NDArray[np.float32]:
         """float32 [h, w]: each cell's share in what sets the finding apart from the others (`contrast_map`). Raises
@@ -136,7 +240,8 @@ class Analysis:
         return contrast_map(self.feature_map, self.finding_vectors, _known(self.finding_vectors, label, "finding"))
 
     def evidence_for_neighbour(self, id: str) -> NDArray[np.float32]:
-        """float32 [h, w]: each cell's share in the cosine to this neighbour. Raises UserError for another id."""
+        """float32 [h, w]: each cell's share in the cosine of the whole image to this neighbour, also where a region was
+        searched for. Raises UserError for another id."""
         return evidence_map(self.feature_map, self.neighbour_vectors[_known(self.neighbour_vectors, id, "neighbour")])
 
     def to_json(self) -> dict[str, Any]:
@@ -147,6 +252,8 @@ class Analysis:
             "operating_point": self.operating_point,
             "findings": [asdict(finding) for finding in self.findings],
             "rank": self.rank,
+            "region": None if self.region is None else list(self.region),
+            "refinement": None if self.refinement is None else asdict(self.refinement),
             "neighbours": [_plain(one) for one in self.neighbours],
             "agreement": [asdict(of_label) for of_label in self.agreement],
             "novelty": None if self.novelty is None else asdict(self.novelty),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from cbmir.runtime.gallery.filters import AllOf, Condition, Filter, HasLabel, parse
 from cbmir.runtime.gallery.hnsw import HnswIndex
-from cbmir.runtime.gallery.schema import Meta
+from cbmir.runtime.gallery.schema import UNKNOWN, Meta
 
 _S = TypeVar("_S", bound=np.generic)
 _BLOCK = 4096  # rows that are copied at once
@@ -170,6 +170,14 @@ class Snapshot:
     def __len__(self) -> int:
         dead = 0 if self.live is None else int(np.count_nonzero(~self.live))
         return len(self.base) - dead + len(self.tail)
+
+    @cached_property
+    def label_shares(self) -> tuple[float | None, ...]:
+        """`SearchableGallery.label_shares`, in the order of the labels."""
+        base = self.base.labels if self.live is None else self.base.labels[:, self.live]
+        present = sum(np.count_nonzero(np.abs(part) == 1, axis=1) for part in (base, self.tail.labels))
+        known = sum(np.count_nonzero(part != UNKNOWN, axis=1) for part in (base, self.tail.labels))
+        return tuple(one / of if of else None for one, of in np.stack([present, known]).T.tolist())
 
     @cached_property
     def holds_removed(self) -> bool:

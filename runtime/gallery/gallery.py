@@ -160,6 +160,11 @@ class Gallery(EditableGallery):
         """As of when the index files were last written; measured now where there are none, or they held too few."""
         return self._index.reference_distances()
 
+    @property
+    def label_shares(self) -> dict[str, float | None]:
+        with self._index.moment() as (_, snapshot):
+            return dict(zip(self.labels.names, snapshot.label_shares, strict=True))
+
     # -- transactions
 
     def reading(self) -> AbstractContextManager[Reader]:

@@ -56,6 +56,12 @@ class SearchableGallery(Protocol):
     def reference_distances(self) -> NDArray[np.float32]:
         """float32 [m], sorted: `novelty.reference_distances` of the entries; empty where they are too few."""
 
+    @property
+    @abstractmethod
+    def label_shares(self) -> dict[str, float | None]:
+        """For each of `labels`, the share in [0, 1] of the entries that have it (1 or -1) among those for which it is
+        known; None where it is known for none."""
+
     def check_model(self, card: ModelCard) -> None:
         """Raise GalleryError unless the embeddings are of this model's space."""
         if card.fingerprint != self.card.fingerprint:

@@ -119,30 +119,29 @@ async def analyze(
 ) -> schemas.AnalyzeAnswer:  # fmt: skip
     """The body is the image file itself: DICOM (one frontal chest radiograph), PNG or JPEG. Other patients' images
     appear as opaque case ids. For research, not for diagnosis."""
-    given = [name for name, _ in request.query_params.multi_items()]
-    if len(given) > len(set(given)):  # one of them would be left out in silence
-        raise Problem(422, "parameters", "Expected each parameter once, found one more than once.")
+    _check_each_once(request)
     patient, service = _utf8(patient_id), request.app.state.service
     return await _upload(request, lambda data, facts: service.analyze(data, patient, options, facts))
 
 
-@guarded.post("/v1/embed", summary="An image's embedding", openapi_extra=schemas.UPLOAD)
-async def embed(request: Request) -> schemas.EmbedAnswer:
+@guarded.post("/v1/embed", summary="An image's embedding, or a region's", openapi_extra=schemas.UPLOAD)
+async def embed(request: Request, options: Annotated[schemas.EmbedOptions, Query()]) -> schemas.EmbedAnswer:
     """The body is as that of /v1/analyze."""
-    return await _upload(request, request.app.state.service.embed)
+    _check_each_once(request)
+    service = request.app.state.service
+    return await _upload(request, lambda data, facts: service.embed(data, options, facts))
 
 
 @guarded.post("/v1/search", summary="The nearest images of an embedding or a case", openapi_extra=schemas.SEARCH)
 async def search(request: Request) -> schemas.SearchAnswer:
     """Of a case: without itself and, unless asked for, without its patient's other images."""
-    if request.query_params:
-        raise Problem(422, "parameters", "Expected all parameters in the body, found some in the URL.")
-    state, facts = request.app.state, Trace.of(request.scope).facts
-    answer: schemas.SearchAnswer = await state.limiter.run(
-        lambda body: state.service.search(_parsed(body), facts),
-        lambda: read_body(request, 2**20, state.settings.timeout_s),
-    )
-    return answer
+    return await _search(request, schemas.Search)
+
+
+@guarded.post("/v1/refine", summary="The same, refined by what is alike and what is not", openapi_extra=schemas.REFINE)
+async def refine(request: Request) -> schemas.SearchAnswer:
+    """unit(query + 0.75 mean(alike) - 0.15 mean(unlike) + the sum of weight * unit(direction of a finding))."""
+    return await _search(request, schemas.Refine)
 
 
 @guarded.get(
@@ -179,6 +178,23 @@ async def _check(request: Request, work: Callable[[], _T]) -> _T:
     return await checks.run(lambda _: work())
 
 
+async def _search(request: Request, shape: type[schemas.Search]) -> schemas.SearchAnswer:
+    if request.query_params:
+        raise Problem(422, "parameters", "Expected all parameters in the body, found some in the URL.")
+    state, facts = request.app.state, Trace.of(request.scope).facts
+    answer: schemas.SearchAnswer = await state.limiter.run(
+        lambda body: state.service.search(_parsed(body, shape), facts),
+        lambda: read_body(request, 2**20, state.settings.timeout_s),
+    )
+    return answer
+
+
+def _check_each_once(request: Request) -> None:
+    given = [name for name, _ in request.query_params.multi_items()]
+    if len(given) > len(set(given)):  # one of them would be left out in silence
+        raise Problem(422, "parameters", "Expected each parameter once, found one more than once.")
+
+
 async def _upload(request: Request, work: Callable[[bytes, Facts], _T]) -> _T:
     limiter: RequestLimiter = request.app.state.limiter
     settings: Settings = request.app.state.settings
@@ -199,9 +215,9 @@ def _utf8(header: str) -> str:
         raise Problem(422, "parameters", "Expected the header Patient-ID in UTF-8, found other bytes.") from None
 
 
-def _parsed(body: bytes) -> schemas.Search:
+def _parsed(body: bytes, shape: type[schemas.Search]) -> schemas.Search:
     try:
-        return schemas.Search.model_validate_json(body)
+        return shape.model_validate_json(body)
     except ValidationError as error:
         if error.error_count() > MOST_ERRORS:  # of which a list takes long
             raise Problem(422, "parameters", f"{error.error_count():,} things are not as expected.") from None

@@ -9,13 +9,19 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat,
 from cbmir.card import BALANCED, NOT_A_DEVICE
 from cbmir.choices import Rank
 from cbmir.manifest import Box
+from cbmir.runtime.evidence import Region
 from cbmir.runtime.novelty import Novelty
 from cbmir.runtime.results import Finding, LabelAgreement
 from cbmir.runtime.serving.settings import MOST_NEIGHBOURS
 
 CASE = r"^case-[0-9a-f]{16}$"
+_Case = Annotated[str, Field(pattern=CASE)]
 _Short = Annotated[str, Field(max_length=2000)]
 _View = Annotated[Literal["", "PA", "AP", "LATERAL"], BeforeValidator(lambda view: str(view).upper())]
+
+
+REGION = Field("", description="A part of the image to search by: x0,y0,x1,y1 in fractions of its width and height, "
+               "from its upper left corner.", examples=["0.1,0.5,0.45,0.9"])  # fmt: skip
 
 
 class Neighbours(BaseModel):
@@ -41,6 +47,15 @@ class AnalyzeOptions(Neighbours):
     rank: Rank = Field("nearness", description="The order of neighbours: nearness, what looks alike first; findings, "
                        "another question: whose known labels agree most with the image's probabilities. It compares "
                        "every image of the gallery.")  # fmt: skip
+    region: _Short = REGION
+
+
+class EmbedOptions(BaseModel):
+    """Of /v1/embed."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    region: _Short = REGION
 
 
 class Search(Neighbours):
@@ -49,7 +64,7 @@ class Search(Neighbours):
     embedding: Annotated[list[FiniteFloat], Field(max_length=65536, fail_fast=True)] | None = Field(
         None, description="Unit norm, of this model: as /v1/embed answers."
     )
-    case: str | None = Field(None, pattern=CASE, description="A neighbour's id in an earlier answer.")
+    case: _Case | None = Field(None, description="A neighbour's id in an earlier answer.")
     patient_id: _Short = Field("", description="A patient whose images are left out, as the gallery names patients.")
 
     @model_validator(mode="after")
@@ -57,6 +72,16 @@ class Search(Neighbours):
         if (self.embedding is None) == (self.case is None):
             raise ValueError("expected one of embedding and case")
         return self
+
+
+class Refine(Search):
+    """Of /v1/refine: besides, what is alike, and what is not."""
+
+    alike: list[_Case] = Field([], max_length=100, description="Ids of cases that are like the image.")
+    unlike: list[_Case] = Field([], max_length=100, description="Ids of cases that are not.")
+    findings: dict[_Short, FiniteFloat] = Field(
+        {}, max_length=100, description="How far to go towards a finding of the model, from -1 (away from it) to 1."
+    )
 
 
 class Case(BaseModel):
@@ -97,6 +122,7 @@ class AnalyzeAnswer(_Answer):
     operating_point: str = Field(description="Whose thresholds the findings have.")
     findings: list[Finding] = Field(description="Empty where the model scores no findings; a warning says so then.")
     rank: Rank = Field(description="The order of the neighbours.")
+    region: Region | None = Field(None, description="What was searched by; null: the whole image.")
     neighbours: list[Case]
     agreement: list[LabelAgreement]
     novelty: Novelty | None
@@ -177,6 +203,17 @@ SEARCH: dict[str, Any] = {
         }},
     }
 }  # fmt: skip
+REFINE: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {
+            "schema": Refine.model_json_schema(),
+            "example": {
+                "case": "case-1f0c6b9a2d4e8f37", "alike": ["case-0b7e3c5d9a1f2468"], "findings": {"Effusion": 0.5},
+            },
+        }},
+    }
+}  # fmt: skip
 _EXAMPLE = AnalyzeAnswer(
     model=Model(
         fingerprint="b3c1f0", weights="b3c1f0", encoder="densenet121", engine="onnxruntime", device="cpu",
@@ -186,11 +223,15 @@ _EXAMPLE = AnalyzeAnswer(
     operating_point=BALANCED,
     findings=[Finding("Effusion", 0.83, 0.61, True, 0.55)],
     rank="nearness",
+    region=None,
     neighbours=[
         Case(id="case-1f0c6b9a2d4e8f37", distance=0.31, cosine=0.952, labels=["Effusion", "Atelectasis"],
              shared=["Effusion"], uncertain=["Atelectasis"])
     ],
-    agreement=[LabelAgreement("Effusion", positive=7, negative=3, uncertain=0, unknown=0, share=0.71)],
+    agreement=[
+        LabelAgreement("Effusion", positive=7, negative=3, uncertain=0, unknown=0, share=0.71, gallery=0.12,
+                       above_chance=True),
+    ],
     novelty=Novelty(distance=0.28, percentile=41.5, flagged=False),
     warnings=[],
     results=None,

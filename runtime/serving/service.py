@@ -21,7 +21,8 @@ from cbmir.errors import GalleryError, ImageError, MissingDependencyError, UserE
 from cbmir.labels import canonical
 from cbmir.runtime import dicom_output
 from cbmir.runtime.dicom_output import Results
-from cbmir.runtime.finder import PATIENT_NOT_FOUND, PATIENT_UNKNOWN, Finder, neighbour_of
+from cbmir.runtime.evidence import combination_vector, parse_region
+from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.filters import Filter, parse
 from cbmir.runtime.gallery.gallery import Gallery
@@ -29,7 +30,8 @@ from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.imaging.dicom_reader import is_dicom
 from cbmir.runtime.imaging.radiograph import Radiograph
-from cbmir.runtime.results import Analysis, Neighbour
+from cbmir.runtime.neighbours import PATIENT_NOT_FOUND, PATIENT_UNKNOWN, neighbour_of
+from cbmir.runtime.results import Analysis, Neighbour, Refinement
 from cbmir.runtime.serving import schemas
 from cbmir.runtime.serving.problems import Problem
 from cbmir.runtime.serving.settings import Settings
@@ -60,8 +62,9 @@ class FinderService:
     ) -> schemas.AnalyzeAnswer:
         kinds = [kind for kind in options.results.replace(" ", "").split(",") if kind]
         _check_kinds(kinds, data)
-        if kinds and options.rank != "nearness":
-            raise Problem(422, "results", "Expected rank=nearness with results, which show images that look alike.")
+        if kinds and (options.rank != "nearness" or options.region):
+            raise Problem(422, "results", "Expected rank=nearness and no region with results, which show images that "
+                                          "look alike.")  # fmt: skip
         with self.live.use() as finder:
             _tell(facts, finder)
             wanted = Filter() if finder.gallery is None else _filter(options, finder.gallery)
@@ -70,6 +73,7 @@ class FinderService:
             analysis = finder.analyze(
                 image, options.k, patient_id=patient_id, filter=wanted, exact=options.exact or None,
                 exclude_same_patient=not options.include_same_patient, rank=options.rank,
+                region=parse_region(options.region) if options.region else None,
             )  # fmt: skip
             made = _results(data, analysis, finder, kinds, image) if kinds else None
             known = [] if finder.gallery is None else [finder.gallery.case_id(one) for one in analysis.known]
@@ -77,19 +81,22 @@ class FinderService:
             facts["cases"] = known + [case.id for case in neighbours]
             return schemas.AnalyzeAnswer(
                 model=model_of(finder), known=known, operating_point=analysis.operating_point,
-                findings=list(analysis.findings), rank=analysis.rank, neighbours=neighbours,
+                findings=list(analysis.findings), rank=analysis.rank, region=analysis.region,
+                neighbours=neighbours,
                 agreement=list(analysis.agreement), novelty=analysis.novelty,
                 warnings=list(analysis.warnings if made is None else made.warnings),
                 results=None if made is None else _encoded(made, kinds),
             )  # fmt: skip
 
-    def embed(self, data: bytes, facts: Facts) -> schemas.EmbedAnswer:
+    def embed(self, data: bytes, options: schemas.EmbedOptions, facts: Facts) -> schemas.EmbedAnswer:
         with self.live.use() as finder:
             _tell(facts, finder)
-            return schemas.EmbedAnswer(model=model_of(finder), embedding=finder.embed([data])[0].tolist())
+            region = parse_region(options.region) if options.region else None
+            vector = finder.embed([data])[0] if region is None else finder.embed_region(data, region)
+            return schemas.EmbedAnswer(model=model_of(finder), embedding=vector.tolist())
 
     def search(self, search: schemas.Search, facts: Facts) -> schemas.SearchAnswer:
-        """Neighbours of an embedding, or of an entry by its case id: without itself."""
+        """Neighbours of an embedding, or of an entry by its case id: without itself; refined, if it is so asked."""
         with self.live.use() as finder:
             _tell(facts, finder)
             gallery = _gallery(finder)
@@ -102,6 +109,8 @@ class FinderService:
                 excluded.add(itself.patient_id)
             else:
                 vector = _vector(search.embedding or [], finder.card.embedding_dim)
+            if isinstance(search, schemas.Refine):
+                vector = _refined(finder, gallery, search, vector)
             if not search.include_same_patient:
                 patients = frozenset(excluded - {""})
                 wanted = replace(wanted, exclude_patients=patients)
@@ -221,6 +230,15 @@ def _vector(embedding: list[float], dim: int) -> NDArray[np.float32]:
         raise Problem(422, "embedding", f"Expected {dim} numbers of norm 1, found {len(embedding)} of norm {norm:.4g}; "
                                         f"/v1/embed makes them.")  # fmt: skip
     return (np.array(embedding) / norm).astype(np.float32)
+
+
+def _refined(
+    finder: Finder, gallery: SearchableGallery, search: schemas.Refine, vector: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    refinement = Refinement(tuple(search.alike), tuple(search.unlike), search.findings)
+    alike, unlike = ([gallery.vector(_entry(gallery, one).id) for one in of] for of in (search.alike, search.unlike))
+    directions = {name: combination_vector(finder.card, finder.engine.head, [name]) for name in search.findings}
+    return refinement.vector(vector, alike, unlike, directions)
 
 
 def _check_kinds(kinds: list[str], data: bytes) -> None:

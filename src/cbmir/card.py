@@ -129,9 +129,9 @@ class ModelCard:
         Raises:
             UserError: The model has no point of this name. Every model has `balanced`.
         """
-        if operating_point == BALANCED:
-            return self
         if operating_point not in self.operating_points:
+            if operating_point == BALANCED:
+                return self
             known = ", ".join(dict.fromkeys((BALANCED, *self.operating_points)))
             raise UserError(f"expected an operating point of this model ({known}), found {operating_point!r}")
         points = self.operating_points[operating_point]

@@ -16,7 +16,7 @@ import pytest
 from cbmir.card import NOT_A_DEVICE
 from cbmir.cli import main, query
 from cbmir.runtime import Finder
-from cbmir.runtime.finder import NOTHING_ALIKE
+from cbmir.runtime.neighbours import NOTHING_ALIKE
 from dicom_files import make_dicom
 
 Captured = pytest.CaptureFixture[str]

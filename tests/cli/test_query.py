@@ -40,7 +40,8 @@ def test_json(tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Capture
     with Finder.open(tiny_model, tiny_gallery, threads=1) as finder:
         assert answers == [finder.analyze(image, 3).to_json()] * 2
     assert list(answers[0]) == [
-        "image", "known", "operating_point", "findings", "rank", "neighbours", "agreement", "novelty", "warnings",
+        "image", "known", "operating_point", "findings", "rank", "region", "refinement", "neighbours", "agreement",
+        "novelty", "warnings",
     ]  # fmt: skip
     assert (answers[0]["operating_point"], answers[0]["rank"]) == ("balanced", "nearness")
     assert list(answers[0]["findings"][0]) == ["label", "score", "probability", "predicted", "threshold"]
@@ -49,6 +50,20 @@ def test_json(tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Capture
     ]  # fmt: skip
     assert len(answers[0]["neighbours"]) == 3
     assert answers[0]["image"] == str(image)
+
+
+def test_a_region_and_a_refined_search(tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Captured) -> None:
+    asked = ("--region", "0.1,0.5,0.5,0.9", "--alike", "image_01", "--unlike", "image_02", "--towards", "Mass=-0.5")
+    assert run("query", tiny_model, tiny_gallery, image, "-k", 3, "--json", *asked) == 0
+    with Finder.open(tiny_model, tiny_gallery, threads=1) as finder:
+        region = finder.analyze(image, 3, region=(0.1, 0.5, 0.5, 0.9))
+        refined = finder.refine(region, alike=["image_01"], unlike=["image_02"], findings={"Mass": -0.5}, k=3)
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps([refined.to_json()]))
+    assert run("query", tiny_model, tiny_gallery, image, *asked) == 0
+    assert "Neighbours, nearest to the region 0.10,0.50,0.50,0.90 first, refined" in capsys.readouterr().out
+    for wrong in (("--region", "0.1,0.5"), ("--region", "0.5,0.5,0.5,0.5"), ("--towards", "Mass"), ("--alike", "x")):
+        assert run("query", tiny_model, tiny_gallery, image, *wrong) == 2
+        assert "xpected" in capsys.readouterr().err
 
 
 def test_what_is_wrong_with_the_picture_is_told_first(

@@ -19,9 +19,9 @@ from cbmir.demo.backend import Backend
 from cbmir.demo.examples import find_examples
 from cbmir.errors import UserError
 from cbmir.runtime import Entry, Finder, Gallery
-from cbmir.runtime.finder import NOTHING_ALIKE
 from cbmir.runtime.gallery.database import live_folder
 from cbmir.runtime.gallery.projection import GalleryProjection, principal_plane
+from cbmir.runtime.neighbours import NOTHING_ALIKE
 
 Ask = Callable[..., dict[str, Any]]
 

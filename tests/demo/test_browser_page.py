@@ -16,7 +16,7 @@ from PIL import Image
 from cbmir.card import NOT_A_DEVICE
 from cbmir.manifest import Manifest, Row
 from cbmir.runtime import build_gallery, open_engine
-from cbmir.runtime.finder import NOTHING_ALIKE
+from cbmir.runtime.neighbours import NOTHING_ALIKE
 from demo_page import blank, example, shown, upload
 
 pytest.importorskip("playwright.sync_api")

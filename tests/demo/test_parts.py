@@ -18,8 +18,8 @@ from cbmir.demo.sessions import View, members_html
 from cbmir.demo.similar_images import Likeness, agreement_html, label_marks, wall_html
 from cbmir.manifest import Box
 from cbmir.runtime import Entry, Finder, Finding, LabelAgreement, Neighbour
-from cbmir.runtime.finder import NOTHING_ALIKE
 from cbmir.runtime.imaging.picture_check import SENTENCES
+from cbmir.runtime.neighbours import NOTHING_ALIKE
 from cbmir.runtime.novelty import Novelty
 
 NASTY = '<script>alert("x")</script>\'"><img src=x onerror=alert(1)> {{constructor}} ${1+1} `'

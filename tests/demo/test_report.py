@@ -17,7 +17,7 @@ from cbmir.demo.report import report_html
 from cbmir.demo.uploads import Upload
 from cbmir.labels import NIH_14, LabelSet
 from cbmir.runtime import Analysis, Finder, Finding, read_image
-from cbmir.runtime.finder import NOTHING_ALIKE
+from cbmir.runtime.neighbours import NOTHING_ALIKE
 
 WHEN = datetime(2026, 1, 2, tzinfo=UTC)
 

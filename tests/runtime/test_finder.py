@@ -17,9 +17,9 @@ import cbmir
 from cbmir.errors import EngineError, GalleryError, ImageError, ModelError, UserError
 from cbmir.manifest import read_manifest
 from cbmir.runtime import Entry, Filter, Finder, Gallery, Pseudonyms, build_gallery, open_engine, read_image
-from cbmir.runtime.finder import NOTHING_ALIKE
 from cbmir.runtime.imaging.picture_check import SENTENCES
 from cbmir.runtime.imaging.preprocess import preprocess
+from cbmir.runtime.neighbours import NOTHING_ALIKE
 
 Make = Callable[..., Path]
 MakeXray = Callable[..., NDArray[np.uint8]]

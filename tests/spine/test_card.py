@@ -52,7 +52,7 @@ def test_text_is_plain_json() -> None:
 
 
 def test_an_operating_point_changes_the_thresholds_alone() -> None:
-    assert CARD.at("balanced") is CARD
+    assert CARD.at("balanced") == CARD.at("sensitive").at("balanced") == CARD
     assert CARD.at("sensitive") == CARD.with_(thresholds=(0.1, None, 0.1))
     with pytest.raises(UserError, match=r"of this model \(balanced, sensitive\), found 'specific'"):
         CARD.at("specific")

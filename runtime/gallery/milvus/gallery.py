@@ -29,41 +29,15 @@ from numpy.typing import NDArray
 from cbmir.card import ModelCard
 from cbmir.errors import CardError, GalleryError, RankError
 from cbmir.labels import LabelSet
-from cbmir.runtime import novelty
 from cbmir.runtime.gallery.entry import Added, Entry, Hit, SearchResult
 from cbmir.runtime.gallery.filters import EVERY, Filter
 from cbmir.runtime.gallery.milvus import records as rows
-from cbmir.runtime.gallery.milvus.client import HEAVY, MOST, Collection, Connection, MilvusAddress, Texts, parts
+from cbmir.runtime.gallery.milvus.calibration import label_shares, reference_distances
+from cbmir.runtime.gallery.milvus.client import MOST, Collection, Connection, MilvusAddress, Texts
 from cbmir.runtime.gallery.protocol import EditableGallery
 from cbmir.runtime.gallery.pseudonyms import Keys, Pseudonyms, case_id
 from cbmir.runtime.gallery.schema import LabelCodec, check_entry, check_index
 from cbmir.runtime.gallery.writer import check_batch, check_one_patient_each, check_several, check_vectors
-
-
-def reference_distances(collection: Collection, *, sample: int, seed: int) -> NDArray[np.float32]:
-    """`cbmir.runtime.novelty.reference_distances` by a pass over the ids, and a search for each image of the sample."""
-    rng = np.random.default_rng(seed)
-    chosen: list[str] = []
-    for number, row in enumerate(collection.scan("", "id")):  # each id with the same chance, and one pass
-        if number < sample:
-            chosen.append(row["id"])
-        elif (at := int(rng.integers(0, number + 1))) < sample:
-            chosen[at] = row["id"]
-    found = list(collection.by("id", sorted(chosen), "id", "patient", "vector"))
-    distances = []
-    for some in parts(found, HEAVY):
-        queries = np.array([row["vector"] for row in some], np.float32)
-        near = collection.candidates(queries, "", novelty.NEAREST + 8, "patient")
-        for row, query, hits in zip(some, queries, near, strict=True):
-            own = row["patient"]
-            others = [hit for hit in hits if hit["id"] != row["id"] and (not own or hit["patient"] != own)]
-            if len(others) < novelty.NEAREST and own:  # the patient has many images
-                others = collection.candidates(query[None], f"patient != {rows.text(own)}", novelty.NEAREST)[0]
-            if len(others) >= novelty.NEAREST:
-                nearest = np.array([hit["vector"] for hit in others[: novelty.NEAREST]], np.float32)
-                distances.append(novelty.mixture_distance(query, nearest))
-    return novelty.as_reference(distances)
-
 
 SCHEMA = 2
 _SPLITS = ("", "train", "val", "test")
@@ -85,6 +59,8 @@ class MilvusGallery(EditableGallery):
             self.index_setting = about["index"]
             own = base64.b64decode(about.get("reference_distances", ""), validate=True)
             self._reference = np.frombuffer(own, "<f4").astype(np.float32)
+            self._shares: dict[str, float | None] = dict.fromkeys(self.labels.names)
+            self._shares |= json.loads(about.get("label_shares", "{}"))
             self._keys = Keys(Path(self._address.name), about["pseudonyms"], pseudonyms)
             self._case_key = about["case_key"]
         except (KeyError, ValueError, CardError) as error:
@@ -234,11 +210,15 @@ class MilvusGallery(EditableGallery):
         return tuple(sorted(gone))
 
     def calibrate(self, *, sample: int = 1000, seed: int = 0) -> None:
-        """Measure `reference_distances` now and keep them: after building, and once the gallery has grown by much."""
+        """Measure `reference_distances` and `label_shares` now and keep them: after building, and once the gallery has
+        grown by much."""
         values = reference_distances(self._rows, sample=sample, seed=seed).astype("<f4")
+        shares = label_shares(self._rows, self.labels)
         with self._connection.writing:
-            _about(self._connection).write({"reference_distances": base64.b64encode(values.tobytes()).decode()})
-        self._reference = values.astype(np.float32)
+            _about(self._connection).write({
+                "reference_distances": base64.b64encode(values.tobytes()).decode(), "label_shares": json.dumps(shares),
+            })  # fmt: skip
+        self._reference, self._shares = values.astype(np.float32), shares
 
     # -- searching
 
@@ -284,6 +264,11 @@ class MilvusGallery(EditableGallery):
     def reference_distances(self) -> NDArray[np.float32]:
         """As `calibrate` had left them when the gallery was opened, or has since then; empty before."""
         return self._reference
+
+    @property
+    def label_shares(self) -> dict[str, float | None]:
+        """As `calibrate` had left them when the gallery was opened, or has since then; before, None for each label."""
+        return self._shares
 
     def entry(self, id: str) -> Entry:
         return rows.entry_of(self._row(id, "entry"))

@@ -18,9 +18,28 @@ if TYPE_CHECKING:
     from cbmir.runtime.results import Analysis
 
 
+def _parse_region(
+    ctx: click.Context, option: click.Parameter, text: str | None
+) -> tuple[float, float, float, float] | None:
+    if text is None:
+        return None
+    from cbmir.runtime.evidence import parse_region
+
+    return parse_region(text)
+
+
+def _parse_weights(ctx: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
+    try:
+        return {name: float(weight) for name, _, weight in (text.rpartition("=") for text in texts)}
+    except ValueError:
+        raise click.BadParameter(f"expected a finding and a weight such as Effusion=0.5; found {texts}") from None
+
+
 @command(
     "cbmir query model.onnx gallery chest.png -k 5",
     "cbmir query model.onnx gallery a.dcm b.dcm --json > answers.json",
+    "cbmir query model.onnx gallery chest.png --region 0.1,0.5,0.45,0.9",
+    "cbmir query model.onnx gallery chest.png --unlike image_07 --towards Effusion=0.5",
     "cbmir query model.onnx gallery chest.png --where 'Effusion and not Pneumothorax' --view PA --since 2020-01-01",
 )
 @click.argument("model", type=PATH)
@@ -42,11 +61,21 @@ if TYPE_CHECKING:
 @option("--rank", type=click.Choice(RANKS), default="nearness",
         help="The order of the neighbours: nearness, what looks alike first; findings, another question: whose known "
         "labels agree most with this image's probabilities. It compares every image.")  # fmt: skip
+@option("--region", callback=_parse_region, metavar="X0,Y0,X1,Y1",
+        help="Search by this part of the image alone: fractions of its width and height, from its upper left "
+        "corner.")  # fmt: skip
+@option("--alike", multiple=True, metavar="ID", help="An image of the gallery that is like this one: search nearer to "
+        "it; may be repeated.")  # fmt: skip
+@option("--unlike", multiple=True, metavar="ID", help="One that is not: search farther from it; may be repeated.")
+@option("--towards", multiple=True, callback=_parse_weights, metavar="FINDING=WEIGHT",
+        help="Search nearer to a finding, by a weight up to 1, or down to -1 away from it; may be "
+        "repeated.")  # fmt: skip
 @finder_options
 def query(
     model: Path, gallery: str, images: tuple[str, ...], k: int, as_json: bool, patient_id: str | None,
     exclude_same_patient: bool, where: str, view: str | None, since: str, until: str, exact: bool, rank: Rank,
-    **opening: Any,
+    region: tuple[float, float, float, float] | None, alike: tuple[str, ...], unlike: tuple[str, ...],
+    towards: dict[str, float], **opening: Any,
 ) -> None:  # fmt: skip
     """Show each IMAGE's findings by MODEL, and its neighbours in GALLERY.
 
@@ -66,8 +95,13 @@ def query(
             try:
                 analysis = finder.analyze(
                     image, k, patient_id=patient_id, exclude_same_patient=exclude_same_patient, filter=wanted,
-                    exact=exact or None, rank=rank,
+                    exact=exact or None, rank=rank, region=region,
                 )  # fmt: skip
+                if alike or unlike or towards:
+                    analysis = finder.refine(
+                        analysis, alike=alike, unlike=unlike, findings=towards, k=k, filter=wanted,
+                        exclude_same_patient=exclude_same_patient,
+                    )  # fmt: skip
             except ImageError as error:
                 log.error("Error: %s", _printable(str(error)))
                 failed = True
@@ -104,7 +138,9 @@ def _text(analysis: Analysis) -> str:
     for f in most_probable_first(analysis.findings):
         verdict = {True: "  predicted", False: "", None: "  no threshold"}[f.predicted]
         lines.append(f"  {f.label:<28} {_number(f.probability):>11} {f.score:>7.3f} {_number(f.threshold):>9}{verdict}")
-    lines += ["", f"  Neighbours, {_ORDERS[analysis.rank]} first"]
+    by = "" if analysis.region is None else f" to the region {_fractions(analysis.region)}"
+    refined = "" if analysis.refinement is None else ", refined"
+    lines += ["", f"  Neighbours, {_ORDERS[analysis.rank]}{by} first{refined}"]
     lines += [f"  {'neighbour':<28} {'distance':>11}   labels (* shared), report"]
     for n in analysis.neighbours:
         labels = ", ".join(f"{name}*" if name in n.shared else name for name in n.labels) or "-"
@@ -123,11 +159,15 @@ def _text(analysis: Analysis) -> str:
 def _agreement(analysis: Analysis) -> list[str]:
     """A line for each label that some neighbour has, the most agreed on first."""
     seen = [of for of in analysis.agreement if of.positive + of.uncertain]
-    header = f"  {'label of neighbours':<28} {'share':>11} {'yes':>7} {'no':>5} {'uncertain':>10} {'unknown':>8}"
+    header = (
+        f"  {'label of neighbours':<28} {'share':>11} {'gallery':>8} {'yes':>7} {'no':>5} {'uncertain':>10} "
+        f"{'unknown':>8}"
+    )
     lines = ["", header] if seen else []
     for of in sorted(seen, key=lambda of: (-(of.share or 0), of.label)):
         counts = f"{of.positive:>7} {of.negative:>5} {of.uncertain:>10} {of.unknown:>8}"
-        lines.append(f"  {of.label:<28} {_number(of.share):>11} {counts}")
+        above = "  above chance" if of.above_chance else ""
+        lines.append(f"  {of.label:<28} {_number(of.share):>11} {_number(of.gallery):>8} {counts}{above}")
     return lines
 
 
@@ -140,6 +180,10 @@ def _cut(line: str) -> str:
     """A line that may be cut off where a terminal ends: nothing of the answer itself. Whole for another program."""
     columns = shutil.get_terminal_size().columns
     return line if not sys.stdout.isatty() or len(line) <= columns else f"{line[: columns - 1]}…"
+
+
+def _fractions(region: tuple[float, ...]) -> str:
+    return ",".join(f"{value:.2f}" for value in region)
 
 
 def _number(value: float | None) -> str:

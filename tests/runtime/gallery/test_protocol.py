@@ -486,6 +486,22 @@ def test_ranking_by_findings_or_a_typed_refusal(kind: str, gallery: EditableGall
     assert len(hits) == 3 and all("Nodule" in hit.entry.positive and hit.entry.view == "PA" for hit in hits)
 
 
+def test_label_shares_are_of_the_entries_for_which_a_label_is_known(
+    kind: str, fresh: EditableGallery, make: Make, tiny_card: ModelCard
+) -> None:
+    if kind == "milvus":
+        assert fresh.label_shares == dict.fromkeys(fresh.labels.names)
+        fresh.calibrate()  # type: ignore[attr-defined]
+        with open_gallery(fresh.place) as again:
+            assert again.label_shares == fresh.label_shares
+    # labels repeat: Effusion 1, 0, -1 (uncertain), unknown; Mass 0, 1, unknown; Nodule 0, 1
+    assert fresh.label_shares == pytest.approx({"Effusion": 2 / 3, "Mass": 1 / 2, "Nodule": 1 / 2})
+    if kind == "folder":
+        fresh.remove(ids=[f"folder/e{n:03}" for n in range(COUNT) if n % 4 != 3])
+        assert fresh.label_shares["Effusion"] is None
+        assert fresh.label_shares["Nodule"] == 1
+
+
 def test_a_store_that_lacks_a_member_cannot_be_made() -> None:
     class Half(SearchableGallery):
         def ids(self) -> list[str]:

@@ -25,11 +25,11 @@ from cbmir.card import NOT_A_DEVICE, ModelCard, OperatingPoint
 from cbmir.errors import RankError
 from cbmir.manifest import Box, read_manifest
 from cbmir.runtime import Filter, Finder, Pseudonyms, build_gallery, open_engine
-from cbmir.runtime.finder import IN_GALLERY, PATIENT_NOT_FOUND, PATIENT_UNKNOWN
 from cbmir.runtime.gallery import Gallery
 from cbmir.runtime.gallery.maintenance import export
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.imaging.picture_check import SENTENCES
+from cbmir.runtime.neighbours import IN_GALLERY, PATIENT_NOT_FOUND, PATIENT_UNKNOWN
 from cbmir.runtime.serving import app
 from cbmir.runtime.serving.settings import Settings
 from dicom_files import make_dicom
@@ -47,6 +47,7 @@ def expected(finder: Finder, data: bytes, k: int, **options: Any) -> dict[str, A
     assert finder.gallery is not None
     answer = json.loads(json.dumps(finder.analyze(data, k, **options).to_json()))
     del answer["image"]
+    del answer["refinement"]
     answer["known"] = [finder.gallery.case_id(one) for one in answer["known"]]
     for neighbour in answer["neighbours"]:
         neighbour["id"] = finder.gallery.case_id(neighbour["id"])
@@ -183,6 +184,44 @@ def test_a_search_warns_where_nobody_is_left_out(client: TestClient, png: bytes)
     misspelt = question | {"patient_id": "patient_1"}
     assert client.post("/v1/search", json=misspelt).json()["warnings"] == [PATIENT_NOT_FOUND]
     assert client.post("/v1/search", json=question | {"include_same_patient": True}).json()["warnings"] == []
+
+
+def test_a_region(client: TestClient, finder: Finder, png: bytes) -> None:
+    region = (0.1, 0.5, 0.5, 0.9)
+    text = ",".join(map(str, region))
+    body = client.post("/v1/analyze", params={"k": 4, "region": text}, content=png).json()
+    wanted = expected(finder, png, 4, region=region)
+    assert {key: body[key] for key in wanted} == wanted
+    embedding = client.post("/v1/embed", params={"region": text}, content=png).json()["embedding"]
+    assert embedding == pytest.approx(finder.embed_region(png, region).tolist(), abs=1e-6)
+    for wrong, kind in (("0.1,0.5", "input"), ("0.5,0.5,0.5,0.5", "input")):
+        for route in ("/v1/analyze", "/v1/embed"):
+            answer = client.post(route, params={"region": wrong}, content=png)
+            assert (answer.status_code, answer.json()["type"]) == (422, f"urn:cbmir:problem:{kind}")
+    answer = client.post("/v1/analyze", params={"region": text, "results": "sr"}, content=make_dicom())
+    assert (answer.status_code, answer.json()["type"]) == (422, "urn:cbmir:problem:results")
+
+
+def test_refine(client: TestClient, finder: Finder, png: bytes) -> None:
+    gallery = finder.gallery
+    assert gallery is not None
+    analysis = finder.analyze(png, 4, exclude_same_patient=False)
+    alike, unlike = (gallery.case_id(analysis.neighbours[at].id) for at in (2, 3))
+    wanted = finder.refine(
+        analysis, alike=[analysis.neighbours[2].id], unlike=[analysis.neighbours[3].id], findings={"Mass": -0.5}, k=4
+    )
+    body = {"embedding": analysis.embedding.tolist(), "k": 4, "alike": [alike], "unlike": [unlike]}
+    answer = client.post("/v1/refine", json=body | {"findings": {"Mass": -0.5}}).json()
+    assert [one["id"] for one in answer["neighbours"]] == [gallery.case_id(one.id) for one in wanted.neighbours]
+    for more, status, kind in (
+        ({"alike": ["case-0000000000000000"]}, 404, "no-case"),
+        ({"findings": {"Mass": 2}}, 422, "input"),
+        ({"findings": {"Hernia": 0.5}}, 422, "input"),
+        ({"alike": [], "unlike": []}, 422, "input"),
+        ({"alike": ["image_01"]}, 422, "parameters"),
+    ):
+        wrong = client.post("/v1/refine", json=body | more)
+        assert (wrong.status_code, wrong.json()["type"]) == (status, f"urn:cbmir:problem:{kind}"), more
 
 
 def test_results_of_a_dicom_file(client: TestClient) -> None:
@@ -454,15 +493,15 @@ def test_metrics(make_client: MakeClient, png: bytes, tiny_card: ModelCard) -> N
 def test_openapi_has_every_route_with_examples(client: TestClient) -> None:
     document = client.get("/openapi.json").json()
     assert set(document["paths"]) == {
-        "/v1/analyze", "/v1/embed", "/v1/search", "/v1/cases/{case}/thumbnail", "/v1/about", "/v1/reload", "/metrics",
-        "/health", "/health/live", "/health/ready",
+        "/v1/analyze", "/v1/embed", "/v1/search", "/v1/refine", "/v1/cases/{case}/thumbnail", "/v1/about",
+        "/v1/reload", "/metrics", "/health", "/health/live", "/health/ready",
     }  # fmt: skip
     analyze = document["paths"]["/v1/analyze"]["post"]
     assert set(analyze["requestBody"]["content"]) == {"application/dicom", "image/png", "image/jpeg"}
     assert analyze["responses"]["200"]["content"]["application/json"]["example"]["findings"]
     assert {one["name"] for one in analyze["parameters"]} == {
         "k", "where", "view", "since", "until", "exact", "include_same_patient", "results", "rank",
-        "Patient-ID",
+        "region", "Patient-ID",
     }  # fmt: skip
     assert analyze["security"]
     (view,) = [one["schema"] for one in analyze["parameters"] if one["name"] == "view"]
