@@ -7,6 +7,7 @@ import ssl
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 from socketserver import BaseServer
@@ -15,7 +16,7 @@ from typing import Any
 from pydicom.pixels.decoders.base import get_decoder
 from pydicom.uid import Comprehensive3DSRStorage, KeyObjectSelectionDocumentStorage
 from pynetdicom import AE, ALL_TRANSFER_SYNTAXES, _config, evt
-from pynetdicom.transport import RequestHandler, ThreadedAssociationServer
+from pynetdicom.transport import AssociationSocket, RequestHandler, ThreadedAssociationServer
 
 from cbmir.errors import DicomImageError, ImageError, PacsError
 from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES
@@ -29,8 +30,13 @@ MISMATCH = 0xA900  # of another SOP class or instance than was announced, or wit
 CANNOT_UNDERSTAND = 0xC000  # no readable data set, or larger than any radiograph
 NOT_SUPPORTED = 0x0122  # the SOP class is no radiograph
 MAX_PDU = 2**18  # bytes; few large units are quicker than many small ones
+_LONGEST_UNIT = MAX_PDU + 2**12
 ACSE_TIMEOUT, DIMSE_TIMEOUT, IDLE_TIMEOUT = 10.0, 60.0, 120.0  # seconds
-#: Seconds that a TLS handshake may take, and the header of a unit, and the rest of it, each to its last byte.
+#: Seconds from connecting to the last byte of the association request, with the TLS handshake.
+ARRIVAL_TIMEOUT = 10.0
+#: Connections without an association. One more pushes out the oldest of the address that has the most.
+MOST_ARRIVING = 64
+#: Seconds that the header of a later unit may take, and the rest of it, each to its last byte.
 STALL_TIMEOUT = 30.0
 
 
@@ -43,7 +49,7 @@ class StorageScp:
     ) -> None:  # fmt: skip
         """`allow_calling` are the AE titles that may send, all where it is empty. Raises PacsError."""
         self._intake, self._address, self._tls = intake, (host, port), tls
-        self._ae = AE(ae_title=checked_ae_title(ae_title))
+        self._ae = _Ae(ae_title=checked_ae_title(ae_title))
         self._ae.require_called_aet = True
         self._ae.require_calling_aet = [checked_ae_title(title) for title in allow_calling]
         self._ae.maximum_associations, self._ae.maximum_pdu_size = max_associations, MAX_PDU
@@ -126,42 +132,59 @@ def _decodable() -> list[str]:
     return syntaxes
 
 
+class _Ae(AE):
+    @property
+    def active_associations(self) -> list[Any]:
+        """Those that have a place: one that was turned away may take a while to end."""
+        return [each for each in super().active_associations if not (each.is_rejected or each.is_aborted)]
+
+
 class _AssociationServer(ThreadedAssociationServer):
-    """pynetdicom's server, in which no connection holds up another: it waits for no TLS handshake in its loop, gives
-    up units that stay unfinished, and believes no length.
+    """pynetdicom's server, in which no connection holds up another: it waits for no handshake in its loop, gives up
+    units that stay unfinished, and believes no length. A connection gets an association once it has asked for one.
     """
 
     daemon_threads = False  # so that `server_close` waits for them
+    request_queue_size = 128
 
     def __init__(self, *args: Any, max_message: int, **more: Any) -> None:
         self.max_message = max_message
-        self.arriving = set[Any]()  # connections that have no association yet: within their TLS handshake, or before it
+        self.arriving: dict[Any, str] = {}  # connections without an accepted association, oldest first: their addresses
+        self._lock = threading.Lock()
         super().__init__(*args, **more)
 
     def get_request(self) -> tuple[Any, Any]:
         listening: Any = self.socket
         client, address = listening.accept()
-        client.settimeout(STALL_TIMEOUT)
+        client.settimeout(ARRIVAL_TIMEOUT)
         if self.ssl_context:
             client = self.ssl_context.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
         return client, address
 
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether there is room for a connection. As many may be without an accepted association as may have one."""
-        return len(self.arriving) + len(self.active_associations) < 2 * self.ae.maximum_associations
-
     def process_request(self, request: Any, client_address: Any) -> None:
-        self.arriving.add(request)
+        """Take a connection: whoever comes gets in, and has `ARRIVAL_TIMEOUT` to ask for an association."""
+        with self._lock:
+            if len(self.arriving) >= MOST_ARRIVING:
+                ((heaviest, _),) = Counter(self.arriving.values()).most_common(1)
+                oldest = next(each for each, address in self.arriving.items() if address == heaviest)
+                del self.arriving[oldest]
+                _shut_down(oldest)
+            self.arriving[request] = client_address[0]
         super().process_request(request, client_address)
 
+    def arrived(self, request: Any) -> None:
+        """A connection has an association, or has ended."""
+        with self._lock:
+            self.arriving.pop(request, None)
+
     def shutdown_request(self, request: Any) -> None:
-        self.arriving.discard(request)
+        self.arrived(request)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exception()
         if isinstance(error, OSError):  # ssl.SSLError and TimeoutError are
-            reason = f"no TLS handshake, or cut off ({type(error).__name__})"
+            reason = f"no TLS handshake, no request for an association, or cut off ({type(error).__name__})"
             pacs_log.warning("connection failed", extra=fields(reason=reason))
         elif error is not None:
             pacs_log.error("connection failed", extra=fields(reason=what_failed(error)))
@@ -169,68 +192,99 @@ class _AssociationServer(ThreadedAssociationServer):
     def stop_listening(self) -> None:
         """Returns when no connection comes any more, and none is within its TLS handshake."""
         BaseServer.shutdown(self)
-        for request in tuple(self.arriving):
-            with suppress(OSError):
-                socket.socket.shutdown(request, socket.SHUT_RDWR)
+        with self._lock:
+            for request in self.arriving:
+                _shut_down(request)
         self.server_close()
+
+
+def _shut_down(connection: Any) -> None:
+    """End a connection that another thread waits for. That of TLS is left alone: it may be within its handshake."""
+    with suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 class _Handler(RequestHandler):
     def handle(self) -> None:
-        """As pynetdicom's, which has no place to put the bounds in."""
+        """As pynetdicom's, but the request for an association comes first: one that waits for it would have a place."""
+        server: Any = self.server
+        until = time.monotonic() + ARRIVAL_TIMEOUT
         if isinstance(self.request, ssl.SSLSocket):
             self.request.do_handshake()
+        first = _receive(self.request, 6, until)
+        length = int.from_bytes(first[2:], "big")
+        if first and (first[0] != 1 or length > _LONGEST_UNIT):
+            raise ConnectionError("no request for an association")
+        first += _receive(self.request, length, until)
+        if len(first) < 6 + length:  # it went, or had to make way
+            server.shutdown_request(self.request)
+            return
         association = self._create_association()
-        server: Any = self.server
-        _Bounds(association, server.max_message)
-        server.arriving.discard(self.request)
+        bounded: Any = association.dul.socket
+        bounded.__class__ = _BoundedSocket
+        bounded.begin(association, server, first)
         association.start()
 
 
-class _Bounds:
-    """What one association may send: units no longer than agreed, and messages no longer than any image."""
+class _BoundedSocket(AssociationSocket):
+    """A connection that gives its first unit again, and what it may send: units no longer than agreed, and messages no
+    longer than any image."""
 
-    def __init__(self, association: Any, max_message: int) -> None:
+    def begin(self, association: Any, server: _AssociationServer, first: bytearray) -> None:
         """Raises AttributeError if pynetdicom has none of what is replaced here: no connection without bounds."""
-        self._socket, self._max_message, self._size = association.dul.socket, max_message, 0
-        _ = self._socket.recv, self._socket._shutdown_socket
-        self._socket.recv = self._receive
-        self._socket._shutdown_socket = self._close
+        _ = AssociationSocket.recv, AssociationSocket.ready, AssociationSocket._shutdown_socket
+        self._server, self._first, self._size = server, first, 0
+        self.socket: Any
+        connection = self.socket
+        association.bind(evt.EVT_ESTABLISHED, lambda event: server.arrived(connection))
         association.bind(evt.EVT_DIMSE_RECV, self._begin_message)
 
     def _begin_message(self, event: Any) -> None:
         self._size = 0
 
-    def _receive(self, count: int) -> bytearray:
+    @property
+    def ready(self) -> bool:
+        return bool(self._first) or super().ready
+
+    def recv(self, count: int) -> bytearray:
         """As `AssociationSocket.recv`: fewer bytes where the connection has ended. OSError ends the association, also
         where the bytes do not all come within `STALL_TIMEOUT`."""
+        if self._first:
+            data, self._first = self._first[:count], self._first[count:]
+            return data
         self._size += count
-        connection, until = self._socket.socket, time.monotonic() + STALL_TIMEOUT
         try:
-            if count > MAX_PDU + 2**12 or self._size > self._max_message:
+            if count > _LONGEST_UNIT or self._size > self._server.max_message:
                 pacs_log.warning("connection closed: more was announced than any image has", extra=fields(bytes=count))
                 raise OSError("too long")
-            data, got = bytearray(count), 0
-            with memoryview(data) as view:
-                while got < count:
-                    connection.settimeout(max(0.001, until - time.monotonic()))
-                    read = connection.recv_into(view[got:])
-                    if read == 0:
-                        break
-                    got += read
-                    if got < count and time.monotonic() > until:
-                        raise TimeoutError("too slow")
-            connection.settimeout(STALL_TIMEOUT)
+            data = _receive(self.socket, count, time.monotonic() + STALL_TIMEOUT)
+            self.socket.settimeout(STALL_TIMEOUT)
         except OSError:
-            self._close()  # pynetdicom takes the connection for gone already, and would leave it open
+            self._shutdown_socket()  # pynetdicom takes the connection for gone already, and would leave it open
             raise
-        return data[:got]
+        return data
 
-    def _close(self) -> None:
+    def _shutdown_socket(self) -> None:
         """As `AssociationSocket._shutdown_socket`, which forgets to close what the other side has closed already."""
-        connection = self._socket.socket
+        connection = self.socket
         if connection is None:
             return
+        self._server.arrived(connection)
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
         connection.close()
+
+
+def _receive(connection: Any, count: int, until: float) -> bytearray:
+    """So many bytes, fewer where the connection has ended. Raises OSError where they do not all come in time."""
+    data, got = bytearray(count), 0
+    with memoryview(data) as view:
+        while got < count:
+            connection.settimeout(max(0.001, until - time.monotonic()))
+            read = connection.recv_into(view[got:])
+            if read == 0:
+                break
+            got += read
+            if got < count and time.monotonic() > until:
+                raise TimeoutError("too slow")
+    return data[:got]

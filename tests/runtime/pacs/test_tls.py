@@ -20,7 +20,7 @@ from cbmir.runtime.pacs.destinations import Address, StoreScu, Tls
 from cbmir.runtime.pacs.intake import Intake
 from cbmir.runtime.pacs.jobs import ResultObject
 from cbmir.runtime.pacs.queue import DurableQueue
-from cbmir.runtime.pacs.storage_scp import StorageScp
+from cbmir.runtime.pacs.storage_scp import MOST_ARRIVING, StorageScp
 from pacs_rig import receiving, send_all, wait_for
 
 #: pynetdicom forgets to close a socket whose connection failed, and leaves that to Python.
@@ -135,16 +135,16 @@ def test_a_handshake_that_stalls_holds_up_nobody(
         silent.close()
 
 
-def test_connections_within_their_handshake_are_bounded(node: StorageScp) -> None:
-    """They count before they have an association: whoever reaches the port cannot have any number of threads."""
-    most = 2 * node._ae.maximum_associations
+def test_connections_within_their_handshake_are_bounded(
+    node: StorageScp, sender_files: Tls, radiograph: Callable[..., bytes]
+) -> None:
+    """Whoever reaches the port cannot have any number of threads, and keeps no known sender out."""
     with ExitStack() as stack:
-        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", node.port), 30)) for _ in range(most)]
-        wait_for(lambda: len(node._server.arriving) == most, "all of them are in their handshake")
-        with socket.create_connection(("127.0.0.1", node.port), 30) as one_more:
-            assert one_more.recv(1) == b""
-        silent[0].close()
-        wait_for(lambda: len(node._server.arriving) == most - 1, "a place is free again")
+        for _ in range(MOST_ARRIVING + 20):
+            stack.enter_context(socket.create_connection(("127.0.0.1", node.port), 30))
+        wait_for(lambda: len(node._server.arriving) == MOST_ARRIVING, "most of them are in their handshake")
+        assert send_all(node.port, [radiograph()], tls=(sender_files.client(), "127.0.0.1")) == [0]
+    wait_for(lambda: not node._server.arriving, "all places are free again")
 
 
 def test_stopping_ends_a_handshake(node: StorageScp) -> None:
