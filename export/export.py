@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from cbmir.export.compare import Sample, calibration_of, calibration_pixels, run
 from cbmir.export.onnx_graph import to_onnx
 from cbmir.export.parity import LIMITS, Parity, measure_parity
 from cbmir.files import write_json
+from cbmir.input_file import read_json
 from cbmir.machine import describe_machine, versions
 from cbmir.manifest import read_manifest
 from cbmir.runtime.engines.base import Outputs
@@ -366,7 +366,7 @@ def read_report(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return dict(json.loads(path.read_text("utf-8")))
+        return dict(read_json(path))
     except (OSError, ValueError, TypeError) as error:
         why = f"{path}: expected the report of an earlier export, found {error}; delete it to go on"
         raise ModelError(why) from error

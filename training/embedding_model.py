@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from importlib.metadata import version
 from pathlib import Path
 
 import cbmir
 from cbmir.card import INTENDED_USE_WITHOUT_FINDINGS, ModelCard
 from cbmir.errors import UserError
+from cbmir.input_file import MOST_MODEL, input_digest
 from cbmir.labels import LabelSet
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.training.config import TrainConfig
@@ -43,7 +43,7 @@ def embedding_model(
     facts = {"weights": "imagenet", "grey_range": own.to_json()}
     if weights != "imagenet":
         file = Path(weights)
-        facts |= {"weights": file.name, "weights_sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+        facts |= {"weights": file.name, "weights_sha256": input_digest(file, MOST_MODEL)}
     card = ModelCard(
         labels=LabelSet(()),
         preprocess=spec,

@@ -18,6 +18,7 @@ from torch import Tensor
 from cbmir.card import ModelCard
 from cbmir.errors import CardError, RunError, require
 from cbmir.files import replacing, write_json
+from cbmir.input_file import open_input, read_json, read_text
 from cbmir.manifest import Manifest, read_manifest
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.training.config import TrainConfig, proxy_counts
@@ -44,7 +45,7 @@ class RunFolder:
     def read_config(self) -> TrainConfig:
         """The options that the run began with. Raises RunError when the folder is no run."""
         try:
-            return TrainConfig.from_json(json.loads(self.config.read_text("utf-8")))
+            return TrainConfig.from_json(read_json(self.config))
         except (OSError, ValueError, TypeError) as error:
             raise RunError(f"{self.path}: expected a folder made by 'cbmir train', found {error}") from error
 
@@ -56,7 +57,10 @@ class RunFolder:
         """The card of the finished run. Raises RunError when it is not finished."""
         if not self.card.exists():
             raise RunError(f"{self.path}: this run is not finished; finish it with 'cbmir train … --resume'")
-        return ModelCard.loads(self.card.read_text("utf-8"), str(self.card))
+        try:
+            return ModelCard.loads(read_text(self.card), str(self.card))
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.card}: expected the card of a finished run, found {error}") from error
 
     def best_state(self) -> dict[str, Any]:
         """The trained network's state dict from best.ckpt: the average of its weights where the run keeps one.
@@ -124,7 +128,8 @@ class RunFolder:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        with open_input(path) as stream:
+            loaded: dict[str, Any] = torch.load(stream, map_location="cpu", weights_only=True)
         return loaded
     except Exception as error:  # torch.load raises whatever the unpickler meets
         raise RunError(f"{path}: expected a checkpoint, found {type(error).__name__}: {error}") from error

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Self
 
 from cbmir import __version__
 from cbmir.errors import ImageError
+from cbmir.input_file import open_input
 from cbmir.labels import readable
 from cbmir.runtime.dicom_output.identifiers import answers_fingerprint, result_uid
 from cbmir.runtime.dicom_output.source import SourceImage
@@ -143,7 +143,7 @@ def _own_priors(
 
 def _look_up(hit: Hit, source: SourceImage) -> SourceImage | None:
     try:
-        with Path(hit.entry.image).open("rb") as stream:
+        with open_input(hit.entry.image) as stream:
             found = SourceImage.read(stream)
     except (OSError, ImageError):
         return None  # counted

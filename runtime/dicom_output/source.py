@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import BinaryIO, Self
 
-from pydicom import Dataset, config, dcmread
+from pydicom import Dataset, config
 from pydicom.multival import MultiValue
 from pydicom.valuerep import validate_value
 
 from cbmir.errors import DamagedImageError, DicomImageError, NotAnImageError
 from cbmir.runtime.imaging.dicom_header import UIDS, pydicom_unlogged, read_errors, tag_name
-from cbmir.runtime.imaging.dicom_reader import is_dicom
+from cbmir.runtime.imaging.dicom_reader import is_dicom, parse_header
 from cbmir.runtime.imaging.radiograph import collected_warnings
 
 #: Type 2 in every result (PS3.3 C.7.1.1, C.7.2.1): there, though it may be empty.
@@ -50,7 +50,7 @@ class SourceImage:
         stream.seek(0)
         with collected_warnings() as collected, pydicom_unlogged():
             try:
-                found = dcmread(stream, force=True, stop_before_pixels=True)
+                found = parse_header(stream, "image")
             except read_errors() as error:
                 name = type(error).__name__  # its message may quote a tag
                 raise DamagedImageError(f"the DICOM file is damaged or cut off ({name})") from None

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.choices import Mode
 from cbmir.errors import CardError, EngineError, ModelError, require
+from cbmir.input_file import MOST_MODEL, read_input
 from cbmir.process import available_threads
 from cbmir.runtime.engines.base import Engine, Runner, check_graph, decode_head
 
@@ -167,9 +168,9 @@ def _read(core: Any, path: Path) -> Any:
     """The model of an .xml or .onnx file, not compiled yet. Raises ModelError and CardError."""
     beside = path.with_suffix(".bin") if path.suffix.lower() == ".xml" else None
     try:
-        weights = beside.read_bytes() if beside else b""
+        weights = read_input(beside, MOST_MODEL) if beside else b""
         # As bytes: a file that it cannot tell, OpenVINO would try as TensorFlow's, with messages to the terminal.
-        model = core.read_model(path.read_bytes(), weights)
+        model = core.read_model(read_input(path, MOST_MODEL), weights)
     except (RuntimeError, OSError) as error:
         raise ModelError(f"{path}: expected a model written by 'cbmir export', OpenVINO cannot read it: "
                          f"{error}") from error  # fmt: skip

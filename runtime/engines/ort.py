@@ -7,7 +7,6 @@ File contract: input `image` uint8 [N,1,S,S] with dynamic N; outputs `embedding`
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.choices import Mode
 from cbmir.errors import CardError, EngineError, ModelError, require
+from cbmir.input_file import MOST_MODEL, input_digest
 from cbmir.process import available_threads
 from cbmir.runtime.engines.base import Engine, Runner, check_graph, decode_head, give_back_freed_memory
 from cbmir.runtime.engines.nvidia import cache_key, current_gpu, loaded_tensorrt
@@ -140,7 +140,7 @@ class OnnxEngine(Engine):
                 self.warn("TensorRT may round float32 to TF32, which ONNX Runtime has no option against; set "
                           "NVIDIA_TF32_OVERRIDE=0")  # fmt: skip
             if self._cache is not None:
-                sha256 = hashlib.sha256(Path(self._path).read_bytes()).hexdigest()
+                sha256 = input_digest(self._path, MOST_MODEL)
                 versions = f"{self._ort.__version__}-{loaded_tensorrt()}"
                 cache = self._cache / self._engine / cache_key(sha256, gpu.name, versions, precision)
                 cache.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from types import ModuleType
 
 from cbmir.choices import ENGINES, MODES, Mode
 from cbmir.errors import CbmirError, EngineError, ModelError
+from cbmir.input_file import open_input
 from cbmir.runtime.engines import openvino, ort, tensorrt
 from cbmir.runtime.engines.base import Engine
 from cbmir.runtime.models.catalog import find_model
@@ -151,8 +152,10 @@ def _check_arguments(path: Path, engine: str, threads: int | None, mode: Mode) -
         raise EngineError(f"expected mode {', '.join(MODES)}; found {mode!r}")
     try:
         exists = path.exists()
+        if exists and not path.is_dir():
+            open_input(path).close()
     except OSError as error:
-        raise ModelError(f"{path}: cannot look for the model file ({error.strerror})") from error
+        raise ModelError(f"{path}: cannot open the model file: {error.strerror}") from error
     if not exists:
         raise ModelError(f"{path}: no such model file; make one with 'cbmir export RUN -o model.onnx'")
 

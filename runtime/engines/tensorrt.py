@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.errors import CardError, CbmirError, EngineError, ModelError, require
+from cbmir.input_file import MOST_MODEL, read_input, read_json
 from cbmir.runtime.engines.base import Engine, Runner, decode_head, encode_head, outputs_of
 from cbmir.runtime.engines.nvidia import Cuda, current_gpu, find_tensorrt, tensorrt_logger
 
@@ -80,7 +81,7 @@ def read_plan_info(plan: Path) -> PlanInfo:
     """Read a plan's sidecar. Raises CardError where it is missing or damaged."""
     path = sidecar_of(plan)
     try:
-        data = json.loads(path.read_text("utf-8"))
+        data = read_json(path)
         facts = {name: data[name] for name in _FACTS}
         card, head = json.dumps(data[CARD_KEY]), data[HEAD_KEY]
     except FileNotFoundError as error:
@@ -100,7 +101,7 @@ def read_plan_info(plan: Path) -> PlanInfo:
 def read_plan(plan: Path, info: PlanInfo) -> bytes:
     """The bytes of a plan. Raises ModelError where they are not those that its sidecar was written for."""
     try:
-        data = plan.read_bytes()
+        data = read_input(plan, MOST_MODEL)
     except OSError as error:
         raise ModelError(f"{plan}: cannot read the plan ({error.strerror})") from error
     found = hashlib.sha256(data).hexdigest()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cbmir.errors import CbmirError, GalleryError, GalleryReplacedError
+from cbmir.input_file import read_input
 from cbmir.process import Closing
 
 DATABASE = "gallery.sqlite"
@@ -72,7 +73,7 @@ def live_folder(folder: Path) -> Path:
     Raises GalleryError for a pointer that is damaged.
     """
     try:
-        name = (folder / POINTER).read_text("utf-8", errors="replace").strip()  # it may be written by hand
+        name = read_input(folder / POINTER, 4096).decode("utf-8", "replace").strip()  # it may be written by hand
     except (FileNotFoundError, NotADirectoryError):
         return folder
     except OSError as error:

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.errors import GalleryError
+from cbmir.input_file import open_input
 from cbmir.process import available_threads
 
 
@@ -120,7 +121,7 @@ class PcaInt8Codec:
     def load(cls, path: Path) -> Self:
         """Raises OSError or ValueError where there is none."""
         try:
-            with path.open("rb") as stream, np.load(stream) as saved:
+            with open_input(path) as stream, np.load(stream, allow_pickle=False) as saved:
                 directions = saved["directions"]
                 return cls(saved["mean"], directions if len(directions) else None, float(saved["scale"]))
         except (BadZipFile, KeyError) as error:

@@ -25,6 +25,7 @@ import numpy as np
 
 from cbmir.errors import GalleryError
 from cbmir.files import sync
+from cbmir.input_file import open_input, parse_json, read_json
 from cbmir.process import available_threads
 from cbmir.runtime.gallery.columns import ARRAYS, Columns, Snapshot
 from cbmir.runtime.gallery.hnsw import Codes, HnswIndex, PcaInt8Codec
@@ -212,14 +213,11 @@ def _write(
 
 def _digest(path: Path) -> str:
     """SHA-256 of the SHA-256s of a file's chunks: several threads take part, and the file is never mapped for it."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
+    with open_input(path) as stream, ThreadPoolExecutor(available_threads()) as pool:
+        descriptor = stream.fileno()
         starts = range(0, max(os.fstat(descriptor).st_size, 1), _CHUNK)
-        with ThreadPoolExecutor(available_threads()) as pool:
-            chunks = pool.map(lambda at: hashlib.sha256(os.pread(descriptor, _CHUNK, at)).digest(), starts)
-            return hashlib.sha256(b"".join(chunks)).hexdigest()
-    finally:
-        os.close(descriptor)
+        chunks = pool.map(lambda at: hashlib.sha256(os.pread(descriptor, _CHUNK, at)).digest(), starts)
+        return hashlib.sha256(b"".join(chunks)).hexdigest()
 
 
 # -- reading
@@ -257,10 +255,10 @@ def _remove(places: Iterable[Path]) -> None:
 def _read_about(place: Path, gallery: str) -> dict[str, Any]:
     """What `about.json` says. Raises ValueError, which says why it is not to be trusted."""
     try:
-        sealed = json.loads((place / _ABOUT).read_text("utf-8"))
+        sealed = read_json(place / _ABOUT)
         text = sealed["about"]
         is_whole = hashlib.sha256(text.encode()).hexdigest() == sealed["sha256"]
-        about: dict[str, Any] = json.loads(text)
+        about: dict[str, Any] = parse_json(text)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{_ABOUT} cannot be read ({type(error).__name__}: {error})") from error
     if not is_whole:
@@ -288,10 +286,10 @@ def _mapped(place: Path, about: dict[str, Any]) -> Snapshot:
     index = None if codes is None else HnswIndex.view(place / _INDEX, codec)
     base = Columns(**columns, names=tuple(about["views"]))
     tail = Columns.empty(len(base.labels), base.vectors.shape[1])
-    generation = about["generation"]
-    return Snapshot(generation, generation, base, tail, np.load(place / _REFERENCE), index, is_mapped=True)
+    generation, reference = about["generation"], np.load(place / _REFERENCE, allow_pickle=False)
+    return Snapshot(generation, generation, base, tail, reference, index, is_mapped=True)
 
 
 def _map(path: Path) -> Any:
-    array = np.load(path, mmap_mode="r")
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
     return array.view(np.ndarray)  # which is indexed faster than a memmap

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
 import shutil
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cbmir.errors import GalleryError
+from cbmir.input_file import input_digest
 from cbmir.manifest import Manifest, Row
 from cbmir.runtime.gallery import database, index_files
 from cbmir.runtime.gallery.database import DAMAGE, DATABASE, is_passing
@@ -28,6 +28,7 @@ from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 from cbmir.runtime.gallery.reader import Reader
 from cbmir.runtime.gallery.schema import SchemaError
 from cbmir.runtime.gallery.shard import Shard
+from cbmir.runtime.imaging.radiograph import ImageLimits
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.milvus.gallery import MilvusGallery
@@ -260,10 +261,9 @@ def _new_folder(path: Path) -> Iterator[Path]:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits; empty where it cannot be read: `read_image` says why."""
+    """SHA-256 of an image file, in hexadecimal digits; empty where it cannot be read: `read_image` says why."""
     try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        return input_digest(path, ImageLimits.max_bytes)
     except (OSError, ValueError):
         return ""
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.errors import GalleryError
+from cbmir.input_file import open_input
 from cbmir.runtime.gallery.gallery import MAP
 from cbmir.runtime.gallery.protocol import SearchableGallery
 
@@ -76,7 +77,7 @@ class GalleryProjection:
         """The map in a gallery's folder, None where there is none. Raises GalleryError for a damaged one."""
         path = folder / MAP
         try:
-            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
+            with open_input(path) as stream, np.load(stream, allow_pickle=False) as stored:
                 ids, points, about = stored["ids"], stored["points"], stored["about"]
         except FileNotFoundError:
             return None

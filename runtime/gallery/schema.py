@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from cbmir.card import ModelCard
 from cbmir.choices import INDEX_SETTINGS
 from cbmir.errors import CardError, GalleryError
+from cbmir.input_file import parse_json, read_json
 from cbmir.labels import LabelSet
 from cbmir.runtime.gallery.database import Connections
 from cbmir.runtime.gallery.entry import Entry
@@ -245,7 +246,7 @@ class Meta:
         """Raises GalleryError for another schema, and where something is missing or damaged."""
         found = read_meta(database, path)
         try:
-            labels = LabelSet.from_json(json.loads(found["labels"]))
+            labels = LabelSet.from_json(parse_json(found["labels"]))
             card = ModelCard.loads(found["card"], source=str(path))
             keys = Keys(path, found["pseudonyms"], pseudonyms)
             return cls(
@@ -330,10 +331,11 @@ class LastCommit:
     def read(cls, folder: Path) -> LastCommit | None:
         """None where there is none, or a damaged one."""
         try:
-            uuid, generation, stamp = json.loads((folder / LAST_COMMIT).read_text("utf-8"))
+            uuid, generation, stamp = read_json(folder / LAST_COMMIT)
+            whole = stamp == digest((uuid, generation))
+            return cls(str(uuid), int(generation)) if whole else None
         except (OSError, ValueError, TypeError):
             return None
-        return cls(str(uuid), int(generation)) if stamp == digest((uuid, generation)) else None
 
     def check(self, folder: Path, generation: int) -> None:
         """Raise GalleryError where more was acknowledged than the gallery still has."""

@@ -8,7 +8,7 @@ import hashlib
 import io
 import struct
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from cbmir.errors import BlankImageError, DamagedImageError, DicomImageError, ImageSizeError, NotAnImageError, require
 from cbmir.manifest import is_date
@@ -23,6 +23,7 @@ from cbmir.runtime.imaging.threads import beside
 if TYPE_CHECKING:
     from pydicom import Dataset
 
+_META = 2**16  # bytes, in which the File Meta Information ends
 _MOST_READS = 200_000  # two or three an element: no radiograph has a thousand
 
 
@@ -116,6 +117,24 @@ def parse_dicom(
     if tags == 0:
         raise NotAnImageError(f"{name}: expected a DICOM object, found no element after its header")
     return dataset, buffer
+
+
+def parse_header(stream: BinaryIO, name: str) -> Dataset:
+    """The data set of a file without its pixels; a deflated one is inflated within the limits of images.
+
+    To be called within `collected_warnings` and `pydicom_unlogged`. Raises as `parse_dicom`, NotAnImageError for a file
+    larger than any image, and `read_errors`.
+    """
+    from pydicom import dcmread
+
+    limits = ImageLimits()
+    limits.check_bytes(stream.seek(0, io.SEEK_END), name)
+    stream.seek(0)
+    start = stream.read(_META)
+    if _deflated_from(start) is not None:
+        return parse_dicom(start + stream.read(), name, limits)[0]
+    stream.seek(0)
+    return dcmread(stream, force=True, stop_before_pixels=True)
 
 
 class _Header(io.BytesIO):

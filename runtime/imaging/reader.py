@@ -22,6 +22,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from cbmir.errors import DamagedImageError, ImageSizeError, NotAnImageError, UserError
+from cbmir.input_file import read_input
 from cbmir.preprocessing import INTENSITIES, PreprocessSpec
 from cbmir.runtime.imaging.colour import to_grey
 from cbmir.runtime.imaging.dicom_reader import is_dicom, read_dicom
@@ -113,13 +114,8 @@ def file_bytes(path: Path, limits: ImageLimits | None = None) -> bytes:
     """The bytes of an image file within the limits. Raises NotAnImageError."""
     limits = limits or ImageLimits()
     try:
-        if path.is_dir():
-            raise NotAnImageError(f"{path}: expected an image file ({_READS}), found a folder")
-        size = path.stat().st_size
-        if not path.is_file():
-            raise NotAnImageError(f"{path}: expected an image file ({_READS}), found a device or pipe")
-        limits.check_bytes(size, str(path))
-        return path.read_bytes()
+        limits.check_bytes(path.stat().st_size, str(path))
+        return read_input(path, limits.max_bytes)
     except FileNotFoundError:
         raise NotAnImageError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Collection
@@ -15,6 +14,7 @@ from typing import Any
 
 from cbmir.errors import QueueError
 from cbmir.files import sync, write_json
+from cbmir.input_file import read_json
 from cbmir.runtime.gallery.database import Connections, DatabaseKind, new_file
 
 DATABASE = "queue.sqlite"
@@ -144,7 +144,7 @@ class Spool:
 
     def dead_letter(self, name: str) -> tuple[bytes, dict[str, Any]]:
         """A dead letter's file, and what is known about it. Raises OSError and ValueError."""
-        return (self._dead / f"{name}.dcm").read_bytes(), json.loads(self._reason(name).read_text("utf-8"))
+        return (self._dead / f"{name}.dcm").read_bytes(), read_json(self._reason(name))
 
     def remove_dead_letter(self, name: str) -> None:
         (self._dead / f"{name}.dcm").unlink(missing_ok=True)

@@ -35,6 +35,7 @@ from typing import Any
 
 from cbmir.errors import ManifestError, require
 from cbmir.files import replacing, write_json
+from cbmir.input_file import parse_json, read_json
 from cbmir.labels import LabelSet
 from cbmir.text_table import read_table, uncollected
 
@@ -177,7 +178,9 @@ def read_manifest(path: str | Path) -> Manifest:
         raise ManifestError(f"{path}: expected a row for each image, found only the header")
     sidecar = sidecar_path(path)
     try:
-        about = json.loads(sidecar.read_text("utf-8")) if sidecar.exists() else {}
+        about = read_json(sidecar) if sidecar.exists() else {}
+        if not isinstance(about, dict):
+            raise ValueError("no object")
     except (OSError, ValueError) as error:
         raise ManifestError(
             f"{sidecar}: expected JSON beside the manifest, found {error}; delete it to go on"
@@ -246,8 +249,8 @@ def parse_boxes(text: str) -> tuple[Box, ...]:
     if not text.strip():
         return ()
     try:
-        return tuple(Box(str(label), *map(float, edges)) for label, *edges in json.loads(text))
-    except (ValueError, TypeError, OverflowError, RecursionError, ManifestError) as error:
+        return tuple(Box(str(label), *map(float, edges)) for label, *edges in parse_json(text))
+    except (ValueError, TypeError, OverflowError, ManifestError) as error:
         raise ManifestError(
             f'expected boxes as [["LABEL", left, top, width, height], …] in fractions of the image\'s width and '
             f"height, or nothing, in column boxes; found {text[:80]!r} ({error})"

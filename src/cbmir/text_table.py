@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gc
-import gzip
 import io
 import json
 import logging
 import math
-import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime, time
+from functools import partial
+from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from cbmir.errors import ManifestError, require
+from cbmir.input_file import MOST_TABLE, open_input, read_unpacked
 
+_MOST_CELL = 2**24  # characters
 # A report may be longer than the 131,072 characters at which Python's csv module stops; this holds for the process.
-csv.field_size_limit(2**31 - 1)
+csv.field_size_limit(_MOST_CELL)
+_MOST_LINE = 2**26  # characters
+_MOST_LINES = 2**24  # a line or row takes 100 bytes in memory, whatever it holds
+_MOST_CELLS = 2**26
+_MOST_COLUMNS = 10_000
+_BLOCK = 2**20
 
 #: What separates the cells of a table that is not cbmir's own, and what it is called in the log.
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
@@ -85,23 +93,37 @@ def read_table(path: Path, only: Collection[str] | None = None, *, recognise: bo
             Without it only commas and UTF-8.
 
     Raises:
-        ManifestError: The file is damaged, or no such table.
+        ManifestError: The file cannot be read, is damaged or no such table, or larger than any data set's.
     """
     if path.suffix.lower() == ".parquet":
         return _read_parquet(path, only)
     try:
-        data = path.read_bytes()
-        if path.suffix.lower() == ".gz":
-            data = gzip.decompress(data)
+        data = read_unpacked(path, MOST_TABLE)
         encoding = _encoding(path, data, recognise)
         delimiter = _delimiter(path, data, encoding, only or ()) if recognise else ","
+        lines = data.count(b"\n") + data.count(b"\r")
+        _check_size(path, lines, lines + data.count(delimiter.encode()))
         reader = _reader(data, encoding, delimiter)
         columns = next(reader, [])
+        _check_columns(path, columns)
         places = [place for place, name in enumerate(columns) if only is None or name in only]
         rows = list(_rows(reader, None if only is None else places))
-    except (UnicodeError, csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be read as a table: {error.strerror}") from error
+    except (ValueError, csv.Error) as error:
         raise ManifestError(f"{path}: expected a CSV file in UTF-8, found {error}") from error
     return TextTable(path, columns, [columns[place] for place in places], rows)
+
+
+def _check_size(path: Path, rows: int, cells: int) -> None:
+    for count, most, what in ((rows, _MOST_LINES, "lines"), (cells, _MOST_CELLS, "cells")):
+        if count > most:
+            raise ManifestError(f"{path}: expected a table of at most {most:,} {what}, found {count:,}; split it")
+
+
+def _check_columns(path: Path, columns: Sequence[str]) -> None:
+    if len(columns) > _MOST_COLUMNS:
+        raise ManifestError(f"{path}: expected at most {_MOST_COLUMNS:,} columns, found {len(columns):,}")
 
 
 def _rows(reader: Iterator[list[str]], places: list[int] | None) -> Iterator[Sequence[str]]:
@@ -119,7 +141,14 @@ def _rows(reader: Iterator[list[str]], places: list[int] | None) -> Iterator[Seq
 
 def _reader(data: bytes, encoding: str, delimiter: str) -> Iterator[list[str]]:
     stream = io.TextIOWrapper(io.BytesIO(data), encoding=encoding, newline="")
-    return csv.reader(stream, delimiter=delimiter, strict=True)
+    return csv.reader(_lines(stream), delimiter=delimiter, strict=True)
+
+
+def _lines(stream: io.TextIOWrapper) -> Iterator[str]:
+    for line in iter(partial(stream.readline, _MOST_LINE), ""):
+        if len(line) == _MOST_LINE:
+            raise csv.Error(f"a line of {_MOST_LINE:,} characters or more")
+        yield line
 
 
 def _encoding(path: Path, data: bytes, recognise: bool) -> str:
@@ -128,13 +157,13 @@ def _encoding(path: Path, data: bytes, recognise: bool) -> str:
     if recognise and data.startswith((b"\xff\xfe", b"\xfe\xff")):
         encoding = "utf-16"
     try:
-        text = data.decode(encoding)
+        zeros = _zeros(data, encoding)
     except UnicodeDecodeError:
         if not recognise or encoding == "utf-16":
             raise
         encoding = "cp1252"
-        text = data.decode(encoding)
-    if "\0" in text:
+        zeros = _zeros(data, encoding)
+    if zeros:
         raise ManifestError(f"{path}: expected a table of text, found a zero byte in it: another kind of file")
     if encoding == "cp1252":
         logger.warning("%s: not UTF-8; read as Windows-1252 (Latin-1). Look at letters with accents", path)
@@ -143,6 +172,15 @@ def _encoding(path: Path, data: bytes, recognise: bool) -> str:
     elif recognise and data.startswith(b"\xef\xbb\xbf"):
         logger.info("%s: begins with a byte order mark, which is passed over", path)
     return encoding
+
+
+def _zeros(data: bytes, encoding: str) -> bool:
+    """Whether the text has a zero byte, looked at block by block. Raises UnicodeError for bytes that are no text."""
+    decoder = codecs.getincrementaldecoder(encoding)()
+    starts = range(0, len(data), _BLOCK)
+    found = ["\0" in decoder.decode(data[start : start + _BLOCK]) for start in starts]
+    decoder.decode(b"", final=True)
+    return any(found)
 
 
 def _delimiter(path: Path, data: bytes, encoding: str, wanted: Collection[str]) -> str:
@@ -164,24 +202,66 @@ def _delimiter(path: Path, data: bytes, encoding: str, wanted: Collection[str]) 
 def _read_parquet(path: Path, only: Collection[str] | None) -> TextTable:
     arrow, parquet = require("pyarrow", "train"), require("pyarrow.parquet", "train")
     try:
-        with parquet.ParquetFile(path) as file:
+        # Text is left as numbers into a dictionary: a value of a million letters may stand in a million rows.
+        with open_input(path) as stream, parquet.ParquetFile(stream) as file:
+            leaves = [file.schema.column(place) for place in range(len(file.schema))]
+            _check_columns(path, leaves)
+            texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+        with open_input(path) as stream, parquet.ParquetFile(stream, read_dictionary=texts) as file:
             names = file.schema_arrow.names
             kept = [name for name in names if only is None or name in only]
             if twice := sorted({name for name in kept if kept.count(name) > 1}):
                 raise ManifestError(f"{path}: expected each column name once, found {', '.join(twice)} more than once")
-            table = file.read(columns=kept)
-    except (ValueError, OSError) as error:
+            _check_parquet(path, file.metadata, set(kept))
+            table = file.read(columns=kept, use_threads=False)
+    except (ValueError, OSError, arrow.ArrowException) as error:
         raise ManifestError(f"{path}: expected a Parquet file, found {error}") from error
-    columns = []
+    columns, letters = [], 0
     for name in kept:
         column = table.column(name)
         if arrow.types.is_timestamp(column.type):  # Python has no nanoseconds
             column = column.cast(arrow.timestamp("us", column.type.tz), safe=False)
+        cells: list[str] = []
         try:
-            columns.append([_text(value) for value in column.to_pylist()])
+            for cell in _cells(arrow, column):
+                letters += len(cell)
+                if letters > MOST_TABLE:
+                    raise ManifestError(f"{path}: expected a table of at most {MOST_TABLE:,} letters, found more")
+                cells.append(cell)
         except (ValueError, TypeError) as error:
             raise ManifestError(f"{path}: column {name!r} cannot be read as text: {error}") from error
+        columns.append(cells)
     return TextTable(path, names, kept, list(map(list, zip(*columns, strict=True))))
+
+
+def _check_parquet(path: Path, metadata: Any, kept: Collection[str]) -> None:
+    """Raise ManifestError for a table that is too large, by what the file says of its columns."""
+    _check_size(path, metadata.num_rows, metadata.num_rows * len(kept))
+    values, size = 0, 0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for place in range(metadata.num_columns):
+            part, leaf = group.column(place), metadata.schema.column(place)
+            if not any(outer in kept for outer in accumulate(leaf.path.split("."), "{}.{}".format)):
+                continue
+            if part.num_values < 0 or part.total_uncompressed_size < 0:
+                raise ValueError(f"a column {leaf.path!r} of less than nothing")
+            values += part.num_values
+            size += part.total_uncompressed_size + part.num_values * leaf.length  # 0 where lengths differ
+    _check_size(path, metadata.num_rows, values)
+    if size > MOST_TABLE:
+        raise ManifestError(f"{path}: expected a table of at most {MOST_TABLE:,} bytes, unpacked, found {size:,}")
+
+
+def _cells(arrow: Any, column: Any) -> Iterator[str]:
+    """The texts of a Parquet column; values of a dictionary are one object, however often they stand there."""
+    if arrow.types.is_dictionary(column.type):
+        for chunk in column.chunks:
+            words = [_text(value) for value in chunk.dictionary.to_pylist()]
+            yield from ("" if place is None else words[place] for place in chunk.indices.to_pylist())
+    elif arrow.types.is_nested(column.type):  # one by one: each may be long
+        yield from (_text(value.as_py()) for value in column)
+    else:
+        yield from map(_text, column.to_pylist())
 
 
 def _text(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -165,8 +166,13 @@ def test_damaged_sidecar(manifest: Manifest, tmp_path: Path) -> None:
     path = tmp_path / "m.csv"
     write_manifest(manifest, path)
     assert json.loads(sidecar_path(path).read_text("utf-8")) == {"reader": "test", "seed": 3}
-    sidecar_path(path).write_text("{", "utf-8")
-    with pytest.raises(ManifestError, match=r"m\.about\.json: expected JSON beside the manifest"):
+    for text in ("{", "[]", "[" * 200_000 + "]" * 200_000):
+        sidecar_path(path).write_text(text, "utf-8")
+        with pytest.raises(ManifestError, match=r"m\.about\.json: expected JSON beside the manifest"):
+            read_manifest(path)
+    sidecar_path(path).unlink()
+    os.mkfifo(sidecar_path(path))
+    with pytest.raises(ManifestError, match="found a device or pipe"):
         read_manifest(path)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import gzip
 import logging
+import os
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cbmir import text_table
 from cbmir.errors import ManifestError
 from cbmir.text_table import TextTable, read_table, uncollected
 
@@ -164,3 +166,73 @@ def test_what_of_parquet_is_no_text_is_refused(tmp_path: Path) -> None:
     for values in ([b"\xff\xfe"], [{"a": 1}], pairs, [[b"a"]]):
         with pytest.raises(ManifestError, match="column 'patient' cannot be read as text: "):
             _parquet(tmp_path, patient=values)
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "t.csv"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero"), tmp_path, tmp_path / "none.csv", tmp_path / "none.parquet"):
+        with pytest.raises(ManifestError, match=r"a device or pipe|a folder|No such file"):
+            read_table(path)
+
+
+def test_a_table_is_bounded_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.csv"
+    for name, text, found in (
+        ("MOST_TABLE", b"a\n1234567\n", "at most 9 bytes, found more"),
+        ("_MOST_LINES", b"a\n" * 10, "at most 9 lines, found 10"),
+        ("_MOST_CELLS", b"a,b,c,d\n" * 3, "at most 9 cells, found 12"),
+        ("_MOST_COLUMNS", b"a,b,c,d,e,f,g,h,i,j\n", "at most 9 columns, found 10"),
+        ("_MOST_LINE", b"a\n123456789\n", "a line of 9 characters or more"),
+    ):
+        path.write_bytes(text)
+        with monkeypatch.context() as patch:
+            patch.setattr(text_table, name, 9)
+            with pytest.raises(ManifestError, match=found):
+                read_table(path)
+    path.write_text("a\n" + "1" * (2**24 + 1))
+    with pytest.raises(ManifestError, match="field larger than field limit"):
+        read_table(path)
+
+
+def test_a_bomb_in_gzip_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_table, "MOST_TABLE", 2**20)
+    path = tmp_path / "t.csv.gz"
+    path.write_bytes(gzip.compress(b"image,patient_id\n" + b"0" * 2**22))
+    with pytest.raises(ManifestError, match="at most 1,048,576 bytes, found more"):
+        read_table(path)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_long_value_in_many_rows_of_parquet_is_refused(
+    tmp_path: Path, nested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One value in the dictionary, and how often it stands there: 20 MB of text in a file of a few hundred bytes."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, values = tmp_path / "t.parquet", ["x" * 10_000] * 2000
+    column = arrow.array([values] if nested else values)
+    parquet.write_table(arrow.table({"image": column}), path, compression="zstd")
+    assert path.stat().st_size < 2000
+    assert len(read_table(path)) == (1 if nested else 2000)
+    monkeypatch.setattr(text_table, "MOST_TABLE", 10**7)
+    with pytest.raises(ManifestError, match="at most 10,000,000 letters, found more"):
+        read_table(path)
+
+
+def test_a_parquet_table_is_bounded_by_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns: dict[str, list[Any]] = {"a": [b"1" * 10] * 3, "b.c": [[1, 2, 3], [4, 5], [6]]}
+    assert len(_parquet(tmp_path, **columns)) == 3
+    for name, found in (
+        ("_MOST_LINES", "at most 2 lines, found 3"),
+        ("_MOST_CELLS", "at most 2 cells, found 6"),
+        ("_MOST_COLUMNS", "at most 1 columns, found 2"),
+        ("MOST_TABLE", r"at most 99 bytes, unpacked, found \d{3}"),
+    ):
+        most = {"_MOST_COLUMNS": 1, "MOST_TABLE": 99}.get(name, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(text_table, name, most)
+            with pytest.raises(ManifestError, match=found):
+                _parquet(tmp_path, **columns)
+    monkeypatch.setattr(text_table, "_MOST_CELLS", 7)  # 3 rows, and 3 and 6 values
+    with pytest.raises(ManifestError, match="at most 7 cells, found 9"):
+        _parquet(tmp_path, **columns)

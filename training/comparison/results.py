@@ -7,7 +7,6 @@ run would be off.
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 from collections import Counter
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 
 import cbmir
+from cbmir.input_file import read_json
 from cbmir.machine import describe_machine
 from cbmir.manifest import Manifest, read_manifest
 from cbmir.training.comparison.cells import FAILED, CellAnswers, cell_folder, is_finished, read_answers
@@ -165,7 +165,7 @@ def make_results(report: Path, plan: Plan) -> dict[str, Any]:
     labels = read_manifest(selection_path(report, parts[0])).labels.names
     answers = {cell: read_answers(report, plan, cell) for cell in plan.cells() if is_finished(report, cell)}
     failures = {cell: cell_folder(report, cell) / FAILED for cell in plan.cells() if cell not in answers}
-    failed = {cell: json.loads(path.read_text("utf-8")) for cell, path in failures.items() if path.exists()}
+    failed = {cell: read_json(path) for cell, path in failures.items() if path.exists()}
     protocol, machine = PROTOCOLS[plan.protocol], describe_machine()
     return {
         "schema": 2,

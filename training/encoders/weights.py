@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from cbmir.errors import EncoderError, require
+from cbmir.input_file import MOST_MODEL, open_input, read_input
 
 log = logging.getLogger("cbmir")
 
@@ -70,6 +71,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
     """The tensors of a file by their names. Raises EncoderError for a file without any."""
     try:
         if path.suffix == ".safetensors":
+            open_input(path).close()  # the library takes a path alone
             state: Any = require("safetensors.torch", "train").load_file(path)
         else:
             state = _unpickled(path)
@@ -86,9 +88,10 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 def _unpickled(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with open_input(path) as stream:
+            return torch.load(stream, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # a whole model, as torchxrayvision ships its own
-        content = BytesIO(path.read_bytes())  # not by its path: PyTorch would try a tar file, and unpack it
+        content = BytesIO(read_input(path, MOST_MODEL))  # not by its path: PyTorch would try a tar file, and unpack it
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", torch.serialization.SourceChangeWarning)  # of a class that is not run
             return torch.load(content, map_location="cpu", pickle_module=_INERT, weights_only=False)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ast
-import gzip
-import json
 import logging
 import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cbmir.errors import ManifestError, SplitError
+from cbmir.input_file import parse_json, read_input, read_unpacked
 from cbmir.labels import LabelSet
 from cbmir.manifest import LABEL_VALUES, Box, Manifest, Row, is_date
 from cbmir.text_table import TextTable, read_table
@@ -28,6 +26,7 @@ Missing = Literal["error", "skip"]
 #: What a label cell of a publisher or a user may hold: that of a manifest, and words that mean the same for certain.
 CERTAIN_VALUES = LABEL_VALUES | {"true": 1, "false": 0, "yes": 1, "no": 0}
 _VAL_SHARE = 8
+_MOST_REPORT = 2**20  # bytes
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
 logger = logging.getLogger("cbmir")
 
@@ -53,11 +52,20 @@ def read_source(path: Path, required: Iterable[str], what: str, optional: Iterab
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file (also .gz) that are not empty. Raises ManifestError."""
     try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        text = read_unpacked(path).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
         raise ManifestError(f"{path}: expected a text file with a name per line, found {error}") from error
     return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def read_report(path: Path) -> str:
+    """The report in a text file, empty where there is none. Raises ManifestError for one that cannot be read."""
+    try:
+        return read_input(path, _MOST_REPORT).decode("utf-8", "replace").strip()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise ManifestError(f"{path}: expected a report, found one that cannot be read: {error.strerror}") from error
 
 
 def check_folder(folder: Path, what: str) -> None:
@@ -154,8 +162,8 @@ def listed_labels(text: str) -> list[str] | None:
         listed = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         try:
-            listed = json.loads(text)  # "\u00e9" and "\/" are JSON's own
-        except (ValueError, RecursionError):
+            listed = parse_json(text)  # "\u00e9" and "\/" are JSON's own
+        except ValueError:
             return None
     if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
         return None

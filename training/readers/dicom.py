@@ -15,13 +15,14 @@ from tqdm import tqdm
 
 from cbmir.errors import DamagedImageError, DicomImageError, ImageError, ManifestError, NotAnImageError, require
 from cbmir.files import replacing
+from cbmir.input_file import open_input
 from cbmir.labels import NIH_14, LabelSet
 from cbmir.manifest import Manifest, Row
 from cbmir.runtime.imaging.dicom_header import pydicom_unlogged, read_errors
 from cbmir.runtime.imaging.dicom_reader import is_dicom, parse_dicom
 from cbmir.runtime.imaging.image_warning import ImageWarning, count_kinds, kinds_text
 from cbmir.runtime.imaging.radiograph import ImageLimits, collected_warnings
-from cbmir.runtime.imaging.reader import read_image
+from cbmir.runtime.imaging.reader import file_bytes, read_image
 from cbmir.runtime.imaging.workers import work_through
 from cbmir.training.readers.common import finish
 
@@ -124,7 +125,7 @@ def _read(
 ) -> tuple[Row, str, tuple[ImageWarning, ...]]:
     """The file's row, SOP Instance UID and warnings. Raises ImageError."""
     try:
-        with path.open("rb") as stream:
+        with open_input(path) as stream:
             start = stream.read(132)
     except OSError as error:
         raise DamagedImageError(f"{path}: cannot be read: {error.strerror}") from error
@@ -173,7 +174,7 @@ def _of_directory(path: Path) -> tuple[list[Path], list[LeftOut]]:
     limits, base = ImageLimits(), path.resolve().parent
     try:
         with collected_warnings(), pydicom_unlogged():
-            data = path.read_bytes()
+            data = file_bytes(path, limits)
             dataset, _ = parse_dicom(data, str(path), limits, large=len(data), most_reads=_MOST_READS)
             if dataset.file_meta.get("MediaStorageSOPClassUID") != _DIRECTORY:
                 raise ManifestError(f"{path}: expected a folder or a DICOMDIR, found another file")

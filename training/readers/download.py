@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import json
 import shutil
 import tarfile
 import tempfile
@@ -19,8 +18,11 @@ from tqdm import tqdm
 
 from cbmir.errors import DownloadError
 from cbmir.files import write_json, write_text
+from cbmir.input_file import read_json
 
 _BLOCK = 2**20
+_MOST_UNPACKED = 256 * 2**30  # the largest set of X-rays that is fetched has 16 GiB
+_FILE = 4096  # bytes that a file takes besides its own
 _TRIES = 6
 _SECONDS = 60  # without a byte, after which a connection is given up
 _FAILURES = (urllib.error.URLError, http.client.HTTPException, OSError)  # of a connection
@@ -79,7 +81,11 @@ def unpack(archive: Path, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=prefix) as place:
         try:
             with tarfile.open(archive) as opened:
+                room = _MOST_UNPACKED
                 for member in tqdm(opened, desc=f"unpacking {archive.name}", unit="file", disable=None):
+                    room -= member.size + _FILE
+                    if room < 0:
+                        raise tarfile.TarError(f"it unpacks to more than {_MOST_UNPACKED:,} bytes")
                     opened.extract(member, place, filter="data")
         except (tarfile.TarError, EOFError, OSError) as error:
             raise DownloadError(f"{archive}: cannot be unpacked ({error}); delete it and fetch it again") from error
@@ -113,7 +119,7 @@ def _fetch_whole(url: str, part: Path, tries: int, wait: Callable[[float], None]
 
 def _fetch(url: str, part: Path) -> bool:
     """One connection; whether the file is whole now."""
-    kept: dict[str, Any] = json.loads(_state(part).read_text("utf-8")) if _state(part).exists() else {}
+    kept: dict[str, Any] = read_json(_state(part)) if _state(part).exists() else {}
     start = part.stat().st_size if part.exists() and kept.get("url") == url and kept.get("version") else 0
     if start and start == kept.get("length"):
         return True

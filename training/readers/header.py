@@ -6,10 +6,10 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from cbmir.errors import ManifestError, require
+from cbmir.errors import ImageError, ManifestError, require
+from cbmir.input_file import open_input
 from cbmir.runtime.imaging.dicom_header import pydicom_unlogged, read_errors
-
-_TAGS = ["PatientID", "ViewPosition", "Rows", "Columns"]
+from cbmir.runtime.imaging.dicom_reader import parse_header
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ def is_dicom_file(path: Path) -> bool:
 
 def read_header(path: Path) -> ImageHeader:
     """The header of a DICOM file. Raises ManifestError where it cannot be read."""
-    pydicom = require("pydicom", "dicom")
-    errors: tuple[type[Exception], ...] = (*read_errors(), OSError, AttributeError, TypeError, ValueError)
+    require("pydicom", "dicom")
+    errors: tuple[type[Exception], ...] = (*read_errors(), ImageError, OSError, AttributeError, TypeError, ValueError)
     try:
-        with warnings.catch_warnings(), pydicom_unlogged():
+        with warnings.catch_warnings(), pydicom_unlogged(), open_input(path) as stream:
             warnings.simplefilter("ignore")
-            dataset = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=_TAGS)
+            dataset = parse_header(stream, str(path))
             view = str(dataset.get("ViewPosition") or "").strip().upper()
             return ImageHeader(
                 str(dataset.get("PatientID") or "").strip(), view if view in ("PA", "AP") else "",

@@ -132,7 +132,4 @@ def _report_folder(folder: Path, reports: Path | None) -> Path | None:
 
 
 def _with_report(row: Row, folder: Path) -> Row:
-    path = folder / f"{_study(row)}.txt"
-    if not path.is_file():
-        return row
-    return replace(row, report=path.read_text("utf-8", errors="replace").strip())
+    return replace(row, report=common.read_report(folder / f"{_study(row)}.txt"))

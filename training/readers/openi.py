@@ -12,6 +12,7 @@ from typing import Literal
 from xml.etree import ElementTree
 
 from cbmir.errors import ManifestError
+from cbmir.input_file import read_input
 from cbmir.labels import LabelSet, means_no_finding
 from cbmir.manifest import Manifest, Row
 from cbmir.training.readers import common
@@ -40,6 +41,7 @@ MAPPED: dict[str, tuple[str, ...]] = {
 _SILENT = {"no indexing", "technical quality of image unsatisfactory"}
 _FRONTAL = {"pa": "PA", "ap": "AP", "frontal": ""}
 _LATERAL = {"lateral", "lat"}
+_MOST_REPORT = 2**20  # bytes
 logger = logging.getLogger("cbmir")
 _FILE = re.compile(r"(?:CXR)?(?P<report>\d+)_(?:.*_)?(?P<image>IM-\d+-\d+(?:-\d+)*)")
 
@@ -128,7 +130,7 @@ def _hidden(path: Path) -> bool:
 
 def _report(path: Path) -> OpeniReport:
     try:
-        root = ElementTree.parse(path).getroot()
+        root = ElementTree.fromstring(read_input(path, _MOST_REPORT))
     except (ElementTree.ParseError, OSError, ValueError, LookupError) as error:
         raise ManifestError(f"{path}: expected a report of Open-i in XML, found {error}") from error
     uid = root.find("uId")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import defaultdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from cbmir.errors import ManifestError
+from cbmir.input_file import read_json
 from cbmir.labels import LabelSet
 from cbmir.manifest import Box, Manifest, Row
 from cbmir.training.readers import common
@@ -111,7 +111,7 @@ def _classes(path: Path) -> dict[str, tuple[int, int | None]]:
 def _patients(path: Path) -> dict[str, str]:
     """NIH's patient of each image, from RSNA's list of {"subset_img_id": …, "img_id": "00000013_026.png"}."""
     try:
-        listed = json.loads(path.read_text("utf-8"))
+        listed = read_json(path)
         return {str(one["subset_img_id"]): str(int(str(one["img_id"]).partition("_")[0])) for one in listed}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ManifestError(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from cbmir.errors import ManifestError
+from cbmir.input_file import read_json
 from cbmir.labels import LabelSet
 from cbmir.manifest import Box, Manifest, Row
 from cbmir.training.readers import common
@@ -45,8 +45,7 @@ def read_nlm_tuberculosis(folder: Path, *, seed: int = 0) -> Manifest:
         if name is None:
             raise ManifestError(f"{image}: expected a name such as CHNCXR_0001_0.png or MCUCXR_0001_0.png")
         reading = image.parent.parent / "ClinicalReadings" / f"{image.stem}.txt"
-        report = reading.read_text("utf-8", errors="replace").strip() if reading.is_file() else ""
-        rows.append(Row(image, image.stem, (int(name["label"]),), view="PA", report=report,
+        rows.append(Row(image, image.stem, (int(name["label"]),), view="PA", report=common.read_report(reading),
                         source=_NLM_SETS[name["set"]]))  # fmt: skip
     return common.finish(
         Manifest(LabelSet(TBX11K_LABELS[:1]), tuple(rows)),
@@ -116,7 +115,7 @@ def _labels(kind: str, boxes: tuple[Box, ...]) -> tuple[int | None, ...]:
 def _boxes(path: Path) -> list[tuple[str, Box]]:
     """Each box of a COCO file, with the image's name below `imgs`."""
     try:
-        coco: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        coco: dict[str, Any] = read_json(path)
         labels = {one["id"]: _CATEGORIES[one["name"]] for one in coco["categories"]}
         images = {one["id"]: one for one in coco["images"]}
         found = [(images[one["image_id"]], labels[one["category_id"]], one["bbox"]) for one in coco["annotations"]]

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
 from cbmir.errors import CardError, GalleryError, RankError
+from cbmir.input_file import parse_json
 from cbmir.labels import LabelSet
 from cbmir.runtime.gallery.entry import Added, Entry, Hit, SearchResult
 from cbmir.runtime.gallery.filters import EVERY, Filter
@@ -54,7 +55,7 @@ class MilvusGallery(EditableGallery):
                 raise GalleryError(f"{self._address.text}: this cbmir reads Milvus galleries of schema {SCHEMA}, found "
                                    f"schema {about['schema']}; upgrade cbmir, or build it again")  # fmt: skip
             self.card = ModelCard.loads(about["card"], source=self._address.text)
-            self.labels = LabelSet.from_json(json.loads(about["labels"]))
+            self.labels = LabelSet.from_json(parse_json(about["labels"]))
             self.created = about["created"]
             self.index_setting = about["index"]
             own = base64.b64decode(about.get("reference_distances", ""), validate=True)

@@ -8,6 +8,7 @@ import threading
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ from cbmir.errors import (
     MissingDependencyError,
     NotAnImageError,
 )
+from cbmir.runtime.imaging import dicom_reader
 from cbmir.runtime.imaging.dicom_header import pydicom_unlogged
-from cbmir.runtime.imaging.dicom_reader import is_dicom
+from cbmir.runtime.imaging.dicom_reader import is_dicom, parse_header
 from cbmir.runtime.imaging.radiograph import collected_warnings
 from cbmir.runtime.imaging.reader import ImageLimits, Radiograph, read_image
 from dicom_files import SIDE, STORED, lut_sequence, make_dicom
@@ -289,6 +291,20 @@ def test_deflated_data_set_is_not_inflated_without_end(monkeypatch: pytest.Monke
     monkeypatch.setattr(zlib, "decompress", None)  # it has no limit
     with pytest.raises(ImageSizeError, match="inflate"):
         read(bomb, max_pixels=1_000_000)
+    monkeypatch.setattr(dicom_reader, "ImageLimits", partial(ImageLimits, max_pixels=1_000_000))
+    with pytest.raises(ImageSizeError, match="inflate"), collected_warnings(), pydicom_unlogged():
+        parse_header(io.BytesIO(bomb), "image")
+
+
+def test_a_header_is_read_without_the_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = make_dicom()
+    body = plain[plain.index(b"\x08\x00\x16\x00") :]
+    for data in (plain, deflated(body)):
+        with collected_warnings(), pydicom_unlogged():
+            assert parse_header(io.BytesIO(data), "image").Rows == SIDE
+    monkeypatch.setattr(dicom_reader, "ImageLimits", partial(ImageLimits, max_bytes=len(plain) - 1))
+    with pytest.raises(NotAnImageError, match="expected at most"), collected_warnings(), pydicom_unlogged():
+        parse_header(io.BytesIO(plain), "image")
 
 
 # -- threads

@@ -190,3 +190,16 @@ def test_a_bad_archive_leaves_nothing(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(DownloadError, match="cannot be unpacked"):
         unpack(archive, tmp_path / "a")
     assert [path.name for path in tmp_path.iterdir()] == ["a.tgz"]
+
+
+def test_what_an_archive_unpacks_to_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tmp_path / "images.tgz"
+    with tarfile.open(archive, "w:gz") as made:
+        for name in ("one", "two"):
+            member = tarfile.TarInfo(name)
+            member.size = 10_000
+            made.addfile(member, io.BytesIO(bytes(member.size)))
+    monkeypatch.setattr("cbmir.training.readers.download._MOST_UNPACKED", 20_000)
+    with pytest.raises(DownloadError, match="it unpacks to more than 20,000 bytes"):
+        unpack(archive, tmp_path / "images")
+    assert not (tmp_path / "images").exists()

@@ -13,6 +13,7 @@ from cbmir.card import NOT_A_DEVICE
 from cbmir.cli.options import PATH, command, finder_options, json_option, log, model_option, option, print_answer
 from cbmir.errors import ImageError
 from cbmir.files import replacing, write_json
+from cbmir.input_file import open_input
 from cbmir.manifest import Row
 
 if TYPE_CHECKING:
@@ -112,17 +113,13 @@ def _images(given: Path) -> Iterator[Path]:
 
 def _is_image(path: Path) -> bool:
     """Whether a file is DICOM and not made by cbmir. One that cannot be read counts: its analysis tells why."""
-    from pydicom import dcmread
-
     from cbmir.runtime.dicom_output import is_own_result
-    from cbmir.runtime.imaging.dicom_header import read_errors
-    from cbmir.runtime.imaging.dicom_reader import is_dicom
+    from cbmir.runtime.imaging.dicom_header import pydicom_unlogged, read_errors
+    from cbmir.runtime.imaging.dicom_reader import is_dicom, parse_header
+    from cbmir.runtime.imaging.radiograph import collected_warnings
 
     try:
-        with path.open("rb") as stream:
-            if not is_dicom(stream.read(132)):
-                return False
-            stream.seek(0)
-            return not is_own_result(dcmread(stream, force=True, stop_before_pixels=True))
-    except read_errors():
+        with open_input(path) as stream, collected_warnings(), pydicom_unlogged():
+            return is_dicom(stream.read(132)) and not is_own_result(parse_header(stream, str(path)))
+    except (ImageError, OSError, *read_errors()):
         return True

@@ -1,0 +1,125 @@
+"""Files that others named or made: only regular ones are opened, and none gives more bytes or deeper JSON than bounds
+allow. What is refused is an OSError or a ValueError, as of any file that cannot be read.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import io
+import json
+import os
+import stat
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MOST_JSON = 32 * 2**20  # bytes; the annotations of a data set have a few million
+MOST_TABLE = 2**30  # bytes of a table, unpacked: 400,000 reports have less than half of it
+MOST_MODEL = 16 * 2**30  # bytes of a model file: an ONNX file has 2 GiB at most, a plan of a large model more
+_DEEPEST = 64  # levels of lists and objects; cbmir's own files have fewer than ten
+_BLOCK = 2**20
+# Neither waits for a pipe's writer nor takes a terminal; Windows has the last of them alone.
+_FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
+
+
+def open_input(path: str | Path) -> BinaryIO:
+    """Open a regular file for reading.
+
+    Raises:
+        OSError: There is no such file, it is a folder, a device, a pipe or a socket, or it may not be read.
+        ValueError: No file can have this name.
+    """
+    _check_regular(Path(path).stat().st_mode, path)  # before it is opened: some devices act on that
+    descriptor = os.open(path, _FLAGS)
+    try:
+        _check_regular(os.fstat(descriptor).st_mode, path)  # of what is read, whatever the name leads to now
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _check_regular(mode: int, path: str | Path) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "expected a file, found a folder", str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "expected a file, found a device or pipe", str(path))
+
+
+def read_input(path: str | Path, most: int) -> bytes:
+    """The bytes of a regular file. Raises as `open_input`, and OSError where it has more than `most`."""
+    with open_input(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        data = stream.read(min(size, most) + 1)
+        if len(data) > size:  # it grows, or is of a file system that does not know the size
+            data += stream.read(max(most + 1 - len(data), 0))
+    if len(data) > most:
+        raise _too_large(path, most)
+    return data
+
+
+def _too_large(path: str | Path, most: int) -> OSError:
+    return OSError(errno.EFBIG, f"expected at most {most:,} bytes, found more", str(path))
+
+
+def input_digest(path: str | Path, most: int) -> str:
+    """SHA-256 of a regular file, in hexadecimal. Raises as `read_input`."""
+    digest, left = hashlib.sha256(), most
+    with open_input(path) as stream:
+        while block := stream.read(_BLOCK):
+            left -= len(block)
+            if left < 0:
+                raise _too_large(path, most)
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def read_unpacked(path: Path, most: int = MOST_TABLE) -> bytes:
+    """The bytes of a regular file, unpacked where its name ends in `.gz`. Raises as `read_input`, of what is unpacked
+    too, and ValueError for a damaged archive."""
+    data = read_input(path, most)
+    if path.suffix.lower() != ".gz":
+        return data
+    unpacked = io.BytesIO()
+    try:
+        with gzip.open(io.BytesIO(data)) as stream:
+            while block := stream.read(_BLOCK):
+                if unpacked.tell() + len(block) > most:
+                    raise _too_large(path, most)
+                unpacked.write(block)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"a damaged gzip file ({error})") from error
+    return unpacked.getvalue()
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a regular file in UTF-8. Raises as `read_input`, and ValueError for other bytes."""
+    return read_input(path, MOST_JSON).decode("utf-8")
+
+
+def read_json(path: str | Path) -> Any:
+    """The value of a JSON file. Raises as `read_input` and `parse_json`."""
+    return parse_json(read_text(path))
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text. Raises ValueError for another text, one nested too deeply, and half a character."""
+    if len(text) > MOST_JSON:
+        raise ValueError(f"more than {MOST_JSON:,} characters")
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"lists and objects nested more than {_DEEPEST} deep") from None
+    level = [value]
+    for _ in range(_DEEPEST + 1):
+        level = [inner for one in level if isinstance(one, list | dict) and one
+                 for inner in (one.values() if isinstance(one, dict) else one)]  # fmt: skip
+        if not level:
+            break
+    else:
+        raise ValueError(f"lists and objects nested more than {_DEEPEST} deep")
+    if "\\u" in text:  # half of a pair of surrogates is no character, and no file can hold it
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
