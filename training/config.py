@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cbmir.errors import RunError
+from cbmir.fields import from_json
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.training.losses import HASHING_LOSSES, WEIGHTED_LOSSES
 
@@ -119,11 +120,14 @@ class TrainConfig:
         return PreprocessSpec.for_image_size(self.image_size, self.intensity)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> TrainConfig:
+    def from_json(cls, data: Any) -> TrainConfig:
+        """From config.json. Raises ValueError for a value of another type, RunError for one out of its range."""
+        if not isinstance(data, dict):
+            raise ValueError("no object of options")
         unknown = sorted(set(data) - {field.name for field in fields(cls)})
         if unknown:
             raise RunError(f"config.json: unknown {', '.join(unknown)}; it was written by a newer version of cbmir")
-        return cls(**data | {"labels": tuple(data["labels"])})
+        return from_json(cls, data)
 
     def differences(self, other: TrainConfig) -> list[str]:
         """What keeps `other` from being the same run, as "name: own -> other"."""

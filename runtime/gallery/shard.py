@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cbmir.errors import GalleryError, UserError
+from cbmir.fields import from_json
 from cbmir.files import sync, write_json
+from cbmir.input_file import read_json
 from cbmir.runtime.gallery.database import live_folder
 
 _FILE = "shard.json"
@@ -38,7 +39,7 @@ class Shard:
     def load(cls, path: Path) -> Shard | None:
         """What the gallery at `path` is a shard of; None where it is no shard."""
         try:
-            return cls(**json.loads((live_folder(path) / _FILE).read_text("utf-8")))
+            return from_json(cls, read_json(live_folder(path) / _FILE))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, TypeError, UserError) as error:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
-from cbmir.errors import CardError, UserError
+from cbmir.errors import CardError, ManifestError, UserError
+from cbmir.fields import Within, from_json
+from cbmir.input_file import parse_json
 from cbmir.labels import LabelSet
 from cbmir.preprocessing import PreprocessSpec
 
@@ -32,11 +34,62 @@ WITHOUT_FINDINGS = "This model scores no findings: it only finds images that loo
 NOT_A_DEVICE = "Research use only. Not a medical device, not for diagnosis."
 
 
+Share = Annotated[float, Within(0, 1)]
+Count = Annotated[int, Within(0)]
+_Dimension = Annotated[int, Within(1, 65_536)]
+
+
+class _Figure(TypedDict, total=False):
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+class _GreyRange(TypedDict):
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class _Counts(TypedDict, total=False):
+    positive: Count
+    negative: Count
+
+
+class _Training(TypedDict, total=False):
+    """What is read of a card's `training`; it may hold more."""
+
+    source: str
+    loss: str
+    weights: str
+    weights_fingerprint: str
+    manifest_fingerprint: str
+    fold: str
+    epochs: Count
+    best_epoch: Count
+    patients: Count
+    seconds: float
+    linear_fit: bool
+    images: dict[str, Count]
+    labels: dict[str, _Counts]
+    grey_range: _GreyRange | None
+
+
+def _check_figures(value: dict[str, Any], where: str) -> None:
+    """Raise ValueError for a metric that is no number, or has half an interval; metrics may stand in groups."""
+    for name, one in value.items():
+        if isinstance(one, dict) and "value" in one:
+            figure = from_json(_Figure, one, f"{where}.{name}")
+            if (figure.get("low") is None) != (figure.get("high") is None):
+                raise ValueError(f"{where}.{name}: expected both ends of an interval or none, found one")
+        elif isinstance(one, dict):
+            _check_figures(one, f"{where}.{name}")
+
+
 @dataclass(frozen=True)
 class Calibration:
     """Platt scaling of a score s: probability = 1 / (1 + exp(-(slope * s + intercept))), with slope >= 0."""
 
-    slope: float
+    slope: Annotated[float, Within(0)]
     intercept: float
 
     def probability(self, score: float) -> float:
@@ -53,10 +106,10 @@ class OperatingPoint:
     """
 
     threshold: float
-    sensitivity: float
-    specificity: float
-    positive_predictive_value: float | None
-    negative_predictive_value: float | None
+    sensitivity: Share
+    specificity: Share
+    positive_predictive_value: Share | None
+    negative_predictive_value: Share | None
 
 
 @dataclass(frozen=True)
@@ -80,17 +133,17 @@ class ModelCard:
     labels: LabelSet
     preprocess: PreprocessSpec
     encoder: str
-    embedding_dim: int
+    embedding_dim: _Dimension
     head: str
-    sigma: float
-    proxies_per_class: tuple[int, ...]
+    sigma: Annotated[float, Within(1e-6, 1e6)]
+    proxies_per_class: tuple[_Dimension, ...]
     negative_proxies: bool
     thresholds: tuple[float | None, ...]
     calibration: tuple[Calibration | None, ...]
     fingerprint: str
     precision: str = "float32"
-    training: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, Any] = field(default_factory=dict)
+    training: Annotated[dict[str, Any], _Training] = field(default_factory=dict)
+    metrics: Annotated[dict[str, Any], _check_figures] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     operating_points: dict[str, tuple[OperatingPoint | None, ...]] = field(default_factory=dict)
     licence: str = "not stated"
@@ -103,6 +156,8 @@ class ModelCard:
         if self.has_findings == (self.head == "none"):
             raise CardError(f"model card: expected labels with every head but 'none', found {len(self.labels)} labels "
                             f"with head {self.head!r}")  # fmt: skip
+        if unnamed := [name for name in (*self.labels.names, self.fingerprint) if not name.strip()]:
+            raise CardError(f"model card: expected a name of each label and a fingerprint, found {unnamed[0]!r}")
         columns = {"thresholds": self.thresholds, "calibration": self.calibration} | self.operating_points
         for name, values in columns.items():
             if len(values) != len(self.labels):
@@ -152,10 +207,11 @@ class ModelCard:
         """Parse a card. `source` names it in messages.
 
         Raises:
-            CardError: Damaged JSON, missing or unknown fields, or another schema.
+            CardError: Damaged JSON, missing or unknown fields, another schema, or a value that is not as expected: the
+                message names its field.
         """
         try:
-            data = json.loads(text)
+            data = parse_json(text)
             schema = data["schema"]
         except (ValueError, TypeError, KeyError) as error:
             raise CardError(
@@ -163,7 +219,7 @@ class ModelCard:
             ) from error
         if schema != SCHEMA:
             raise CardError(
-                f"{source}: this cbmir reads model cards of schema {SCHEMA}, found schema {schema}; "
+                f"{source}: this cbmir reads model cards of schema {SCHEMA}, found schema {schema!r:.40}; "
                 f"upgrade with: pip install --upgrade cbmir"
             )
         known = {f.name for f in fields(cls)}
@@ -173,17 +229,7 @@ class ModelCard:
                 f"missing {sorted(known - set(data))}, unknown {sorted(set(data) - known)}"
             )
         try:
-            data |= {
-                "labels": LabelSet.from_json(data["labels"]),
-                "preprocess": PreprocessSpec.from_json(data["preprocess"]),
-                "proxies_per_class": tuple(data["proxies_per_class"]),
-                "thresholds": tuple(data["thresholds"]),
-                "calibration": tuple(None if c is None else Calibration(**c) for c in data["calibration"]),
-                "operating_points": {
-                    name: tuple(None if point is None else OperatingPoint(**point) for point in points)
-                    for name, points in data["operating_points"].items()
-                },
-            }
-            return cls(**data)
-        except (TypeError, ValueError, AttributeError) as error:
+            names = from_json(tuple[str, ...], data["labels"], "labels")
+            return from_json(cls, data | {"labels": {"names": list(names)}})
+        except (ValueError, ManifestError, CardError) as error:
             raise CardError(f"{source}: damaged model card: {error}") from error

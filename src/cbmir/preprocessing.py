@@ -9,7 +9,7 @@ from cbmir.errors import CardError
 
 #: 270 and 224 are the paper's ("Implementation"); other sizes keep the ratio.
 RESIZE_RATIO = 270 / 224
-MIN_IMAGE_SIZE = 32
+MIN_IMAGE_SIZE, MAX_IMAGE_SIZE = 32, 8192
 #: How stored values become grey (`PreprocessSpec.intensity`).
 INTENSITIES = ("header", "minmax", "percentile")
 #: By `percentile`, the percentiles of the pixels without padding that become black and white.
@@ -37,10 +37,10 @@ class PreprocessSpec:
     intensity: str = "header"
 
     def __post_init__(self) -> None:
-        if not MIN_IMAGE_SIZE <= self.crop <= self.resize:
+        if not MIN_IMAGE_SIZE <= self.crop <= self.resize <= 2 * MAX_IMAGE_SIZE:
             raise CardError(
                 f"preprocessing: expected {MIN_IMAGE_SIZE} <= crop <= resize, found crop={self.crop}, "
-                f"resize={self.resize}; choose an --image-size of at least {MIN_IMAGE_SIZE}"
+                f"resize={self.resize}; choose an --image-size from {MIN_IMAGE_SIZE} to {MAX_IMAGE_SIZE}"
             )
         if self.resampling != "bilinear" or self.intensity not in INTENSITIES:
             raise CardError(

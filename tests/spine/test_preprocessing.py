@@ -27,7 +27,7 @@ def test_json_round_trip() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"crop": 31}, "image-size of at least 32"),
+        ({"crop": 31}, "image-size from 32 to 8192"),
         ({"crop": 271}, "crop=271, resize=270"),
         ({"resampling": "nearest"}, "newer cbmir"),
         ({"intensity": "guess"}, "newer cbmir"),

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from cbmir.errors import RunError
+from cbmir.fields import Within, from_json
 from cbmir.files import is_empty, write_json
+from cbmir.input_file import read_json
 from cbmir.manifest import Manifest, read_manifest, write_manifest
 from cbmir.training.comparison.methods.registry import METHODS, SWEPT, methods_of
 from cbmir.training.comparison.protocols import PROTOCOLS, Protocol, keep_training, select, sweep_sizes
@@ -27,6 +28,13 @@ PLAN = "benchmark.json"
 #: What `--tuned` may give for a method.
 TUNED = ("lr", "epochs", "head_rate", "seeds")
 SWEEPS = ("proxies-per-class", "train-size", "negative-proxies", "none")
+
+
+class _Tuned(TypedDict, total=False):
+    lr: float
+    epochs: Annotated[int, Within(1)]
+    head_rate: float
+    seeds: Annotated[int, Within(1)]
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,8 @@ class Plan:
     command: str = ""
 
     def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise RunError(f"expected a protocol of {', '.join(PROTOCOLS)}, found {self.protocol!r}")
         unknown = [name for name in self.methods if name not in METHODS]
         if unknown:
             raise RunError(f"expected methods among {', '.join(METHODS)}; found {', '.join(unknown)}")
@@ -170,10 +180,8 @@ class Plan:
     def read(cls, report: Path) -> Plan:
         """Raises RunError when the folder is no benchmark."""
         try:
-            data = json.loads((report / PLAN).read_text("utf-8"))
-            lists = {name: tuple(data[name]) for name in ("methods", "sizes", "proxies", "pairs")}
-            return cls(**data | lists)
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            return from_json(cls, read_json(report / PLAN))
+        except (OSError, ValueError) as error:
             raise RunError(f"{report}: expected a folder made by 'cbmir benchmark', found {error}") from error
 
 
@@ -214,14 +222,13 @@ def make_plan(
 def read_tuned(path: Path) -> dict[str, dict[str, Any]]:
     """Options of single methods, as `--tuned` takes them. Raises RunError for another method or option."""
     try:
-        tuned = json.loads(path.read_text("utf-8"))
+        tuned = from_json(dict[str, _Tuned], read_json(path))
         wrong = [name for name, options in tuned.items() if name not in METHODS or not options.keys() <= set(TUNED)]
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise RunError(f"{path}: expected a JSON object of methods, found {error}") from error
     if wrong:
         raise RunError(f"{path}: expected {', '.join(TUNED)} of methods of the benchmark, found {', '.join(wrong)}")
-    found: dict[str, dict[str, Any]] = tuned
-    return found
+    return {name: dict(options) for name, options in tuned.items()}
 
 
 def select_parts(plan: Plan, manifest: Manifest) -> dict[Part, Manifest]:

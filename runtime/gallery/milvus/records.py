@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cbmir.errors import GalleryError
+from cbmir.errors import GalleryError, ManifestError
+from cbmir.fields import from_json
+from cbmir.input_file import parse_json
 from cbmir.labels import LabelSet
 from cbmir.manifest import boxes_text, parse_boxes
 from cbmir.runtime.gallery.entry import Entry
@@ -106,8 +108,12 @@ def row(entry: Entry, case: str, vector: NDArray[np.float32]) -> dict[str, Any]:
 
 def entry_of(row: dict[str, Any]) -> Entry:
     """The entry that a row was made of."""
-    values = json.loads(row["entry"])
-    return Entry(**values | {"boxes": parse_boxes(values.get("boxes", ""))})
+    try:
+        values = from_json(dict[str, Any], parse_json(row["entry"]))
+        boxes = parse_boxes(from_json(str, values.pop("boxes", "")))
+        return replace(from_json(Entry, values), boxes=boxes)
+    except (ValueError, ManifestError) as error:
+        raise GalleryError(f"expected an entry of a gallery in Milvus, found another record: {error}") from error
 
 
 def expression(filter: Filter, labels: LabelSet, keys: Keys) -> str:
