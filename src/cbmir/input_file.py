@@ -104,8 +104,9 @@ def read_json(path: str | Path) -> Any:
     return parse_json(read_text(path))
 
 
-def parse_json(text: str) -> Any:
-    """The value of a JSON text. Raises ValueError for another text, one nested too deeply, and half a character."""
+def parse_json(text: str, errors: str = "strict") -> Any:
+    """The value of a JSON text. Raises ValueError for another text, one nested too deeply, and half a character, which
+    `errors` may let pass: "surrogateescape" those of file names that are not UTF-8."""
     if len(text) > MOST_JSON:
         raise ValueError(f"more than {MOST_JSON:,} characters")
     try:
@@ -121,5 +122,5 @@ def parse_json(text: str) -> Any:
     else:
         raise ValueError(f"lists and objects nested more than {_DEEPEST} deep")
     if "\\u" in text:  # half of a pair of surrogates is no character, and no file can hold it
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False).encode("utf-8", errors)
     return value

@@ -96,3 +96,9 @@ def test_json_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         read_json(path)
     with pytest.raises(ValueError, match="more than 5 characters"):
         parse_json("[1, 2]")
+
+
+def test_half_a_character_may_be_of_a_file_name() -> None:
+    assert parse_json('"\\udce9.png"', "surrogateescape") == "\udce9.png"
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        parse_json('"\\ud800"', "surrogateescape")

@@ -109,7 +109,7 @@ def row(entry: Entry, case: str, vector: NDArray[np.float32]) -> dict[str, Any]:
 def entry_of(row: dict[str, Any]) -> Entry:
     """The entry that a row was made of."""
     try:
-        values = from_json(dict[str, Any], parse_json(row["entry"]))
+        values = from_json(dict[str, Any], parse_json(row["entry"], "surrogateescape"))
         boxes = parse_boxes(from_json(str, values.pop("boxes", "")))
         return replace(from_json(Entry, values), boxes=boxes)
     except (ValueError, ManifestError) as error:

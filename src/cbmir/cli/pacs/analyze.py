@@ -118,8 +118,9 @@ def _is_image(path: Path) -> bool:
     from cbmir.runtime.imaging.dicom_reader import is_dicom, parse_header
     from cbmir.runtime.imaging.radiograph import collected_warnings
 
+    errors: tuple[type[Exception], ...] = (ImageError, OSError, *read_errors())
     try:
         with open_input(path) as stream, collected_warnings(), pydicom_unlogged():
             return is_dicom(stream.read(132)) and not is_own_result(parse_header(stream, str(path)))
-    except (ImageError, OSError, *read_errors()):
+    except errors:
         return True
