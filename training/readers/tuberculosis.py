@@ -124,5 +124,5 @@ def _boxes(path: Path) -> list[tuple[str, Box]]:
                                                           (int(image["width"]), int(image["height"])), str(path)))
             for image, label, (left, top, width, height) in found
         ]  # fmt: skip
-    except (OSError, ValueError, TypeError, KeyError, ZeroDivisionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, ArithmeticError) as error:
         raise ManifestError(f"{path}: expected TBX11K's boxes in COCO's form, found {error!r}") from error

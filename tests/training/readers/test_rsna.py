@@ -56,9 +56,10 @@ def test_nihs_patients_are_known_by_the_mapping(rsna: Path) -> None:
     path.write_text(json.dumps(mapping[1:]), "utf-8")
     with pytest.raises(ManifestError, match=f"found none for {images[0]}"):
         read_rsna(rsna)
-    path.write_text("[{}]", "utf-8")
-    with pytest.raises(ManifestError, match="expected a list of subset_img_id and img_id"):
-        read_rsna(rsna)
+    for text in ("[{}]", "[" * 5000):
+        path.write_text(text, "utf-8")
+        with pytest.raises(ManifestError, match="expected a list of subset_img_id and img_id"):
+            read_rsna(rsna)
 
 
 def test_without_classes_there_is_one_label(rsna: Path) -> None:

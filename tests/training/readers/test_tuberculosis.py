@@ -77,9 +77,11 @@ def test_tbx11k(tbx11k: Path) -> None:
 
 def test_tbx11k_that_does_not_fit(tbx11k: Path) -> None:
     path = tbx11k / "annotations" / "json" / "TBX11K_train.json"
-    path.write_text(json.dumps(COCO | {"categories": []}), "utf-8")
-    with pytest.raises(ManifestError, match="expected TBX11K's boxes in COCO's form"):
-        read_tbx11k(tbx11k)
+    endless = [one | {"width": float("inf")} for one in COCO["images"]]
+    for text in (json.dumps(COCO | {"categories": []}), json.dumps(COCO | {"images": endless}), "[" * 5000):
+        path.write_text(text, "utf-8")
+        with pytest.raises(ManifestError, match="expected TBX11K's boxes in COCO's form"):
+            read_tbx11k(tbx11k)
     path.write_text(json.dumps(COCO), "utf-8")
     (tbx11k / "lists" / "TBX11K_val.txt").write_text("extra/da/1.png", "utf-8")
     with pytest.raises(ManifestError, match="line 1: expected a path in health, sick, tb"):
