@@ -11,15 +11,16 @@ import io
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cbmir.runtime.serving.problems import Problem, Trace
+from cbmir.runtime.serving.problems import Problem, Trace, refuse
 
 _T = TypeVar("_T")
 
@@ -99,7 +100,16 @@ async def read_upload(request: Request, most: int, timeout_s: float) -> bytes:
 
 
 async def read_body(request: Request, most: int, timeout_s: float) -> bytes:
-    """Raises Problem: 413 for more than `most` bytes, 408 after `timeout_s`, 400 if cut off, 415 if encoded."""
+    """The whole body. Raises Problem as `body_chunks`."""
+    whole = io.BytesIO()  # whose value is no copy
+    async for chunk in body_chunks(request, most, timeout_s):
+        whole.write(chunk)
+    return whole.getvalue()
+
+
+async def body_chunks(request: Request, most: int, timeout_s: float) -> AsyncGenerator[bytes, None]:
+    """The body as it comes, counted and timed. Raises Problem: 413 for more than `most` bytes, 408 after `timeout_s`,
+    400 if cut off, 415 if encoded."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Problem(415, "encoding", "Expected a body without Content-Encoding, found one; send it as it is.")
     announced = request.headers.get("content-length", "")
@@ -107,20 +117,48 @@ async def read_body(request: Request, most: int, timeout_s: float) -> bytes:
     cut_off = Problem(400, "cut-off", "Expected the whole body, found it cut off.", headers={"Connection": "close"})
     if announced.isdecimal() and int(announced) > most:
         raise too_large
-    whole = io.BytesIO()  # whose value is no copy
+    stream, taken = request.stream(), 0
+    deadline = asyncio.get_running_loop().time() + timeout_s
     try:
-        async with asyncio.timeout(timeout_s):
-            async for chunk in request.stream():
-                if whole.tell() + len(chunk) > most:
-                    raise too_large
-                whole.write(chunk)
+        while True:
+            async with asyncio.timeout_at(deadline):  # around each wait: the receiver's own work does not count
+                chunk = await anext(stream, None)
+            if chunk is None:
+                break
+            taken += len(chunk)
+            if taken > most:
+                raise too_large
+            yield chunk
     except TimeoutError:
         raise Problem(
-            408, "slow", f"Expected the whole body within {timeout_s:g} s, found {whole.tell():,} bytes of it.",
+            408, "slow", f"Expected the whole body within {timeout_s:g} s, found {taken:,} bytes of it.",
             headers={"Connection": "close"},
         ) from None  # fmt: skip
     except ClientDisconnect:
         raise cut_off from None
-    if announced.isdecimal() and whole.tell() != int(announced):
+    if announced.isdecimal() and taken != int(announced):
         raise cut_off
-    return whole.getvalue()
+
+
+class BodyLimit:
+    """ASGI middleware: reads a request's body, of at most `most` bytes in `timeout_s`, before anything parses it. The
+    paths `streamed` look after their own by `body_chunks`."""
+
+    def __init__(self, app: ASGIApp, most: int, timeout_s: float, streamed: Collection[str] = ()) -> None:
+        self._app, self._most, self._timeout, self._streamed = app, most, timeout_s, streamed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in self._streamed:
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await read_body(Request(scope, receive), self._most, self._timeout)
+        except Problem as problem:
+            await refuse(problem, scope, receive, send)
+            return
+        messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def receive_again() -> Message:
+            return next(messages, None) or await receive()
+
+        await self._app(scope, receive_again, send)

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cbmir.runtime.serving.problems import Problem, Trace, refuse
 
+MOST_OF_HEADERS = 32 * 2**10  # bytes of a request's line and headers
 _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
@@ -80,6 +81,10 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
+        # h11 counts only what is not whole yet: what comes at once may be twice as long.
+        line = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+        if line + sum(len(name) + len(value) for name, value in headers.raw) > MOST_OF_HEADERS:
+            raise Problem(431, "headers", f"Expected at most {MOST_OF_HEADERS:,} bytes of URL and headers, found more.")
         if self._hosts and _name(headers.get("host", "")) not in self._hosts:
             raise Problem(421, "host", f"Expected a request for {', '.join(sorted(self._hosts))}, found one for "
                                        f"another name.")  # fmt: skip

@@ -25,6 +25,7 @@ from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.logs import error_fields, fields, log
 from cbmir.runtime.serving.app import create_app
 from cbmir.runtime.serving.problems import Problem, Trace, response_of
+from cbmir.runtime.serving.security import MOST_OF_HEADERS
 from cbmir.runtime.serving.settings import Settings
 from cbmir.runtime.sockets import bound, is_loopback, url_of
 
@@ -115,7 +116,7 @@ def serve(
         app = create_app(live, settings)
         config = uvicorn.Config(
             app, http=with_deadline(settings.timeout_s + _GRACE), ws="none", lifespan="on", log_config=None,
-            access_log=False, server_header=False, proxy_headers=False, h11_max_incomplete_event_size=32 * 2**10,
+            access_log=False, server_header=False, proxy_headers=False, h11_max_incomplete_event_size=MOST_OF_HEADERS,
             timeout_graceful_shutdown=round(settings.timeout_s + _GRACE),
         )  # fmt: skip
         server = FinderServer(config, app, live, lambda: ready(url_of(listener, host)))

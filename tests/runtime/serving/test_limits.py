@@ -10,8 +10,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.testclient import TestClient
+from starlette.types import Message, Receive, Scope, Send
 
-from cbmir.runtime.serving.limits import RequestLimiter
+from cbmir.runtime.serving.limits import BodyLimit, RequestLimiter, body_chunks, read_body
 from cbmir.runtime.serving.problems import Problem
 
 
@@ -137,3 +141,64 @@ def test_closing_waits_for_nobody(held: Held) -> None:
         await until(lambda: limiter.taken == 0)
 
     asyncio.run(run())
+
+
+def request(*messages: Message, **headers: str) -> Request:
+    """A request whose messages come one after the other, and which then waits for ever."""
+    waiting = list(messages)
+
+    async def receive() -> Message:
+        return waiting.pop(0) if waiting else await asyncio.Event().wait()  # type: ignore[return-value]
+
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Request({"type": "http", "method": "POST", "headers": raw}, receive)
+
+
+def part(body: bytes, more: bool = True) -> Message:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        (request(part(b"12"), part(b"345", more=False)), 0),
+        (request(part(b"123"), part(b"456")), 413),
+        (request(content_length="6"), 413),
+        (request(part(b"12")), 408),
+        (request(part(b"12"), {"type": "http.disconnect"}), 400),
+        (request(part(b"12", more=False), content_length="3"), 400),
+        (request(content_encoding="gzip"), 415),
+    ],
+)
+def test_a_body_is_counted_and_timed(asked: Request, status: int) -> None:
+    try:
+        assert asyncio.run(read_body(asked, 5, 0.05)) == b"12345"
+        assert status == 0
+    except Problem as problem:
+        assert problem.status_code == status
+
+
+def test_only_what_was_waited_for_counts_as_slow() -> None:
+    """A disk that is slow to take a chunk is not the client's fault."""
+
+    async def run() -> bytes:
+        taken = b""
+        async for chunk in body_chunks(request(part(b"12"), part(b"345", more=False)), 5, 0.01):
+            await asyncio.sleep(0.02)
+            taken += chunk
+        return taken
+
+    assert asyncio.run(run()) == b"12345"
+
+
+def test_what_is_limited_is_read_as_ever() -> None:
+    async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+        asked = Request(scope, receive)
+        await Response(await asked.body() or b"none")(scope, receive, send)
+
+    client = TestClient(BodyLimit(echo, 5, 10, streamed=("/upload",)))
+    assert client.post("/", content=b"12345").content == b"12345"
+    assert client.get("/").content == b"none"
+    assert client.post("/upload", content=b"123456").content == b"123456"
+    answer = client.post("/", content=b"123456")
+    assert (answer.status_code, answer.json()["type"]) == (413, "urn:cbmir:problem:too-large")

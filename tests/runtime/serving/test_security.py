@@ -96,3 +96,16 @@ def test_headers_of_every_answer(path: str, client: TestClient) -> None:
     assert headers["cross-origin-resource-policy"] == "same-origin"
     assert headers["x-request-id"]
     assert "access-control-allow-origin" not in headers
+
+
+def test_headers_are_limited_also_where_they_come_at_once(client: TestClient) -> None:
+    """h11 itself counts only what is not whole yet."""
+    many = {f"x-{number}": "x" * 400 for number in range(100)}
+    for answer in (
+        client.get("/health", headers={"x-long": "x" * 40_000}),
+        client.get("/health", headers=many),
+        client.get("/health?" + "x" * 33_000),
+        client.get("/" + "x" * 33_000),
+    ):
+        assert (answer.status_code, answer.json()["type"]) == (431, "urn:cbmir:problem:headers")
+    assert client.get("/health", headers={"x-long": "x" * 30_000}).status_code == 200
