@@ -1,7 +1,7 @@
 """cbmir.demo: the runtime in a browser, by Gradio. Nothing leaves the machine that it runs on.
 
-`server.serve` runs `app.create_app`, which mounts the page (`page`, `static/`). What the page asks goes to
-`backend.Backend`, which keeps `sessions` and answers with parts of the page as escaped HTML.
+`server.serve` runs `asgi.create_app`, which bounds what visitors send and mounts the page (`app`, `page`, `static/`).
+The page asks `backend.Backend`, which keeps `sessions` and answers with parts of the page as escaped HTML.
 """
 
 import os

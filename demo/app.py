@@ -1,4 +1,4 @@
-"""The page as Gradio blocks, in an application that also gives its scripts, the thumbnails and the map.
+"""The page as Gradio blocks, and the routes that give its scripts, the thumbnails and the map.
 
 Gradio brings uploads, sessions and the queue; the page is a shell of our own (`static/`) and a channel to `Backend`.
 """
@@ -21,9 +21,7 @@ from cbmir.errors import GalleryError
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.projection import GalleryProjection
 from cbmir.runtime.gallery.protocol import SearchableGallery
-from cbmir.runtime.serving.security import Credential, Guard, SecurityHeaders
 
-MAX_UPLOAD = 64 * 2**20
 _CACHE = (300, 900)  # seconds: how often Gradio looks for uploads that no question took, and how old these may get
 #: Gradio runs this once the shell is there. The word "ask" in it makes the event of that name.
 _START = """
@@ -36,14 +34,6 @@ watch("value", () => document.dispatchEvent(new CustomEvent("cbmir-answer", {det
 """
 #: For a question that Gradio itself does not answer: a full queue, an error of its own.
 _FAILED = '() => document.dispatchEvent(new Event("cbmir-failed"))'
-#: Gradio's own scripts need what is inline and `eval`; nothing may come from, or go to, another machine.
-_POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self' data: blob:; worker-src 'self' blob:; "
-    "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
-)
-#: The page has examples in it, and answers are of images: no browser keeps them once the page is closed.
-_OF_PATIENTS = ("text/html", "application/json", "text/event-stream", "image/jpeg")
 _SIGNS = {1: "1", 0: "0", -1: "u", None: "?"}  # the last two: uncertain, not known
 
 
@@ -75,35 +65,6 @@ def build_app(finder: Finder, examples: Sequence[Example] = (), chart: GalleryPr
         blocks.unload(leave)
     blocks.queue(max_size=64, api_open=False)
     return blocks
-
-
-def create_app(
-    blocks: gr.Blocks, gallery: SearchableGallery | None, chart: GalleryProjection | None = None,
-    hosts: Sequence[str] = (), login: Credential | None = None,
-) -> FastAPI:  # fmt: skip
-    """The page with all that it fetches. It answers requests for `hosts` (empty: any) that bear the login."""
-    app = FastAPI(openapi_url=None)
-    app.add_middleware(Guard, hosts=hosts, credential=login)
-    app.add_middleware(SecurityHeaders, policy=_POLICY, private=_OF_PATIENTS)
-    if gallery is not None:
-        add_files(app, gallery, chart)
-    gr.mount_gradio_app(
-        app, blocks, path="/", theme=_theme(), css_paths=STATIC / "style.css", max_file_size=MAX_UPLOAD,
-        allowed_paths=[], show_error=False, footer_links=[], run_history=False, root_path="", ssr_mode=False,
-        mcp_server=False, enable_monitoring=False, pwa=False,
-        app_kwargs={"openapi_url": None},  # no pages about the API
-    )  # fmt: skip
-    return app
-
-
-def _theme() -> gr.themes.Base:
-    """For what Gradio itself shows, the place in the queue: bare, with fonts of the system. Else `static/style.css`."""
-    fonts = [gr.themes.Font(name) for name in ("system-ui", "Segoe UI", "Roboto", "Helvetica Neue", "Arial")]
-    mono = [gr.themes.Font(name) for name in ("ui-monospace", "Consolas", "Menlo", "monospace")]
-    return gr.themes.Base(
-        primary_hue="teal", neutral_hue="slate", text_size="sm",
-        font=(*fonts, gr.themes.Font("sans-serif")), font_mono=mono,
-    )  # fmt: skip
 
 
 def add_files(app: FastAPI, gallery: SearchableGallery, chart: GalleryProjection | None) -> None:

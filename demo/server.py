@@ -8,29 +8,37 @@ from __future__ import annotations
 import base64
 import logging
 import os
+import signal
+import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
 
-from cbmir.demo.app import build_app, create_app
+from cbmir.demo.app import build_app
+from cbmir.demo.asgi import create_app
 from cbmir.demo.examples import find_examples
+from cbmir.demo.upload_store import UPLOAD_S
 from cbmir.errors import GalleryError, UserError
 from cbmir.files import read_secret
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery import Gallery
 from cbmir.runtime.gallery.projection import GalleryProjection
 from cbmir.runtime.hot_reload import warm_up
-from cbmir.runtime.serving.security import Credential
-from cbmir.runtime.serving.server import Server
+from cbmir.runtime.serving.security import MOST_OF_HEADERS, Credential
+from cbmir.runtime.serving.server import Server, with_deadline
 from cbmir.runtime.sockets import allowed_hosts, bound, is_loopback, url_of
 
 log = logging.getLogger("cbmir")
 
 _FOLDER = "GRADIO_TEMP_DIR"
+_DELETE = "import shutil, sys; sys.stdin.buffer.read(); shutil.rmtree(sys.argv[1])"
 _SHORTEST = 8  # characters of a password
+_GRACE = 10.0  # seconds beyond an upload's own time before its connection is cut
 _ADVICE = "write it with: (umask 077; echo NAME:PASSWORD > LOGINFILE)"
 
 
@@ -38,7 +46,7 @@ def serve(
     finder: Finder, *, host: str = "127.0.0.1", port: int = 7860, examples: Path | None = None,
     login: Credential | None = None, ready: Callable[[str], None] = lambda url: None,
 ) -> None:  # fmt: skip
-    """Serve the page until Ctrl-C.
+    """Serve the page until Ctrl-C or SIGTERM.
 
     Args:
         port: 0 takes any free one.
@@ -48,7 +56,7 @@ def serve(
         UserError: The port or the host cannot be used, or the folder has no examples.
         GalleryError: The gallery's map is of another model.
     """
-    with bound(host, port) as listener, _uploads():
+    with _stopped_by_sigterm(), bound(host, port) as listener, _uploads():
         if login is None and not is_loopback(host):
             log.warning(
                 "%s can be reached from other machines, and no --login is asked for: the gallery is patient data.", host
@@ -57,7 +65,10 @@ def serve(
         blocks = build_app(finder, find_examples(finder, examples), chart)
         app = create_app(blocks, finder.gallery, chart, allowed_hosts(host), login)
         warm_up(finder)
-        config = uvicorn.Config(app, ws="none", log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            app, http=with_deadline(UPLOAD_S + _GRACE), ws="none", log_level="warning", access_log=False,
+            h11_max_incomplete_event_size=MOST_OF_HEADERS, timeout_graceful_shutdown=1,
+        )  # fmt: skip
         try:
             Server(config, lambda: ready(url_of(listener, host))).run(sockets=[listener])
         except KeyboardInterrupt:
@@ -86,10 +97,39 @@ def _chart(finder: Finder) -> GalleryProjection | None:
 def _uploads() -> Iterator[None]:
     """A private folder for what is uploaded, which Gradio finds by its environment variable."""
     before = {name: value for name, value in os.environ.items() if name == _FOLDER}
-    with tempfile.TemporaryDirectory(prefix="cbmir-demo-") as folder:
+    with _passing_folder() as folder:
         os.environ[_FOLDER] = folder
         try:
             yield
         finally:
             del os.environ[_FOLDER]
             os.environ.update(before)
+
+
+@contextmanager
+def _passing_folder() -> Iterator[str]:
+    """A private folder that ends with this process, even where that is killed: another one waits to delete it."""
+    folder = tempfile.mkdtemp(prefix="cbmir-demo-")
+    # Its input ends with this process. A session of its own: Ctrl-C goes to all of a terminal's foreground.
+    with subprocess.Popen(
+        [sys.executable, "-ISc", _DELETE, folder], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/",
+        start_new_session=True,
+    ) as deleter:  # fmt: skip
+        assert deleter.stdin is not None
+        try:
+            yield folder
+        finally:
+            deleter.stdin.close()
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does: uvicorn raises it again at its end, which would end the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -137,7 +137,11 @@ def _contents(places: Sequence[Path], folder: Path) -> Iterator[tuple[str, bytes
     left = _MOST_BYTES
     for place in places:
         name = place.name.partition(SEPARATOR)[2] or place.name
-        data = place.read_bytes()
+        try:
+            data = place.read_bytes()
+        except FileNotFoundError:
+            yield name, NotAnImageError(f"{name}: expected an upload, found it deleted for newer ones; send it again")
+            continue
         _delete(place, folder)
         zipped = data.startswith(b"PK\x03\x04")
         for member, size, content in _members(data, name) if zipped else [(name, len(data), partial(bytes, data))]:

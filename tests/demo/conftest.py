@@ -105,6 +105,7 @@ def gated(tiny_model: Path, wall_gallery: Path, tmp_path: Path, monkeypatch: pyt
     import uvicorn
 
     from cbmir.demo import app as module
+    from cbmir.demo.asgi import create_app
     from cbmir.demo.backend import Backend
     from cbmir.demo.examples import find_examples
     from cbmir.runtime.sockets import bound
@@ -138,7 +139,7 @@ def gated(tiny_model: Path, wall_gallery: Path, tmp_path: Path, monkeypatch: pyt
             return analyse(*images, **how)
 
         monkeypatch.setattr(finder, "analyze", wait)
-        app = module.create_app(module.build_app(finder, find_examples(finder)), finder.gallery)
+        app = create_app(module.build_app(finder, find_examples(finder)), finder.gallery)
         server = Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

@@ -5,7 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +27,10 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from cbmir.cli import main
-from cbmir.demo.app import _OF_PATIENTS, MAX_UPLOAD, add_files
-from cbmir.demo.app import _theme as theme
+from cbmir.demo.app import add_files
+from cbmir.demo.asgi import _OF_PATIENTS
 from cbmir.demo.server import serve
+from cbmir.demo.upload_store import MOST_OF_FILE
 from cbmir.errors import GalleryError, UserError
 from cbmir.runtime import Entry, Finder, Gallery
 from cbmir.runtime.gallery.database import live_folder
@@ -207,7 +212,7 @@ def test_no_api_pages_and_no_analytics(client: httpx.Client) -> None:
 
 
 def test_upload_limit(client: httpx.Client) -> None:
-    answer = client.post("/gradio_api/upload", files={"files": ("big.png", bytes(MAX_UPLOAD + 1))})
+    answer = client.post("/gradio_api/upload", files={"files": ("big.png", bytes(MOST_OF_FILE + 1))})
     assert answer.status_code == 413
 
 
@@ -227,10 +232,30 @@ def test_gradio_has_the_parts_that_the_page_is_written_to() -> None:
     assert not gone, f"Gradio {gr.__version__} has no {', '.join(gone)} any more: see demo/app.py"
 
 
-def test_fonts_are_the_system_s() -> None:
-    look = theme()
-    assert look._stylesheets == []
-    assert not [font for font in (*look._font, *look._font_mono) if type(font) is not gr.themes.Font]
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_uploaded_outlives_the_server(
+    how: signal.Signals, tiny_model: Path, demo_gallery: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "cbmir", "demo", str(tiny_model), str(demo_gallery), "--port", "0"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stdout is not None
+        try:
+            url = server.stdout.readline().split()[0]
+            (path,) = httpx.post(f"{url}/gradio_api/upload", files={"files": ("1~a.png", b"chest")}, timeout=60).json()
+            (folder,) = tmp_path.glob("cbmir-demo-*")
+            assert Path(path).is_relative_to(folder)
+            assert folder.stat().st_mode & 0o077 == 0
+        except BaseException:
+            server.kill()
+            raise
+        server.send_signal(how)
+    assert server.returncode == (0 if how == signal.SIGTERM else -how)
+    patience = time.monotonic() + 60
+    while how == signal.SIGKILL and folder.exists():
+        assert time.monotonic() < patience
+        time.sleep(0.01)
+    assert [path for path in tmp_path.rglob("*") if path.is_file() or "cbmir" in path.name] == []
 
 
 def test_port_in_use(tiny_model: Path, tiny_gallery: Path, capsys: pytest.CaptureFixture[str]) -> None:

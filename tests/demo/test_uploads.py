@@ -177,6 +177,18 @@ def test_files_are_in_memory_one_at_a_time(folder: Path, png: bytes) -> None:
     assert there == [2, 1, 0]  # the others are not yet read
 
 
+def test_an_upload_that_made_room_for_newer_ones_is_told(folder: Path, png: bytes) -> None:
+    files = [put(folder, "1~a.png", png), put(folder, "2~b.png", png)]
+
+    def make_room(data: bytes, name: str) -> str:
+        Path(files[1]).unlink()
+        return name
+
+    found, left_out = read_uploads(files, folder, make_room)
+    assert found == ["a.png"]
+    assert left_out == ["b.png: expected an upload, found it deleted for newer ones; send it again"]
+
+
 def test_no_more_images_than_a_study_has(folder: Path, png: bytes) -> None:
     study = zipped(**{f"{number}.png": png for number in range(module.MOST_IMAGES + 3)})
     found, left_out = read([put(folder, "1~study.zip", study), put(folder, "2~more.png", png)], folder)

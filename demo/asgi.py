@@ -1,0 +1,88 @@
+"""The application around the page's Gradio blocks: only the routes that the page uses, and bounded requests.
+
+Denied are, among others, what writes an answer to the disk (`deep_link`), hands out files (`file=`), fetches from
+elsewhere (`proxy=`) and goes past the queue (`run`, `api`). Uploads have a route of our own: `UploadStore`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import gradio as gr
+from fastapi import FastAPI, Request
+from starlette.routing import Mount, Route
+
+from cbmir.demo.app import add_files
+from cbmir.demo.page import STATIC
+from cbmir.demo.upload_store import MOST_OF_FILE, UploadStore
+from cbmir.runtime.gallery.projection import GalleryProjection
+from cbmir.runtime.gallery.protocol import SearchableGallery
+from cbmir.runtime.serving.limits import BodyLimit
+from cbmir.runtime.serving.problems import Problem, answer_problem
+from cbmir.runtime.serving.security import Credential, Guard, SecurityHeaders
+
+#: Of Gradio's routes, by method: scripts and styles, then what the page and `gradio_client` ask. A new version's route
+#: is denied until it stands here.
+ALLOWED = {
+    "GET": (
+        "/", "/config", "/theme.css", "/favicon.ico", "/assets/{path:path}", "/static/{path:path}",
+        "/svelte/{path:path}", "/gradio_api/info", "/gradio_api/startup-events",
+        "/gradio_api/heartbeat/{session_hash}", "/gradio_api/queue/data", "/gradio_api/call/{api_name}/{event_id}",
+    ),
+    "POST": (
+        "/gradio_api/queue/join", "/gradio_api/call/{api_name}", "/gradio_api/cancel", "/gradio_api/reset",
+    ),
+}  # fmt: skip
+UPLOAD = "/gradio_api/upload"
+MOST_OF_QUESTION = 256 * 2**10  # bytes of a body; of JSON's smallest parts it makes some 6 MB in memory
+QUESTION_S = 30.0  # for the body of a question
+#: Gradio's own scripts need what is inline and `eval`; nothing may come from, or go to, another machine.
+_POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self' data: blob:; worker-src 'self' blob:; "
+    "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
+)
+#: The page has examples in it, and answers are of images: no browser keeps them once the page is closed.
+_OF_PATIENTS = ("text/html", "application/json", "text/event-stream", "image/jpeg")
+
+
+def create_app(
+    blocks: gr.Blocks, gallery: SearchableGallery | None, chart: GalleryProjection | None = None,
+    hosts: Sequence[str] = (), login: Credential | None = None,
+) -> FastAPI:  # fmt: skip
+    """The page with all that it fetches. It answers requests for `hosts` (empty: any) that bear the login."""
+    app = FastAPI(openapi_url=None)
+    app.add_middleware(BodyLimit, most=MOST_OF_QUESTION, timeout_s=QUESTION_S, streamed=(UPLOAD,))
+    app.add_middleware(Guard, hosts=hosts, credential=login)
+    app.add_middleware(SecurityHeaders, policy=_POLICY, private=_OF_PATIENTS)
+    app.add_exception_handler(Problem, answer_problem)
+    store = UploadStore(Path(blocks.GRADIO_CACHE), blocks.upload_file_set)
+
+    @app.post(UPLOAD)
+    async def upload(request: Request) -> list[str]:
+        return await store.take(request)
+
+    if gallery is not None:
+        add_files(app, gallery, chart)
+    gr.mount_gradio_app(
+        app, blocks, path="/", theme=_theme(), css_paths=STATIC / "style.css", max_file_size=MOST_OF_FILE,
+        allowed_paths=[], show_error=False, footer_links=[], run_history=False, root_path="", ssr_mode=False,
+        mcp_server=False, enable_monitoring=False, pwa=False,
+        app_kwargs={"openapi_url": None},  # no pages about the API
+    )  # fmt: skip
+    mount = app.router.routes.pop()
+    assert isinstance(mount, Mount)
+    for method, paths in ALLOWED.items():
+        app.router.routes += [Route(path, mount.app, methods=[method], name=path) for path in paths]
+    return app
+
+
+def _theme() -> gr.themes.Base:
+    """For what Gradio itself shows, the place in the queue: bare, with fonts of the system. Else `static/style.css`."""
+    fonts = [gr.themes.Font(name) for name in ("system-ui", "Segoe UI", "Roboto", "Helvetica Neue", "Arial")]
+    mono = [gr.themes.Font(name) for name in ("ui-monospace", "Consolas", "Menlo", "monospace")]
+    return gr.themes.Base(
+        primary_hue="teal", neutral_hue="slate", text_size="sm",
+        font=(*fonts, gr.themes.Font("sans-serif")), font_mono=mono,
+    )  # fmt: skip

@@ -1,0 +1,127 @@
+"""What stands around Gradio: which of its routes exist, and how much a request may bring."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import httpx
+import pytest
+import uvicorn
+from gradio_client import Client, handle_file
+
+from cbmir.demo.asgi import ALLOWED, MOST_OF_QUESTION, UPLOAD, create_app
+from cbmir.demo.asgi import _theme as theme
+from cbmir.runtime.serving.server import Server
+from cbmir.runtime.sockets import bound
+
+KNOWN = (Path(__file__).parent / "gradio_routes.txt").read_text("utf-8").splitlines()
+
+
+async def make(act: Callable[[gr.Blocks], Any]) -> Any:
+    """Blocks with an endpoint that tells a file's size. In a loop, since Gradio opens one where there is none."""
+    with gr.Blocks(analytics_enabled=False) as blocks:
+        file, size = gr.File(), gr.Number()
+        gr.Button().click(lambda path: Path(path).stat().st_size, file, size, api_name="size")
+    blocks.queue(api_open=False)
+    return act(blocks)
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, trust_env=False, timeout=60, follow_redirects=True) as client:
+        yield client
+
+
+@pytest.fixture
+def upload(client: httpx.Client) -> str:
+    """The path of one that was not read yet."""
+    (path,) = client.post(UPLOAD, files={"files": ("1~chest.png", b"an upload")}).json()
+    return str(path)
+
+
+def routes_of(routes: Iterable[Any]) -> Iterator[str]:
+    for route in routes:
+        inner = getattr(route, "original_router", None)  # how newer versions of FastAPI include a router
+        if inner is None:
+            yield from (f"{method} {route.path.rstrip('/') or '/'}" for method in route.methods)
+        else:
+            yield from routes_of(inner.routes)
+
+
+def test_every_route_of_gradio_was_looked_at() -> None:
+    """A new one is denied; it comes into `gradio_routes.txt` once it is decided whether the page needs it."""
+    app = asyncio.run(make(partial(gr.routes.App.create_app, app_kwargs={"openapi_url": None})))
+    there = set(routes_of(app.routes))
+    assert sorted(there - set(KNOWN)) == []
+    assert sorted({f"{method} {path}" for method, paths in ALLOWED.items() for path in paths} - there) == []
+
+
+def test_what_is_not_allowed_does_not_exist(client: httpx.Client, upload: str) -> None:
+    for method, path in (known.split(" ") for known in KNOWN):
+        if path not in ALLOWED.get("GET" if method == "HEAD" else method, ()) and path != UPLOAD:
+            filled = re.sub("{path(_or_url)?:path}", upload, path)
+            for one in (filled, f"{filled}/", re.sub("{.*?}", "1", filled)):
+                assert client.request(method, one).status_code in (404, 405), (method, one)
+
+
+def test_an_upload_is_given_to_nobody_and_nothing_is_written(client: httpx.Client, upload: str) -> None:
+    before = sorted(Path(upload).parents[1].iterdir())
+    for path in ("file=", "file/", "../gradio_api/file=", "/file=", "%66ile="):
+        assert client.get(f"/gradio_api/{path}{upload}").status_code == 404
+    assert client.get("/gradio_api/deep_link", params={"session_hash": "abc"}).status_code == 404
+    assert sorted(Path(upload).parents[1].iterdir()) == before
+    assert client.get("/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/gradio_api/queue/join", "/gradio_api/call/ask", "/gradio_api/cancel", "/gradio_api/nothing", "/"]
+)
+def test_a_large_body_is_not_taken_whatever_route_it_is_for(path: str, client: httpx.Client) -> None:
+    large = bytes(MOST_OF_QUESTION + 1)
+    chunks = (large[start : start + 2**14] for start in range(0, len(large), 2**14))
+    for body in (large, chunks):
+        answer = client.post(path, content=body)
+        assert (answer.status_code, answer.json()["type"]) == (413, "urn:cbmir:problem:too-large")
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"data": ' + b"[" * 50_000, b"\xff", b"", b"null"])
+def test_a_strange_question_is_refused(body: bytes, client: httpx.Client) -> None:
+    answer = client.post("/gradio_api/queue/join", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code in (400, 422)
+
+
+def test_gradio_s_own_client_can_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "uploads"))
+    app = asyncio.run(make(lambda blocks: create_app(blocks, None)))
+    file = tmp_path / "chest.bin"
+    file.write_bytes(bytes(70_000))
+    started = threading.Event()
+    with bound("127.0.0.1", 0) as listener:
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+        server = Server(config, started.set)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            assert started.wait(60)
+            client = Client(f"http://127.0.0.1:{listener.getsockname()[1]}", verbose=False)
+            try:
+                assert "/size" in client.view_api(return_format="dict")["named_endpoints"]  # type: ignore[index]
+                assert client.predict(handle_file(str(file)), api_name="/size") == 70_000
+            finally:
+                client.close()
+        finally:
+            server.should_exit = True
+            thread.join(60)
+
+
+def test_fonts_are_the_system_s() -> None:
+    look = theme()
+    assert look._stylesheets == []
+    assert not [font for font in (*look._font, *look._font_mono) if type(font) is not gr.themes.Font]
