@@ -66,8 +66,10 @@ def cached_images(manifest: Manifest, spec: PreprocessSpec, folder: Path) -> NDA
         except OSError as error:
             raise ManifestError(f"{row.image}: {error.strerror}; 'cbmir data check' lists all such images") from error
         digest.update(f"{row.image}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)  # one of an earlier version may be open to others
     folder = folder / digest.hexdigest()[:16]
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     with FileLock(folder / "lock"):  # two runs that start together decode once
         images: NDArray[np.uint8] = _memmap(folder / "images.npy", np.uint8, (len(manifest), spec.resize, spec.resize))
         done: NDArray[np.bool_] = _memmap(folder / "done.npy", np.bool_, (len(manifest),))

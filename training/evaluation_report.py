@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cbmir.files import replacing, write_json, write_text
+from cbmir.files import write_csv, write_json, write_text
 from cbmir.training.evaluate import Evaluation
 from cbmir.training.metrics import QUERIES, REFERENCES, RETRIEVAL_METRICS
 from cbmir.training.rankings import CORRECTED
@@ -98,10 +97,9 @@ def write_report(evaluation: Evaluation, summary: dict[str, Any], folder: Path, 
     write_text(folder / "report.md", text_report(summary, title))
     columns = {f"{name}, {side}": getattr(evaluation.retrieval[side], name)
                for side in QUERIES for name in RETRIEVAL_METRICS}  # fmt: skip
-    with replacing(folder / "per_query.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-        queries = zip(evaluation.query.patients, *columns.values(), strict=True)
-        rows = ([patient, *("" if np.isnan(v) else f"{v:.6f}" for v in values)] for patient, *values in queries)
-        csv.writer(stream).writerows([("patient_id", *columns), *rows])
+    queries = zip(evaluation.query.patients, *columns.values(), strict=True)
+    rows = ([patient, *("" if np.isnan(v) else f"{v:.6f}" for v in values)] for patient, *values in queries)
+    write_csv(folder / "per_query.csv", [("patient_id", *columns), *rows], private=True)
 
 
 def figure(value: dict[str, float | None]) -> str:

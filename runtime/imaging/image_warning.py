@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from cbmir.files import replacing
+from cbmir.files import write_csv
 
 #: In a table of counts each of these says enough.
 Kind = Literal[
@@ -49,7 +48,6 @@ def write_warnings(warnings: Mapping[Path, Sequence[ImageWarning]], path: Path) 
     """Write a table of each warning of each image, or delete it where no image has one; returns the `count_kinds`."""
     path.unlink(missing_ok=True)
     if any(warnings.values()):
-        with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-            rows = ((image, warning.kind, warning) for image, said in warnings.items() for warning in said)
-            csv.writer(stream).writerows([("image", "kind", "warning"), *rows])
+        rows = ((image, warning.kind, str(warning)) for image, said in warnings.items() for warning in said)
+        write_csv(path, [("image", "kind", "warning"), *rows], private=True)
     return count_kinds(map(kinds_text, warnings.values()))

@@ -1,12 +1,14 @@
-"""Files that are written whole or not at all, and secrets that only their owner can read."""
+"""Files that are written whole or not at all, private ones among them, and secrets that only their owner can read."""
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,20 @@ from typing import Any
 from cbmir.errors import UserError
 
 _MOST_BYTES = 4096  # of a secret
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path in the same folder, which replaces `path` when the block ends without an error."""
+def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
+    """Give a temporary path in the same folder, which replaces `path` when the block ends without an error.
+
+    Args:
+        private: Only its owner can read the file, which holds something of patients (POSIX).
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
+        if private:
+            temporary.touch(mode=0o600)
         yield temporary
         temporary.replace(path)
     finally:
@@ -43,15 +52,39 @@ def is_empty(folder: Path) -> bool:
     return not folder.exists() or all(path.name.endswith(".part") for path in folder.iterdir())
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write text in UTF-8."""
-    with replacing(path) as temporary:
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
+    """Write text in UTF-8; `private` as in `replacing`."""
+    with replacing(path, private=private) as temporary:
         temporary.write_text(text, "utf-8")
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Write JSON, indented, in UTF-8."""
-    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+def write_json(path: Path, data: Any, *, private: bool = False) -> None:
+    """Write JSON, indented, in UTF-8; `private` as in `replacing`."""
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n", private=private)
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[Any]], *, private: bool = False) -> None:
+    """Write a table in UTF-8, its cells defused; `private` as in `replacing`."""
+    with replacing(path, private=private) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream, lineterminator="\n").writerows(
+            [defused(str(cell)) if isinstance(cell, str | Path) else cell for cell in row] for row in rows
+        )
+
+
+def defused(cell: str) -> str:
+    """The text of a cell, with an apostrophe before what a spreadsheet would run as a formula. A number stays."""
+    if not _FORMULA.match(cell):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
+
+
+def undefused(cell: str) -> str:
+    """The text of which `defused` made this."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
 def read_secret(place: str, what: str, advice: str, error: type[UserError] = UserError) -> bytes:

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from cbmir.errors import ManifestError, require
-from cbmir.files import replacing, write_json
+from cbmir.files import defused, replacing, undefused, write_json
 from cbmir.input_file import parse_json, read_json
 from cbmir.labels import LabelSet
 from cbmir.text_table import read_table, uncollected
@@ -42,6 +42,7 @@ from cbmir.text_table import read_table, uncollected
 FIXED_COLUMNS = ("image", "patient_id", "study_id", "view", "split", "report")
 #: Columns that a manifest has only if a row has a value there.
 OPTIONAL_COLUMNS = ("source", "date", "boxes")
+_TEXTS = ("image", "patient_id", "study_id", "report", "source")  # defused where they are written to CSV
 SPLITS = ("train", "val", "test", "")
 VIEWS = ("PA", "AP", "LATERAL", "")
 _ROUNDING = 1e-5  # by which a box may seem to leave the image
@@ -169,9 +170,11 @@ def read_manifest(path: str | Path) -> Manifest:
         labels = LabelSet(names)
     except ManifestError as error:
         raise ManifestError(f"{path}: {error}") from error
-    base = path.resolve().parent
+    base, is_parquet = path.resolve().parent, path.name.lower().endswith(".parquet")
     rows = tuple(
-        _row(where, record, names, base) if len(cells) == len(columns) else _uneven(where)
+        _row(where, record if is_parquet else _undefused(record), names, base)
+        if len(cells) == len(columns)
+        else _uneven(where)
         for cells, (where, record) in zip(table.rows, table.records(), strict=True)
     )
     if not rows:
@@ -204,20 +207,26 @@ def write_manifest(manifest: Manifest, path: str | Path) -> None:
     optional = [name for name in OPTIONAL_COLUMNS if any(getattr(row, name) for row in manifest)]
     header = [*FIXED_COLUMNS, *optional, *manifest.labels.names]
     records = [_record(row, base, optional) for row in manifest.rows]
-    with replacing(path) as temporary:
+    with replacing(path, private=True) as temporary:
         if name.endswith(".parquet"):
             _write_parquet(temporary, header, records)
         else:
             text = io.StringIO(newline="")
-            csv.writer(text).writerows([header, *records])
+            texts = len(header) - len(manifest.labels)
+            rows = ([*map(defused, record[:texts]), *record[texts:]] for record in records)
+            csv.writer(text).writerows([header, *rows])
             data = text.getvalue().encode()
             temporary.write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
-    write_json(sidecar_path(path), manifest.about)
+    write_json(sidecar_path(path), manifest.about, private=True)
 
 
 def sidecar_path(path: Path) -> Path:
     """`manifest.csv` -> `manifest.about.json`."""
     return path.with_suffix(".about.json")
+
+
+def _undefused(record: dict[str, str]) -> dict[str, str]:
+    return record | {name: undefused(record[name]) for name in _TEXTS if record.get(name, "").startswith("'")}
 
 
 def _uneven(where: str) -> Row:

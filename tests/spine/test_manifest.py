@@ -319,3 +319,28 @@ def test_boxes_that_are_none(tmp_path: Path, cell: str, message: str) -> None:
 def test_a_manifest_without_labels_is_refused() -> None:
     with pytest.raises(ManifestError, match="at least one label"):
         Manifest(LabelSet(()), ())
+
+
+@pytest.mark.parametrize("name", ["manifest.csv", "manifest.csv.gz", "manifest.parquet"])
+def test_formulas_in_names_and_reports_are_defused(tmp_path: Path, name: str) -> None:
+    """A spreadsheet that opens the table runs none of them; what is read is what was given."""
+    formula = '=HYPERLINK("http://evil.example","chest")'
+    rows = (
+        Row(
+            tmp_path / f"{formula}.png", f"+{formula}", (1, -1), "@s", "PA", "train", "- No mass.\n+ Nodule", "=source"
+        ),
+        Row(tmp_path / "'=b.png", "-3", (None, 0), "'-3", "", "", "'tis quiet"),
+    )
+    write_manifest(Manifest(LABELS, rows), tmp_path / name)
+    assert read_manifest(tmp_path / name).rows == rows
+    if name == "manifest.csv":
+        with (tmp_path / name).open(newline="", encoding="utf-8") as stream:
+            cells = [cell for row in csv.reader(stream) for cell in row]
+        assert [cell for cell in cells if cell[:1] in "=+-@" and cell[:1]] == ["-1", "-3"]
+
+
+def test_only_its_owner_reads_a_manifest(manifest: Manifest, tmp_path: Path) -> None:
+    for name in ("manifest.csv", "manifest.parquet"):
+        write_manifest(manifest, tmp_path / name)
+        assert (tmp_path / name).stat().st_mode & 0o077 == 0
+    assert sidecar_path(tmp_path / "manifest.csv").stat().st_mode & 0o077 == 0

@@ -42,6 +42,12 @@ def test_training_sees_what_the_runtime_sees(tmp_path: Path) -> None:
         assert np.abs(crop[0].astype(int) - preprocess(pixels, SPEC)).max() <= 1
 
 
+def test_only_its_owner_reads_the_cache(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir(mode=0o755)  # as earlier versions made it
+    cached_images(manifest_of(tmp_path, 1), SPEC, tmp_path / "cache")
+    assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
+
+
 def test_decodes_once_and_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = manifest_of(tmp_path)
     first = np.array(cached_images(manifest, SPEC, tmp_path / "cache"))

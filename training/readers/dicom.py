@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from cbmir.errors import DamagedImageError, DicomImageError, ImageError, ManifestError, NotAnImageError, require
-from cbmir.files import replacing
+from cbmir.files import write_csv
 from cbmir.input_file import open_input
 from cbmir.labels import NIH_14, LabelSet
 from cbmir.manifest import Manifest, Row
@@ -87,9 +86,8 @@ def write_left_out(left_out: Sequence[LeftOut], manifest: Path) -> Path:
     path = manifest.with_suffix(".left-out.csv")
     path.unlink(missing_ok=True)
     if left_out:
-        with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-            rows = ((entry.path, "damaged" if entry.damaged else "refused", entry.reason) for entry in left_out)
-            csv.writer(stream).writerows([("file", "kind", "reason"), *rows])
+        rows = ((entry.path, "damaged" if entry.damaged else "refused", entry.reason) for entry in left_out)
+        write_csv(path, [("file", "kind", "reason"), *rows], private=True)
     return path
 
 

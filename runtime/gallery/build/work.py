@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
 from cbmir.errors import ImageError, SplitError
-from cbmir.files import replacing
+from cbmir.files import undefused, write_csv
 from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, Row
 from cbmir.preprocessing import PreprocessSpec
@@ -245,8 +245,7 @@ def write_lists(folder: Path, report: IndexReport, images: Iterable[str] = ()) -
         if not rows:
             (folder / name).unlink(missing_ok=True)
             continue
-        with replacing(folder / name) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-            csv.writer(stream).writerows([("image", second), *rows])
+        write_csv(folder / name, [("image", second), *rows], private=True)
 
 
 def _kinds_of(entry: Entry) -> list[tuple[str, str]]:
@@ -264,7 +263,7 @@ def read_list(file: Path) -> Listed:
     if not file.exists():
         return ()
     with file.open(newline="", encoding="utf-8") as stream:
-        return tuple((row[0], row[1]) for row in list(csv.reader(stream))[1:])
+        return tuple((undefused(row[0]), undefused(row[1])) for row in list(csv.reader(stream))[1:])
 
 
 def _entry_of(task: Task, names: Mapping[str, str], picture: Picture) -> Entry:

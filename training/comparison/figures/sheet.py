@@ -6,7 +6,6 @@ marker, line and hatch differ as well, so that every picture also reads in greys
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cbmir.errors import require
-from cbmir.files import replacing
+from cbmir.files import replacing, write_csv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,7 +64,5 @@ def save(
         with replacing(folder / f"{picture.name}.{kind}") as temporary:
             figure.savefig(temporary, format=kind, dpi=150, metadata={"Title": picture.title} | more)
         figure.set_layout_engine("none")  # laid out once: the second file is like the first, and takes half the time
-    path = folder / f"{picture.name}.csv"
-    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-        csv.writer(stream, lineterminator="\n").writerows([header, *rows])
+    write_csv(folder / f"{picture.name}.csv", [header, *rows])
     return picture

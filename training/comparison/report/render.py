@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
 import logging
 import re
@@ -17,7 +16,7 @@ from markupsafe import Markup
 
 from cbmir.card import NOT_A_DEVICE
 from cbmir.errors import ImageError
-from cbmir.files import replacing, write_json, write_text
+from cbmir.files import write_csv, write_json, write_text
 from cbmir.training.comparison.figures.charts import draw_charts
 from cbmir.training.comparison.figures.examples import draw_examples
 from cbmir.training.comparison.figures.maps import draw_maps
@@ -75,9 +74,7 @@ def write_report(report: Path, plan: Plan) -> Path:
     said = contents(results, pictures)
     text, html = markdown(said), page(said, figures)
     for table in [one for group in said["tables"].values() for one in group]:
-        path = tables / f"{table.name}.csv"
-        with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-            csv.writer(stream, lineterminator="\n").writerows(table.records())
+        write_csv(tables / f"{table.name}.csv", table.records())
     write_text(report / "report.md", text)
     write_text(report / "index.html", html)
     return report / "index.html"
