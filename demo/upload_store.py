@@ -31,7 +31,7 @@ _LEAST = 2**20  # bytes that each upload counts, so that there are not too many 
 _MOST_FIELDS = 8
 
 
-class _Parser(MultiPartParser):
+class _FormOnDisk(MultiPartParser):
     spool_max_size = 1  # a file goes to the disk at once, without a name there: it ends with the process
 
 
@@ -61,7 +61,7 @@ class UploadStore:
         self._held.append(held)
         try:
             self._make_room(held)
-            parser = _Parser(request.headers, self._counted(request, held), max_files=MOST_FILES,
+            parser = _FormOnDisk(request.headers, self._counted(request, held), max_files=MOST_FILES,
                              max_fields=_MOST_FIELDS, max_part_size=_LEAST)  # fmt: skip
             form = await parser.parse()
             try:
