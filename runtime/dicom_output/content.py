@@ -65,6 +65,7 @@ class Content:
     """What a result says."""
 
     source: SourceImage
+    pixels: str  # `pixels_digest`
     findings: tuple[Finding, ...]  # most probable first; none of an embedding model, and a warning says so
     look_alikes: tuple[LookAlike, ...]
     priors: tuple[Prior, ...]  # where they were asked for
@@ -79,7 +80,14 @@ class Content:
 
     @classmethod
     def of(
-        cls, source: SourceImage, analysis: Analysis, finder: Finder, *, with_priors: bool, predecessor: str
+        cls,
+        source: SourceImage,
+        pixels: str,
+        analysis: Analysis,
+        finder: Finder,
+        *,
+        with_priors: bool,
+        predecessor: str,
     ) -> Self:
         """The content of an analysis. Raises GalleryError where the gallery cannot be searched."""
         card, gallery, health = finder.card, finder.gallery, finder.health()
@@ -89,6 +97,7 @@ class Content:
             notes = (*notes, NOTHING_TO_REPORT)
         return cls(
             source=source,
+            pixels=pixels,
             findings=most_probable_first(analysis.findings),
             look_alikes=() if gallery is None else tuple(LookAlike.of(gallery, one) for one in analysis.neighbours),
             priors=priors,
@@ -105,12 +114,12 @@ class Content:
             ),
             moment=datetime.now(UTC),
             operating_point=finder.operating_point,
-            predecessor="" if predecessor == result_uid(source, fingerprint, "sr") else predecessor,
+            predecessor="" if predecessor == result_uid(source, pixels, fingerprint, "sr") else predecessor,
         )
 
     def uid(self, kind: str) -> str:
         """The SOP Instance UID of one kind of result."""
-        return result_uid(self.source, self.fingerprint, kind)
+        return result_uid(self.source, self.pixels, self.fingerprint, kind)
 
 
 def _own_priors(

@@ -11,8 +11,11 @@ import json
 import uuid
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from cbmir.card import ModelCard
 from cbmir.labels import Code, canonical, code_for, readable
+from cbmir.runtime.imaging.radiograph import Radiograph
 from cbmir.runtime.results import Finding
 
 if TYPE_CHECKING:
@@ -23,18 +26,27 @@ if TYPE_CHECKING:
 _NAMESPACE = uuid.UUID("4eff4554-5046-4150-90c7-506715ec3988")
 
 
-def result_uid(source: SourceImage, fingerprint: str, kind: str) -> str:
+def result_uid(source: SourceImage, pixels: str, fingerprint: str, kind: str) -> str:
     """The SOP Instance UID of one kind of result of one image by one model (`answers_fingerprint`).
 
     It depends on patient and study too: an archive that corrects them must not keep a result that names the wrong ones.
+    It depends on the pixels, for senders have given two images one UID: neither's result may replace the other's.
 
     Args:
+        pixels: Of `pixels_digest`.
         kind: One of KINDS.
 
     Returns:
         A UID of at most 64 characters, the same for the same arguments.
     """
-    return _uid("instance", source.patient_id, source.study_uid, source.uid, fingerprint, kind)
+    return _uid("instance", source.patient_id, source.study_uid, source.uid, pixels, fingerprint, kind)
+
+
+def pixels_digest(image: Radiograph) -> str:
+    """What tells an image from another with the same UID; the same in every lossless transfer syntax."""
+    digest = hashlib.sha256(repr(image.stored.shape).encode())
+    digest.update(np.ascontiguousarray(image.stored).data)
+    return digest.hexdigest()
 
 
 def series_uid(study_instance_uid: str, kind: str) -> str:

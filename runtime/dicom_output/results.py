@@ -61,7 +61,7 @@ def make_results(
         data: The file's bytes.
         finder: The finder that made the analysis.
         kinds: Which of `KINDS` to make.
-        image: What was read from the same bytes, if it is at hand: the page shows it.
+        image: What was read from the same bytes, if it is at hand: else it is read again.
         predecessor: The SOP Instance UID of the SR that an earlier model made of the image, in the same study. The new
             SR names it, unless it replaces it, being of the same model.
         copies: Whether the selection of priors stands in the priors' studies too, not in the image's own alone.
@@ -83,16 +83,19 @@ def make_results(
     warm_up()
     from cbmir.runtime.dicom_output import fhir, key_object_selection, secondary_capture, structured_report
     from cbmir.runtime.dicom_output.content import Content
+    from cbmir.runtime.dicom_output.identifiers import pixels_digest
     from cbmir.runtime.dicom_output.source import SourceImage
     from cbmir.runtime.imaging.dicom_header import pydicom_unlogged
 
     source = SourceImage.read(io.BytesIO(data))
     with pydicom_unlogged():
         with_priors = not {"kos", "sc"}.isdisjoint(kinds)
-        content = Content.of(source, analysis, finder, with_priors=with_priors, predecessor=predecessor)
+        image = image or finder.read(data)
+        content = Content.of(
+            source, pixels_digest(image), analysis, finder, with_priors=with_priors, predecessor=predecessor
+        )
         page = None
         if "sc" in kinds:
-            image = image or finder.read(data)
             page = secondary_capture.page(content, analysis, image, finder.card.preprocess)
         selections = key_object_selection.key_objects(content, copies=copies) if "kos" in kinds else []
         return Results(

@@ -245,8 +245,7 @@ def page(content: Content, analysis: Analysis, image: Radiograph, spec: Preproce
     made.Laterality = ""  # type 2C
     made.ConversionType = "WSD"
     made.DateOfSecondaryCapture, made.TimeOfSecondaryCapture = made.ContentDate, made.ContentTime
-    if source.burned_in:
-        made.BurnedInAnnotation = source.burned_in
+    made.BurnedInAnnotation = source.burned_in or "YES"  # it shows the image: where that does not say, it may
     made.ImageComments = own.DISCLAIMER
     made.DerivationDescription = "Page of findings, evidence and look-alikes"
     reference = item(ReferencedSOPClassUID=source.sop_class, ReferencedSOPInstanceUID=source.uid)

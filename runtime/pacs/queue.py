@@ -29,6 +29,7 @@ from typing import Any
 from cbmir.errors import QueueError, QueueFullError
 from cbmir.process import Closing
 from cbmir.runtime.gallery.database import error_name
+from cbmir.runtime.logs import fields, pacs_log
 from cbmir.runtime.pacs.jobs import Arrival, Job, ResultObject, Spool, content_digest, open_database
 
 REMEMBERED, PASSED_OVER = 1_000_000, 100_000  # objects: answered, and passed over; the oldest are forgotten
@@ -38,6 +39,7 @@ LONGEST_HOLD = 300.0  # seconds for which nothing is sent to an archive that did
 PATIENCE = 20  # times the time of quiet, after which a study is begun that never gets quiet
 
 _COLUMNS = "number, name, instance, study, digest, source, received, attempts, fingerprint"
+_REUSED = "reused_uids"  # the key under which it is counted how often a UID came again with other content
 _COUNT = "INSERT INTO refusal VALUES (?, 1) ON CONFLICT (reason) DO UPDATE SET count = count + 1"
 _UNCOUNTED = "attempts = max(attempts - 1, 0)"  # takes back what `claim` counted
 
@@ -230,13 +232,14 @@ class DurableQueue(Closing):
 
     def state(self) -> dict[str, Any]:
         """Files that wait or are worked on, those with results not sent, seconds that the oldest has been there (0
-        without one), dead letters, and how many objects were ever refused, by reason."""
+        without one), dead letters, how often a UID came again with other content, and how many objects were ever
+        refused, by reason."""
         query = "SELECT count(*), coalesce(sum(fingerprint <> ''), 0), min(received) FROM job"
         ((waiting, unsent, oldest),) = self._rows(query)
         age = 0.0 if oldest is None else round(max(0.0, self._clock() - oldest), 1)
         refused = dict(self._rows("SELECT reason, count FROM refusal ORDER BY count DESC, reason"))
-        dead_letters = len(self.spool.buried())
-        return {"waiting": waiting, "unsent": unsent, "oldest_s": age, "dead_letters": dead_letters, "refused": refused}
+        counts = {"dead_letters": len(self.spool.buried()), "reused_uids": int(self.marked(_REUSED) or 0)}
+        return {"waiting": waiting, "unsent": unsent, "oldest_s": age} | counts | {"refused": refused}
 
     def __len__(self) -> int:
         """How many files are waiting or worked on."""
@@ -292,12 +295,27 @@ class DurableQueue(Closing):
                 (name, instance, study, digest, arrival.source, now, due),
             ).rowcount  # fmt: skip
             if is_new:
+                self._warn_of_other_content(database, name, digest, arrival)
                 database.execute(
                     "UPDATE job SET due = min(?, received + ?) WHERE study = ? AND attempts = 0 AND fingerprint = ''",
                     (due, PATIENCE * self.quiet, study),
                 )
             self._arriving.discard(name)
         return bool(is_new)
+
+    def _warn_of_other_content(self, database: sqlite3.Connection, name: str, digest: bytes, arrival: Arrival) -> None:
+        """Log and count a file whose SOP Instance UID was another file's, which PS3.5 chapter 9 rules out."""
+        instance = arrival.sop_instance_uid
+        query = (
+            "SELECT 1 FROM done WHERE instance = ? AND digest <> ? "
+            "UNION ALL SELECT 1 FROM job WHERE instance = ? AND digest <> ? LIMIT 1"
+        )
+        if database.execute(query, (_hashed(instance), digest, instance, digest)).fetchall():
+            database.execute(
+                "INSERT INTO mark VALUES (?, '1') ON CONFLICT (key) DO UPDATE SET value = value + 1", (_REUSED,)
+            )
+            pacs_log.warning("a SOP Instance UID came again with other content: both are answered",
+                             extra=fields(job=name, source=arrival.source))  # fmt: skip
 
     def _is_known(self, sop_instance_uid: str, digest: bytes, fingerprint: str) -> bool:
         uid = _hashed(sop_instance_uid)

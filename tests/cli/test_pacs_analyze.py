@@ -54,6 +54,12 @@ def test_a_file(chest: Path, tiny_model: Path, tiny_gallery: Path, tmp_path: Pat
     assert "1 images have no similar prior" in capsys.readouterr().err
 
 
+def test_results_are_for_their_owner_only(chest: Path, tiny_model: Path, tmp_path: Path) -> None:
+    assert run("pacs", "analyze", chest, "-o", tmp_path / "out", "--model", tiny_model, "--sr", "--fhir") == 0
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o700
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()] == [0o600, 0o600]
+
+
 def test_without_a_gallery(chest: Path, tiny_model: Path, tmp_path: Path) -> None:
     assert run("pacs", "analyze", chest, "-o", tmp_path / "out", "--model", tiny_model) == 0
     assert written(tmp_path / "out") == ["chest.sr.dcm"]

@@ -22,15 +22,16 @@ def source(patient: str = "P", study: str = "1.2.3", instance: str = "1.2.4") ->
 
 def test_uids_are_made_of_what_they_name() -> None:
     """Of the patient and the study as well: an archive that corrects them gets a result of its own."""
-    uid = result_uid(source(), "abc", "sr")
-    assert uid == result_uid(source(), "abc", "sr") == "2.25.29532920025153885776415759115308987015"
+    uid = result_uid(source(), "aa", "abc", "sr")
+    assert uid == result_uid(source(), "aa", "abc", "sr") == "2.25.7913788055758722148799706716505582928"
     others = [
-        (source(patient="Q"), "abc", "sr"),
-        (source(study="1.2.2"), "abc", "sr"),
-        (source(instance="1.2.5"), "abc", "sr"),
-        (source(), "abd", "sr"),
-        (source(), "abc", "sc"),
-        (source(patient="P1.2.3", study=""), "abc", "sr"),
+        (source(patient="Q"), "aa", "abc", "sr"),
+        (source(study="1.2.2"), "aa", "abc", "sr"),
+        (source(instance="1.2.5"), "aa", "abc", "sr"),
+        (source(), "ab", "abc", "sr"),
+        (source(), "aa", "abd", "sr"),
+        (source(), "aa", "abc", "sc"),
+        (source(patient="P1.2.3", study=""), "aa", "abc", "sr"),
     ]
     made = {uid, *(result_uid(*one) for one in others), series_uid("1.2.3", "sr"), part_uid("1.2.3", "abc", "sr")}
     assert len(made) == len(others) + 3

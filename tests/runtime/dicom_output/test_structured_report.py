@@ -16,7 +16,7 @@ from pydicom.sr.coding import Code
 
 from cbmir.runtime import Analysis, Finder
 from cbmir.runtime.dicom_output import answers_fingerprint, make_results, result_uid
-from cbmir.runtime.dicom_output.identifiers import SCHEME_UID, series_uid
+from cbmir.runtime.dicom_output.identifiers import SCHEME_UID, pixels_digest, series_uid
 from cbmir.runtime.dicom_output.source import SourceImage
 from cbmir.runtime.imaging.picture_check import SENTENCES
 from cbmir.runtime.results import most_probable_first
@@ -82,7 +82,9 @@ def test_a_second_run_has_the_same_uids(clinic: Any, report: Dataset) -> None:
     assert again.SeriesInstanceUID == report.SeriesInstanceUID
     fingerprint = answers_fingerprint(clinic.finder.card)
     source = SourceImage.read(io.BytesIO(clinic.image))
-    assert report.SOPInstanceUID == result_uid(source, fingerprint, "sr")
+    assert report.SOPInstanceUID == result_uid(
+        source, pixels_digest(clinic.finder.read(clinic.image)), fingerprint, "sr"
+    )
     tracked = [[group.tracking_uid for group in groups(one)] for one in (report, written(again))]
     assert tracked[0] == tracked[1][: len(tracked[0])]
 
@@ -210,3 +212,18 @@ def test_sources_of_other_classes(clinic: Any, make_radiograph: Make, sop_class:
     (study,) = report.CurrentRequestedProcedureEvidenceSequence
     assert study.ReferencedSeriesSequence[0].ReferencedSOPSequence[0].ReferencedSOPClassUID == sop_class
     assert groups(report)[0].source_images[0].referenced_sop_class_uid == sop_class
+
+
+def test_another_image_of_the_same_uid_has_a_report_of_its_own(clinic: Any, make_radiograph: Any) -> None:
+    """A broken sender's: neither report replaces the other. The same pixels under a corrected header do replace it."""
+    image, other = dcmread(io.BytesIO(clinic.image)), dcmread(io.BytesIO(clinic.image))
+    other.PixelData = bytes(reversed(other.PixelData))
+    image.StudyDescription = "corrected"
+    uids = [clinic.results(encoded(each)).sr.SOPInstanceUID for each in (image, other)]
+    assert uids[0] == clinic.results().sr.SOPInstanceUID != uids[1]
+
+
+def encoded(dataset: Dataset) -> bytes:
+    stream = io.BytesIO()
+    dataset.save_as(stream, enforce_file_format=True)
+    return stream.getvalue()

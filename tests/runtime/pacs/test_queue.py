@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import pytest
 from cbmir.errors import QueueFullError
 from cbmir.runtime.pacs import jobs
 from cbmir.runtime.pacs import queue as queue_module
-from cbmir.runtime.pacs.jobs import Job, ResultObject
+from cbmir.runtime.pacs.jobs import Arrival, Job, ResultObject
 from cbmir.runtime.pacs.queue import PATIENCE, DurableQueue
 from pacs_rig import PLANTED
 from queue_rig import MODEL, OTHER, Clock, arrival, claimed, put, reopened, spooled
@@ -294,3 +295,23 @@ def test_each_job_is_given_to_one_thread(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert len(got) == len(set(got)) == 40
+
+
+def test_a_uid_that_comes_again_with_other_content_is_told(
+    queue: DurableQueue, clock: Clock, log: Callable[[], str]
+) -> None:
+    """While the first waits, once it was answered, and by the next process; the same content is no other."""
+    same = Arrival("1.2.3", "1.2", "SENDER")
+    queue.put(b"first", same, MODEL)
+    queue.put(b"first", same, MODEL)
+    assert queue.state()["reused_uids"] == 0
+    queue.put(b"second", same, MODEL)
+    assert queue.state()["reused_uids"] == 1
+    clock.now += 60
+    for _ in range(2):
+        queue.done(claimed(queue), MODEL)
+    again = reopened(queue, clock)
+    again.put(b"third", same, MODEL)
+    assert (again.state()["reused_uids"], len(again)) == (2, 1)
+    assert log().count("came again with other content") == 2
+    again.close()

@@ -131,14 +131,28 @@ def test_a_job_that_is_released_is_claimed_again(queue: DurableQueue, clock: Clo
 
 
 def test_how_it_does(queue: DurableQueue, clock: Clock) -> None:
-    assert queue.state() == {"waiting": 0, "unsent": 0, "oldest_s": 0, "dead_letters": 0, "refused": {}}
+    assert queue.state() == {
+        "waiting": 0,
+        "unsent": 0,
+        "oldest_s": 0,
+        "dead_letters": 0,
+        "reused_uids": 0,
+        "refused": {},
+    }
     for image in (1, 2, 3):
         put(queue, image=image)
         clock.now += 2
     job = claimed(queue)
     queue.keep(job, [], MODEL)
     queue.bury(claimed(queue), "no answer")
-    assert queue.state() == {"waiting": 2, "unsent": 1, "oldest_s": 6, "dead_letters": 1, "refused": {}}
+    assert queue.state() == {
+        "waiting": 2,
+        "unsent": 1,
+        "oldest_s": 6,
+        "dead_letters": 1,
+        "reused_uids": 0,
+        "refused": {},
+    }
 
 
 def test_delays_have_an_end(tmp_path: Path, clock: Clock) -> None:

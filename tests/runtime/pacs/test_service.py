@@ -94,7 +94,7 @@ def test_what_waits_when_it_stops_is_done_after(
     for file in (tmp_path / "state" / "spool").iterdir():
         assert not any(text in file.name for text in PLANTED)
     status = json.loads((tmp_path / "state" / service.STATUS).read_text())
-    assert status.keys() == {"time", "waiting", "unsent", "oldest_s", "dead_letters", "refused"}
+    assert status.keys() == {"time", "waiting", "unsent", "oldest_s", "dead_letters", "reused_uids", "refused"}
 
 
 def test_a_second_signal_ends_it_at_once(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 from cbmir.card import NOT_A_DEVICE
 from cbmir.cli.options import PATH, command, finder_options, json_option, log, model_option, option, print_answer
 from cbmir.errors import ImageError
-from cbmir.files import replacing, write_json
+from cbmir.files import replacing
 from cbmir.input_file import open_input
 from cbmir.manifest import Row
 
@@ -87,16 +88,20 @@ def analyze(
 
 
 def write_results(results: Results, stem: Path) -> list[Path]:
-    """Write each result under the path `stem` with an ending of its kind; none is ever half there. Their paths."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
+    """Write each result under the path `stem` with an ending of its kind, for its owner only; none is ever half there.
+    Their paths."""
+    stem.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     written = []
     for name, dataset in results.named():
         written.append(stem.with_name(f"{stem.name}.{name}.dcm"))
         with replacing(written[-1]) as temporary:
+            temporary.touch(0o600)
             dataset.save_as(temporary, enforce_file_format=True)
     if results.fhir is not None:
         written.append(stem.with_name(f"{stem.name}.fhir.json"))
-        write_json(written[-1], results.fhir)
+        with replacing(written[-1]) as temporary:
+            temporary.touch(0o600)
+            temporary.write_text(json.dumps(results.fhir, indent=2, ensure_ascii=False) + "\n", "utf-8")
     return written
 
 
