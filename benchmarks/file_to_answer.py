@@ -2,9 +2,11 @@
 
     python benchmarks/file_to_answer.py model.onnx -o file_to_answer.json
     python benchmarks/file_to_answer.py model.onnx --memory
+    python benchmarks/file_to_answer.py model.onnx --decoder --threads 1
 
 The inputs are one phantom X-ray as a PNG of 1024x1024, and as a DICOM file of 2500x3056 with 12 bits, uncompressed and
 RLE; the gallery holds 10,000 random unit vectors. `search` is all that is neither reading, preprocessing nor the model.
+`--decoder` reads each file in this process and by a process of `DecoderPool`, as services do, in turn.
 `ratio` is (read + preprocess + search) / model, of the medians of one run: what must not exceed 1 for fp32.
 """
 
@@ -27,7 +29,8 @@ from tqdm import tqdm
 
 from cbmir.export.perf.process import memory
 from cbmir.files import write_json
-from cbmir.runtime import Entry, Finder, Gallery, finder, open_engine
+from cbmir.runtime import Entry, Finder, Gallery, finder, open_engine, read_image
+from cbmir.runtime.imaging.decoder_process import DecoderPool
 from cbmir.training.phantom.files import write_dicom
 from cbmir.training.phantom.patients import describe
 from cbmir.training.phantom.picture import draw, render
@@ -50,8 +53,9 @@ with Finder.open({model!r}, {gallery!r}) as finder:
 @click.option("-n", "--requests", default=500, show_default=True, help="How many for each file.")
 @click.option("--threads", type=click.IntRange(1), help="Threads of the engine; by default all there are.")
 @click.option("--memory", is_flag=True, help="Measure the first answer of a process, and memory over 1,000 requests.")
+@click.option("--decoder", is_flag=True, help="Measure what reading by a process of its own costs.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the figures as JSON.")
-def main(model: Path, requests: int, threads: int | None, memory: bool, output: Path | None) -> None:
+def main(model: Path, requests: int, threads: int | None, memory: bool, decoder: bool, output: Path | None) -> None:
     """Time the stages from file to answer, or with --memory what they cost in memory."""
     with tempfile.TemporaryDirectory() as scratch:
         files, gallery = write_files(Path(scratch)), write_gallery(model, Path(scratch) / "gallery")
@@ -59,12 +63,14 @@ def main(model: Path, requests: int, threads: int | None, memory: bool, output: 
             health = opened.health()
             about = {"model": model.name, "engine": health.engine, "precision": health.precision,
                      "threads": health.threads, "version": health.version}  # fmt: skip
-            if memory:
+            if decoder:
+                figures = {name: reading(path, requests, health.threads) for name, path in files.items()}
+            elif memory:
                 figures = first_answer(model, gallery, files["PNG 1024x1024"]) | resident_over_requests(opened)
             else:
                 figures = {name: stages(opened, path, requests) for name, path in files.items()}
     click.echo(", ".join(f"{key} {value}" for key, value in about.items()))
-    click.echo(memory_text(figures) if memory else stages_text(figures))
+    click.echo(decoder_text(figures) if decoder else memory_text(figures) if memory else stages_text(figures))
     if output:
         write_json(output, about | {"figures": figures})
 
@@ -72,18 +78,20 @@ def main(model: Path, requests: int, threads: int | None, memory: bool, output: 
 def write_files(folder: Path) -> dict[str, Path]:
     """The inputs, by name."""
     from pydicom import dcmread
-    from pydicom.uid import RLELossless
+    from pydicom.uid import JPEGLSLossless, RLELossless
 
     phantom = next(describe(1))
-    paths = {name: folder / name for name in ("xray.png", "native.dcm", "rle.dcm")}
+    paths = {name: folder / name for name in ("xray.png", "native.dcm", "rle.dcm", "jpegls.dcm")}
     Image.fromarray(draw(phantom, 1024)).save(paths["xray.png"])
     grey = Image.fromarray(render(phantom, 1024).astype(np.float32)).resize((COLUMNS, ROWS), Image.Resampling.BICUBIC)
     noise = np.random.default_rng(0).normal(0, 0.002, (ROWS, COLUMNS))  # a detector's: RLE finds no runs in low bits
     write_dicom(paths["native.dcm"], np.clip(np.asarray(grey) + noise, 0, 1), phantom, seed=0, inverted=False)
-    dataset = dcmread(paths["native.dcm"])
-    dataset.compress(RLELossless)
-    dataset.save_as(paths["rle.dcm"])
-    return dict(zip(("PNG 1024x1024", "DICOM 2500x3056", "DICOM 2500x3056, RLE"), paths.values(), strict=True))
+    for syntax, name in ((RLELossless, "rle.dcm"), (JPEGLSLossless, "jpegls.dcm")):
+        dataset = dcmread(paths["native.dcm"])
+        dataset.compress(syntax)
+        dataset.save_as(paths[name])
+    names = ("PNG 1024x1024", "DICOM 2500x3056", "DICOM 2500x3056, RLE", "DICOM 2500x3056, JPEG-LS")
+    return dict(zip(names, paths.values(), strict=True))
 
 
 def write_gallery(model: Path, path: Path) -> Path:
@@ -116,6 +124,20 @@ def stages(opened: Finder, path: Path, requests: int) -> dict[str, Any]:
                     times[stage].append(1000 * spent[stage])
     p50, p99 = ({stage: float(np.percentile(times[stage], q)) for stage in STAGES} for q in (50, 99))
     return {"p50": p50, "p99": p99, "ratio": (p50["read"] + p50["preprocess"] + p50["search"]) / p50["model"]}
+
+
+def reading(path: Path, requests: int, threads: int) -> dict[str, float]:
+    """p50 in ms of reading a file's bytes here, by a decoder's process, and of the difference."""
+    data, times = path.read_bytes(), dict[str, list[float]](here=[], there=[])
+    with DecoderPool(1) as pool:
+        for request in tqdm(range(requests + 5), desc=path.name, disable=None):
+            for where, read in (("here", read_image), ("there", pool.read)):
+                start = time.perf_counter()
+                read(data, threads=threads)
+                if request >= 5:
+                    times[where].append(1000 * (time.perf_counter() - start))
+    more = np.subtract(times["there"], times["here"])
+    return {where: float(np.median(found)) for where, found in (*times.items(), ("more", more))}
 
 
 def timed(owner: Any, name: str, spent: dict[str, float], stage: str) -> AbstractContextManager[Any]:
@@ -157,6 +179,12 @@ def stages_text(figures: dict[str, Any]) -> str:
     for name, found in figures.items():
         cells = "".join(f"{found['p50'][stage]:>9.1f} ({found['p99'][stage]:>6.1f})" for stage in STAGES)
         lines.append(f"{name:<22}{cells}{found['ratio']:>8.2f}")
+    return "\n".join(lines)
+
+
+def decoder_text(figures: dict[str, Any]) -> str:
+    lines = [f"{'p50, ms':<28}{'in process':>12}{'decoder':>12}{'more':>8}"]
+    lines += [f"{name:<28}{f['here']:>12.1f}{f['there']:>12.1f}{f['more']:>8.1f}" for name, f in figures.items()]
     return "\n".join(lines)
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 
 Image = str | Path | bytes | NDArray[np.uint8] | NDArray[np.uint16]
+ReadImage = Callable[..., Radiograph]  # with the parameters of `read_image`
 _Read = tuple[NDArray[np.uint8], tuple[ImageWarning, ...]]  # the model's input, and the image's warnings
 
 _BATCH = 32  # images that `embed_many` gives to the engine at once
@@ -59,6 +60,7 @@ class Finder(Closing):
         operating_point: str = BALANCED,
         reduced_jpeg2000: bool = False,
         allow_lateral: bool = False,
+        read: ReadImage | None = None,
     ) -> None:
         """Takes engine and gallery over: `close` closes both.
 
@@ -67,6 +69,7 @@ class Finder(Closing):
                 `specific`.
             reduced_jpeg2000: Decode large JPEG 2000 images at a lower resolution (`read_image`, `reduced_for`).
             allow_lateral: Accept DICOM files of lateral views, with a warning.
+            read: Reads images as `read_image`, which is the default; `DecoderPool.read` for files of strangers.
 
         Raises:
             UserError: The card has no such operating point.
@@ -78,7 +81,7 @@ class Finder(Closing):
         self.engine = engine
         self.gallery = gallery
         self._read = partial(
-            read_image,
+            read or read_image,
             intensity=engine.card.preprocess.intensity,
             allow_lateral=allow_lateral,
             reduced_for=engine.card.preprocess if reduced_jpeg2000 else None,
@@ -99,6 +102,7 @@ class Finder(Closing):
         reduced_jpeg2000: bool = False,
         allow_lateral: bool = False,
         pseudonyms: Pseudonyms | None = None,
+        read: ReadImage | None = None,
     ) -> Self:
         """Open a model and a gallery. The other arguments are those of `open_engine`, `Finder` and `Gallery.open`.
 
@@ -118,7 +122,7 @@ class Finder(Closing):
             opened = None if gallery is None else open_gallery(gallery, pseudonyms=pseudonyms)
             return cls(
                 loaded, opened, operating_point=operating_point, reduced_jpeg2000=reduced_jpeg2000,
-                allow_lateral=allow_lateral,
+                allow_lateral=allow_lateral, read=read,
             )  # fmt: skip
         except BaseException:
             loaded.close()

@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from cbmir.errors import DicomImageError
 from cbmir.runtime.imaging.colour import APART, is_colourful
-from cbmir.runtime.imaging.dicom_header import Tags, pydicom_unlogged
+from cbmir.runtime.imaging.dicom_header import Tags
 from cbmir.runtime.imaging.dicom_lookup_table import LookupTable, white_of
 from cbmir.runtime.imaging.dicom_pixels import Frame
-from cbmir.runtime.imaging.radiograph import collected_warnings
 
 #: Photometric interpretations of three samples a pixel.
 COLOURS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
@@ -41,11 +39,7 @@ class ColourFrame:
 
     def decode(self, threads: int = 1) -> NDArray[np.uint8]:
         """Luma, uint8 [H,W]. Raises `colourful`, or the frame's `damaged`."""
-        with collected_warnings(), pydicom_unlogged():
-            pixels = self.frame.decode_by_pydicom()
-        if pixels.shape != (*self.shape, 3) or pixels.dtype != np.uint8:
-            raise self.frame.damaged
-        picture = Image.fromarray(pixels)
+        picture = self.frame.decode_colour(threads)
         if is_colourful(picture):
             raise self.colourful
         return np.asarray(picture.convert("L"))

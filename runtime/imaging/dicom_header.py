@@ -59,7 +59,7 @@ _HOMO_SAPIENS = ("337915000", "L-85B00")  # PS3.16 CID 7454, and its older code
 LARGE = 2**20  # bytes: only pixels have more
 _UNDEFINED = 2**32 - 1  # length of a sequence that says where it ends
 
-_LIBRARIES = ("pydicom", "highdicom", "pylibjpeg", "libjpeg", "openjpeg", "rle")
+_LIBRARIES = ("pydicom", "highdicom")
 _HERE = threading.local()
 
 

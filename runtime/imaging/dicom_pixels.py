@@ -1,20 +1,17 @@
 """The one frame of a DICOM object: where its encoded pixels lie in the file, and how they become stored values.
 
-imagecodecs decodes JPEG Lossless, JPEG-LS and JPEG 2000 two to three times as fast as pydicom's plugins, which have the
-last word where it is not installed or does not understand a frame. RLE is decoded here. A few bytes may claim
-gigabytes, so a frame's own size is read from its header before it is decoded.
+imagecodecs decodes what is compressed, and RLE is taken apart here. A few bytes may claim gigabytes or hours, so a
+frame's own header is read before it is decoded (`codestream`).
 """
 
 from __future__ import annotations
 
-import importlib
 import io
 import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,9 +19,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from PIL.Jpeg2KImagePlugin import Jpeg2KImageFile
 
-from cbmir.errors import DamagedImageError, DicomImageError, MissingDependencyError
+from cbmir.errors import DamagedImageError, DicomImageError, require
 from cbmir.preprocessing import PreprocessSpec
-from cbmir.runtime.imaging.dicom_header import Tags, pydicom_unlogged, read_errors, tag_name
+from cbmir.runtime.imaging.codestream import FrameShape, check_packets, check_scans, frame_header
+from cbmir.runtime.imaging.dicom_header import Tags, read_errors, tag_name
 from cbmir.runtime.imaging.threads import together
 
 
@@ -35,17 +33,30 @@ def _jpeg(*numbers: int) -> tuple[str, ...]:
 
 _RLE = "1.2.840.10008.1.2.5"
 _JPEG_2000 = _jpeg(90, 91)
-#: imagecodecs' functions. Its other two decoders of JPEG Lossless hang on damaged frames.
-_CODECS = {
-    **dict.fromkeys(_jpeg(57, 70), "jpeg8_decode"),
-    **dict.fromkeys(_jpeg(80, 81), "jpegls_decode"),
-    **dict.fromkeys(_jpeg(90, 91, 201, 202, 203), "jpeg2k_decode"),  # OpenJPEG decodes HTJ2K too
+#: The compressed transfer syntaxes that are decoded here, and imagecodecs' codec of each. Its other two of JPEG
+#: Lossless hang on damaged frames.
+COMPRESSED = {
+    _RLE: "PACKBITS",
+    **dict.fromkeys(_jpeg(50, 51, 57, 70), "JPEG8"),
+    **dict.fromkeys(_jpeg(80, 81), "JPEGLS"),
+    **dict.fromkeys(_jpeg(90, 91, 201, 202, 203), "JPEG2K"),  # OpenJPEG decodes HTJ2K too
+}
+#: Implicit and explicit VR, deflated, and big endian.
+NATIVE = tuple(f"1.2.840.10008.1.2{end}" for end in ("", ".1", ".1.99", ".2"))
+#: Start-of-frame markers by transfer syntax (PS3.5, 8.2.1 and 8.2.3): none is progressive. 0: JPEG 2000.
+_PROCESSES = {
+    **dict.fromkeys(_jpeg(50, 51), (0xC0, 0xC1)),
+    **dict.fromkeys(_jpeg(57, 70), (0xC3,)),
+    **dict.fromkeys(_jpeg(80, 81), (0xF7,)),
+    **dict.fromkeys(_jpeg(90, 91, 201, 202, 203), (0,)),
 }
 #: JPEG itself knows no signs: of a signed image it holds bit patterns.
 _UNSIGNED = _jpeg(50, 51, 57, 70)
 _LOSSY = _jpeg(50, 51, 81, 91, 203)
 #: What imagecodecs raises on damage, and where a codec is not built.
 _CODEC_ERRORS = (RuntimeError, ValueError, LookupError, ImportError)
+#: Colour by luma and chroma; JPEG 2000's own transformation is undone by its decoder.
+_LUMA_AND_CHROMA = ("YBR_FULL", "YBR_FULL_422")
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +97,30 @@ class Frame:
             raise self.damaged
         return pixels.astype(f"{pixels.dtype.kind}{self.allocated // 8}", copy=False).view(f"u{self.allocated // 8}")
 
+    def decode_colour(self, threads: int = 1) -> Image.Image:
+        """A picture in RGB, of three samples of 8 bits a pixel. Raises `damaged`."""
+        shape = (*self.shape, 3)
+        if not self.syntax.is_encapsulated:
+            pixels = self._native_colour()
+        elif self.syntax == _RLE:
+            pixels = np.stack(self._planes(threads), axis=2)
+        else:
+            pixels = self._by_imagecodecs(threads)
+        if pixels.shape != shape or pixels.dtype != np.uint8:
+            raise self.damaged
+        is_converted = self.syntax in _UNSIGNED  # by the codec
+        mode = "YCbCr" if self.photometric in _LUMA_AND_CHROMA and not is_converted else "RGB"
+        return Image.frombytes(mode, self.shape[::-1], np.ascontiguousarray(pixels)).convert("RGB")
+
+    def _native_colour(self) -> NDArray[np.uint8]:
+        values = np.frombuffer(self.data, np.uint8)
+        rows, columns = self.shape
+        if self.photometric == "YBR_FULL_422":  # Y Y Cb Cr of each two pixels (PS3.3 C.7.6.3.1.2)
+            pairs = values.reshape(rows, columns // 2, 4)
+            pixels = np.stack([pairs[..., :2], *(np.repeat(pairs[..., at, None], 2, axis=2) for at in (2, 3))], axis=3)
+            return pixels.reshape(rows, columns, 3)
+        return values.reshape(3, rows, columns).transpose(1, 2, 0) if self.planar else values.reshape(rows, columns, 3)
+
     def decode_halved(self, times: int) -> NDArray[Any] | None:
         """As `decode`, for JPEG 2000, an image halved `times` times; None where only `decode` can."""
         if times == 0 or self.signed or self.syntax not in _JPEG_2000:
@@ -96,17 +131,54 @@ class Frame:
         return pixels.astype(f"u{self.allocated // 8}", copy=False)
 
     def _decompressed(self, threads: int) -> NDArray[Any]:
-        imagecodecs = _imagecodecs()
         if self.syntax == _RLE:
-            try:
-                return decode_rle(self.data, self.shape, self.allocated // 8, imagecodecs, threads)
-            except ValueError:
-                raise self.damaged from None
-        pixels = None if imagecodecs is None else self._by_imagecodecs(imagecodecs, threads)
-        if pixels is None:
-            with pydicom_unlogged():
-                pixels = self.decode_by_pydicom()
+            high, *low = self._planes(threads)
+            if not low:
+                return high
+            pixels = high.astype(np.uint16)
+            pixels <<= 8
+            pixels |= low[0]
+            return pixels
+        pixels = self._by_imagecodecs(threads)
+        if self.signed and self.syntax in _UNSIGNED:
+            pixels = pixels.view(f"i{pixels.dtype.itemsize}")
+        elif self.signed or pixels.dtype.kind == "i":
+            pixels = self._with_sign(pixels)
         return self._within_stored_bits(pixels)
+
+    def _planes(self, threads: int) -> list[NDArray[np.uint8]]:
+        try:
+            return decode_rle(self.data, self.shape, self.samples * self.allocated // 8, threads)
+        except ValueError:
+            raise self.damaged from None
+
+    def _by_imagecodecs(self, threads: int) -> NDArray[Any]:
+        """Samples [H,W] or [H,W,3] as the codestream has them, but in colour JPEG, which becomes RGB."""
+        imagecodecs = require("imagecodecs", "dicom")
+        codec = COMPRESSED[self.syntax]
+        options: dict[str, Any] = {}
+        if codec == "JPEG2K":
+            options = {"numthreads": threads}
+        elif codec == "JPEG8" and self.samples == 3:
+            marked = any(sign in bytes(self.data[:_MARKS]) for sign in (b"JFIF", b"Adobe"))  # which then decide
+            options = {"outcolorspace": "RGB"} | (
+                {"colorspace": "RGB"} if self.photometric == "RGB" and not marked else {}
+            )
+        try:
+            return np.asarray(getattr(imagecodecs, f"{codec.lower()}_decode")(self.data, **options))
+        except _CODEC_ERRORS:
+            raise self.damaged from None
+
+    def _with_sign(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        """Samples by PixelRepresentation, whatever sign the codestream gives them; JPEG-LS knows none."""
+        header = frame_header(self.data)
+        if header is None or pixels.dtype.itemsize > 2:
+            raise self.damaged
+        size = pixels.dtype.itemsize
+        unused = 8 * size - header.precision
+        patterns = pixels.view(f"{'i' if self.signed else 'u'}{size}") << unused
+        patterns >>= unused
+        return patterns
 
     def _within_stored_bits(self, pixels: NDArray[Any]) -> NDArray[Any]:
         """Of a codestream: larger values contradict BitsStored, but that a lossy codec overshoots by a little."""
@@ -119,43 +191,6 @@ class Frame:
         if lowest < low - beyond or highest >= high + beyond:
             raise self.contradictory
         return pixels.clip(low, high - 1)
-
-    def _by_imagecodecs(self, imagecodecs: ModuleType, threads: int) -> NDArray[Any] | None:
-        """Bit patterns [H,W], None where pydicom must decide."""
-        try:
-            if self.signed or self.syntax not in _CODECS:  # pydicom mends codestreams that contradict a signed header
-                return None
-            codec = _CODECS[self.syntax]
-            options = {"numthreads": threads} if codec == "jpeg2k_decode" else {}
-            pixels = np.asarray(getattr(imagecodecs, codec)(self.data, **options))
-        except _CODEC_ERRORS:
-            return None
-        return pixels if pixels.shape == self.shape and pixels.dtype.kind == "u" else None
-
-    def decode_by_pydicom(self) -> NDArray[Any]:
-        """Values [H,W], or RGB [H,W,3], of which nothing is checked. Raises `damaged`."""
-        from pydicom.encaps import encapsulate
-        from pydicom.pixels.decoders.base import get_decoder
-
-        rows, columns = self.shape
-        about: dict[str, Any] = {
-            "rows": rows, "columns": columns, "number_of_frames": 1, "samples_per_pixel": self.samples,
-            "bits_allocated": self.allocated, "bits_stored": self.stored, "pixel_representation": int(self.signed),
-            "photometric_interpretation": self.photometric, "planar_configuration": self.planar,
-            "pixel_keyword": "PixelData", "pixel_vr": "OB",  # in the order of bytes, by `find_frame`
-            "correct_unused_bits": False,  # it would wrap values that are too large
-        }  # fmt: skip
-        source = bytes(self.data)
-        if self.syntax.is_encapsulated:
-            native = rows * columns * self.samples * self.allocated // 8
-            source = encapsulate([bytes(self.data)], has_bot=False)
-            if len(source) in (native, native + native % 2):  # pydicom would warn that it may be no compressed frame
-                source = encapsulate([bytes(self.data)], has_bot=True)
-        try:
-            pixels, _ = get_decoder(self.syntax).as_array(source, **about)
-        except read_errors():
-            raise self.damaged from None
-        return np.asarray(pixels)
 
 
 def find_frame(tags: Tags, buffer: bytes) -> Frame:
@@ -184,12 +219,8 @@ def find_frame(tags: Tags, buffer: bytes) -> Frame:
         # Decoders fill in what is missing. JPEG, JPEG-LS and JPEG 2000 end alike; a frame is padded to even length.
         if syntax != _RLE and not data.rstrip(b"\0\xff").endswith(b"\xff\xd9"):
             raise damaged
-        if syntax != _RLE and (found := codestream_shape(data)) != (*shape, samples):
-            what = "no header" if found is None else "{1}x{0} pixels of {2} component(s)".format(*found)
-            raise DamagedImageError(
-                f"{tags.name}: {tag_name('PixelData')}: expected a frame of {shape[1]}x{shape[0]} pixels of {samples} "
-                f"component(s), as Columns, Rows and SamplesPerPixel say, found {what}"
-            )
+        if syntax != _RLE:
+            _check_codestream(data, syntax, FrameShape(*shape, samples), tags)
     else:
         a_pixel = 2 if photometric == "YBR_FULL_422" else samples  # two pixels share their colour
         expected = shape[0] * shape[1] * a_pixel * allocated // 8
@@ -209,9 +240,27 @@ def find_frame(tags: Tags, buffer: bytes) -> Frame:
     )
 
 
+def _check_codestream(data: bytes, syntax: str, shape: FrameShape, tags: Tags) -> None:
+    """Raise DamagedImageError or DecodingError for a frame of another size or kind, or of too much work."""
+    header = frame_header(data)
+    what = f"{tags.name}: {tag_name('PixelData')}"
+    if header is None or header.shape != shape:
+        found = "no header" if header is None else "{1}x{0} pixels of {2} component(s)".format(*header.shape)
+        raise DamagedImageError(
+            f"{what}: expected a frame of {shape.columns}x{shape.rows} pixels of {shape.components} component(s), as "
+            f"Columns, Rows and SamplesPerPixel say, found {found}"
+        )
+    if header.process not in _PROCESSES[syntax]:
+        kind = f"JPEG with the frame marker FF{header.process:02X}" if header.process else "JPEG 2000"
+        raise DamagedImageError(f"{what}: expected a frame of the transfer syntax, found {kind}")
+    if header.process:
+        check_scans(data, shape.rows * shape.columns, what)
+    else:
+        check_packets(data, what)
+
+
 def _decodable_syntax(tags: Tags) -> Any:
-    """The transfer syntax. Raises DicomImageError or MissingDependencyError where nothing here decodes it."""
-    from pydicom.pixels.decoders.base import get_decoder
+    """The transfer syntax. Raises DicomImageError where nothing here decodes it."""
     from pydicom.uid import UID, ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian
 
     meta = tags.dataset.file_meta
@@ -220,66 +269,12 @@ def _decodable_syntax(tags: Tags) -> Any:
         native = ExplicitVRLittleEndian if little else ExplicitVRBigEndian
         meta.TransferSyntaxUID = ImplicitVRLittleEndian if implicit else native
     syntax = UID(str(meta.TransferSyntaxUID))
-    try:
-        available = get_decoder(syntax).is_available
-    except NotImplementedError:
+    if syntax not in (*NATIVE, *COMPRESSED):
         raise DicomImageError(
             f"{tags.name}: no decoder for the transfer syntax {syntax.name} ({syntax}); "
             f"convert it to Explicit VR Little Endian"
-        ) from None
-    if not available:
-        raise MissingDependencyError(
-            f"{tags.name}: the transfer syntax {syntax.name} ({syntax}) needs a codec that is not installed. "
-            f'Install it with: pip install "cbmir[dicom]"'
         )
     return syntax
-
-
-def _imagecodecs() -> ModuleType | None:
-    with suppress(ImportError):  # not installed, or broken: pydicom's plugins do without
-        return importlib.import_module("imagecodecs")
-    return None
-
-
-_SIZ = b"\xff\x4f\xff\x51"  # JPEG 2000, Part 1 and HTJ2K: start of codestream, then its size (ISO/IEC 15444-1, A.5.1)
-#: Start-of-frame markers of JPEG (ISO/IEC 10918-1, table B.1: C0 to CF but for DHT, JPG and DAC) and JPEG-LS (F7).
-_FRAMES = frozenset({*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC})
-_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length
-_BOXES = 4096  # bytes within which a JP2 file's boxes end and its codestream begins
-
-
-def codestream_shape(data: bytes | memoryview) -> tuple[int, int, int] | None:
-    """(rows, columns, components) of a JPEG, JPEG-LS or JPEG 2000 frame; None without a valid header."""
-    start = bytes(data[:_BOXES]).find(_SIZ)
-    if start < 0:
-        return _jpeg_shape(data)
-    header = bytes(data[start : start + 42])
-    if len(header) < 42:
-        return None
-    width, height, left, top = struct.unpack_from(">4I", header, 8)
-    (components,) = struct.unpack_from(">H", header, 40)
-    return height - top, width - left, components
-
-
-def _jpeg_shape(data: bytes | memoryview) -> tuple[int, int, int] | None:
-    """Go from segment to segment (10918-1, B.1.1.4) up to the frame header (B.2.2)."""
-    if bytes(data[:2]) != b"\xff\xd8":
-        return None
-    at = 2
-    while at + 4 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
-        if marker == 0xFF:  # fill byte
-            at += 1
-        elif marker in _ALONE:
-            at += 2
-        elif marker in _FRAMES:
-            if at + 10 > len(data):
-                return None
-            rows, columns, components = struct.unpack(">HHB", bytes(data[at + 5 : at + 10]))
-            return rows, columns, components
-        else:
-            at += 2 + int.from_bytes(bytes(data[at + 2 : at + 4]), "big")
-    return None
 
 
 #: Pixels of a side that stay for each one of the resized square, and the most halvings. In real files at most 0.3% of
@@ -301,7 +296,7 @@ def decode_halved(codestream: bytes, shape: tuple[int, int], times: int) -> NDAr
 
     None where it is another image, has no such resolution or is damaged: the full decoder then has to decide.
     """
-    if not codestream.startswith(_SIZ) or len(codestream) < 45:
+    if not codestream.startswith(b"\xff\x4f\xff\x51") or len(codestream) < 45:
         return None
     width, height, left, top = struct.unpack_from(">4I", codestream, 8)
     components, depth, *spacing = struct.unpack_from(">H3B", codestream, 40)
@@ -324,18 +319,19 @@ def decode_halved(codestream: bytes, shape: tuple[int, int], times: int) -> NDAr
     return shifted
 
 
+_MARKS = 4096  # bytes within which a JPEG says how its colours are stored
 _HEADER = 64  # bytes: the number of segments, and where each of up to 15 begins
 _PADDING = 16  # bytes that may follow a plane's end; the standard has at most one
 
 
 def decode_rle(
-    data: bytes | memoryview, shape: tuple[int, int], planes: int, imagecodecs: ModuleType | None, threads: int
-) -> NDArray[Any]:
-    """Bit patterns of an RLE Lossless frame (PS3.5 annex G), uint8 (one plane) or uint16 (two) [H,W].
+    data: bytes | memoryview, shape: tuple[int, int], planes: int, threads: int
+) -> list[NDArray[np.uint8]]:  # fmt: skip
+    """The planes of an RLE Lossless frame (PS3.5 annex G), uint8 [H,W] each, the most significant byte first.
 
-    A segment is a plane of bytes, the most significant first, packed by PackBits. Where imagecodecs does not understand
-    one, Pillow decides. Both give a plane just the room that the image has; pydicom's own loop in Python may keep other
-    threads waiting for seconds. Raises ValueError for a damaged frame.
+    A segment is a plane of bytes, packed by PackBits. Where imagecodecs does not understand one, Pillow decides. Both
+    give a plane just the room that the image has; pydicom's own loop in Python may keep other threads waiting for
+    seconds. Raises ValueError for a damaged frame.
     """
     if len(data) < _HEADER:
         raise ValueError("shorter than its header")
@@ -345,21 +341,16 @@ def decode_rle(
         raise ValueError("the header does not fit")
     size = shape[0] * shape[1]
     segments = [data[first:last] for first, last in pairwise(edges)]
-    unpacked = together(threads, *(partial(_unpacked, segment, size, imagecodecs) for segment in segments))
-    pixels: NDArray[Any] = unpacked[0]
-    if planes == 2:
-        pixels = pixels.astype(np.uint16)
-        pixels <<= 8
-        pixels |= unpacked[1]
-    return pixels.reshape(shape)
+    unpacked = together(threads, *(partial(_unpacked, segment, size) for segment in segments))
+    return [plane.reshape(shape) for plane in unpacked]
 
 
-def _unpacked(segment: bytes | memoryview, size: int, imagecodecs: ModuleType | None) -> NDArray[np.uint8]:
-    if imagecodecs is not None:
-        with suppress(RuntimeError, ValueError, ImportError):  # it takes no padding, and may be built without
-            values: NDArray[np.uint8] = imagecodecs.packbits_decode(segment, out=np.empty(size, np.uint8))
-            if len(values) == size:
-                return values
+def _unpacked(segment: bytes | memoryview, size: int) -> NDArray[np.uint8]:
+    imagecodecs = require("imagecodecs", "dicom")
+    with suppress(RuntimeError, ValueError, ImportError):  # it takes no padding, and may be built without
+        values: NDArray[np.uint8] = imagecodecs.packbits_decode(segment, out=np.empty(size, np.uint8))
+        if len(values) == size:
+            return values
     plane = _by_pillow(segment, size)
     try:
         _by_pillow(segment[:-_PADDING], size)

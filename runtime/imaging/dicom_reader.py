@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import struct
 import zlib
@@ -18,7 +17,6 @@ from cbmir.runtime.imaging.dicom_grayscale import Chain
 from cbmir.runtime.imaging.dicom_header import LARGE, Tags, check_object, pydicom_unlogged, read_errors, tag_name
 from cbmir.runtime.imaging.dicom_pixels import Frame, find_frame, halvings
 from cbmir.runtime.imaging.radiograph import ImageLimits, Radiograph, Reduction, check_contrast, collected_warnings
-from cbmir.runtime.imaging.threads import beside
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -42,40 +40,39 @@ def read_dicom(
     data: bytes, name: str, limits: ImageLimits, intensity: str, allow_lateral: bool, threads: int,
     reduced_for: PreprocessSpec | None,
 ) -> Radiograph:  # fmt: skip
-    """Read a DICOM file's bytes. `name` is for messages; the rest is as in `read_image`.
+    """Decode a DICOM file's bytes, without their digest. `name` is for messages; the rest is as in `read_image`.
 
     Raises DicomImageError for an object that is not one chest radiograph of an allowed view or contradicts itself (as
     by a window that misses all values), DamagedImageError, ImageSizeError, BlankImageError, MissingDependencyError.
     """
     require("pydicom", "dicom")
-    with beside(threads, lambda: hashlib.sha256(data).hexdigest()) as digest:
-        with collected_warnings() as collected, pydicom_unlogged():
-            dataset, buffer = parse_dicom(data, name, limits)
-            tags = Tags(dataset, name)
-            view = check_object(tags, allow_lateral)
-            _check_pixels(tags, limits)
-            frame = _frame(tags, buffer)
-            chain = Chain.of(tags, frame.values(), intensity)
-            patient, study, instance = map(tags.text, ("PatientID", "StudyInstanceUID", "SOPInstanceUID"))
-            day = _study_date(tags)
-        # Beyond the lock on warnings, so that threads decode at the same time.
-        times = halvings(frame.shape, reduced_for) if reduced_for and chain.averages else 0
-        halved = frame.decode_halved(times)
-        stored = frame.decode(threads) if halved is None else halved
-        greys = chain.greys(stored, tags)
-        try:
-            tags.warnings += check_contrast(stored, greys, name)
-        except BlankImageError:
-            chain.check_shown(stored, greys, tags)
-            raise
-        if chain.padding.any():  # which is a grey of its own
-            chain.check_shown(stored, greys, tags)
+    with collected_warnings() as collected, pydicom_unlogged():
+        dataset, buffer = parse_dicom(data, name, limits)
+        tags = Tags(dataset, name)
+        view = check_object(tags, allow_lateral)
+        _check_pixels(tags, limits)
+        frame = _frame(tags, buffer)
+        chain = Chain.of(tags, frame.values(), intensity)
+        patient, study, instance = map(tags.text, ("PatientID", "StudyInstanceUID", "SOPInstanceUID"))
+        day = _study_date(tags)
+    # Beyond the lock on warnings, so that threads decode at the same time.
+    times = halvings(frame.shape, reduced_for) if reduced_for and chain.averages else 0
+    halved = frame.decode_halved(times)
+    stored = frame.decode(threads) if halved is None else halved
+    greys = chain.greys(stored, tags)
+    try:
+        tags.warnings += check_contrast(stored, greys, name)
+    except BlankImageError:
+        chain.check_shown(stored, greys, tags)
+        raise
+    if chain.padding.any():  # which is a grey of its own
+        chain.check_shown(stored, greys, tags)
     if collected:
         sentence = f"DICOM: {len(collected)} deviation(s) from the standard, read as well as they allow"
         tags.warn("nonstandard file", sentence)
     reduction = None if halved is None else Reduction(2**times, frame.shape)
     return Radiograph(
-        stored, name, digest(), patient, study, view, tuple(tags.warnings), greys, reduction, instance, day, intensity
+        stored, name, "", patient, study, view, tuple(tags.warnings), greys, reduction, instance, day, intensity
     )
 
 

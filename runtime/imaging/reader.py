@@ -21,14 +21,16 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from cbmir.errors import DamagedImageError, ImageSizeError, NotAnImageError, UserError
+from cbmir.errors import DamagedImageError, DecodingError, ImageSizeError, NotAnImageError, UserError
 from cbmir.input_file import read_input
 from cbmir.preprocessing import INTENSITIES, PreprocessSpec
+from cbmir.runtime.imaging.codestream import check_scans
 from cbmir.runtime.imaging.colour import to_grey
 from cbmir.runtime.imaging.dicom_reader import is_dicom, read_dicom
 from cbmir.runtime.imaging.image_warning import ImageWarning
 from cbmir.runtime.imaging.picture_check import check_picture
 from cbmir.runtime.imaging.radiograph import ImageLimits, Radiograph, check_contrast, collected_warnings, greys_of
+from cbmir.runtime.imaging.threads import beside
 
 __all__ = ["ImageLimits", "Radiograph", "file_bytes", "read_image"]
 
@@ -53,6 +55,7 @@ _TRANSPOSES = {
     5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }  # fmt: skip
+_COMPRESSION, _JPEG_IN_TIFF = 259, (6, 7)  # a tag of TIFF, and its values for JPEG
 _READS = "PNG, JPEG, TIFF or DICOM"
 
 
@@ -86,16 +89,32 @@ def read_image(
     limits = limits or ImageLimits()
     if intensity not in INTENSITIES:
         raise UserError(f"expected intensity {', '.join(INTENSITIES)}, found {intensity!r}")
-    radiograph = _read(source, limits, intensity, allow_lateral, threads, reduced_for)
+    if isinstance(source, np.ndarray):
+        radiograph = _read_array(source, limits, intensity)
+        return replace(radiograph, warnings=(*check_picture(radiograph), *radiograph.warnings))
+    data, name = image_bytes(source, limits)
+    with beside(threads, lambda: hashlib.sha256(data).hexdigest()) as digest:
+        radiograph = decode_image(
+            data, name, limits=limits, intensity=intensity, allow_lateral=allow_lateral, threads=threads,
+            reduced_for=reduced_for,
+        )  # fmt: skip
+        return replace(radiograph, sha256=digest())
+
+
+def decode_image(
+    data: bytes, name: str, *, limits: ImageLimits, intensity: str, allow_lateral: bool, threads: int,
+    reduced_for: PreprocessSpec | None,
+) -> Radiograph:  # fmt: skip
+    """As `read_image` reads a file's bytes, but without their digest. `name` is for messages."""
+    if is_dicom(data):
+        radiograph = read_dicom(data, name, limits, intensity, allow_lateral, threads, reduced_for)
+    else:
+        radiograph = _read_picture(data, name, limits, intensity)
     return replace(radiograph, warnings=(*check_picture(radiograph), *radiograph.warnings))
 
 
-def _read(
-    source: str | Path | bytes | bytearray | memoryview | NDArray[np.generic], limits: ImageLimits, intensity: str,
-    allow_lateral: bool, threads: int, reduced_for: PreprocessSpec | None,
-) -> Radiograph:  # fmt: skip
-    if isinstance(source, np.ndarray):
-        return _read_array(source, limits, intensity)
+def image_bytes(source: str | Path | bytes | bytearray | memoryview, limits: ImageLimits) -> tuple[bytes, str]:
+    """A file's bytes within the limits, and its name for messages. Raises NotAnImageError."""
     if isinstance(source, bytes | bytearray | memoryview):
         data, name = bytes(source), "image"
     elif isinstance(source, str | Path):
@@ -105,9 +124,7 @@ def _read(
     if not data:
         raise NotAnImageError(f"{name}: expected {_READS}, found an empty file")
     limits.check_bytes(len(data), name)
-    if is_dicom(data):
-        return read_dicom(data, name, limits, intensity, allow_lateral, threads, reduced_for)
-    return _read_picture(data, name, limits, intensity)
+    return data, name
 
 
 def file_bytes(path: Path, limits: ImageLimits | None = None) -> bytes:
@@ -159,13 +176,14 @@ def _read_picture(data: bytes, name: str, limits: ImageLimits, intensity: str) -
         with collected_warnings() as collected:
             image = plugin(io.BytesIO(data))
             limits.check_size(*image.size, name)
-            frames = getattr(image, "n_frames", 1)
+            several = getattr(image, "is_animated", False)  # `n_frames` would go through all pages of a TIFF
+            _check_work(image, data, name)
             turned = plugin is not TiffImageFile and "exif" in image.info  # a TIFF is turned by Pillow itself
             orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1)) if turned else 1
-            if frames == 1 and (plugin is TiffImageFile or b"acTL" in data):  # the two that warn while decoding
+            if not several and (plugin is TiffImageFile or b"acTL" in data):  # the two that warn while decoding
                 image.load()
-        if frames > 1:
-            raise NotAnImageError(f"{name}: expected one image, found {frames} pages or frames; save one as PNG")
+        if several:
+            raise NotAnImageError(f"{name}: expected one image, found several pages or frames; save one as PNG")
         image.load()  # outside of the lock, so that threads decode at the same time
     except Image.DecompressionBombError as error:  # a TIFF tile may be larger than its image
         raise ImageSizeError(f"{name}: the {plugin.format} file's tiles exceed Pillow's limit: {error}") from error
@@ -176,9 +194,28 @@ def _read_picture(data: bytes, name: str, limits: ImageLimits, intensity: str) -
     stored, bits, warnings = _decoded(image, name)
     if orientation in _TRANSPOSES:
         stored = np.asarray(Image.fromarray(stored).transpose(_TRANSPOSES[orientation]))
-    radiograph = _radiograph(stored, bits, name, hashlib.sha256(data).hexdigest(), intensity, warnings)
+    radiograph = _radiograph(stored, bits, name, "", intensity, warnings)
     notes = (ImageWarning("nonstandard file", f"{plugin.format}: {warning}") for warning in dict.fromkeys(collected))
     return replace(radiograph, warnings=(*radiograph.warnings, *notes))
+
+
+def _check_work(image: ImageFile.ImageFile, data: bytes, name: str) -> None:
+    """Raise DecodingError for a JPEG, or a TIFF of JPEG tiles, whose scans go over too many pixels."""
+    if isinstance(image, JpegImageFile):
+        check_scans(data, image.width * image.height, name)
+    elif isinstance(image, TiffImageFile) and image.tag_v2.get(_COMPRESSION) in _JPEG_IN_TIFF:
+        width, height = (_number(image, tag) for tag in (322, 323))  # of a tile
+        if not width * height:  # strips, each of some rows
+            width, height = image.width, _number(image, 278) or image.height
+        sizes = image.tag_v2.get(325) or image.tag_v2.get(279) or ()
+        if sum(sizes if isinstance(sizes, tuple) else (sizes,)) > len(data):  # each would be decoded
+            raise DecodingError(f"{name}: expected a TIFF file whose tiles lie apart, found some that overlap")
+        check_scans(data, min(width * height, image.width * image.height), name)
+
+
+def _number(image: TiffImageFile, tag: int) -> int:
+    value = image.tag_v2.get(tag)
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _kind(data: bytes) -> str:

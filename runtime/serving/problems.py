@@ -36,6 +36,7 @@ _OF_ERROR: tuple[tuple[type[errors.CbmirError], int, str], ...] = (
     (errors.DamagedImageError, 422, "damaged-image"),
     (errors.ImageSizeError, 422, "image-size"),
     (errors.BlankImageError, 422, "blank-image"),
+    (errors.DecodingError, 422, "decoding"),
     (errors.DicomImageError, 422, "no-chest-radiograph"),
     (errors.ImageError, 422, "image"),
     (errors.MissingDependencyError, 415, "no-codec"),

@@ -51,6 +51,12 @@ class BlankImageError(ImageError):
     reason = "blank"
 
 
+class DecodingError(ImageError):
+    """Decoding takes more time or memory than any X-ray needs, or crashes the decoder."""
+
+    reason = "decoding"
+
+
 class DicomImageError(ImageError):
     """A DICOM object that is not one frontal chest radiograph, or whose tags contradict each other.
 

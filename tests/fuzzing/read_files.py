@@ -1,6 +1,6 @@
 """Run by the tests: reads files as a process of its own, which they may crash, stall or swell.
 
-    python tests/fuzzing/read_files.py DIR [--without-imagecodecs]
+    python tests/fuzzing/read_files.py DIR
 
 Prints a line of JSON a file: its name, what became of it, and the most memory so far (MiB). Exits with a traceback
 where one takes more than ten seconds.
@@ -38,6 +38,4 @@ def most_memory() -> int:
 
 
 if __name__ == "__main__":
-    if "--without-imagecodecs" in sys.argv:
-        sys.modules["imagecodecs"] = None  # type: ignore[assignment]
     main(Path(sys.argv[1]))

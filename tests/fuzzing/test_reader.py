@@ -20,9 +20,9 @@ from dicom_files import make_dicom
 HERE = Path(__file__).parent
 
 
-def outcomes(folder: Path, *options: str) -> list[dict[str, Any]]:
+def outcomes(folder: Path) -> list[dict[str, Any]]:
     """What became of each file of a folder, read by a process of its own."""
-    command = [sys.executable, "-W", "error", HERE / "read_files.py", folder, *options]
+    command = [sys.executable, "-W", "error", HERE / "read_files.py", folder]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [json.loads(line) for line in child.stdout.splitlines()]
     files = sorted(path.name for path in folder.iterdir())
@@ -34,15 +34,10 @@ def outcomes(folder: Path, *options: str) -> list[dict[str, Any]]:
     return lines
 
 
-#: As `cbmir[fast-dicom]` is, and as `cbmir[dicom]` alone.
-BOTH = pytest.mark.parametrize("options", [(), ("--without-imagecodecs",)], ids=["imagecodecs", "pydicom"])
-
-
-@BOTH
-def test_good_files_are_read(options: tuple[str, ...], tmp_path: Path) -> None:
+def test_good_files_are_read(tmp_path: Path) -> None:
     for name, data in whole_files().items():
         (tmp_path / name).write_bytes(data)
-    assert {line["outcome"] for line in outcomes(tmp_path, *options)} == {"uint8"}
+    assert {line["outcome"] for line in outcomes(tmp_path)} == {"uint8"}
 
 
 def test_the_memory_of_this_process_is_not_counted(tmp_path: Path) -> None:
@@ -52,25 +47,23 @@ def test_the_memory_of_this_process_is_not_counted(tmp_path: Path) -> None:
     assert line["most"] < ballast.nbytes / 2**20
 
 
-@BOTH
 @pytest.mark.parametrize("count", [200, pytest.param(20_000, marks=pytest.mark.slow)])
-def test_broken_files(count: int, options: tuple[str, ...], tmp_path: Path) -> None:
+def test_broken_files(count: int, tmp_path: Path) -> None:
     for name, data in broken_files(count, seed=count):
         (tmp_path / name).write_bytes(data)
-    kinds = Counter(line["outcome"].split(":")[0] for line in outcomes(tmp_path, *options))
+    kinds = Counter(line["outcome"].split(":")[0] for line in outcomes(tmp_path))
     assert sum(kinds.values()) == count
     assert kinds["DamagedImageError"] > count / 20
     assert kinds["uint8"] > count / 50
 
 
-@BOTH
-def test_what_was_found_before(options: tuple[str, ...], tmp_path: Path) -> None:
+def test_what_was_found_before(tmp_path: Path) -> None:
     """Files that once crashed, stalled or swelled something; see finds/README.md."""
     finds = [path for path in (HERE / "finds").iterdir() if path.suffix != ".md"]
     for path in finds:
         shutil.copy(path, tmp_path)
     if finds:
-        outcomes(tmp_path, *options)
+        outcomes(tmp_path)
 
 
 def absurd_files() -> dict[str, bytes]:

@@ -75,8 +75,8 @@ def test_all_holds_every_extra(pyproject: dict[str, Any]) -> None:
     extras = pyproject["project"]["optional-dependencies"]
     (everything,) = extras["all"]
     # gpu replaces cpu (two builds of one package), TensorRT needs a GPU, dev and docs are for work on cbmir; quantise
-    # brings export with it, fast-dicom brings dicom.
-    elsewhere = {"all", "dev", "docs", "gpu", "tensorrt", "tensorrt-rtx", "export", "dicom"}
+    # brings export with it.
+    elsewhere = {"all", "dev", "docs", "gpu", "tensorrt", "tensorrt-rtx", "export"}
     assert set(everything[len("cbmir[") : -1].split(",")) == set(extras) - elsewhere
 
 

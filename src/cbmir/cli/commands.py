@@ -21,8 +21,7 @@ from cbmir.errors import CbmirError
 
 # What these say below a warning quotes an image's tags, a patient's name or a UID among them.
 _QUOTE_PATIENTS = (
-    "PIL", "pydicom", "highdicom", "pynetdicom", "requests", "urllib3", "pylibjpeg", "libjpeg", "openjpeg",
-    "rle",
+    "PIL", "pydicom", "highdicom", "pynetdicom", "requests", "urllib3",
 )  # fmt: skip
 
 

@@ -40,8 +40,9 @@ def demo(
     Research use only. Not a medical device, not for diagnosis.
     """
     from cbmir.runtime.finder import Finder
+    from cbmir.runtime.imaging.decoder_process import DecoderPool
 
-    with Finder.open(model, gallery, **opening) as finder:
+    with DecoderPool(1) as decoders, Finder.open(model, gallery, read=decoders.read, **opening) as finder:
         from cbmir.demo import load_login, serve  # takes seconds; after the files are known to be good
 
         known = None if login is None else load_login(login)

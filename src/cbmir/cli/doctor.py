@@ -19,7 +19,7 @@ from cbmir.cli.options import command, json_option, print_answer
 from cbmir.errors import EngineError, MissingDependencyError
 
 EXTRAS = (
-    "cpu", "gpu", "openvino", "tensorrt", "tensorrt-rtx", "dicom", "fast-dicom", "serve", "train", "export", "quantise",
+    "cpu", "gpu", "openvino", "tensorrt", "tensorrt-rtx", "dicom", "serve", "train", "export", "quantise",
     "demo",
 )  # fmt: skip
 #: The same package built otherwise: either serves.
@@ -31,11 +31,6 @@ _MATRIX = {
     "avx512_bf16": "bfloat16 in vectors: OpenVINO bf16",
     "avx512_vnni": "int8 in vectors: int8 files",
 }
-#: pydicom's names of the compressed transfer syntaxes that it can decode with the right plugin (DICOM PS3.5, 10).
-_SYNTAXES = (
-    "RLELossless", "JPEGBaseline8Bit", "JPEGExtended12Bit", "JPEGLossless", "JPEGLosslessSV1", "JPEGLSLossless",
-    "JPEGLSNearLossless", "JPEG2000Lossless", "JPEG2000", "HTJ2KLossless", "HTJ2KLosslessRPCL", "HTJ2K",
-)  # fmt: skip
 
 
 @command("cbmir doctor", "cbmir doctor --json > doctor.json")
@@ -49,8 +44,8 @@ def doctor(as_json: bool) -> None:
 def examine() -> dict[str, Any]:
     """Everything that `cbmir doctor` says, in JSON types.
 
-    `engines` go by `probe`, as `auto` does; `codecs` are DICOM transfer syntaxes, each with the plugins that decode
-    it; `problems` is what is installed beside the engines and does not import or work. Raises MissingDependencyError
+    `engines` go by `probe`, as `auto` does; `codecs` are DICOM transfer syntaxes, each with whether it is decoded
+    here; `problems` is what is installed beside the engines and does not import or work. Raises MissingDependencyError
     where cbmir itself is not installed, only found on the path.
     """
     problems: list[str] = []
@@ -88,11 +83,11 @@ def text(report: dict[str, Any]) -> str:
     lines += matrix or ["  no matrix instructions known"]
     lines.append(f"  {report['gpu'] or 'no NVIDIA GPU with a driver'}")
     lines += ["", "PyTorch devices", *(f"  {device}" for device in report["devices"] or ["none"])]
-    lines += ["", "DICOM compression, and the plugins that decode it"]
-    for name, plugins in report["codecs"].items():
-        lines.append(f"  {', '.join(plugins) or 'no decoder':<20} {name}")
+    lines += ["", "DICOM compression"]
+    for name, is_decoded in report["codecs"].items():
+        lines.append(f"  {'decoded' if is_decoded else 'no decoder':<12} {name}")
     if not report["codecs"]:
-        lines.append("  none: no pydicom that works")
+        lines.append("  none is decoded: no pydicom or imagecodecs that works")
     lines += ["", "Packages", *(f"  {name:<24} {version}" for name, version in report["packages"].items())]
     if report["problems"]:
         lines += ["", "Problems", *(f"  {problem}" for problem in report["problems"])]
@@ -183,9 +178,11 @@ def _devices(torch: Any) -> list[str]:
     return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
 
 
-def _codecs(pydicom: Any) -> dict[str, list[str]]:
-    """Compressed transfer syntax -> the plugins that decode it here; uncompressed ones need pydicom alone."""
-    from pydicom.pixels.decoders.base import get_decoder
+def _codecs(pydicom: Any) -> dict[str, bool]:
+    """Compressed transfer syntax -> whether it is decoded here; uncompressed ones need pydicom alone."""
+    from pydicom.uid import UID
 
-    syntaxes = [getattr(pydicom.uid, keyword) for keyword in _SYNTAXES]
-    return {syntax.name: list(get_decoder(syntax).available_plugins) for syntax in syntaxes}
+    from cbmir.runtime.imaging.dicom_pixels import COMPRESSED
+
+    imagecodecs = importlib.import_module("imagecodecs")
+    return {UID(syntax).name: bool(getattr(imagecodecs, codec).available) for syntax, codec in COMPRESSED.items()}

@@ -21,6 +21,8 @@ from cbmir.cli.options import (
 from cbmir.errors import UserError, require
 from cbmir.process import threads_each
 
+_DECODING = 2 / 3  # of the time for an answer: the rest is for all that comes after
+
 
 @command(
     "cbmir serve --model model.onnx --gallery gallery",
@@ -57,6 +59,7 @@ def serve(
         require(module, "serve")
     from cbmir.runtime.finder import Finder
     from cbmir.runtime.hot_reload import ReloadableFinder
+    from cbmir.runtime.imaging.decoder_process import DecoderPool
     from cbmir.runtime.logs import log_as_json
     from cbmir.runtime.serving.server import serve as serve_app
     from cbmir.runtime.serving.settings import Settings, load_token
@@ -71,6 +74,9 @@ def serve(
         max_upload_bytes=max_upload * 2**20, concurrency=concurrency, queue=queue, timeout_s=timeout, audit=audit,
         share=frozenset(share),
     )  # fmt: skip
-    open_finder = partial(Finder.open, model, gallery, threads=threads_each(threads, concurrency), **opening)
     log_as_json()
-    serve_app(ReloadableFinder(open_finder, at_once=False), settings, host=host, port=port, ready=announce)
+    with DecoderPool(concurrency, timeout * _DECODING) as decoders:
+        open_finder = partial(
+            Finder.open, model, gallery, threads=threads_each(threads, concurrency), read=decoders.read, **opening
+        )
+        serve_app(ReloadableFinder(open_finder, at_once=False), settings, host=host, port=port, ready=announce)

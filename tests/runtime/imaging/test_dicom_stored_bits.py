@@ -17,7 +17,6 @@ from pydicom.uid import (
     JPEGLSNearLossless,
 )
 
-import cbmir.runtime.imaging.dicom_pixels as module
 from cbmir.errors import DicomImageError
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.imaging.reader import read_image
@@ -36,13 +35,6 @@ LOSSLESS: dict[str, tuple[str, Callable[[NDArray[Any]], bytes]]] = {
 }
 
 
-@pytest.fixture(params=["imagecodecs", "pydicom"])
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "pydicom":
-        monkeypatch.setattr(module, "_imagecodecs", lambda: None)
-
-
-@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("sign", [0, 1])
 @pytest.mark.parametrize("kind", LOSSLESS)
 def test_values_of_more_bits_contradict_bits_stored(kind: str, sign: int) -> None:
@@ -54,7 +46,6 @@ def test_values_of_more_bits_contradict_bits_stored(kind: str, sign: int) -> Non
         read_image(data)
 
 
-@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("kind", ["jpeg", "jpegls", "j2k"])
 def test_values_within_bits_stored_are_read_whatever_the_codestreams_precision(kind: str) -> None:
     syntax, encode = LOSSLESS[kind]
@@ -76,7 +67,6 @@ def test_signed_values(bits: int, fits: bool) -> None:
             read_image(data)
 
 
-@pytest.mark.usefixtures("library")
 def test_what_a_lossy_codec_overshoots_is_white_and_not_black() -> None:
     """10 bits stored in a codestream of 12, as some devices write them: beyond 1023 lies no other grey value."""
     y, x = np.mgrid[:SIDE, :SIDE]

