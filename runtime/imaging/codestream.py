@@ -140,4 +140,4 @@ def check_packets(data: bytes | memoryview, name: str) -> None:
 
 def _halved(size: int, times: int) -> int:
     """Rounded up."""
-    return -(-size // 2**times)
+    return -(-size // (1 << times))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import socket
@@ -195,6 +196,33 @@ def test_sigterm_lets_a_request_under_way_end(tiny_model: Path, png: bytes) -> N
         assert service.process.wait(60) in (0, -signal.SIGTERM)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, service.port))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_a_decoder_that_hangs_costs_one_request_and_holds_up_no_stop(tiny_model: Path, png: bytes) -> None:
+    def stop_decoder() -> None:
+        tasks = Path(f"/proc/{service.process.pid}/task").glob("*/children")
+        children = {int(pid) for task in tasks for pid in task.read_text().split()}
+        (decoder,) = (pid for pid in children if b"decoder_process" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(decoder, signal.SIGSTOP)
+
+    with (
+        Service.running("--model", str(tiny_model), "--timeout", "9", "--concurrency", "1") as service,
+        httpx.Client(base_url=service.url, trust_env=False, timeout=60) as http,
+        socket.create_connection(("127.0.0.1", service.port), timeout=60) as connection,
+    ):
+        stop_decoder()
+        answer = http.post("/v1/embed", content=png)
+        assert (answer.status_code, answer.json()["type"]) == (422, "urn:cbmir:problem:decoding")
+        assert http.post("/v1/embed", content=png).status_code == 200
+        stop_decoder()
+        connection.sendall(request(len(png), "Expect: 100-continue"))
+        assert connection.recv(100).startswith(b"HTTP/1.1 100")
+        service.signal(signal.SIGTERM)
+        service.wait_for("stopping: requests under way end")
+        connection.sendall(png)
+        assert answer_of(connection)[0] == 422
+        assert service.process.wait(60) in (0, -signal.SIGTERM)
 
 
 HANGING = """
