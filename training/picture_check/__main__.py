@@ -94,7 +94,7 @@ def main(manifest: Path, output: Path, steps: int, seed: int) -> None:
     about["thresholds"] = thresholds_of(exported(model, about), Views(images, seed), val)
     measured = _measured(exported(model, about), [chests[n] for n in test], phantoms[_PHANTOMS[0] :],
                          impostors[_IMPOSTORS[0] :])  # fmt: skip
-    click.echo("| pictures | n | should be said | is said, 95% interval | anything is said, 95% interval |")
+    click.echo("| pictures | n | expected warning | given, 95% interval | any warning, 95% interval |")
     click.echo("|---|---|---|---|---|")
     for name, (of, kind, right, doubted) in measured.items():
         said = _rate(right, of) if kind else "-"
