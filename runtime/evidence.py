@@ -111,10 +111,11 @@ def seen_box(height: int, width: int, spec: PreprocessSpec) -> tuple[int, int, i
 @dataclass(frozen=True, eq=False)
 class RegionCells:
     """The cells of a feature map [D, h, w] that lie in a part of the image: the share of each row (`down` float64 [h])
-    and column (`across` float64 [w]) that lies in it."""
+    and column (`across` float64 [w]) that lies in it. `seen` is the part of each side that the model sees."""
 
     down: NDArray[np.float64]
     across: NDArray[np.float64]
+    seen: tuple[float, float]
 
     @classmethod
     def of(cls, region: Region, shape: Sequence[int], spec: PreprocessSpec) -> Self:
@@ -129,7 +130,7 @@ class RegionCells:
         first, last = seen_part(spec)
         height, width = shape
         down, across = ((np.array(ends) - first) / (last - first) for ends in ((y0, y1), (x0, x1)))
-        cells = cls(_covered(down * height, height), _covered(across * width, width))
+        cells = cls(_covered(down * height, height), _covered(across * width, width), (first, last))
         held = float(cells.down.sum() * cells.across.sum())
         if held < LEAST_CELLS:
             raise UserError(
@@ -137,6 +138,20 @@ class RegionCells:
                 f"image from {first:.3f} to {last:.3f} both ways; found {held:.2f} cells: choose a larger one"
             )
         return cells
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """How many rows and columns of cells are about as large; at least one."""
+        return max(1, round(float(self.down.sum()))), max(1, round(float(self.across.sum())))
+
+    def place(self, corner: tuple[int, int]) -> Region:
+        """The part of an image that a window of this size takes, whose upper left cell is at (row, column)."""
+        first, last = self.seen
+        ends = []
+        for at, length, count in zip(corner, self.window, (len(self.down), len(self.across)), strict=True):
+            ends.append([first + (last - first) * edge / count for edge in (at, at + length)])
+        (y0, y1), (x0, x1) = ends
+        return x0, y0, x1, y1
 
     def vector(self, feature_map: NDArray[np.float32]) -> NDArray[np.float32]:
         """float32 [D]: the mean of these cells, at unit length. Of all cells it is the image's embedding.

@@ -178,9 +178,8 @@ class Finder(Closing):
         radiograph = image if isinstance(image, Radiograph) else self.read(image)
         outputs, feature_map = self._run(radiograph)
         embedding, findings = outputs.embedding[0], self._findings(outputs.scores[0])
-        vector = embedding
-        if region is not None:
-            vector = RegionCells.of(region, feature_map.shape[1:], self.card.preprocess).vector(feature_map)
+        cells = None if region is None else RegionCells.of(region, feature_map.shape[1:], self.card.preprocess)
+        vector = embedding if cells is None else cells.vector(feature_map)
         predicted = {finding.label for finding in findings if finding.predicted}
         warnings: list[str] = [*radiograph.warnings, *(() if self.card.has_findings else (WITHOUT_FINDINGS,))]
         analysis = Analysis(
@@ -204,7 +203,7 @@ class Finder(Closing):
         if exclude_same_patient:
             filter = replace(filter, exclude_patients=filter.exclude_patients | patients)
         expected = expected_labels(self.gallery, findings) if rank == "findings" else None
-        query = Query(vector, k, filter, exact, expected)
+        query = Query(vector, k, filter, exact, expected, cells)
         found, novelty = query.search_with_novelty(self.gallery, embedding, known, patients)
         warnings += notes
         if novelty is not None and novelty.flagged:
@@ -261,7 +260,10 @@ class Finder(Closing):
         if exclude_same_patient:
             filter = replace(filter, exclude_patients=filter.exclude_patients | analysis.patients)
         refined = replace(analysis, query=vector, refinement=refinement, rank="nearness")
-        return self._with_neighbours(refined, gallery, Query(vector, k, filter).search(gallery))
+        cells, region = None, analysis.region
+        if region is not None:
+            cells = RegionCells.of(region, analysis.feature_map.shape[1:], self.card.preprocess)
+        return self._with_neighbours(refined, gallery, Query(vector, k, filter, cells=cells).search(gallery))
 
     def search_by_findings(
         self, labels: Sequence[str], k: int = 10, *, filter: Filter = Filter(),  # noqa: B008

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.errors import UserError
 from cbmir.labels import canonical
+from cbmir.runtime.evidence import RegionCells
 from cbmir.runtime.gallery.entry import Entry, Hit, SearchResult
 from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.gallery.protocol import SearchableGallery
@@ -29,6 +31,8 @@ PATIENT_UNKNOWN = (
     "The patient of this image is not known, so neighbours may be images of the same patient; give the patient's id to "
     "leave them out."
 )
+#: So many of the nearest to a region are ranked again by the cells that the gallery keeps, or k where k is more.
+RERANKED = 200
 PATIENT_NOT_FOUND = "No image of this patient id is in the gallery: nothing was left out."
 
 
@@ -56,7 +60,8 @@ class Query:
     """What is searched for: the k neighbours of a vector float32 [D], nearest first, among those that pass a filter.
 
     `exact` is as `SearchableGallery.search` has it. With `expected` probabilities, those come first whose labels agree
-    most with these (`SearchableGallery.search_by_agreement`).
+    most with these (`SearchableGallery.search_by_agreement`). With `cells`, those of a region whose vector this is, the
+    first `RERANKED` are ranked again by the best-matching window of as many cells, where the gallery keeps cells.
     """
 
     vector: NDArray[np.float32]
@@ -64,12 +69,14 @@ class Query:
     filter: Filter
     exact: bool | None = None
     expected: Mapping[str, float] | None = None
+    cells: RegionCells | None = None
 
     def search(self, gallery: SearchableGallery) -> SearchResult:
         """Raises GalleryError as the gallery's searches do."""
         if self.expected is not None:
             return gallery.search_by_agreement(self.vector, self.expected, self.k, filter=self.filter)
-        return gallery.search(self.vector, self.k, filter=self.filter, exact=self.exact)
+        found = gallery.search(self.vector, self._fetched(gallery), filter=self.filter, exact=self.exact)
+        return self._by_place(gallery, found)
 
     def search_with_novelty(
         self, gallery: SearchableGallery, embedding: NDArray[np.float32], known: Collection[Entry],
@@ -82,7 +89,7 @@ class Query:
             return self.search(gallery), None
         others = Filter(exclude_patients=patients)
         itself = sum(not entry.patient_id for entry in known)  # no filter leaves these out; they are the nearest
-        queries, filters, k = [self.vector], [self.filter], self.k
+        queries, filters, k = [self.vector], [self.filter], self._fetched(gallery)
         found = None if self.expected is None else self.search(gallery)
         if found is not None:  # what is searched below is for novelty alone
             queries, filters, k = [embedding], [others], 0
@@ -91,7 +98,28 @@ class Query:
         many = gallery.search_many(
             np.stack(queries), k, filters=filters, exact=self.exact, vectors=NEAREST + itself
         )  # of one moment
-        return found or many[0], score_novelty(embedding, many[-1].vectors[itself:], reference)
+        novelty = score_novelty(embedding, many[-1].vectors[itself:], reference)
+        return found or self._by_place(gallery, many[0]), novelty
+
+    def _fetched(self, gallery: SearchableGallery) -> int:
+        reranking = self.cells is not None and gallery.cell_codec is not None and self.k > 0
+        return max(self.k, RERANKED) if reranking else self.k
+
+    def _by_place(self, gallery: SearchableGallery, found: SearchResult) -> SearchResult:
+        """The first k by the places that match best, with these; equal ones in the order in which they were found."""
+        codec = gallery.cell_codec
+        if self.cells is None or codec is None or not found.hits:
+            return found
+        codes = gallery.cells([hit.entry.id for hit in found.hits])
+        window = self.cells.window
+        cosines, corners = codec.places(self.vector, codes, window)
+        order = np.argsort(-cosines, kind="stable")[: self.k].tolist()
+        hits = tuple(
+            Hit(found.hits[at].entry, math.sqrt(max(0.0, 2 - 2 * float(cosines[at]))), float(cosines[at]),
+                self.cells.place((int(corners[at][0]), int(corners[at][1]))))
+            for at in order
+        )  # fmt: skip
+        return replace(found, hits=hits, vectors=found.vectors[order])
 
 
 def expected_labels(gallery: SearchableGallery, findings: Iterable[Finding]) -> dict[str, float]:
@@ -121,4 +149,5 @@ def neighbour_of(hit: Hit, wanted: Collection[str]) -> Neighbour:
         report=entry.report,
         uncertain=tuple(name for name in entry.positive if (entry.labels or {})[name] == -1),
         boxes=entry.boxes,
+        place=hit.place,
     )

@@ -161,6 +161,7 @@ class Neighbour:
     report: str
     uncertain: tuple[str, ...] = ()
     boxes: tuple[Box, ...] = ()
+    place: Region | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,11 +47,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Hit:
-    """A neighbour: `distance` is Euclidean between unit vectors, in [0, 2]; `cosine` in [-1, 1]."""
+    """A neighbour: `distance` is Euclidean between unit vectors, in [0, 2]; `cosine` in [-1, 1]. Of a search by region
+    in a gallery that keeps cells they are those of its best-matching `place`, (x0, y0, x1, y1) in fractions."""
 
     entry: Entry
     distance: float
     cosine: float
+    place: tuple[float, float, float, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ the process or the power after that. Searches work on what is derived from it (`
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,8 +18,10 @@ from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
 from cbmir.errors import GalleryError
+from cbmir.files import folder_size
 from cbmir.labels import LabelSet
 from cbmir.runtime.gallery import index_files, schema
+from cbmir.runtime.gallery.cells import CellCodec, coded
 from cbmir.runtime.gallery.columns import Selection, Snapshot
 from cbmir.runtime.gallery.database import (
     DATABASE,
@@ -86,6 +87,7 @@ class Gallery(EditableGallery):
         *,
         pseudonyms: Pseudonyms | None = None,
         index: str = "auto",
+        cells: CellCodec | None = None,
     ) -> Self:
         """Make an empty gallery in a new or empty folder.
 
@@ -94,6 +96,7 @@ class Gallery(EditableGallery):
             pseudonyms: With them the gallery keeps ids of patients and studies as pseudonyms. Paths, entry ids and
                 reports are kept as they are given.
             index: How it is searched: "exact", by an index in "bf16" or "int8", or "auto", as the size asks for.
+            cells: With it the gallery keeps codes of each image's cells.
 
         Raises:
             GalleryError: There is something at `path`.
@@ -109,7 +112,7 @@ class Gallery(EditableGallery):
         except OSError as error:
             raise GalleryError(f"{path}: cannot make the gallery's folder ({error.strerror})") from error
         with Connections(path / DATABASE, GALLERY) as connections:
-            schema.create(connections, card, labels or card.labels, pseudonyms, index)
+            schema.create(connections, card, labels or card.labels, pseudonyms, index, cells)
         return cls(Connections(path / DATABASE, GALLERY), pseudonyms)
 
     @classmethod
@@ -161,6 +164,10 @@ class Gallery(EditableGallery):
         return self._index.reference_distances()
 
     @property
+    def cell_codec(self) -> CellCodec | None:
+        return self._meta.cells
+
+    @property
     def label_shares(self) -> dict[str, float | None]:
         with self._index.moment() as (_, snapshot):
             return dict(zip(self.labels.names, snapshot.label_shares, strict=True))
@@ -183,10 +190,12 @@ class Gallery(EditableGallery):
         return Writer.begin(self._meta, self._connections)
 
     def add(
-        self, entries: Sequence[Entry], embeddings: NDArray[np.float32], thumbnails: Sequence[bytes] | None = None
-    ) -> Added:
+        self, entries: Sequence[Entry], embeddings: NDArray[np.float32], thumbnails: Sequence[bytes] | None = None,
+        cells: NDArray[np.float32] | None = None,
+    ) -> Added:  # fmt: skip
+        codes = None if cells is None else coded(self.cell_codec, cells)
         with self.writing() as writer:
-            added = writer.add(entries, embeddings, thumbnails)
+            added = writer.add(entries, embeddings, thumbnails, codes)
         self.settle()
         return added
 
@@ -218,7 +227,7 @@ class Gallery(EditableGallery):
     # -- what is derived
 
     def write_index(self) -> None:
-        """Write what searches need, unless it is there as of this moment. Raises GalleryError where it cannot be."""
+        """Write what searches need, unless it is there as of this moment. Raises GalleryError where that fails."""
         self._index.write()
 
     def rebuild(self, setting: str | None = None) -> None:
@@ -236,8 +245,7 @@ class Gallery(EditableGallery):
         self._index.rebuild()
 
     def settle(self) -> None:
-        """What a writer does when it is done: make what searches need again where it has been outgrown. Nothing where
-        it was never written."""
+        """What a writer does when it is done: make what searches need again where it was written and is outgrown."""
         self._index.settle()
 
     def compact(self) -> None:
@@ -343,8 +351,11 @@ class Gallery(EditableGallery):
 
     def vector(self, id: str) -> NDArray[np.float32]:
         with self.reading() as reader:
-            vector: NDArray[np.float32] = reader.vectors([reader.number(id)])[0]
-            return vector
+            return reader.vectors([reader.number(id)]).reshape(-1)
+
+    def cells(self, ids: Sequence[str]) -> NDArray[np.int8]:
+        with self.reading() as reader:
+            return reader.cells(map(reader.number, ids))
 
     def thumbnail(self, id: str) -> bytes | None:
         with self.reading() as reader:
@@ -376,7 +387,8 @@ class Gallery(EditableGallery):
             "index": reader.index_setting,
             "search": "exact" if codes is None else f"hnsw {codes}",
             "changed": None if changed is None else len(changed),
-            "bytes": _bytes(self.path),
+            "cells": None if self.cell_codec is None else list(self.cell_codec.shape),
+            "bytes": folder_size(self.path),
         }
 
     def __len__(self) -> int:
@@ -386,13 +398,3 @@ class Gallery(EditableGallery):
     def close(self) -> None:
         self._connections.close()
         self._index.close()
-
-
-def _bytes(folder: Path) -> int:
-    """Of all files; what another process removes meanwhile counts as nothing."""
-    size = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with suppress(FileNotFoundError):
-                size += Path(place, name).stat().st_size
-    return size

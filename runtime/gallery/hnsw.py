@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Self
+from typing import IO, Any, Literal, Self
 from zipfile import BadZipFile
 
 import numpy as np
@@ -88,6 +88,16 @@ class PcaInt8Codec:
                 break
         return codec
 
+    @classmethod
+    def of_size(cls, sample: NDArray[np.float32], size: int) -> Self:
+        """With the first `size` principal components of float32 [N, D], whatever these hold; one value in a thousand is
+        cut, so that the others keep their bits."""
+        mean = sample.mean(axis=0, dtype=np.float64).astype(np.float32)
+        _, directions = np.linalg.eigh(np.cov(sample, rowvar=False))
+        kept = np.ascontiguousarray(directions[:, ::-1][:, :size].T.astype(np.float32))
+        largest = float(np.quantile(np.abs(products(sample - mean, kept)), 0.999))
+        return cls(mean, kept, _LARGEST / max(largest, _LEAST))
+
     @property
     def dim(self) -> int:
         """Of a code."""
@@ -98,6 +108,18 @@ class PcaInt8Codec:
         scaled = np.rint(self._kept(vectors) * np.float32(self.scale))
         codes: NDArray[np.int8] = np.clip(scaled, -_LARGEST, _LARGEST).astype(np.int8)
         return codes
+
+    def decoded(self, codes: NDArray[np.int8]) -> NDArray[np.float32]:
+        """float32 [N, D], as near as codes [N, dim] tell."""
+        kept: NDArray[np.float32] = codes.astype(np.float32) / np.float32(self.scale)
+        if self.directions is not None:
+            kept = kept @ self.directions
+        return self.mean + kept
+
+    def projected(self, vector: NDArray[np.float32]) -> NDArray[np.float64]:
+        """float64 [dim]: a vector [D] along the directions that are kept, its mean not taken off."""
+        exact = vector.astype(np.float64)
+        return exact if self.directions is None else self.directions @ exact
 
     def fits(self, blocks: Iterable[NDArray[np.float32]]) -> bool:
         """Whether vectors, in blocks, lose little by it: by directions that are not kept, and by what is cut."""
@@ -113,19 +135,28 @@ class PcaInt8Codec:
 
     def save(self, path: Path) -> None:
         """To a new file of numpy's. Raises OSError where it cannot be written."""
-        directions = np.empty((0, len(self.mean)), np.float32) if self.directions is None else self.directions
         with path.open("wb") as stream:
-            np.savez(stream, mean=self.mean, directions=directions, scale=np.float64(self.scale))
+            self.write(stream)
+
+    def write(self, stream: IO[bytes]) -> None:
+        directions = np.empty((0, len(self.mean)), np.float32) if self.directions is None else self.directions
+        np.savez(stream, mean=self.mean, directions=directions, scale=np.float64(self.scale))
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Raises OSError or ValueError where there is none."""
+        with open_input(path) as stream:
+            return cls.read(stream)
+
+    @classmethod
+    def read(cls, stream: IO[bytes]) -> Self:
+        """Raises ValueError where there is none."""
         try:
-            with open_input(path) as stream, np.load(stream, allow_pickle=False) as saved:
+            with np.load(stream, allow_pickle=False) as saved:
                 directions = saved["directions"]
                 return cls(saved["mean"], directions if len(directions) else None, float(saved["scale"]))
         except (BadZipFile, KeyError) as error:
-            raise ValueError(f"{path}: expected how an index's codes are made, found something else") from error
+            raise ValueError("expected how codes are made, found something else") from error
 
     def _kept(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         centred = vectors - self.mean

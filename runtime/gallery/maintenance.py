@@ -20,6 +20,8 @@ from cbmir.errors import GalleryError
 from cbmir.input_file import input_digest
 from cbmir.manifest import Manifest, Row
 from cbmir.runtime.gallery import database, index_files
+from cbmir.runtime.gallery.build.shard import Shard
+from cbmir.runtime.gallery.cells import CellCodec
 from cbmir.runtime.gallery.database import DAMAGE, DATABASE, is_passing
 from cbmir.runtime.gallery.entry import Added, Entry, labelled
 from cbmir.runtime.gallery.gallery import Gallery
@@ -27,7 +29,6 @@ from cbmir.runtime.gallery.protocol import EditableGallery
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 from cbmir.runtime.gallery.reader import Reader
 from cbmir.runtime.gallery.schema import SchemaError
-from cbmir.runtime.gallery.shard import Shard
 from cbmir.runtime.imaging.radiograph import ImageLimits
 
 if TYPE_CHECKING:
@@ -131,14 +132,18 @@ class _Check:
     def _entry(self, number: int, name: str) -> None:
         """Its parts, up to the first that is damaged."""
         reader = self._reader
-        parts = {"the entry": reader.entries, "the embedding": reader.vectors, "the thumbnail": reader.thumbnails}
+        parts: dict[str, Callable[[list[int]], object]] = {
+            "the entry": reader.entries, "the embedding": reader.vectors, "the thumbnail": reader.thumbnails,
+        }  # fmt: skip
+        if reader.meta.cells is not None:
+            parts["the cells"] = reader.cells
         for what, read in parts.items():
             try:
                 read([number])
             except (GalleryError, *DAMAGE) as error:
                 if is_passing(error):
                     raise
-                self._note(f"{what} is missing or damaged", _REPLACE, name)
+                self._note(f"{what} {'are' if what == 'the cells' else 'is'} missing or damaged", _REPLACE, name)
                 return
 
 
@@ -147,11 +152,14 @@ def merge(target: Gallery | MilvusGallery, source: Gallery) -> Added:
 
     An entry whose content is in `target` already is left out. One whose id another image has there gets a longer id,
     of more of its path, as an addition gives it. Ids of patients become pseudonyms where `target` keeps these and was
-    opened with their key. Until the end all that is added stands in the log of `target`: it needs room twice. In a
+    opened with their key. Cells are coded as `target` codes them, and left out where it keeps none.
+
+    Until the end all that is added stands in the log of `target`: it needs room twice. In a
     collection a stop leaves whole batches, from which the same call goes on, and ids stay as they are.
 
     Raises:
-        GalleryError: The galleries are of different models, `target` lacks a label, pseudonyms do not fit, or an id is
+        GalleryError: The galleries are of different models, `target` lacks a label or keeps cells that `source` lacks,
+            pseudonyms do not fit, or an id is
             there and no longer one is free or a file's digest is missing. Nothing is changed then, but in a collection.
     """
     target.check_model(source.card)
@@ -163,17 +171,22 @@ def merge(target: Gallery | MilvusGallery, source: Gallery) -> Added:
         raise GalleryError(f"{source.path} keeps pseudonyms, and {target.place} "
                            f"{'others' if target.pseudonym_check else 'none'}: one patient would pass for two; merge "
                            f"only galleries with pseudonyms of one key")  # fmt: skip
+    if target.cell_codec is not None and source.cell_codec is None:
+        raise GalleryError(f"{target.place} keeps cells, and {source.path} none: build that one again with --cells")
     if not isinstance(target, Gallery):
-        return _merge(source, target.add)
+        return _merge(source, target.add, None)
     with target.writing() as writer:
-        return _merge(source, partial(writer.add, renaming=True))
+        return _merge(source, partial(writer.add, renaming=True), target.cell_codec)
 
 
-def _merge(source: Gallery, add: Callable[..., Added]) -> Added:
+def _merge(source: Gallery, add: Callable[..., Added], codec: CellCodec | None) -> Added:
     ids, duplicates, renamed = list[str](), list[tuple[str, str]](), list[tuple[str, str]]()
     with source.reading() as reader:
         for block in reader.columns(size=_BLOCK):
-            added = add(reader.entries(block.numbers), block.vectors, reader.thumbnails(block.numbers))
+            cells = None
+            if codec is not None and source.cell_codec is not None:
+                cells = codec.recoded(reader.cells(block.numbers), source.cell_codec)
+            added = add(reader.entries(block.numbers), block.vectors, reader.thumbnails(block.numbers), cells)
             ids += added.ids
             duplicates += added.duplicates
             renamed += added.renamed
@@ -206,7 +219,8 @@ def export_deidentified(source: Gallery, path: str | Path) -> int:
     Kept are embeddings, labels, views and splits. Entries get random ids and a random order; patients and studies get
     pseudonyms under a key that is thrown away, so that images of one patient still know each other. The copy says that
     it keeps pseudonyms: it is never merged with another, since one patient would pass for two. Paths, UIDs, dates,
-    reports, thumbnails and files' digests are left out; so are boxes, which would find an image in its data set's list.
+    reports, thumbnails, cells and files' digests are left out; so are boxes, which would find an image in its data
+    set's list.
 
     **The embeddings themselves may still identify patients**: an image of the same patient lies near, and whoever has
     one can find the others (chest radiographs re-identify patients with an AUC of 0.99, PMC9434540). De-identified

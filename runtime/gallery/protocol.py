@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from cbmir.card import ModelCard
 from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet
+from cbmir.runtime.gallery.cells import CellCodec
 from cbmir.runtime.gallery.entry import Added, Entry, SearchResult
 from cbmir.runtime.gallery.filters import EVERY, Filter
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
@@ -162,6 +163,16 @@ class SearchableGallery(Protocol):
     def vector(self, id: str) -> NDArray[np.float32]:
         """float32 [D], unit norm. Raises GalleryError for an id that is not there."""
 
+    @property
+    @abstractmethod
+    def cell_codec(self) -> CellCodec | None:
+        """How the cells of its images are coded; None where it keeps none."""
+
+    @abstractmethod
+    def cells(self, ids: Sequence[str]) -> NDArray[np.int8]:
+        """Codes int8 [n, h, w, d] of entries' cells. Raises GalleryError for an id that is not there, and where the
+        gallery keeps none."""
+
     @abstractmethod
     def thumbnail(self, id: str) -> bytes | None:
         """JPEG of about 256 pixels, or None where none was stored. Raises GalleryError for an id that is not there."""
@@ -189,17 +200,19 @@ class EditableGallery(SearchableGallery, Protocol):
 
     @abstractmethod
     def add(
-        self, entries: Sequence[Entry], embeddings: NDArray[np.float32], thumbnails: Sequence[bytes] | None = None
-    ) -> Added:
+        self, entries: Sequence[Entry], embeddings: NDArray[np.float32], thumbnails: Sequence[bytes] | None = None,
+        cells: NDArray[np.float32] | None = None,
+    ) -> Added:  # fmt: skip
         """Add N entries; one whose content (`sha256`) is there already is left out and reported.
 
         Args:
             embeddings: float32 [N, D] of unit norm.
             thumbnails: N JPEG files.
+            cells: Feature maps float32 [N, D, h, w], where the gallery keeps cells.
 
         Raises:
-            GalleryError: An id is there with other content, embeddings are unfit, or labels are not the gallery's.
-                Nothing is added then.
+            GalleryError: An id is there with other content, embeddings are unfit, labels are not the gallery's, or
+                cells are missing or not wanted. Nothing is added then.
         """
 
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -145,6 +146,22 @@ class Reader:
             found = self.query("SELECT vector, digest FROM embedding WHERE number = ?", number)
             rows.append((number, *(found[0] if found else (None, None))))
         return self._checked_vectors(rows)
+
+    def cells(self, numbers: Numbers) -> NDArray[np.int8]:
+        """Codes int8 [n, h, w, d] in the order of the numbers. Raises GalleryError for one that is not there, and where
+        the gallery keeps no cells."""
+        if self.meta.cells is None:
+            raise GalleryError(f"{self.meta.path}: expected a gallery that keeps cells, found one without; build it "
+                               f"again with 'cbmir index build --cells'")  # fmt: skip
+        wanted = [int(number) for number in numbers]
+        sql = "SELECT number, codes, digest FROM cells WHERE number IN (SELECT value FROM json_each(?))"
+        found = {number: (codes, stamp) for number, codes, stamp in self.query(sql, json.dumps(wanted))}
+        shape = self.meta.cells.shape
+        for number in wanted:
+            codes, stamp = found.get(number, (None, None))
+            if codes is None or schema.digest_bytes(codes, number) != stamp or len(codes) != math.prod(shape):
+                raise self._damaged(f"the cells of the entry {self._name(number)} are damaged")
+        return np.frombuffer(b"".join(found[number][0] for number in wanted), np.int8).reshape(len(wanted), *shape)
 
     def thumbnails(self, numbers: Numbers) -> list[bytes | None]:
         """JPEG in the order of the numbers; None where none was stored. Raises GalleryError for a number not there."""

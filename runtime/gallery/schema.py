@@ -38,6 +38,7 @@ from cbmir.choices import INDEX_SETTINGS
 from cbmir.errors import CardError, GalleryError
 from cbmir.input_file import parse_json, read_json
 from cbmir.labels import LabelSet
+from cbmir.runtime.gallery.cells import CellCodec
 from cbmir.runtime.gallery.database import Connections
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.filters import parse_day
@@ -79,6 +80,11 @@ DEFINITIONS = {
     number INTEGER PRIMARY KEY REFERENCES entry (number) ON DELETE CASCADE,
     jpeg BLOB NOT NULL
 ) STRICT""",
+    "cells": """CREATE TABLE cells (
+    number INTEGER PRIMARY KEY REFERENCES entry (number) ON DELETE CASCADE,
+    codes BLOB NOT NULL, -- int8 [h, w, d] by meta's codec; of each entry, or of none
+    digest INTEGER NOT NULL
+) STRICT""",
     "change": """CREATE TABLE change (
     generation INTEGER PRIMARY KEY,
     numbers BLOB NOT NULL, -- int64, little-endian: the entries added, updated or removed
@@ -104,8 +110,9 @@ for _character, _value in _VALUES.items():
 
 
 def create(
-    connections: Connections, card: ModelCard, labels: LabelSet, pseudonyms: Pseudonyms | None, index: str
-) -> None:
+    connections: Connections, card: ModelCard, labels: LabelSet, pseudonyms: Pseudonyms | None, index: str,
+    cells: CellCodec | None,
+) -> None:  # fmt: skip
     """Fill an empty database with the tables of a gallery without entries."""
     values = {
         "schema": SCHEMA,
@@ -119,6 +126,7 @@ def create(
         "count": 0,
         "pruned": 0,
         "case_key": secrets.token_hex(16),
+        "cells": cells.dumps() if cells else "",
     }
     with connections.use("make") as database:
         database.execute("PRAGMA journal_mode = WAL").close()
@@ -229,6 +237,7 @@ class Meta:
     codec: LabelCodec
     keys: Keys
     case_key: str  # a secret: case ids are made with it
+    cells: CellCodec | None
 
     def patient_numbers(self, ids: Iterable[str]) -> set[int]:
         """Numbers of patients by their ids as given to `add`; also of those that are not there. Without the unknown.
@@ -249,9 +258,11 @@ class Meta:
             labels = LabelSet.from_json(parse_json(found["labels"]))
             card = ModelCard.loads(found["card"], source=str(path))
             keys = Keys(path, found["pseudonyms"], pseudonyms)
+            cells = CellCodec.loads(found["cells"]) if found["cells"] else None
             return cls(
-                path, found["gallery"], found["created"], card, labels, LabelCodec(labels), keys, found["case_key"]
-            )
+                path, found["gallery"], found["created"], card, labels, LabelCodec(labels), keys, found["case_key"],
+                cells,
+            )  # fmt: skip
         except (KeyError, ValueError, CardError) as error:
             raise GalleryError(
                 f"{path}: expected a whole gallery of this cbmir, found {type(error).__name__}: {error}; build it again"

@@ -60,11 +60,18 @@ class Writer(Reader):
         entries: Sequence[Entry],
         embeddings: NDArray[np.float32],
         thumbnails: Sequence[bytes | None] | None = None,
+        cells: NDArray[np.int8] | None = None,
         *,
         renaming: bool = False,
     ) -> Added:
-        """As `Gallery.add`. With `renaming`, an entry whose id another image has gets a longer one, from its path."""
+        """As `Gallery.add`; `cells` are codes. With `renaming`, an entry whose id another image has gets a longer one,
+        from its path."""
         check_batch(entries, embeddings, thumbnails, self.meta.card.embedding_dim)
+        if (cells is None) != (self.meta.cells is None) or (cells is not None and len(cells) != len(entries)):
+            expected = "no" if self.meta.cells is None else len(entries)
+            raise GalleryError(f"{self.meta.path}: expected the cells of {expected} images, found those of "
+                               f"{'none' if cells is None else len(cells)}: a gallery keeps those of all its images or "
+                               f"of none ('cbmir index build --cells')")  # fmt: skip
         added, duplicates, renamed = [], [], []
         for position, entry in enumerate(entries):
             there = self._same_content(entry)
@@ -72,7 +79,8 @@ class Writer(Reader):
                 duplicates.append((entry.id, there))
                 continue
             new = replace(entry, id=self._free_id(entry, renaming))
-            self._insert(new, embeddings[position], None if thumbnails is None else thumbnails[position])
+            jpeg = None if thumbnails is None else thumbnails[position]
+            self._insert(new, embeddings[position], jpeg, None if cells is None else cells[position])
             added.append(new.id)
             if new.id != entry.id:
                 renamed.append((entry.id, new.id))
@@ -148,7 +156,9 @@ class Writer(Reader):
         write_meta(self.database, {"generation": generation, "count": self.count})
         return generation
 
-    def _insert(self, entry: Entry, embedding: NDArray[np.float32], jpeg: bytes | None) -> None:
+    def _insert(
+        self, entry: Entry, embedding: NDArray[np.float32], jpeg: bytes | None, cells: NDArray[np.int8] | None
+    ) -> None:
         schema.check_entry(entry)
         number = self._last = self._last + 1
         self._write(_INSERT, number, entry, None if jpeg is None else schema.digest_bytes(jpeg))
@@ -156,6 +166,9 @@ class Writer(Reader):
         self.query("INSERT INTO embedding VALUES (?, ?, ?)", number, vector, schema.digest_bytes(vector, number))
         if jpeg is not None:
             self.query("INSERT INTO thumbnail VALUES (?, ?)", number, jpeg)
+        if cells is not None:
+            codes = cells.tobytes()
+            self.query("INSERT INTO cells VALUES (?, ?, ?)", number, codes, schema.digest_bytes(codes, number))
         self._changed.append(number)
         self.count += 1
 

@@ -95,6 +95,7 @@ class Case(BaseModel):
     shared: list[str] = Field(description="Those of them that the image has or is predicted to have.")
     uncertain: list[str] = Field(description="Those of them that are not known to be positive.")
     report: str | None = None
+    place: Annotated[Region | None, Field(description="What matches the region, where the gallery keeps cells.")] = None
     boxes: Annotated[list[Box] | None, Field(description="Where people have drawn findings, where known.")] = None
 
 

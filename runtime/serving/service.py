@@ -173,7 +173,7 @@ class FinderService:
                 id=gallery.case_id(one.id), distance=one.distance, cosine=one.cosine, labels=list(one.labels),
                 shared=list(one.shared), uncertain=list(one.uncertain),
                 report=one.report if "reports" in self._settings.share else None,
-                boxes=list(one.boxes) if "thumbnails" in self._settings.share else None,
+                place=one.place, boxes=list(one.boxes) if "thumbnails" in self._settings.share else None,
             )
             for one in neighbours
         ]  # fmt: skip

@@ -47,6 +47,7 @@ def test_json(tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Capture
     assert list(answers[0]["findings"][0]) == ["label", "score", "probability", "predicted", "threshold"]
     assert list(answers[0]["neighbours"][0]) == [
         "id", "image", "patient_id", "distance", "cosine", "labels", "shared", "report", "uncertain", "boxes",
+        "place",
     ]  # fmt: skip
     assert len(answers[0]["neighbours"]) == 3
     assert answers[0]["image"] == str(image)

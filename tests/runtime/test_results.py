@@ -67,6 +67,7 @@ def test_json_has_the_promised_keys_and_plain_values(analysis: Analysis) -> None
                 "id": "a", "image": "/x/a.png", "patient_id": "7", "distance": 0.5, "cosine": 0.875,
                 "labels": ["Mass", "Nodule"], "shared": ["Mass"], "report": "A report.", "uncertain": ["Nodule"],
                 "boxes": [{"label": "Mass", "left": 0.25, "top": 0, "width": 0.5, "height": 1}],
+                "place": None,
             }
         ],
         "agreement": [

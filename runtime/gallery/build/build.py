@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,14 +23,15 @@ from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest
 from cbmir.runtime.engines.base import Engine
 from cbmir.runtime.gallery.build.folder import GalleryFolder, digest_of
+from cbmir.runtime.gallery.build.shard import Shard
 from cbmir.runtime.gallery.build.work import IndexReport, Task, Work, read_list, with_all_warnings, write_lists
+from cbmir.runtime.gallery.cells import CellCodec
 from cbmir.runtime.gallery.database import is_passing
 from cbmir.runtime.gallery.entry import entry_ids
 from cbmir.runtime.gallery.gallery import CHANGED, DUPLICATES, UNREADABLE, WARNINGS, Gallery
 from cbmir.runtime.gallery.maintenance import verify_database
 from cbmir.runtime.gallery.protocol import is_milvus
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
-from cbmir.runtime.gallery.shard import Shard
 from cbmir.runtime.novelty import FEWEST
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ log = logging.getLogger("cbmir")
 def build_gallery(
     engine: Engine, manifest: Manifest, path: str | Path, *, splits: Sequence[str] = ("train",),
     workers: int | None = None, reduced_jpeg2000: bool = False, pseudonyms: Pseudonyms | None = None,
-    index: str = "auto", replace_others: bool = False, shard: tuple[int, int] | None = None,
+    index: str = "auto", replace_others: bool = False, shard: tuple[int, int] | None = None, cells: bool = False,
 ) -> IndexReport:  # fmt: skip
     """Build the gallery at `path` from the manifest's rows of `splits` ("all": every row).
 
@@ -58,21 +60,26 @@ def build_gallery(
             another way.
         shard: Build part i of n alone, given as (i, n), for `merge_galleries` to join. One that is there is kept, and
             one without a readable image is empty.
+        cells: Keep codes of each image's cells (`CellCodec`), fitted to a sample of these images: a search by region
+            ranks its first candidates again by them.
 
     Raises:
         SplitError: No row is of these splits.
+        UserError: A shard, or cells, for a Milvus collection.
         GalleryError: A gallery is not to be replaced, `path` holds anything but a gallery, no image can be read, or
             another process builds here.
         WorkerError: A worker died.
     """
     work = Work.of(engine.card, manifest, splits, reduced_jpeg2000, workers)
     ids = entry_ids(work.rows)  # of all rows in a shard too, so that its ids fit those of the others
-    digest = work.digest(index, pseudonyms.check if pseudonyms else "")
+    digest = work.digest(index, pseudonyms.check if pseudonyms else "", *["cells"] * cells)
     if is_milvus(path):
         if shard is not None:
             raise UserError("expected a folder for a shard, found a Milvus collection; build that at once")
+        if cells:
+            raise UserError("expected a folder for a gallery that keeps cells, found a Milvus collection")
         return _fill_collection(str(path), engine, work, pseudonyms, index)
-    folder = GalleryFolder(path)
+    folder, whole = GalleryFolder(path), work  # all shards fit their codes to the same images
     part = None if shard is None else Shard(*shard, digest)
     if part is not None:
         if part == Shard.load(folder.path):  # an earlier run built it
@@ -94,6 +101,7 @@ def build_gallery(
         return build_version(
             folder, digest, fill, work.card, work.labels, pseudonyms,
             index=index, images=None if replace_others else work.images, shard=part,
+            cells=partial(whole.fit_cells, engine) if cells else None,
         )  # fmt: skip
 
 
@@ -133,16 +141,18 @@ def add_to_gallery(
 def build_version(
     folder: GalleryFolder, digest: str, fill: Callable[[Gallery], IndexReport], card: ModelCard, labels: LabelSet,
     pseudonyms: Pseudonyms | None, *, index: str, images: Collection[str] | None, shard: Shard | None = None,
+    cells: Callable[[], CellCodec] | None = None,
 ) -> IndexReport:  # fmt: skip
     """Let `fill` fill a version of a gallery, which an earlier call may have begun, and publish it; under the lock.
 
-    `images` are those that go in: a gallery that holds others is not replaced. None: it is, whatever it holds.
+    `images` are those that go in: a gallery that holds others is not replaced. None: it is, whatever it holds. `cells`
+    gives the codec of a version that is begun, where it keeps cells.
     """
     check = pseudonyms.check if pseudonyms else ""
     if images is not None:
         _check_nothing_lost(folder, images, check)
     part = folder.version(digest)
-    with _under_construction(part, card, labels, pseudonyms, index) as gallery:
+    with _under_construction(part, card, labels, pseudonyms, index, cells) as gallery:
         report = with_all_warnings(fill(gallery), gallery)  # an earlier run's too
         if shard is None and len(gallery) >= FEWEST:  # else a first answer would wait while these are measured
             gallery.write_index()
@@ -161,8 +171,9 @@ def build_version(
 
 @contextmanager
 def _under_construction(
-    part: Path, card: ModelCard, labels: LabelSet, pseudonyms: Pseudonyms | None, index: str
-) -> Iterator[Gallery]:
+    part: Path, card: ModelCard, labels: LabelSet, pseudonyms: Pseudonyms | None, index: str,
+    cells: Callable[[], CellCodec] | None,
+) -> Iterator[Gallery]:  # fmt: skip
     """The gallery in a build's folder, made where there is none; a damaged one is made again.
 
     Raises GalleryError for one that cannot be read at this moment: what has been embedded is not thrown away for that.
@@ -173,7 +184,8 @@ def _under_construction(
     if part.exists():
         gallery = Gallery.open(part, pseudonyms=pseudonyms)
     else:
-        gallery = Gallery.create(part, card, labels, pseudonyms=pseudonyms, index=index)
+        codec = None if cells is None else cells()
+        gallery = Gallery.create(part, card, labels, pseudonyms=pseudonyms, index=index, cells=codec)
     with gallery:
         yield gallery
 

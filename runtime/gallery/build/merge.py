@@ -15,13 +15,13 @@ from cbmir.manifest import Manifest
 from cbmir.runtime.engines.base import Engine
 from cbmir.runtime.gallery.build.build import build_gallery, build_version, open_collection
 from cbmir.runtime.gallery.build.folder import GalleryFolder, digest_of
+from cbmir.runtime.gallery.build.shard import in_order
 from cbmir.runtime.gallery.build.work import IndexReport, Work, read_list
 from cbmir.runtime.gallery.entry import Added
 from cbmir.runtime.gallery.gallery import DUPLICATES, UNREADABLE, Gallery
 from cbmir.runtime.gallery.maintenance import merge
 from cbmir.runtime.gallery.protocol import is_milvus
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
-from cbmir.runtime.gallery.shard import in_order
 
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.milvus.gallery import MilvusGallery
@@ -58,7 +58,7 @@ def merge_galleries(
     for other in others:
         with Gallery.open(other) as source, source.reading() as reader:
             if not states:
-                card, labels, index = source.card, source.labels, reader.index_setting
+                card, labels, index, codec = source.card, source.labels, reader.index_setting, source.cell_codec
             source.check_model(card)
             states.append((str(other), source.uuid, reader.generation))
     if is_milvus(path):
@@ -78,7 +78,10 @@ def merge_galleries(
 
     digest = digest_of(pseudonyms.check if pseudonyms else "", *states)
     with folder.locked(make=True):
-        return build_version(folder, digest, fill, card, labels, pseudonyms, index=index, images=())
+        return build_version(
+            folder, digest, fill, card, labels, pseudonyms, index=index, images=(),
+            cells=None if codec is None else lambda: codec,
+        )  # fmt: skip
 
 
 def _merge_each(

@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.card import ModelCard
-from cbmir.errors import ImageError, SplitError
+from cbmir.errors import GalleryError, ImageError, SplitError
 from cbmir.files import undefused, write_csv
 from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, Row
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.engines.base import Engine
 from cbmir.runtime.gallery.build.folder import digest_of
+from cbmir.runtime.gallery.cells import SAMPLE, CellCodec
 from cbmir.runtime.gallery.entry import Entry, entry_ids, labelled
 from cbmir.runtime.gallery.gallery import CHANGED, DUPLICATES, UNREADABLE, WARNINGS
 from cbmir.runtime.gallery.maintenance import file_digest
@@ -118,8 +119,8 @@ class Work:
 
         def add() -> None:
             pictures = [picture for _, picture in batch.values()]
-            embeddings = embed_pictures(engine, pictures)
-            gallery.add([entry for entry, _ in batch.values()], embeddings, [one.thumbnail for one in pictures])
+            embeddings, maps = embed_pictures(engine, pictures, cells=gallery.cell_codec is not None)
+            gallery.add([entry for entry, _ in batch.values()], embeddings, [one.thumbnail for one in pictures], maps)
             batch.clear()
 
         bar = tqdm(total=resumed + len(tasks), initial=resumed, desc="Indexing", unit="image", disable=None)
@@ -166,6 +167,21 @@ class Work:
         tasks = [Task(row, "" if (old := there.get(str(row.image))) else next(free), old) for row in self.rows]
         report = self.fill(gallery, engine, tasks)
         return report, replace(report, warned=(*earlier, *report.warned))
+
+    def fit_cells(self, engine: Engine) -> CellCodec:
+        """A codec for the cells of these images, from a sample of them that is the same in every run.
+
+        Raises GalleryError where none of the sample can be read.
+        """
+        chosen = np.random.default_rng(0).permutation(len(self.rows))[:SAMPLE]
+        with closing(self._read([Task(self.rows[at], "") for at in np.sort(chosen)])) as results:
+            pictures = [result for result in results if not isinstance(result, ImageError)]
+        if not pictures:
+            raise GalleryError(f"expected readable images to fit cells to, found none among {len(chosen)}; "
+                               f"'cbmir data check' says what is wrong with them")  # fmt: skip
+        parts = (pictures[at : at + BATCH] for at in range(0, len(pictures), BATCH))
+        maps = [embed_pictures(engine, part, cells=True)[1] for part in parts]
+        return CellCodec.fitted(np.concatenate([one for one in maps if one is not None]))
 
     def _read(self, tasks: Sequence[Task]) -> Generator[Picture | ImageError, None, None]:
         from cbmir.runtime.imaging.workers import work_through
@@ -215,15 +231,19 @@ def _read_picture(spec: PreprocessSpec, reduced_for: PreprocessSpec | None, sour
     )
 
 
-def embed_pictures(engine: Engine, pictures: Sequence[Picture]) -> NDArray[np.float32]:
-    """float32 [N, D], unit norm: the engine's embeddings of the pictures' crops.
+def embed_pictures(
+    engine: Engine, pictures: Sequence[Picture], *, cells: bool = False
+) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+    """float32 [N, D], unit norm: the engine's embeddings of the pictures' crops; and with `cells`, their feature maps.
 
     A CPU engine of one thread gets them one by one, as streams of one thread do: the values are then the same, whatever
     the number of threads, for an engine opened in mode throughput.
     """
     crops = np.stack([picture.crop for picture in pictures if picture.crop is not None])[:, None]
     size = 1 if engine.streams and engine.threads == 1 else len(crops)
-    return np.concatenate([engine.run(crops[at : at + size]).embedding for at in range(0, len(crops), size)])
+    found = [engine.run(crops[at : at + size], feature_map=cells) for at in range(0, len(crops), size)]
+    maps = [one.feature_map for one in found if one.feature_map is not None]
+    return np.concatenate([one.embedding for one in found]), np.concatenate(maps) if cells else None
 
 
 def write_lists(folder: Path, report: IndexReport, images: Iterable[str] = ()) -> None:

@@ -143,8 +143,11 @@ class MilvusGallery(EditableGallery):
         entries: Sequence[Entry],
         embeddings: NDArray[np.float32],
         thumbnails: Sequence[bytes | None] | None = None,
+        cells: NDArray[np.float32] | None = None,
     ) -> Added:
         """As `EditableGallery.add`, and for texts that Milvus has no room for (docs/milvus.md)."""
+        if cells is not None:
+            raise self._no_cells()
         check_batch(entries, embeddings, thumbnails, self.card.embedding_dim)
         with self._connection.writing:
             by_content, content = self._there(entries)
@@ -283,6 +286,15 @@ class MilvusGallery(EditableGallery):
 
     def vector(self, id: str) -> NDArray[np.float32]:
         return np.array(self._row(id, "vector")["vector"], np.float32)
+
+    cell_codec = None
+
+    def cells(self, ids: Sequence[str]) -> NDArray[np.int8]:
+        raise self._no_cells()
+
+    def _no_cells(self) -> GalleryError:
+        return GalleryError(f"{self._address.text}: expected no cells, since a Milvus collection keeps none; build a "
+                            f"folder for them")  # fmt: skip
 
     def thumbnail(self, id: str) -> bytes | None:
         found = self._pictures.read(id)

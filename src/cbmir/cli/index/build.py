@@ -65,6 +65,8 @@ def _parse_shard(ctx: click.Context, option: click.Parameter, value: str | None)
         "images of a small gallery, and has an index for a large one.")  # fmt: skip
 @option("--replace", "replace_others", is_flag=True, help="Replace a gallery also where that loses images that are not "
         "among those of MANIFEST, or its pseudonyms.")  # fmt: skip
+@option("--cells", is_flag=True, help="Keep compact codes of each image's cells, a few kB per image, by which a "
+        "search by region ranks again and gives the place that matches.")  # fmt: skip
 @option("--shard", callback=_parse_shard, metavar="i/n", help="Build the i-th part of n (i from 1) as a gallery of its "
         "own, as one job of a batch scheduler; 'cbmir index merge' joins all n.")  # fmt: skip
 @option("--ray", metavar="ADDRESS", help="Build shards as tasks of Ray, and merge them: 'auto' for the cluster that "
@@ -73,7 +75,7 @@ def _parse_shard(ctx: click.Context, option: click.Parameter, value: str | None)
 @source_options
 @json_option
 def build(
-    model: Path, manifest: Path, output: str, engine: str, ray: str | None, shard: tuple[int, int] | None,
+    model: Path, manifest: Path, output: str, engine: str, cells: bool, ray: str | None, shard: tuple[int, int] | None,
     workers: int | None, as_json: bool, **how: Any,
 ) -> None:  # fmt: skip
     """Embed the images of MANIFEST with MODEL into a gallery; one of the same images is replaced at the end.
@@ -89,13 +91,15 @@ def build(
     if ray is not None and (workers is not None or shard is not None):
         raise click.UsageError("--workers and --shard mean nothing with --ray: it makes shards, and each task decodes "
                                "with its share of processors.")  # fmt: skip
+    if ray is not None and cells:
+        raise click.UsageError("--cells cannot be built with --ray; build each --shard with --cells, then merge them.")
     table = read_manifest(manifest)
     with resumable():
         if ray is not None:
             report = build_on_ray(ray, model, table, output, engine=engine, **how)
         else:
             with open_engine(model, engine=engine) as opened:
-                report = build_gallery(opened, table, output, workers=workers, shard=shard, **how)
+                report = build_gallery(opened, table, output, workers=workers, shard=shard, cells=cells, **how)
     if how["pseudonyms"] is not None:
         log.warning(STAYS_CLEAR)
     finish(output, report, f"{output}: {report.images} images", as_json)

@@ -10,6 +10,7 @@ import click
 
 from cbmir.choices import INDEX_SETTINGS
 from cbmir.cli.options import PATH, PATIENT_DATA, STAYS_CLEAR, command, json_option, log, option, print_answer
+from cbmir.files import folder_size
 
 
 @command("cbmir index info gallery --json")
@@ -83,12 +84,8 @@ def compact(gallery: Path, as_json: bool) -> None:
     from cbmir.runtime.gallery import Gallery
 
     with Gallery.open(gallery) as opened:
-        before = _size(gallery)
+        before = folder_size(gallery)
         opened.compact()
-    after = _size(gallery)
+    after = folder_size(gallery)
     value = {"gallery": gallery, "bytes_before": before, "bytes_after": after}
     print_answer(as_json, value, f"{gallery}: {before:,} bytes before, {after:,} now")
-
-
-def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
