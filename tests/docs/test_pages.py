@@ -2,12 +2,13 @@
 
 A page's `python` blocks run one after the other in one namespace, in a folder with model.onnx, models/, gallery/, run/,
 manifest.csv, chest.png, chest.dcm and images/xray-1.png to xray-6.png. A `csv` block with a title is written to that
-file first. `<!-- run -->` above a `bash` block has its `cbmir` lines run, `<!-- not run: why -->` keeps a `python`
-block from it.
+file first. A `bash` block can be pasted: notes stand after `#`. `<!-- run -->` above it has its `cbmir` lines run,
+`<!-- not run: why -->` keeps a `python` block from it.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import shutil
@@ -44,6 +45,10 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 
+#: A line that is typed at a prompt, and words that follow it at a distance without `#`.
+_COMMAND = re.compile(r"^(?:cbmir|python|pip|make|git|curl) ", re.MULTILINE)
+_NOTE = re.compile(r"\S {2,}[^ #\\]")
+
 
 @dataclass(frozen=True)
 class Block:
@@ -56,9 +61,9 @@ class Block:
     line: int
 
     def commands(self) -> list[list[str]]:
-        """The words after `cbmir` of each command; what stands two spaces after one says what it does."""
+        """The words after `cbmir` of each command."""
         lines = re.sub(r"\\\n\s*|\s*&&\s*", lambda found: "\n" if "&&" in found[0] else "", self.text).splitlines()
-        return [shlex.split(re.split(r"\s{2,}|\s#\s", line)[0])[1:] for line in lines if line.startswith("cbmir ")]
+        return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("cbmir ")]
 
 
 def blocks_of(page: str) -> list[Block]:
@@ -126,7 +131,7 @@ def run(block: Block) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if any(block.commands() for block in blocks_of(page))])
 def test_commands_can_be_given(page: str) -> None:
     for block in blocks_of(page):
-        if block.language in ("", "bash"):
+        if block.language == "bash":
             for words in block.commands():
                 try:
                     parse(words)
@@ -180,10 +185,41 @@ def test_what_is_done_by_hand_is_what_make_demo_does(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
+def test_commands_can_be_pasted(page: str) -> None:
+    for block in blocks_of(page):
+        if block.language != "bash":
+            assert not _COMMAND.search(block.text), f"{page}, line {block.line}: expected a `bash` block"
+            continue
+        checked = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, f"{page}, line {block.line}: {checked.stderr}"
+        for number, line in enumerate(block.text.splitlines(), start=block.line):
+            assert not _NOTE.search(line), f"{page}, line {number}: expected `#` before the note in: {line}"
+
+
+@pytest.mark.parametrize(
+    ("line", "prose"),
+    [
+        ("cbmir index info gallery      what it holds", True),
+        ("cbmir index info gallery   # what it holds", False),
+        ("    --epochs 12 --resume  \\", False),
+    ],
+)
+def test_prose_on_a_command_line_is_found(line: str, prose: bool) -> None:
+    assert bool(_NOTE.search(line)) == prose
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_can_be_pasted(page: str) -> None:
+    for block in blocks_of(page):
+        if block.language == "python":
+            compile(block.text, f"{page}, line {block.line}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_scripts_and_targets_are_there(page: str) -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     for block in blocks_of(page):
-        if block.language in ("", "bash"):
+        if block.language == "bash":
             for target in re.findall(r"^make ([a-z-]+)", block.text, re.MULTILINE):
                 assert target in targets
             for script in re.findall(r"^python (\S+\.py)\b", block.text, re.MULTILINE):

@@ -1,0 +1,112 @@
+"""Plain English in what users read: phrases to avoid, each with what to write instead.
+
+Quoted code, blocks and what a script wrote between marks are left out. Add a phrase when a reader stumbles over it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CHANGELOG = "CHANGELOG.md"
+#: Phrase (in any case) and what to write instead.
+BANNED = {
+    r"\ban own\b": "your own …, its own …",
+    r"\bof (?:one's|its|their|his|your) own(?= *(?:[.,;:)|]|$|and\b|which\b|that\b))": "its own …, your own …",
+    r"\banew\b": "again; rebuilt, restarted",
+    r"\b(?:is|are|was|were) none\b": "there is no …; is not a …",
+    r"\bnobody\b|\bno ?one else\b": "say who: no reader, no other patient",
+    r"\bmend(?:s|ed|ing)?\b": "fix, correct",
+    r"\b(?:is|are|was|were|be) told\b|\btold (?:of|from|apart)\b": "is reported; is distinguished",
+    r"\btells? (?:nothing|well|less|apart)\b": "says nothing; distinguishes",
+    r"\blook-?alikes?\b|\balike images?\b|\bthat are alike\b": "similar images (demo), neighbours (API)",
+    r"\bthe truth\b": "the data; the labels",
+    r"\bquiet (?:machine|one)\b": "an idle machine",
+    r"\bwhatever\b": "any; for every",
+    r"\bwhoever\b|\bwhomever\b|\b(?:to|for) who\b": "people who …",
+    r"\bto the letter\b": "exactly",
+    r"\bcame of it\b": "the result",
+    r"\bthrice\b|\bhence\b": "three times; so",
+    r"\bgo(?:es)? on (?:where|from|after|meanwhile)\b": "continues",
+    r"\bin silence\b": "silently",
+    r"\ball else\b": "everything else",
+    r"\ba (?:row|command|line|vector|process|step|column|folder) an? \w+\b": "one row per image",
+    r"\bfirst aid\b": "try this first",
+    r"\bended with\b": "finished with",
+    r"(?<!there )\bis no\b(?! (?:longer|more|less|worse|better|slower|faster|larger)\b)": "is not a …",
+    r"\b(?:what|that) is no\b": "files that are not …",
+    r"\bgives? back\b": "returns; releases",
+}
+#: No sentence has a clause as its subject.
+_SENTENCE = re.compile(r"(?:^|[.:!?] |\| |- (?:\*\*)?|\*\*)(Who|Whoever|Whatever|What it is)\b", re.MULTILINE)
+#: Pages that are still to be rewritten. Shorten this list; a page that has become clean must leave it.
+STILL_TO_DO = {
+    "docs/demo.md",
+    "docs/evidence.md",
+    "docs/http.md",
+    "docs/licences.md",
+    "docs/pacs.md",
+    "docs/security.md",
+}
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
+    if path.name != "report.md"
+)
+
+
+def prose(page: str) -> str:
+    """A page without code, links' targets and generated parts; of the changelog what is not released yet."""
+    text = (ROOT / page).read_text("utf-8")
+    if page == CHANGELOG:
+        text = "\n## ".join(
+            one for one in re.split(r"^## ", text, flags=re.MULTILINE) if "unreleased" in one[:60].lower()
+        )
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^<!-- ([\w:-]+) -->$.*?^<!-- /\1 -->$", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"<!--.*?-->|\$\$.*?\$\$|`[^`]*`", "CODE", text, flags=re.DOTALL)
+    return re.sub(r"\]\([^)]*\)", "]", text)
+
+
+def slips(text: str) -> list[str]:
+    """Each banned phrase with the words around it and what to write instead."""
+    flat = re.sub(r"(?<!\n)\n(?![\n|#*-])[ \t]*", " ", text)
+    found = [
+        f"…{flat[max(hit.start() - 40, 0) : hit.end() + 20]}… ({hit[0]!r}: {instead})".replace("\n", " ")
+        for pattern, instead in BANNED.items()
+        for hit in re.finditer(pattern, flat, re.IGNORECASE)
+    ]
+    return found + [
+        f"a sentence begins with {hit[1]!r}: {flat[hit.start() : hit.end() + 40]}" for hit in _SENTENCE.finditer(flat)
+    ]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in STILL_TO_DO])
+def test_pages_are_in_plain_english(page: str) -> None:
+    found = slips(prose(page))
+    assert not found, "\n".join([page, *found])
+
+
+@pytest.mark.parametrize("page", sorted(STILL_TO_DO))
+def test_a_page_that_has_become_clean_leaves_the_list(page: str) -> None:
+    assert slips(prose(page)), f"{page} is clean: take it off STILL_TO_DO"
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "It takes an own table.",
+        "The index is built anew.",
+        "Look-alikes of other patients.",
+        "Who asks for images is shown none.",
+        "It is a manifest with a row an image.",
+        "Only the newest release is mended.",
+        "Nothing falls back in\nsilence.",
+    ],
+)
+def test_a_slip_is_found(sentence: str) -> None:
+    assert slips(sentence)
+    assert not slips("It takes your own table, with one row per image. The index is rebuilt.")
