@@ -40,7 +40,7 @@ compares it. There is no GPL and no AGPL in any extra. MPL-2.0 asks for changes 
 NVIDIA's packages are proprietary. `train` has them by PyTorch's build for CUDA (its build for CPUs has none);
 `tensorrt` and `tensorrt-rtx` are little else. Read their terms before you ship them in an image.
 
-Wheels carry libraries of their own, whose licences lie inside them. imagecodecs' are permissive, and its GNU OpenMP
+Wheels contain further libraries, with their licences inside. imagecodecs' are permissive, and its GNU OpenMP
 runtime has GCC's exception for programs that are linked with it.
 
 | package | licence | extras |
