@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections import Counter
@@ -28,9 +27,8 @@ from cbmir.runtime.pacs.storage_scp import StorageScp  # noqa: E402
 from cbmir.runtime.pacs.worker import Workers  # noqa: E402
 from dicom_files import make_dicom  # noqa: E402
 from http_service import Service  # noqa: E402
-from pacs_rig import make_radiograph, send_all, wait_for  # noqa: E402
+from pacs_rig import CR, make_radiograph, send_all, store, wait_for  # noqa: E402
 
-CR = "1.2.840.10008.5.1.4.1.1.1"
 WARM, COUNT = 60, 200
 #: MiB that caches and the allocator may still take after the first files.
 GROWTH = 64
@@ -80,26 +78,6 @@ class Archive:
 
     def send(self, results: Sequence[ResultObject]) -> None:
         self.sent += results
-
-
-def store(association: Any, data: bytes, syntax: str) -> int:
-    """C-STORE bytes that may be no data set at all: the status. pynetdicom's own sender takes parsed ones only."""
-    from pynetdicom.dimse_primitives import C_STORE
-
-    (context,) = (c for c in association.accepted_contexts if c.transfer_syntax[0] == syntax)
-    request = C_STORE()
-    request.MessageID, request.Priority = 1, 2
-    request.AffectedSOPClassUID, request.AffectedSOPInstanceUID = CR, "1.2.3"
-    request.DataSet = io.BytesIO(data)
-    association._reactor_checkpoint.clear()
-    try:
-        wait_for(lambda: association._is_paused, "the association's own thread")
-        association.dimse.send_msg(request, context.context_id)
-        _, answer = association.dimse.get_msg(block=True)
-    finally:
-        association._reactor_checkpoint.set()
-    assert answer is not None
-    return int(answer.Status)
 
 
 def test_the_node(

@@ -20,11 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydicom import Dataset, dcmread
 from pynetdicom import AE, AllStoragePresentationContexts, evt
+from pynetdicom.dimse_primitives import C_STORE
 
 from dicom_files import make_dicom
 
 #: Patient data of every radiograph made here, which may stand in no log and no file's name.
 PLANTED = ("PLANTED^NAME", "PLANTED-ID", "1.2.826.0.1.3680043.10.1")
+CR = "1.2.840.10008.5.1.4.1.1.1"
 
 
 def make_radiograph(pixels: NDArray[np.uint8], study: int = 1, image: int = 1, **tags: Any) -> bytes:
@@ -120,6 +122,24 @@ def send_all(
             statuses.append(-1)
     association.release()
     return statuses
+
+
+def store(association: Any, data: bytes, syntax: str, uid: str = "1.2.3") -> int:
+    """C-STORE bytes that may be no data set at all: the status. pynetdicom's own sender takes parsed ones only."""
+    (context,) = (c for c in association.accepted_contexts if c.transfer_syntax[0] == syntax)
+    request = C_STORE()
+    request.MessageID, request.Priority = 1, 2
+    request.AffectedSOPClassUID, request.AffectedSOPInstanceUID = CR, uid
+    request.DataSet = io.BytesIO(data)
+    association._reactor_checkpoint.clear()
+    try:
+        wait_for(lambda: association._is_paused, "the association's own thread")
+        association.dimse.send_msg(request, context.context_id)
+        _, answer = association.dimse.get_msg(block=True)
+    finally:
+        association._reactor_checkpoint.set()
+    assert answer is not None
+    return int(answer.Status)
 
 
 @dataclass
