@@ -6,7 +6,7 @@ NIH ?=
 BIN := .venv/bin
 CBMIR := $(BIN)/cbmir
 
-.PHONY: help venv constraints chromium test docs fuzz demo demo-steps clean-demo FORCE
+.PHONY: help venv constraints chromium test docs fuzz attack soak demo demo-steps clean-demo FORCE
 
 help:  ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,16 @@ FUZZ_SECONDS ?= 600
 
 fuzz: .venv/installed  ## look for files that crash, stall or swell the readers (FUZZ_SECONDS=600 for each)
 	nice -n 19 $(BIN)/python tests/fuzzing/fuzz.py --seconds $(FUZZ_SECONDS)
+
+attack: .venv/installed  ## attack commands, files and services, and write what was kept into docs/security.md
+	$(BIN)/python tests/attack/attack.py --write docs/security.md
+
+SOAK_SECONDS ?= 3600
+
+soak: .venv/installed  ## serve and the node under good and hostile load (SOAK_SECONDS=3600)
+	test -d soak/phantoms || $(CBMIR) data phantom -n 200 --seed 0 -o soak/phantoms
+	test -d soak/gallery || $(CBMIR) index build starter soak/phantoms/manifest.csv -o soak/gallery
+	$(BIN)/python tests/attack/soak.py starter soak/gallery soak/phantoms/images --seconds $(SOAK_SECONDS) -o soak/soak.json
 
 # --- demo: each file is a step that is done once, so a stopped `make demo` goes on where it was ------------------
 

@@ -192,6 +192,24 @@ def kill_builders(server: Server, folder: Path, kills: int) -> Iterator[None]:
         assert len(gallery) == 40
 
 
+# -- a full disk
+
+
+def fill_disks(server: Server, folder: Path, writes: int) -> Iterator[None]:
+    Gallery.create(folder, CARD).close()
+    server.ask("fill", str(folder), writes)
+    server.line()  # its pid
+    known: Known = {}
+    refused = 0
+    while "dead" not in (said := server.line()):
+        assert "bug" not in said, said["bug"]
+        known = after(known, said["done"]) if "done" in said else known
+        refused += "refused" in said
+        yield
+    check(folder, [known])
+    assert refused > writes // 10, refused  # else the disk was never full
+
+
 # -- damaged
 
 

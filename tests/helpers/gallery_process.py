@@ -10,7 +10,9 @@ import json
 import logging
 import os
 import random
+import resource
 import shutil
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -106,6 +108,30 @@ def write(folder: Path, seed: int) -> None:
             tell({"done": task})
 
 
+def fill(folder: Path, steps: int) -> None:
+    """As `write`, so many times; at each no file may grow past a size near that of the database, as on a full disk."""
+    rng = random.Random(steps)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with Gallery.open(folder) as gallery:
+        for step in range(steps):
+            ids = gallery.ids()
+            kind = rng.choice(["add", "add", "add", "update", "remove", "compact"]) if ids else "add"
+            some = rng.sample(ids, min(len(ids), 3))
+            task = {"kind": kind, "ids": [f"{step}-{n}" for n in range(30)] if kind == "add" else some,
+                    "report": f"report {step} " * 500}  # fmt: skip
+            largest = max(path.stat().st_size for path in folder.glob("gallery.sqlite*"))
+            limit = rng.randrange(largest // 2, largest + 40_000)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            try:
+                perform(gallery, task, rng)
+                outcome = "done"
+            except GalleryError:
+                outcome = "refused"
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            tell({outcome: task})
+
+
 def perform(gallery: Gallery, task: dict[str, Any], rng: random.Random) -> None:
     match task["kind"]:
         case "add":
@@ -139,7 +165,7 @@ class _Engine:
 
     def run(self, batch: NDArray[np.uint8], **_: object) -> Any:
         vectors = np.array([vector_of(hashlib.sha256(one.tobytes()).hexdigest()) for one in batch])
-        return type("Outputs", (), {"embedding": vectors})()
+        return type("Outputs", (), {"embedding": vectors, "feature_map": None})()
 
 
 ENGINE: Any = _Engine()
@@ -247,7 +273,7 @@ def serve() -> None:
         if child == 0:
             try:
                 tell({"pid": os.getpid()})
-                {"write": write, "build": build}[task](Path(folder), seed)
+                {"write": write, "build": build, "fill": fill}[task](Path(folder), seed)
             except BaseException:  # noqa: BLE001 - told to the test, which fails
                 tell({"bug": traceback.format_exc()})
             os._exit(1)

@@ -1,0 +1,41 @@
+"""Each attack once or twice, so that the script cannot rot: `make attack` tries them all."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+for name in ("imagecodecs", "httpx", "pynetdicom", "gradio", "fastapi", "pyarrow", "onnx"):
+    pytest.importorskip(name)
+
+
+def load() -> ModuleType:
+    """The script, which finds its parts by `sys.path`."""
+    before = sys.path[:]
+    spec = importlib.util.spec_from_file_location("attack", Path(__file__).parent / "attack.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["attack"] = module
+    spec.loader.exec_module(module)
+    sys.path[:] = before
+    return module
+
+
+SCRIPT = load()
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return SCRIPT.Lab.made_in(tmp_path_factory.mktemp("lab"))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("attack", SCRIPT.ATTACKS, ids=lambda attack: attack.name)
+def test_attack(attack: Any, lab: Any) -> None:
+    result = SCRIPT.attempt(attack, lab, scale=0.0, seconds=30)
+    assert result.is_kept, f"{result.reason} ({result.kept} of {result.tried})"

@@ -1,0 +1,67 @@
+"""Processes that are watched: how long they take, and how much memory with all that they started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+_LOOK = 0.05  # seconds between two looks
+
+
+def tree(pid: int) -> list[int]:
+    """A process and its descendants."""
+    found = [pid]
+    for one in found:
+        for thread in Path(f"/proc/{one}/task").glob("*/children"):
+            try:
+                found += map(int, thread.read_text().split())
+            except (FileNotFoundError, ProcessLookupError):  # it has just ended
+                continue
+    return found
+
+
+def resident(pid: int) -> float:
+    """MiB of a process and its descendants now; 0 of one that has ended."""
+    total = 0
+    for one in tree(pid):
+        try:
+            total += int(Path(f"/proc/{one}/statm").read_text().split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return total * PAGE / 2**20
+
+
+def cbmir(*words: object, seconds: float = 60, mebibytes: float = 2048) -> str:
+    """Run `cbmir WORDS`: "" where it ended well or by an error of its own; else what was wrong."""
+    return limited([sys.executable, "-m", "cbmir", *map(str, words)], seconds, mebibytes)
+
+
+def limited(command: Sequence[str], seconds: float, mebibytes: float) -> str:
+    """The same for a command."""
+    with tempfile.TemporaryFile("w+") as said:
+        start = time.monotonic()
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
+        try:
+            while process.poll() is None:
+                if time.monotonic() - start > seconds:
+                    return f"had not ended after {seconds:g} s"
+                if (used := resident(process.pid)) > mebibytes:
+                    return f"took {used:.0f} MiB"
+                time.sleep(_LOOK)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        said.seek(0)
+        text = said.read().strip()
+    last = text.splitlines()[-1][:200] if text else "nothing said"
+    if "Traceback" in text:
+        return f"a traceback: {last}"
+    return "" if process.returncode in (0, 1, 2) else f"ended with {process.returncode}: {last}"
