@@ -19,19 +19,19 @@ from cbmir.text_table import read_table
     "cbmir benchmark nih nih.csv -o report --weights imagenet        the paper's Table 1: 12,000 images, 3 seeds",
     "cbmir benchmark nih Data_Entry_2017_v2020.csv --dry-run         only which images that would be",
     "cbmir benchmark chexpert cxp.csv -o report --sweep train-size   1,024 to 65,536 images",
-    "cbmir benchmark table own.csv -o report --folds 5 --seeds 1     every image asks once",
+    "cbmir benchmark table own.csv -o report --folds 5 --seeds 1     every image is a query once",
     "cbmir benchmark table own.csv -o report --methods proxy,bce --resume",
 )
 @click.argument("protocol", type=click.Choice(["nih", "chexpert", "table"]))
 @click.argument("manifest", type=PATH)
-@option("-o", "--output", "report", type=PATH, help="REPORT folder to make.")
+@option("-o", "--output", "report", type=PATH, help="REPORT folder to create.")
 @option("--methods", default="all", metavar="A,B,…",
         help="all, or some of ssh, itq, sdh, dsh, osdh, texture, community, bce, ml-proxy-nca, proxy, proxy-negative, "
         "proxy-auto, proxy-anchor, soft-ndcg, proxy-fitted, fitted. With a sweep, all are bce, proxy and "
         "proxy-negative.")  # fmt: skip
-@option("--seeds", default=3, help="So many selections (nih, chexpert) and training runs.")
+@option("--seeds", default=3, help="Number of selections (nih, chexpert) and of training runs.")
 @option("--folds", default=0, show_default=False,
-        help="Cut a table into so many folds by patient.  [default: the table's splits]")  # fmt: skip
+        help="Number of folds by patient to cut a table into.  [default: the table's splits]")  # fmt: skip
 @option("--sweep", "sweeps", multiple=True,
         type=click.Choice(["proxies-per-class", "train-size", "negative-proxies", "none"]), help="Compare numbers of "
         "proxies (1 to 32), sizes of the training set, negative proxies on and off. Repeat to cross them.")  # fmt: skip
@@ -39,14 +39,14 @@ from cbmir.text_table import read_table
         help='Options of single methods, as a search on validation found them: lr, epochs, head_rate, and how many of '
         'the seeds: {"bce": {"lr": 0.0003, "seeds": 1}}.')  # fmt: skip
 @option("--code-bits", default=64, help="Code length of the hashing methods.")
-@option("--pairs", multiple=True, metavar="A/B", help="Labels that a t-SNE map tells apart; repeat for more.")
-@option("--jobs", type=click.IntRange(min=1), default=None, help="So many cells at a time; they take turns over the "
-        "GPUs.  [default: as many as there are GPUs, or 1]")  # fmt: skip
+@option("--pairs", multiple=True, metavar="A/B", help="Labels to tell apart in a t-SNE map; may be repeated.")
+@option("--jobs", type=click.IntRange(min=1), default=None, help="Cells to run at a time, shared out over the GPUs.  "
+        "[default: the number of GPUs, or 1]")  # fmt: skip
 @option("--ray", default="", metavar="auto|ADDRESS",
         help="Run the cells as Ray tasks on this cluster; auto: that of RAY_ADDRESS, or here.")  # fmt: skip
-@option("--resume", is_flag=True, help="Go on with the benchmark in -o; more methods, seeds, sweeps may be asked.")
-@option("--report-only", is_flag=True, help="Write the report of what is finished in -o, and run nothing.")
-@option("--dry-run", is_flag=True, help="Print selections and cells, and train nothing.")
+@option("--resume", is_flag=True, help="Continue the benchmark in -o; methods, seeds and sweeps may be added.")
+@option("--report-only", is_flag=True, help="Only write the report of the finished cells in -o.")
+@option("--dry-run", is_flag=True, help="Only print selections and cells.")
 @training_options
 def benchmark(
     protocol: str, manifest: Path, report: Path | None, methods: str, seeds: int, folds: int, sweeps: tuple[str, ...],
@@ -56,10 +56,10 @@ def benchmark(
 ) -> None:  # fmt: skip
     """Compare the paper's methods on MANIFEST, by the paper's protocol for NIH or CheXpert or on any table.
 
-    Every method meets the same images, encoder, augmentation and metrics. Writes REPORT/index.html, report.md,
-    results.json, figures/ and selections/. A finished cell (a method on one selection) is never trained again; one
-    that fails is shown with its error, and the rest goes on. --resume also takes REPORT/cells from another machine: of
-    each cell answers.npz and cell.json are enough.
+    Every method gets the same images, encoder, augmentation and metrics. Writes REPORT/index.html, report.md,
+    results.json, figures/ and selections/. A finished cell (a method on one selection) is never trained again; a
+    failed one is shown with its error and the others still run. --resume also takes REPORT/cells from another machine:
+    answers.npz and cell.json of each cell are enough.
     """
     require("lightning", "train")
     from cbmir.training.comparison.plan import Plan, make_plan, prepare, preview, read_tuned, select_parts

@@ -41,10 +41,10 @@ data = CommandGroup(
         "Your own images": dict.fromkeys(("table", "dicom"), "data"),
         "More": dict.fromkeys(("phantom", "check"), "data"),
     },
-    help="""Make a manifest of a dataset, or check one.
+    help="""Make a manifest of a data set, or check one.
 
     A manifest is one table with one row per image: image, patient_id, study_id, view, split, report, and a column for
-    each finding that holds 1, 0, -1 (uncertain) or nothing (unknown). Every other command reads nothing else.
+    each finding that holds 1, 0, -1 (uncertain) or nothing (unknown). All other commands read this table.
     """,
     epilog=examples(
         "cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv -o manifest.csv",
@@ -55,14 +55,14 @@ data = CommandGroup(
 #: The options that every reader shares.
 writes_manifest = together(
     option("--seed", type=click.IntRange(min=0), default=0,
-           help="Draws the patients of train, val and test where no splits are given."),
+           help="Seed for drawing the patients of train, val and test, if no splits are given."),
     option("-o", "--output", type=PATH, required=True, metavar="MANIFEST",
            help="Manifest to write (.csv, .csv.gz or .parquet); its sidecar .about.json says how it was made."),
     json_option,
 )  # fmt: skip
 missing_option = option("--missing", type=click.Choice(["error", "skip"]), default="error",
-                         help="A row whose image file is absent: stop, or leave the row out (counted in the "
-                         "sidecar).")  # fmt: skip
+                         help="If an image file is missing: stop with an error, or skip the row (the sidecar counts "
+                         "them).")  # fmt: skip
 
 
 def _names(ctx: click.Context, option: click.Parameter, text: str) -> tuple[str, ...]:
@@ -85,9 +85,9 @@ def _values(ctx: click.Context, option: click.Parameter, text: str) -> dict[str,
 )
 @click.argument("file", type=PATH)
 @option("--image-column", "image", default="image", help="Path of the image.")
-@option("--patient-column", "patient", default="patient_id", help="The image's patient, whose images "
-        "are never in two splits, nor found for each other. Name the image column to state that each image is another "
-        "patient.")  # fmt: skip
+@option("--patient-column", "patient", default="patient_id", help="Patient of the image. A patient's "
+        "images are kept in one split, and are not found for each other. Name the image column if each image is of "
+        "another patient.")  # fmt: skip
 @option("--study-column", "study", help="Study of the image.")
 @option("--view-column", "view", help="PA, AP, LATERAL or empty.")
 @option("--split-column", "split", help="train, val, test or empty. Default: patients are split 70:10:20.")
@@ -105,8 +105,8 @@ def _values(ctx: click.Context, option: click.Parameter, text: str) -> dict[str,
 @option("--separator", default="|", help="What joins them.")
 @option("--labels-format", type=click.Choice(["text", "list"]), default="text", help="list: the cells are lists as "
         "Python or JSON print them, ['Mass', 'Nodule'].")  # fmt: skip
-@option("--unlabelled", is_flag=True, help="No label is known, so that the images can only be searched. --labels then "
-        "only names findings.  [default: NIH's]")  # fmt: skip
+@option("--unlabelled", is_flag=True, help="No label is known: the images can only be searched. --labels then only "
+        "names the findings.  [default: those of NIH]")  # fmt: skip
 @option("--images", type=PATH, metavar="DIR", help="Where relative image paths start. Default: FILE's folder.")
 @missing_option
 @writes_manifest
@@ -117,9 +117,9 @@ def table(
 ) -> None:  # fmt: skip
     """Manifest of your own table.
 
-    FILE is a CSV or Parquet table with a row for each image. Columns are named by options, never guessed; those not
-    named are not used, and the log lists them. Semicolons or tabs between cells, Windows-1252 (Latin-1) and UTF-16 are
-    recognised, which the log says.
+    FILE is a CSV or Parquet table with one row per image. Options name its columns; nothing is guessed, and the log
+    lists the columns that are not used. Semicolons or tabs between cells, Windows-1252 (Latin-1) and UTF-16 are
+    recognised and reported in the log.
     """
     from cbmir.training.readers.table import ColumnMapping, LabelCells, read_own_table
 
@@ -140,16 +140,16 @@ def table(
 @option("--labels", callback=_names, metavar="A,B,C", default="",
         help="Label columns of the manifest, all unknown.  [default: the 14 findings of NIH]")  # fmt: skip
 @option("--allow-lateral", is_flag=True, help="Take lateral views too, as view LATERAL.")
-@option("--intensity", type=click.Choice(INTENSITIES), default="header", help="How stored values become grey, as "
-        "'cbmir train' has it: a file that cannot be read so is left out.")  # fmt: skip
-@option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one a processor]")
+@option("--intensity", type=click.Choice(INTENSITIES), default="header", help="How stored values become grey (see "
+        "'cbmir train --help'). A file that cannot be read that way is left out.")  # fmt: skip
+@option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one per processor]")
 @writes_manifest
 def dicom(place: Path, labels: tuple[str, ...], output: Path, as_json: bool, **reading: Any) -> None:
     """Manifest of the DICOM studies in a folder, or on a medium with a DICOMDIR.
 
-    DIR is searched with its subfolders; of a DICOMDIR file, what it lists. Patient, study, view and date are those of
-    the headers, findings are unknown. Files that are no chest radiograph are left out, and listed with the reason
-    in .left-out.csv beside MANIFEST; where damaged files are among them, the exit code is 2. Images that were read
+    DIR is searched with its subfolders; a DICOMDIR file gives the files that it lists. Patient, study, view and date
+    come from the headers, and findings are unknown. Files that are not chest radiographs are left out and listed with
+    the reason in .left-out.csv beside MANIFEST; if some of them are damaged, the exit code is 2. Images that were read
     with a warning are listed in .warnings.csv. The manifest names patients and paths: keep it as safe as the images.
     """
     from cbmir.runtime.imaging.image_warning import write_warnings
@@ -179,8 +179,8 @@ def dicom(place: Path, labels: tuple[str, ...], output: Path, as_json: bool, **r
 def phantom(count: int, seed: int, image_format: str, size: int, output: Path, as_json: bool) -> None:
     """Draw synthetic radiographs.
 
-    With findings, reports and their manifest: a data set to learn and test with that is nobody's. What is measured on
-    it says nothing about patients.
+    Writes images with findings, reports and a manifest: a data set for learning and testing that shows no real patient.
+    Results on it say nothing about patients.
     """
     from cbmir.training.phantom import generate
 
@@ -190,17 +190,16 @@ def phantom(count: int, seed: int, image_format: str, size: int, output: Path, a
 
 @command("cbmir data check manifest.csv", "cbmir data check manifest.csv --json > check.json")
 @click.argument("manifest", type=PATH)
-@option("--quick", is_flag=True, help="Look at the table and for the files, but open no image.")
+@option("--quick", is_flag=True, help="Check the table and that the files exist, but open no image.")
 @option("--workers", type=click.IntRange(min=1), default=os.cpu_count() or 1, show_default="processors",
         help="Threads that read images.")  # fmt: skip
 @json_option
 def check(manifest: Path, quick: bool, workers: int, as_json: bool) -> None:
-    """Look for what would spoil a training.
+    """Check a manifest before training.
 
-    Counts what MANIFEST holds, then checks it. Problems are missing files, unreadable images, patients in two splits
-    and the same image in two splits. Any of them makes the exit code 2; a clean manifest gives 0. Images that were read
-    with a warning (of little contrast, say, or probably not frontal) are counted by its kind, and listed in
-    .warnings.csv beside MANIFEST.
+    Counts what MANIFEST holds and looks for problems: missing files, unreadable images, patients in two splits and the
+    same image in two splits. The exit code is 2 if there are any. Images that were read with a warning (low contrast,
+    say, or probably not frontal) are counted by kind, and listed in .warnings.csv beside MANIFEST.
     """
     from cbmir.runtime.imaging.image_warning import write_warnings
     from cbmir.training.manifest_check import check_manifest

@@ -10,7 +10,7 @@ import click
 from cbmir.cli.data import missing_option, write, writes_manifest
 from cbmir.cli.options import PATH, command, option, together
 
-_frontal_option = option("--frontal-only/--all-views", default=True, help="Leave lateral images out, or not.")
+_frontal_option = option("--frontal-only/--all-views", default=True, help="Whether to leave out lateral images.")
 #: How the 14 columns of CheXpert's labeller are read.
 _chexpert_labels = together(
     option("--findings", type=click.Choice([9, 13]), default=9,
@@ -19,8 +19,8 @@ _chexpert_labels = together(
            "finding that the report does not mention: absent, or unknown. -1 is uncertain."),
 )  # fmt: skip
 
-_mapped_labels = option("--labels", type=click.Choice(["mapped", "own"]), default="mapped", help="The 14 findings of "
-                        "NIH, the sidecar says from which names, or the data set's own names.")  # fmt: skip
+_mapped_labels = option("--labels", type=click.Choice(["mapped", "own"]), default="mapped", help="mapped: the 14 "
+                        "findings of NIH (listed in the sidecar). own: the data set's names.")  # fmt: skip
 _folder = click.argument("folder", type=PATH)
 
 
@@ -29,11 +29,11 @@ _folder = click.argument("folder", type=PATH)
     "cbmir data nih --images images/ --entries entries.csv --official-splits . --boxes BBox_List_2017.csv -o nih.csv",
     "cbmir data nih --images images/ --relabelled test_labels.csv --relabelled validation_labels.csv -o google.csv",
 )
-@option("--images", type=PATH, required=True, metavar="DIR", help="Folder of the X-rays, subfolders such as "
-        "images_001/images included; .png, or .jpg of the same name.")  # fmt: skip
+@option("--images", type=PATH, required=True, metavar="DIR", help="Folder of the X-rays, searched with "
+        "subfolders such as images_001/images; .png, or .jpg of the same name.")  # fmt: skip
 @option("--entries", type=PATH, metavar="CSV", help="NIH's Data_Entry_2017*.csv as it comes, or .csv.gz.")
-@option("--relabelled", type=PATH, multiple=True, metavar="CSV", help="In place of --entries: Google's test_labels.csv "
-        "or validation_labels.csv of four findings, which radiologists agreed on. May be repeated.")  # fmt: skip
+@option("--relabelled", type=PATH, multiple=True, metavar="CSV", help="Instead of --entries: Google's test_labels.csv "
+        "or validation_labels.csv, four findings adjudicated by radiologists. May be repeated.")  # fmt: skip
 @option("--splits", type=PATH, metavar="CSV",
         help="Columns image,split (train, val, test). Default: patients are split 70:10:20.")  # fmt: skip
 @option("--official-splits", "official", type=PATH, metavar="DIR", help="Folder with NIH's train_val_list.txt and "
@@ -88,7 +88,7 @@ def chexpert(output: Path, as_json: bool, **options: Any) -> None:
 def mimic(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of MIMIC-CXR-JPG.
 
-    Labels, metadata and split as PhysioNet ships them, 377,110 images of 65,379 patients; reports where they are.
+    377,110 images of 65,379 patients, with labels, metadata and splits as PhysioNet ships them, and reports if present.
 
     FOLDER holds files and the tables mimic-cxr-2.*.csv.
     """
@@ -138,10 +138,10 @@ def padchest(output: Path, as_json: bool, **options: Any) -> None:
 @command("cbmir data vindr vindr-cxr/1.0.0 -o manifest.csv",
          "cbmir data vindr resized/ --sizes train_meta.csv -o manifest.csv")  # fmt: skip
 @_folder
-@option("--agree", type=click.IntRange(1), default=2, help="So many of an image's radiologists must have drawn or "
-        "said a finding for a label 1 and its boxes; fewer make it uncertain.")  # fmt: skip
-@option("--sizes", type=PATH, metavar="CSV", help="For converted images: columns image_id,dim0,dim1, height and width "
-        "of the originals, in whose pixels boxes are.")  # fmt: skip
+@option("--agree", type=click.IntRange(1), default=2, help="Number of an image's radiologists who must agree on "
+        "a finding for a label 1 and its boxes; fewer make it uncertain.")  # fmt: skip
+@option("--sizes", type=PATH, metavar="CSV", help="For converted images: columns image_id,dim0,dim1, the height and "
+        "width of the originals, since boxes are in their pixels.")  # fmt: skip
 @missing_option
 @writes_manifest
 def vindr(output: Path, as_json: bool, **options: Any) -> None:
@@ -150,7 +150,7 @@ def vindr(output: Path, as_json: bool, **options: Any) -> None:
     18,000 images of two hospitals in Hanoi, each read by three radiologists.
 
     FOLDER holds train.csv, or annotations_train.csv and annotations_test.csv (image_labels_train.csv and
-    image_labels_test.csv are read too where they are), and the images.
+    image_labels_test.csv are also read if present), and the images.
     """
     from cbmir.training.readers.vindr import read_vindr
 
@@ -192,12 +192,12 @@ def siim(output: Path, as_json: bool, **options: Any) -> None:
 @command("cbmir data openi openi/ --download -o manifest.csv")
 @_folder
 @option("--download", "fetch", is_flag=True, help="Fetch the publisher's archives into FOLDER first, about 1.3 GB, and "
-        "unpack them. After a stop the same command goes on.")  # fmt: skip
+        "unpack them. After an interruption the same command continues.")  # fmt: skip
 @_mapped_labels
 @option("--projections", type=PATH, metavar="CSV", help="Columns filename,projection (Frontal, Lateral). Default: "
         "what the captions say.")  # fmt: skip
-@option("--guess-frontal", is_flag=True, help="In a report without a frontal image take the first one whose caption "
-        "does not tell as frontal.")  # fmt: skip
+@option("--guess-frontal", is_flag=True, help="If no image of a report is frontal by its caption, take the first one "
+        "whose caption does not say.")  # fmt: skip
 @_frontal_option
 @missing_option
 @writes_manifest

@@ -36,7 +36,7 @@ _MATRIX = {
 @command("cbmir doctor", "cbmir doctor --json > doctor.json")
 @json_option
 def doctor(as_json: bool) -> None:
-    """Say what is installed here, which engines and devices really work, and how to get what is missing."""
+    """Show what is installed here, which engines and devices work, and how to install what is missing."""
     report = examine()
     print_answer(as_json, report, text(report))
 

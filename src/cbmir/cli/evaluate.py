@@ -19,9 +19,9 @@ from cbmir.errors import require
 @click.argument("manifest", type=PATH)
 @option("-k", default=10, help="Neighbours per query.")
 @option("--queries", type=click.Choice(["test", "val"]), default="test",
-        help="Split that asks; the train split is the gallery.")  # fmt: skip
-@option("--gallery-model", type=PATH, metavar="MODEL", help="What embeds the gallery instead: the teacher of a "
-        "distilled MODEL, a RUN or an exported file.")  # fmt: skip
+        help="Split whose images are the queries; the train split is the gallery.")  # fmt: skip
+@option("--gallery-model", type=PATH, metavar="MODEL", help="Another model (a RUN or an exported file) to "
+        "embed the gallery: the teacher of a distilled MODEL.")  # fmt: skip
 @option("-o", "--output", type=PATH, help="Folder for metrics.json, report.md and per_query.csv.")
 @json_option
 def evaluate(
@@ -29,8 +29,9 @@ def evaluate(
 ) -> None:
     """Measure a RUN or an exported MODEL on MANIFEST: AUC, nDCG, ACG and precision, and nDCG corrected for chance.
 
-    With 95% bootstrap intervals over patients, beside rankings that ignore the query. A query's own patient never
-    counts. Also sensitivity and specificity at the model's thresholds, and how well its probabilities are calibrated.
+    Figures have 95% bootstrap intervals over patients and stand beside rankings that ignore the query. Images of a
+    query's own patient are left out. Also reports sensitivity and specificity at the model's thresholds, and how well
+    its probabilities are calibrated.
     """
     require("torch", "train")
     from cbmir.training.evaluate import evaluate_model

@@ -31,34 +31,38 @@ _NEEDS = (
 )
 @click.argument("run", type=PATH, required=False)
 @option("-o", "--output", required=True, type=click.Path(),
-        help="File to write (.onnx), or a folder for model.onnx; other files stand beside it.")  # fmt: skip
+        help="File to write (.onnx), or a folder for model.onnx; other files are written beside it.")  # fmt: skip
 @option("--fp16", is_flag=True, help="Also NAME.fp16.onnx, its encoder in half precision: for GPUs.")
 @option("--int8", is_flag=True, help="Also NAME.int8.onnx, for ONNX Runtime on a CPU.")
 @option("--openvino", multiple=True, type=click.Choice(["bf16", "int8"]),
         help="Also NAME.openvino-bf16.xml or -int8.xml, for OpenVINO on a CPU. May be repeated.")  # fmt: skip
-@option("--tensorrt", is_flag=True, help="Also a TensorRT plan for each --target, of the fp16 file with --fp16.")
+@option("--tensorrt", is_flag=True, help="Also a TensorRT plan for each --target; with --fp16, of the fp16 file.")
 @option("--target", default="current", metavar="SM,…",
-        help="GPUs of the plans by compute capability (sm86, sm89 …); current is the one that is here.")  # fmt: skip
+        help="GPUs of the plans by compute capability (sm86, sm89 …); current: the one of this machine.")  # fmt: skip
 @option("--max-batch", default=32, type=click.IntRange(1), help="Largest batch of the plans.")
 @option("--calibrate", type=PATH, metavar="MANIFEST",
         help="Images that set the ranges of int8.  [default: the run's training images]")  # fmt: skip
-@option("--calibration-images", default=96, type=click.IntRange(1), help="At most so many of them.")
+@option("--calibration-images", default=96, type=click.IntRange(1), help="Most images to calibrate with.")
 @option("--calibration-percentile", "percentile", type=click.FloatRange(50, 100, min_open=True),
-        help="Let the ranges hold so many percent of the values.  [default: all]")  # fmt: skip
+        help="Percentage of the values that the ranges cover.  [default: all]")  # fmt: skip
 @option("--images", type=PATH, metavar="MANIFEST",
-        help="Compare with PyTorch on these images: those of the run are gone, or it is an --encoder.")  # fmt: skip
-@option("--encoder", help="Export this encoder with published --weights in place of a RUN, as an embedding model: "
-        "nothing is trained, it finds alike images and scores no findings.")  # fmt: skip
+        help="Compare with PyTorch on these images, where the run's own are gone or with --encoder.")  # fmt: skip
+@option("--encoder", help="Export this encoder with published --weights instead of a RUN. Nothing is trained: the "
+        "model finds similar images and scores no findings.")  # fmt: skip
 @option("--weights", default="none", show_default=False,
         help="Its weights: a file, or imagenet (downloaded by torchvision or timm).")  # fmt: skip
 @option("--image-size", type=click.IntRange(32),
         help="Side of the square that the whole image becomes.  [default: that of the published weights]")  # fmt: skip
 @option("--grey-range", default="own", metavar="own|signed|MEAN,STD",
-        help="What the weights take for black and white: own, as published; signed, -1 and 1; or mean and deviation "
-        "of grey in 0 to 1.")  # fmt: skip
+        help="Input values for black and white: own, as the weights were published; signed, -1 and 1; or mean and "
+        "standard deviation of grey in 0 to 1.")  # fmt: skip
 @option("--intensity", type=click.Choice(INTENSITIES), default="header", help="How stored values become grey.")
 @tolerance_option
-@option("--accept-parity-loss", is_flag=True, help="Write files beyond their limits too, and say so beside them.")
+@option(
+    "--accept-parity-loss",
+    is_flag=True,
+    help="Also write files that miss their limits, and record that in parity.json.",
+)
 @json_option
 @click.pass_context
 def export(
@@ -67,9 +71,9 @@ def export(
 ) -> None:  # fmt: skip
     """Export the best model of a finished RUN, or an --encoder, as one graph, from uint8 image to embedding and scores.
 
-    Each file is compared with PyTorch on held-out images (parity.json beside it) and is not written when it finds other
-    neighbours or tells findings apart less well: fp16 and bf16 must keep 97% of the ten nearest, 95% in a gallery of
-    the float32 file, and nDCG and AUC within 0.002; int8 90% and 0.005.
+    Each file is compared with PyTorch on held-out images (parity.json beside it). It is not written if its neighbours
+    or scores differ too much: fp16 and bf16 must keep 97% of the ten nearest, 95% in a gallery of the float32 file, and
+    nDCG and AUC within 0.002; int8 must keep 90%, and 0.005.
     """
     int8 = options["int8"] or "int8" in options["openvino"]
     wanted = {"--tensorrt": tensorrt, "--int8 or --openvino int8": int8, "--encoder": encoder}

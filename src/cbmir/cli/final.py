@@ -12,19 +12,19 @@ from cbmir.errors import require
 
 @command(
     "cbmir final report -o run --method fitted",
-    "cbmir final report -o run --method fitted --resume      go on after a stop",
+    "cbmir final report -o run --method fitted --resume      continue after an interruption",
 )
 @click.argument("report", type=PATH)
-@option("-o", "--output", "run", required=True, type=PATH, help="RUN folder to make.")
+@option("-o", "--output", "run", required=True, type=PATH, help="RUN folder to create.")
 @option("--method", required=True, help="A method of REPORT whose folds are finished.")
-@option("--seed", default=0, help="Of the folds' runs, and of this one.")
-@option("--resume", is_flag=True, help="Go on with the run in -o from its last whole epoch.")
+@option("--seed", default=0, help="Seed of the folds' runs, and of this one.")
+@option("--resume", is_flag=True, help="Continue the run in -o from its last complete epoch.")
 @json_option
 def final(report: Path, run: Path, method: str, seed: int, resume: bool, as_json: bool) -> None:
     """Train a method of a cross-validation in REPORT on every image of its table.
 
-    Options and number of epochs are those of the folds. The scores that each image was given as a test image choose
-    thresholds and calibration, and the card has the figures of all folds together.
+    Uses the options and the number of epochs of the folds. Thresholds and calibration come from the scores that each
+    image got as a test image, and the card has the figures of all folds together.
 
     REPORT is that of 'cbmir benchmark table … --folds 5'. Writes a RUN folder, as 'cbmir train' does.
     """

@@ -23,8 +23,8 @@ from cbmir.errors import require
 def parity(a: Path, b: Path, manifest: Path, tolerances: tuple[str, ...], as_json: bool) -> None:
     """Compare the answers of two models, each a RUN or an exported file, on the images of MANIFEST.
 
-    Embeddings, scores, top-10 neighbours, nDCG and AUC, B against A, with 95% intervals over patients. For two files of
-    one model the exit code is 1 where B is beyond the limits of its precision.
+    Compares embeddings, scores, top 10 neighbours, nDCG and AUC of B with those of A, with 95% intervals over patients.
+    For two files of one model the exit code is 1 if B misses the limits of its precision.
     """
     require("torch", "train")
     from cbmir.export.compare import compare_models

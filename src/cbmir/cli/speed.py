@@ -32,8 +32,8 @@ def _list_of(kind: Any) -> Callable[[click.Context, click.Parameter, str | None]
 
 
 @command(
-    "cbmir speed models/                                      every file of the export that this machine runs",
-    "cbmir speed models/ --against torch,onnxruntime          beside what one would write by hand",
+    "cbmir speed models/                                      every file of the export that runs here",
+    "cbmir speed models/ --against torch,onnxruntime          beside code that one would write by hand",
     "cbmir speed model.onnx --engine onnxruntime,openvino --batch 1,8,32",
     "cbmir speed models/ --mode latency,throughput --json > speed.json",
 )
@@ -42,25 +42,25 @@ def _list_of(kind: Any) -> Callable[[click.Context, click.Parameter, str | None]
         help=f"Run every file in each of these: {', '.join(ENGINES)}.")  # fmt: skip
 @option("--batch", "batches", callback=_list_of(click.IntRange(min=1)), default="1,8", metavar="N,…",
         help="Batch sizes.")  # fmt: skip
-@option("--threads", type=click.IntRange(min=1), help="Of each contender.  [default: every processor]")
+@option("--threads", type=click.IntRange(min=1), help="Threads of each contender.  [default: every processor]")
 @option("--mode", "modes", callback=_list_of(click.Choice(MODES)), default="auto", metavar="A,B,…", help="auto, "
         "latency (a batch with all threads at once), throughput (its images on streams of one thread).")  # fmt: skip
 @option("--against", "peers", callback=_list_of(click.Choice(["torch", "onnxruntime", "openvino"])), metavar="A,B,…",
         help="Also time what one would write by hand on the CPU: torch (eager, random weights), onnxruntime, openvino "
         "(default options). The first of these is the baseline.")  # fmt: skip
-@option("--peak", is_flag=True, help="Also time as much arithmetic as bare matrix products: the floor.")
+@option("--peak", is_flag=True, help="Also time the same arithmetic as bare matrix products: a lower limit.")
 @option("--seconds", type=click.FloatRange(min=0, min_open=True), default=5.0,
-        help="Measure each contender for so long at each batch size.")  # fmt: skip
+        help="Time to measure each contender at each batch size.")  # fmt: skip
 @json_option
 def speed(
     models: tuple[Path, ...], engines: tuple[str, ...], batches: tuple[int, ...], threads: int | None,
     modes: tuple[Any, ...], peers: tuple[str, ...], peak: bool, seconds: float, as_json: bool,
 ) -> None:  # fmt: skip
-    """Time exported MODEL files, or those of a folder, against each other and against what one would write by hand.
+    """Time exported MODEL files, or those of a folder, side by side, and beside code that one would write by hand.
 
-    Each contender has a process of its own, and they take turns in short rounds, since the load of a machine moves
-    times: trust the ratios, which are taken round by round (median, and 10th to 90th percentile). "1 - cos" is how far
-    the embeddings are from the first model's. Ctrl-C prints what was measured so far.
+    Each contender has its own process, and they take turns in short rounds, since times change with the load of the
+    machine. Trust the ratios, which are taken round by round (median, and 10th to 90th percentile). "1 - cos" is the
+    distance of the embeddings from those of the first model. Ctrl-C prints the results so far.
     """
     from cbmir.export.perf.bench import bench as measure
     from cbmir.export.perf.contenders import model_contenders, peer_contenders

@@ -19,37 +19,32 @@ _TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_we
 @command(
     "cbmir train nih.csv -o run --weights imagenet            the paper's settings, DenseNet121",
     "cbmir train nih.csv -o run --weights imagenet --recipe fitted",
-    "cbmir train nih.csv -o run --weights imagenet --resume   go on after a stop",
+    "cbmir train nih.csv -o run --weights imagenet --resume   continue after an interruption",
     "cbmir train nih.csv -o fold1 --fold 1/5                  cross-validation by patient",
     "cbmir train nih.csv -o light --distill run --encoder efficientnet_b0 --weights imagenet",
     "cbmir train phantoms/manifest.csv -o run --encoder resnet18 --image-size 64 --epochs 10",
 )
 @click.argument("manifest", type=PATH)
-@option("-o", "--output", "run", required=True, type=PATH, help="RUN folder to make.")
+@option("-o", "--output", "run", required=True, type=PATH, help="RUN folder to create.")
 @recipe_option(
     "--loss",
     type=click.Choice(list(TRAINING_LOSSES)),
-    help="proxy is the paper's method, bce and ml-proxy-nca its baselines; the others go past it.",
+    help="proxy is the paper's method, bce and ml-proxy-nca its baselines; the others are extensions.",
 )
-@recipe_option("--linear-fit/--no-linear-fit", help="At the end, fit linear maps from the features to embedding and "
-               "scores, in place of the head that was trained.")  # fmt: skip
+@recipe_option("--linear-fit/--no-linear-fit", help="At the end, replace the trained head by linear maps that are "
+               "fitted from the features to embedding and scores.")  # fmt: skip
 @option("--projection", default=256, help="Dimensions of the embedding of a linear fit.")
 @option("--negative-proxies/--no-negative-proxies", default=True,
         help="Whether images without a finding are a class of their own.")  # fmt: skip
 @training_options
-@option(
-    "--grey-range",
-    default="auto",
-    metavar="own|signed|MEAN,STD",
-    help="What the encoder's weights take for black "
-    "and white: own, as its published weights do; signed, -1 and 1; or mean and deviation of grey in 0 to 1. auto "
-    "is own for xrv:NAME and rad-dino, else signed.",
-)
-@option("--seed", default=0)
+@option("--grey-range", default="auto", metavar="own|signed|MEAN,STD", help="Input values for black and white: own, as "
+        "the encoder's weights were published; signed, -1 and 1; or mean and standard deviation of grey in 0 to 1. "
+        "auto is own for xrv:NAME and rad-dino, else signed.")  # fmt: skip
+@option("--seed", default=0, help="Seed of the training run.")
 @option("--fold", default="", metavar="I/N", help="Use fold I of N by patient instead of the manifest's splits.")
 @option("--distill", "teacher", type=PATH, metavar="RUN", help="Train a light encoder to answer as the finished RUN "
         "does, in its embedding space: what RUN's model has indexed, the light one queries.")  # fmt: skip
-@option("--resume", is_flag=True, help="Go on with the run in -o from its last whole epoch.")
+@option("--resume", is_flag=True, help="Continue the run in -o from its last complete epoch.")
 @json_option
 @click.pass_context
 def train(

@@ -18,8 +18,8 @@ from cbmir.cli.options import PATH, PATIENT_DATA, command, json_option, log, opt
 def export(gallery: Path, output: Path, deidentified: bool, as_json: bool) -> None:
     """Copy GALLERY as it is at this moment, while others use it.
 
-    De-identified is not anonymous: an embedding still lies near other images of the same patient, so that who has one
-    of these can find the patient. Do not make such a copy public.
+    De-identified is not anonymous: an embedding is still close to other images of the same patient, so anyone with such
+    an image can find the patient. Do not publish such a copy.
     """
     from cbmir.runtime.gallery import Gallery, maintenance
 

@@ -17,7 +17,7 @@ from cbmir.files import folder_size
 @click.argument("gallery", type=click.Path())
 @json_option
 def info(gallery: str, as_json: bool) -> None:
-    """Say what a gallery holds, of which model it is, and how it is searched."""
+    """Show what GALLERY holds, which model it belongs to, and how it is searched."""
     from cbmir.runtime.gallery.build.folder import GalleryFolder
     from cbmir.runtime.gallery.protocol import is_milvus, open_gallery
 
@@ -42,9 +42,9 @@ def info(gallery: str, as_json: bool) -> None:
 @click.argument("gallery", type=PATH)
 @json_option
 def verify(gallery: Path, as_json: bool) -> None:
-    """Read all of GALLERY and say what is damaged, which images that affects, and what to do.
+    """Read all of GALLERY and report damage: which images it affects, and what to do.
 
-    The exit code is 2 where anything is damaged.
+    The exit code is 2 if anything is damaged.
     """
     from cbmir.runtime.gallery.maintenance import verify as look_through
 
@@ -61,12 +61,12 @@ def verify(gallery: Path, as_json: bool) -> None:
 
 @command("cbmir index rebuild gallery --index int8")
 @click.argument("gallery", type=PATH)
-@option("--index", "setting", type=click.Choice(INDEX_SETTINGS), help="How it is searched from now on.")
+@option("--index", "setting", type=click.Choice(INDEX_SETTINGS), help="How to search from now on.")
 @json_option
 def rebuild(gallery: Path, setting: str | None, as_json: bool) -> None:
-    """Make anew what searches need, from the gallery's database alone; others may search meanwhile.
+    """Rebuild what searches need from the gallery's database. Searches go on meanwhile.
 
-    Never necessary: what is damaged or out of date is noticed, and made again when it is needed.
+    Never necessary: files that are damaged or out of date are noticed and rebuilt when they are needed.
     """
     from cbmir.runtime.gallery import Gallery
 
@@ -80,7 +80,7 @@ def rebuild(gallery: Path, setting: str | None, as_json: bool) -> None:
 @click.argument("gallery", type=PATH)
 @json_option
 def compact(gallery: Path, as_json: bool) -> None:
-    """Write GALLERY's database anew, without the room of what was removed, and nothing left of it on the disk."""
+    """Rewrite GALLERY's database to free the space of removed images, so that nothing of them stays on the disk."""
     from cbmir.runtime.gallery import Gallery
 
     with Gallery.open(gallery) as opened:

@@ -16,13 +16,13 @@ from cbmir.errors import GalleryError, require
 @click.argument("gallery", type=click.Path())
 @option("--method", type=click.Choice(["auto", "tsne", "pca"]), default="auto", help="auto: t-SNE where scikit-learn "
         "is installed and there are images enough, else the two principal components.")  # fmt: skip
-@option("--most", type=click.IntRange(3), default=5000, help="Images, at random if more.")
-@option("--seed", default=0)
+@option("--most", type=click.IntRange(3), default=5000, help="Most images to show; a random choice if there are more.")
+@option("--seed", default=0, help="Seed of the layout and of the choice.")
 @json_option
 def map_command(gallery: str, method: str, most: int, seed: int, as_json: bool) -> None:
-    """Make a map of GALLERY, in which images that are alike lie near each other, and keep it in its folder.
+    """Make a map of GALLERY in which similar images lie near each other, and save it in the gallery's folder.
 
-    'cbmir demo' shows it. Make it anew after images were added. Like the gallery it is patient data.
+    'cbmir demo' shows it. Rebuild it after adding images. Like the gallery, it is patient data.
     """
     from cbmir.runtime.gallery.projection import GalleryProjection, principal_plane
     from cbmir.runtime.gallery.protocol import is_milvus, open_gallery

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 @pseudonyms_option
 @json_option
 def merge(gallery: str, others: tuple[Path, ...], pseudonyms: Pseudonyms | None, as_json: bool) -> None:
-    """Add the images of OTHER galleries of the same model to GALLERY, each at once. The others stay as they are.
+    """Add the images of OTHER galleries of the same model to GALLERY. The others stay as they are.
 
-    Where there is no GALLERY it is made, and is there once all are in it; the same command goes on after a stop. Of
-    shards ('cbmir index build --shard') all must be given: they make the gallery that one build of the manifest makes.
-    GALLERY may be a milvus: place; that one is filled in batches, of which a stop leaves those that were done.
+    A new GALLERY appears once all are in it; after an interruption the same command continues. Give all shards of a
+    build ('cbmir index build --shard'): together they make the gallery that one build of the manifest makes. GALLERY
+    may be a milvus: place, which is filled in batches; an interruption leaves the batches that were finished.
     """
     from cbmir.runtime.gallery.build import merge_galleries
 

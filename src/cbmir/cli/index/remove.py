@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 @pseudonyms_option
 @json_option
 def remove(gallery: str, pseudonyms: Pseudonyms | None, as_json: bool, **wanted: tuple[str, ...]) -> None:
-    """Remove images from GALLERY, with report, thumbnail and embedding; there is no way back.
+    """Remove images from GALLERY with report, thumbnail and embedding. This cannot be undone.
 
-    Their bytes are overwritten in the gallery's files, those of unfinished builds in its folder too; 'cbmir index
-    compact' then gives the room back. Copies, shards and exports made before are yours to delete. A row of a manifest
-    brings its image back with the next 'add' or 'build', also one that goes on: take it out of there as well. Exit code
-    2 where something given is not in the gallery, or that cannot be told.
+    Their bytes are overwritten in the gallery's files and in unfinished builds in its folder; 'cbmir index compact'
+    then frees the space. Delete earlier copies, shards and exports yourself. Also remove the rows from the manifest, or
+    the next 'add' or 'build' brings the images back. The exit code is 2 if something given is not in the gallery, or if
+    that cannot be determined.
     """
     from cbmir.runtime.gallery.build.folder import GalleryFolder
     from cbmir.runtime.gallery.protocol import is_milvus, open_gallery
