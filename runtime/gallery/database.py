@@ -48,6 +48,12 @@ _PASSING = {
     "SQLITE_PERM": "check the permissions of the folder",
 }
 _KEPT_IDLE = 8
+_MOUNTS = Path("/proc/self/mountinfo")  # of Linux
+#: File systems of other machines, by their names there.
+_SHARES = frozenset({
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.sshfs",
+    "fuse.rclone", "fuse.s3fs", "fuse.gcsfuse", "fuse.davfs", "fuse.smbnetfs",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,10 +103,13 @@ class Connections(Closing):
     """
 
     def __init__(self, file: Path, kind: DatabaseKind, *, read_only: bool = False, wait: float = WAIT) -> None:
-        """Raises the kind's error where no connection can be made."""
+        """Raises the kind's error where no connection can be made, and for a folder on a network share that would be
+        written to."""
         self.folder, self.file = file.parent, kind.live(file)
         self.home = self.file.parent
         self.writable = not read_only and os.access(self.home, os.W_OK)
+        if self.writable:
+            _check_local(self.home, kind)
         self._asked, self._kind, self._wait = file, kind, wait
         self._lock = threading.Lock()
         self._closed = False
@@ -211,11 +220,28 @@ class Connections(Closing):
         return connection
 
 
-def new_file(file: Path) -> None:
+def _check_local(folder: Path, kind: DatabaseKind) -> None:
+    """SQLite's log needs memory that all who use it share, which no two machines do; its locks may not hold either."""
+    device = folder.stat().st_dev
+    numbers = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = [line.partition(" - ") for line in _MOUNTS.read_text("utf-8", "replace").splitlines()]
+    except OSError:  # of another system than Linux
+        return
+    for place, _, source in mounts:
+        if place.split()[2:3] == [numbers] and (system := source.partition(" ")[0]) in _SHARES:
+            raise kind.error(
+                f"{folder}: expected a folder on a disk of this machine, found a network share ({system}), where "
+                f"writes may damage a {kind.noun}: keep it on a local disk, or mount the share read-only to search"
+            )
+
+
+def new_file(file: Path, kind: DatabaseKind) -> None:
     """Make a database's file, empty and for its owner only: SQLite gives its log the same permissions.
 
-    Raises FileExistsError where it is there already.
+    Raises FileExistsError where it is there already, and the kind's error where it would be on a network share.
     """
+    _check_local(file.parent, kind)
     os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 

@@ -108,7 +108,7 @@ class Gallery(EditableGallery):
                 raise GalleryError(f"{path}: expected a new or empty folder for the gallery, found something there")
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(0o700)
-            new_file(path / DATABASE)
+            new_file(path / DATABASE, GALLERY)
         except OSError as error:
             raise GalleryError(f"{path}: cannot make the gallery's folder ({error.strerror})") from error
         with Connections(path / DATABASE, GALLERY) as connections:

@@ -202,7 +202,7 @@ def export(source: Gallery, path: str | Path) -> None:
     shard = Shard.load(source.home)
     with _new_folder(Path(path)) as part:
         file = part / DATABASE
-        database.new_file(file)
+        database.new_file(file, database.GALLERY)
         translated = database.translated(database.GALLERY, part, "write to")
         with source.reading() as reader, translated, closing(sqlite3.connect(file)) as copy:
             reader.copy(copy)

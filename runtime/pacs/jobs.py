@@ -160,7 +160,7 @@ class Spool:
 def open_database(folder: Path) -> Connections:
     """The queue's database, made where it is missing. Raises QueueError, also for another process's or version's."""
     with suppress(OSError):  # where it cannot be made, opening it says why
-        new_file(folder / DATABASE)
+        new_file(folder / DATABASE, _KIND)
     connections = Connections(folder / DATABASE, _KIND, wait=WAIT)
     try:
         with connections.use("make") as database:
