@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import re
 import ssl
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from cbmir.runtime.pacs.jobs import ResultObject
 
 #: Seconds: to connect, to negotiate, and for an answer to each object.
 CONNECT_TIMEOUT, ACSE_TIMEOUT, DIMSE_TIMEOUT = 10.0, 15.0, 60.0
+#: Seconds for all results of an image, from connecting to the last answer.
+DELIVERY_TIMEOUT = 300.0
 #: Success; stored, though with a change (PS3.4 table B.2-1); it has this SOP Instance already (PS3.7 C.5.7).
 _STORED = (0x0000, 0xB000, 0xB006, 0xB007, 0x0111)
 
@@ -141,7 +144,7 @@ class StoreScu:
 
     def _associate(self, classes: list[str]) -> Any:
         from pydicom.uid import ExplicitVRLittleEndian, ImplicitVRLittleEndian
-        from pynetdicom import AE
+        from pynetdicom import AE, evt
 
         ae = AE(ae_title=self._calling)
         ae.connection_timeout, ae.acse_timeout = CONNECT_TIMEOUT, ACSE_TIMEOUT
@@ -149,7 +152,8 @@ class StoreScu:
         for sop_class in classes:
             ae.add_requested_context(sop_class, [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
         tls = None if self._tls is None else (self._tls, self.to.host)
-        association = ae.associate(self.to.host, self.to.port, ae_title=self.to.ae_title, tls_args=tls)
+        association = ae.associate(self.to.host, self.to.port, ae_title=self.to.ae_title, tls_args=tls,
+                                   evt_handlers=[(evt.EVT_CONN_OPEN, _bound)])  # fmt: skip
         if not association.is_established:
             why = "refused the association" if association.is_rejected else "cannot be reached"
             raise DeliveryAwayError(
@@ -173,3 +177,10 @@ class StoreScu:
         if status in OUT_OF_RESOURCES:
             raise DeliveryAwayError(f"{self.to}: {refusal}")
         return refusal
+
+
+def _bound(event: Any) -> None:
+    """Once pynetdicom has connected it waits without an end for what an archive has begun to send, and to take."""
+    from cbmir.runtime.pacs.bounded_socket import BoundedSocket
+
+    BoundedSocket.of(event.assoc.dul.socket, until=time.monotonic() + DELIVERY_TIMEOUT)

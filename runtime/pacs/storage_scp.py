@@ -16,11 +16,12 @@ from typing import Any
 from pydicom.pixels.decoders.base import get_decoder
 from pydicom.uid import Comprehensive3DSRStorage, KeyObjectSelectionDocumentStorage
 from pynetdicom import AE, ALL_TRANSFER_SYNTAXES, _config, evt
-from pynetdicom.transport import AssociationSocket, RequestHandler, ThreadedAssociationServer
+from pynetdicom.transport import RequestHandler, ThreadedAssociationServer
 
 from cbmir.errors import DicomImageError, ImageError, PacsError
 from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES
 from cbmir.runtime.logs import fields, pacs_log, what_failed
+from cbmir.runtime.pacs.bounded_socket import LONGEST_UNIT, MAX_PDU, BoundedSocket, receive
 from cbmir.runtime.pacs.destinations import checked_ae_title
 from cbmir.runtime.pacs.intake import Intake, IntakeStatus
 
@@ -29,15 +30,11 @@ OUT_OF_RESOURCES = 0xA700  # the queue or the disk is full, or failed: to be sen
 MISMATCH = 0xA900  # of another SOP class or instance than was announced, or without one of its four UIDs
 CANNOT_UNDERSTAND = 0xC000  # no readable data set, or larger than any radiograph
 NOT_SUPPORTED = 0x0122  # the SOP class is no radiograph
-MAX_PDU = 2**18  # bytes; few large units are quicker than many small ones
-_LONGEST_UNIT = MAX_PDU + 2**12
 ACSE_TIMEOUT, DIMSE_TIMEOUT, IDLE_TIMEOUT = 10.0, 60.0, 120.0  # seconds
 #: Seconds from connecting to the last byte of the association request, with the TLS handshake.
 ARRIVAL_TIMEOUT = 10.0
 #: Connections without an association. One more pushes out the oldest of the address that has the most.
 MOST_ARRIVING = 64
-#: Seconds that the header of a later unit may take, and the rest of it, each to its last byte.
-STALL_TIMEOUT = 30.0
 
 
 class StorageScp:
@@ -211,30 +208,24 @@ class _Handler(RequestHandler):
         until = time.monotonic() + ARRIVAL_TIMEOUT
         if isinstance(self.request, ssl.SSLSocket):
             self.request.do_handshake()
-        first = _receive(self.request, 6, until)
+        first = receive(self.request, 6, until)
         length = int.from_bytes(first[2:], "big")
-        if first and (first[0] != 1 or length > _LONGEST_UNIT):
+        if first and (first[0] != 1 or length > LONGEST_UNIT):
             raise ConnectionError("no request for an association")
-        first += _receive(self.request, length, until)
+        first += receive(self.request, length, until)
         if len(first) < 6 + length:  # it went, or had to make way
             server.shutdown_request(self.request)
             return
         association = self._create_association()
-        bounded: Any = association.dul.socket
-        bounded.__class__ = _BoundedSocket
-        bounded.begin(association, server, first)
+        _SenderSocket.of(association.dul.socket).begin(association, server, first)
         association.start()
 
 
-class _BoundedSocket(AssociationSocket):
-    """A connection that gives its first unit again, and what it may send: units no longer than agreed, and messages no
-    longer than any image."""
+class _SenderSocket(BoundedSocket):
+    """A connection that gives its first unit again, and takes messages no longer than any image."""
 
     def begin(self, association: Any, server: _AssociationServer, first: bytearray) -> None:
-        """Raises AttributeError if pynetdicom has none of what is replaced here: no connection without bounds."""
-        _ = AssociationSocket.recv, AssociationSocket.ready, AssociationSocket._shutdown_socket
         self._server, self._first, self._size = server, first, 0
-        self.socket: Any
         connection = self.socket
         association.bind(evt.EVT_ESTABLISHED, lambda event: server.arrived(connection))
         association.bind(evt.EVT_DIMSE_RECV, self._begin_message)
@@ -246,45 +237,19 @@ class _BoundedSocket(AssociationSocket):
     def ready(self) -> bool:
         return bool(self._first) or super().ready
 
-    def recv(self, count: int) -> bytearray:
-        """As `AssociationSocket.recv`: fewer bytes where the connection has ended. OSError ends the association, also
-        where the bytes do not all come within `STALL_TIMEOUT`."""
+    def recv(self, nr_bytes: int) -> bytearray:
         if self._first:
-            data, self._first = self._first[:count], self._first[count:]
+            data, self._first = self._first[:nr_bytes], self._first[nr_bytes:]
             return data
+        return super().recv(nr_bytes)
+
+    def check_size(self, count: int) -> None:
+        super().check_size(count)
         self._size += count
-        try:
-            if count > _LONGEST_UNIT or self._size > self._server.max_message:
-                pacs_log.warning("connection closed: more was announced than any image has", extra=fields(bytes=count))
-                raise OSError("too long")
-            data = _receive(self.socket, count, time.monotonic() + STALL_TIMEOUT)
-            self.socket.settimeout(STALL_TIMEOUT)
-        except OSError:
-            self._shutdown_socket()  # pynetdicom takes the connection for gone already, and would leave it open
-            raise
-        return data
+        if self._size > self._server.max_message:
+            pacs_log.warning("connection closed: more came than any image has", extra=fields(bytes=self._size))
+            raise OSError("too long")
 
     def _shutdown_socket(self) -> None:
-        """As `AssociationSocket._shutdown_socket`, which forgets to close what the other side has closed already."""
-        connection = self.socket
-        if connection is None:
-            return
-        self._server.arrived(connection)
-        with suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
-        connection.close()
-
-
-def _receive(connection: Any, count: int, until: float) -> bytearray:
-    """So many bytes, fewer where the connection has ended. Raises OSError where they do not all come in time."""
-    data, got = bytearray(count), 0
-    with memoryview(data) as view:
-        while got < count:
-            connection.settimeout(max(0.001, until - time.monotonic()))
-            read = connection.recv_into(view[got:])
-            if read == 0:
-                break
-            got += read
-            if got < count and time.monotonic() > until:
-                raise TimeoutError("too slow")
-    return data[:got]
+        self._server.arrived(self.socket)
+        super()._shutdown_socket()
