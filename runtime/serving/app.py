@@ -10,14 +10,14 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import HTMLResponse, Response
 from fastapi.security import HTTPBearer
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from cbmir import __version__
-from cbmir.card import INTENDED_USE
+from cbmir.card import INTENDED_USE, NOT_A_DEVICE
 from cbmir.errors import CbmirError
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.serving import schemas
@@ -32,8 +32,26 @@ _T = TypeVar("_T")
 _CHECK_S = 5.0  # that health checks, metrics and the like may take
 _PATIENT = "The image's patient, as the gallery names patients: left out. In a header, since URLs end in logs."
 
-#: Without a token, since monitors have none; the answers say nothing but whether the service is up.
-_HEALTH = ("/health", "/health/live", "/health/ready")
+#: Without a token, since monitors and browsers have none; the answers say nothing but whether the service is up.
+_OPEN = ("/", "/health", "/health/live", "/health/ready")
+#: For a person who opens the address in a browser. It loads nothing, and the policy of the answers allows no style.
+_PAGE = f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>cbmir</title></head><body>
+<h1>cbmir {__version__} over HTTP</h1>
+<p><strong>{NOT_A_DEVICE}</strong></p>
+<p>This service answers programs. For people there is the command <code>cbmir demo</code>.</p>
+<ul>
+<li><a href="openapi.json">openapi.json</a>: every route, with examples</li>
+<li><a href="v1/about">v1/about</a>: the model, the gallery and the limits</li>
+<li><a href="health">health</a>: whether the service can analyse</li>
+<li><a href="metrics">metrics</a>: for Prometheus</li>
+</ul>
+<p>Send an image:
+<code>curl --data-binary @chest.dcm -H 'Content-Type: application/dicom' 'http://ADDRESS/v1/analyze?k=5'</code></p>
+<p>Where the service has a token, all but this page and health need the header
+<code>Authorization: Bearer TOKEN</code>.</p>
+</body></html>
+"""
 health = APIRouter(tags=["health"])
 _READY: dict[str, Any] = {
     "summary": "Whether it can analyse", "response_model_exclude_none": True, "responses": schemas.NOT_READY,
@@ -81,11 +99,17 @@ def create_app(live: ReloadableFinder, settings: Settings) -> FastAPI:
     else:
         wanted = "the service's token as 'Authorization: Bearer TOKEN'"
         app.add_middleware(
-            Guard, credential=Credential("Bearer", settings.token.encode("ascii"), wanted), open_paths=_HEALTH
+            Guard, credential=Credential("Bearer", settings.token.encode("ascii"), wanted), open_paths=_OPEN
         )
     app.add_middleware(Observer, metrics=metrics, audit=None if settings.audit is None else Audit(settings.audit))
     app.add_middleware(SecurityHeaders, policy="default-src 'none'; frame-ancestors 'none'")
     return app
+
+
+@health.get("/", include_in_schema=False, response_class=HTMLResponse)
+async def front_page() -> str:
+    """What this is, and links to the API."""
+    return _PAGE
 
 
 @health.head("/health/live", include_in_schema=False)  # as some proxies ask

@@ -143,7 +143,7 @@ def test_parameters_of_a_search_in_its_url_are_not_left_out_in_silence(client: T
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404), ("GET", "/docs", 404), ("GET", "/redoc", 404), ("GET", "/v1/../../etc/passwd", 404),
+        ("POST", "/", 405), ("GET", "/docs", 404), ("GET", "/redoc", 404), ("GET", "/v1/../../etc/passwd", 404),
         ("GET", "/v1/cases/..%2f..%2fetc%2fpasswd/thumbnail", 404), ("GET", "/v1/cases/%00/thumbnail", 422),
         ("GET", "/v1/cases/case-0123456789abcdef%0a/thumbnail", 422), ("GET", "/v1/cases/%FF%FE/thumbnail", 422),
         ("GET", "/v1/cases/" + "a" * 5000 + "/thumbnail", 422), ("GET", "/v1/analyze", 405),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from fastapi.testclient import TestClient
 
+from cbmir.card import NOT_A_DEVICE
 from http_service import MakeClient
 
 TOKEN = "a-token-of-thirty-two-characters"
@@ -40,6 +43,14 @@ def test_with_the_token(given: str, guarded: TestClient, png: bytes) -> None:
     headers = {"Authorization": given}
     assert guarded.post("/v1/analyze", headers=headers, content=png).status_code == 200
     assert guarded.get("/metrics", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("app", ["client", "guarded"])
+def test_the_front_page_links_to_the_api_and_loads_nothing(app: str, request: pytest.FixtureRequest) -> None:
+    answer = request.getfixturevalue(app).get("/")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert re.findall('href="(.*?)"', answer.text) == ["openapi.json", "v1/about", "health", "metrics"]
+    assert NOT_A_DEVICE in answer.text and not re.search(r"<(script|link|img|style)|https?://(?!ADDRESS/)", answer.text)
 
 
 @pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready"])
