@@ -150,4 +150,6 @@ def neighbour_of(hit: Hit, wanted: Collection[str]) -> Neighbour:
         uncertain=tuple(name for name in entry.positive if (entry.labels or {})[name] == -1),
         boxes=entry.boxes,
         place=hit.place,
+        view=entry.view,
+        date=entry.date,
     )

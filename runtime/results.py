@@ -149,7 +149,8 @@ class Refinement:
 class Neighbour:
     """An image of the gallery. `distance` is Euclidean between unit vectors, in [0, 2]; of its positive or uncertain
     `labels`, `shared` are those that the query has, and `uncertain` those not known to be positive. `boxes` are where
-    some of its findings are, as drawn by people, where the gallery has them."""
+    some of its findings are, as drawn by people, where the gallery has them. `view` and `date` (YYYY-MM-DD) are empty
+    where they are not known."""
 
     id: str
     image: str
@@ -162,6 +163,8 @@ class Neighbour:
     uncertain: tuple[str, ...] = ()
     boxes: tuple[Box, ...] = ()
     place: Region | None = None
+    view: str = ""
+    date: str = ""
 
 
 @dataclass(frozen=True, eq=False)

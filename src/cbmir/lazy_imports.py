@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
+from cbmir.errors import require
 
-def lazy_imports(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
-    """A package's `__getattr__` (PEP 562); `modules` has for each public name the module that defines it."""
+
+def lazy_imports(
+    package: str, modules: Mapping[str, str], needs: tuple[str, str] | None = None
+) -> Callable[[str], object]:
+    """A package's `__getattr__` (PEP 562); `modules` has for each public name the module that defines it. `needs`: a
+    module that all of them need, and the extra that installs it."""
 
     def find(name: str) -> object:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if needs is not None:
+            require(*needs)
         found: object = getattr(import_module(modules[name]), name)
         return found
 

@@ -61,6 +61,7 @@ def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert text.startswith(f"Usage: cbmir {name} ")
     assert re.search(rf"^ *Examples?.*:\n +cbmir {name}\b", text, re.MULTILINE)
     assert max(map(len, text.splitlines())) <= 130
+    assert not re.search(r"\w-$", text, re.MULTILINE)  # no word is broken
 
 
 #: These go on until they are stopped; a benchmark's answer is REPORT/results.json.

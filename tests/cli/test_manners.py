@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -122,22 +123,36 @@ def test_the_shell_completes(typed: str, offered: list[str]) -> None:
     assert (done.stdout.split(), done.stderr) == ([f"plain,{word}" for word in offered], "")
 
 
-def test_a_terminal_cuts_reports_and_nothing_of_the_answer(
+def test_a_terminal_breaks_lines_between_words_and_cuts_nothing_but_reports(
     tiny_model: Path, tiny_gallery: Path, tiny_manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Finder.open(tiny_model, tiny_gallery, threads=1) as finder:
         found = finder.analyze(tiny_manifest.parent / "image_20.png", 3)
-    report = "Findings: " + "a long report, " * 20
-    neighbours = tuple(replace(neighbour, report=report) for neighbour in found.neighbours)
+    report = "Findings: " + "a long-winded report, " * 20
+    labels = tuple(f"Well_known-finding_{n}" for n in range(9))
+    neighbours = tuple(replace(one, report=report, labels=labels) for one in found.neighbours)
     found = replace(found, warnings=(NOTHING_ALIKE,), neighbours=neighbours)
-    whole = query._text(found).splitlines()
+    whole = query._text(found)
+    assert f"  Warning: {NOTHING_ALIKE}\n" in whole and "█" not in whole
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
-    cut = query._text(found).splitlines()
-    assert f"  Warning: {NOTHING_ALIKE}" in cut
-    reports = [line for line in cut if "a long report" in line]
-    assert len(reports) == 3 and all(len(line) == 80 and line.endswith("…") for line in reports)
-    assert [line for line in cut if "a long report" not in line] == [one for one in whole if "a long report" not in one]
+    lines = query._text(found).splitlines()
+    assert max(map(len, lines)) <= 80
+    reports = [line for line in lines if "long-winded" in line]
+    assert len(reports) == 3 and all(line.endswith((" report, …", " a …", " long-winded …")) for line in reports)
+    shown = [word for line in lines if line not in reports for word in line.split() if not set(word) & set("█·#")]
+    assert shown == [word for line in whole.splitlines() if "long-winded" not in line for word in line.split()]
+
+
+@pytest.mark.parametrize(("share", "bar"), [(0.0, "." * 10), (0.31, "###......."), (1.0, "#" * 10), (None, "." * 10)])
+def test_a_probability_as_a_bar(share: float | None, bar: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert query._bar(share) == ""
+    for encoding, signs in (("ascii", "#."), ("utf-8", "█·")):
+        terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+        monkeypatch.setattr("sys.stdout", terminal)
+        assert query._bar(share) == " " + bar.translate(str.maketrans("#.", signs))
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("args", [[], ["--help"]])
@@ -147,7 +162,7 @@ def test_the_five_steps_and_the_exit_codes_are_told(args: list[str], capsys: Cap
     out, err = capsys.readouterr()
     text = out + err
     steps = [line.split()[1] for line in text.splitlines() if line.startswith("    cbmir ")]
-    assert steps == ["data", "train", "export", "index", "demo"]
+    assert steps == ["data", "index", "query", "data", "train", "export", "index", "demo"]
     assert "Exit codes: 0 done; 1 " in text and "'cbmir doctor'" in text
 
 

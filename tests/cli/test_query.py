@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +19,9 @@ from PIL import Image
 from cbmir.card import NOT_A_DEVICE, OperatingPoint
 from cbmir.cli import main
 from cbmir.manifest import read_manifest, write_manifest
-from cbmir.runtime import Finder, Gallery
+from cbmir.runtime import Finder, Gallery, read_image
 from cbmir.runtime.imaging.picture_check import SENTENCES
+from cbmir.runtime.results import most_probable_first
 
 Captured = pytest.CaptureFixture[str]
 
@@ -47,7 +51,7 @@ def test_json(tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Capture
     assert list(answers[0]["findings"][0]) == ["label", "score", "probability", "predicted", "threshold"]
     assert list(answers[0]["neighbours"][0]) == [
         "id", "image", "patient_id", "distance", "cosine", "labels", "shared", "report", "uncertain", "boxes",
-        "place",
+        "place", "view", "date",
     ]  # fmt: skip
     assert len(answers[0]["neighbours"]) == 3
     assert answers[0]["image"] == str(image)
@@ -170,6 +174,9 @@ def dated(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Capture
         (["--view", "pa"], set(range(12))),
         (["--since", "2020-01-20"], set(range(19, 24))),
         (["--until", "2020-01-03"], {0, 1, 2}),
+        (["--since", "2020", "--until", "2020-01"], set(range(24))),
+        (["--since", "2031"], set()),
+        (["--until", "2019-02"], set()),
         (["--since", "2020-01-03", "--until", "2020-01-20", "--view", "AP", "--where", "Nodule"], {15}),
         (["--view", "LATERAL"], set()),
         (["--exact"], set(range(24))),
@@ -190,6 +197,7 @@ def test_narrowed_down(
         (["--where", "Fracture"], "Fracture"),
         (["--where", "Effusion and"], "expected"),
         (["--view", "PAX"], "'PAX' is not one of"),
+        (["--since", "2020-13"], "expected a day as YYYY-MM-DD, found '2020-13'"),
         (["--since", "20200101"], "expected a day as YYYY-MM-DD, found '20200101'"),
         (["--since", "2020-01-02", "--until", "2020-01-01"], "expected days in order"),
         (["--pseudonyms", "env:CBMIR_NOT_SET"], "environment variable CBMIR_NOT_SET"),
@@ -202,6 +210,99 @@ def test_filters_that_cannot_be(
     captured = capsys.readouterr()
     assert message in captured.err
     assert "Traceback" not in captured.err
+
+
+def test_why_nothing_was_found(tiny_model: Path, dated: Path, image: Path, capsys: Captured) -> None:
+    command = ("query", tiny_model, dated, image)
+    assert run(*command, "--since", "2031", "--view", "ap", "--where", "Mass") == 0
+    captured = capsys.readouterr()
+    assert "\n  none\n" in captured.out
+    assert captured.err.splitlines() == [
+        "No neighbours: the gallery has 24 images; each filter by itself leaves",
+        "  --where Mass: 16 images",
+        "  --view AP: 12 images",
+        "  --since 2031-01-01: 0 images",
+        "The gallery's dates go from 2020-01-01 to 2020-01-24; 0 images have none.",
+        "The same patient's images were left out too; --include-same-patient keeps them.",
+    ]
+    assert run(*command, "-k", 0) == 0
+    assert "No neighbours" not in capsys.readouterr().err
+
+
+def test_views_and_dates_where_the_gallery_has_them(
+    tiny_model: Path, tiny_gallery: Path, dated: Path, image: Path, capsys: Captured
+) -> None:
+    assert run("query", tiny_model, dated, image, "--include-same-patient", "-k", 24, "--since", "2020-01-24") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"\n  neighbour +distance  view  date         labels", out)
+    assert re.search(r"\n  image_23 +\d\.\d{3}  AP    2020-01-24   ", out)
+    assert run("query", tiny_model, tiny_gallery, image) == 0
+    assert "  date" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("query", "GALLERY", "MODEL", "IMAGE"), "'MODEL': 'GALLERY' is a gallery, not a model. Are MODEL and GALLERY"),
+        (("query", "MODEL", "MODEL", "IMAGE"), "'GALLERY': 'MODEL' is a model, not a gallery. Are MODEL and GALLERY"),
+        (("query", "MODEL", "starter", "IMAGE"), "'GALLERY': 'starter' is a model, not a gallery."),
+        (("index", "add", "MODEL", "GALLERY", "x.csv"), "'GALLERY': 'MODEL' is a model, not a gallery. Are MODEL and"),
+        (("demo", "GALLERY", "MODEL"), "'MODEL': 'GALLERY' is a gallery, not a model."),
+        (("embed", "GALLERY", "x.csv", "-o", "x.npy"), "'MODEL': 'GALLERY' is a gallery, not a model.\n"),
+        (("serve", "--model", "GALLERY"), "'--model': 'GALLERY' is a gallery, not a model."),
+    ],
+)
+def test_swapped(
+    args: tuple[str, ...], message: str, tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Captured
+) -> None:
+    places = {"MODEL": str(tiny_model), "GALLERY": str(tiny_gallery), "IMAGE": str(image)}
+    assert run(*(places.get(word, word) for word in args)) == 2
+    err = capsys.readouterr().err.replace(f"'{tiny_gallery}'", "'GALLERY'").replace(f"'{tiny_model}'", "'MODEL'")
+    assert f"Invalid value for {message}" in err
+    assert err.startswith(f"Usage: cbmir {args[0]} ")
+
+
+def test_a_report_and_pictures_without_gradio(
+    tmp_path: Path, tiny_model: Path, tiny_gallery: Path, image: Path
+) -> None:
+    started = (
+        "import sys; sys.modules |= dict.fromkeys(('gradio', 'gradio_client', 'fastapi', 'torch'));"
+        "from cbmir.cli import main; main(sys.argv[1:])"
+    )
+    options = ["-k", "2", "--report", str(tmp_path / "out.html"), "--evidence", str(tmp_path / "pictures")]
+    done = subprocess.run(
+        [sys.executable, "-c", started, "query", str(tiny_model), str(tiny_gallery), str(image), *options],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.splitlines()) == (
+        0, [f"{tmp_path}/out.html: the report", f"{tmp_path}/pictures/image_20.*.png: 3 pictures"],
+    )  # fmt: skip
+    report = (tmp_path / "out.html").read_text("utf-8")
+    assert "cbmir: report of a case" in report and image.name not in report and "http" not in report
+    drawn = {file.name: read_image(file).pixels.shape for file in (tmp_path / "pictures").iterdir()}
+    height, width = read_image(image).pixels.shape
+    assert [drawn.pop(f"image_20.neighbour-{rank}.png") for rank in (1, 2)] == [(height, 2 * width)] * 2
+    assert [*drawn.values()] == [(height, width)]
+    with Finder.open(tiny_model, tiny_gallery, threads=1) as finder:
+        first = most_probable_first(finder.analyze(image).findings)[0].label
+    assert [*drawn] == [f"image_20.{first}.png"]
+
+
+def test_pictures_of_images_of_the_same_name_and_of_neighbours_that_are_gone(
+    tmp_path: Path, tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Captured
+) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(image, tmp_path / folder / "chest.png")
+    shutil.copytree(tiny_gallery, tmp_path / "gallery")
+    with Gallery.open(tmp_path / "gallery") as gallery:
+        gallery.update([replace(entry, image=str(tmp_path / "gone.png")) for entry in list(gallery.every_entry())])
+    images = [tmp_path / folder / "chest.png" for folder in ("a", "b")]
+    assert run("query", tiny_model, tmp_path / "gallery", *images, "-k", 1, "--evidence", tmp_path / "drawn") == 0
+    assert "Neighbour 1 is not drawn: " in capsys.readouterr().err
+    assert {file.parent.name for file in (tmp_path / "drawn").rglob("*.png")} == {"a", "b"}
+    assert run("query", tiny_model, tiny_gallery, *images, "--report", tmp_path / "out.html") == 2
+    assert "--report is about one IMAGE, found 2" in capsys.readouterr().err
 
 
 def test_an_image_that_cannot_be_read_does_not_stop_the_others(

@@ -16,7 +16,7 @@ import click
 
 from cbmir import __version__
 from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import examples, log
+from cbmir.cli.options import Context, examples, log
 from cbmir.errors import CbmirError
 
 # What these say below a warning quotes an image's tags, a patient's name or a UID among them.
@@ -32,6 +32,8 @@ class CommandGroup(click.Group):
         sections: For each section of the help its commands, and the module of `cbmir.cli` that defines each. Commands
             of the section "" are hidden.
     """
+
+    context_class = Context
 
     def __init__(self, sections: Mapping[str, Mapping[str, str]], **options: Any) -> None:
         super().__init__(**options)
@@ -51,7 +53,11 @@ class CommandGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:
-            raise click.NoSuchCommand(error.command_name, possibilities=self.list_commands(ctx), ctx=ctx) from None
+            name, inner = error.command_name, (index, pacs)
+            group = next((one.name for one in inner if ctx.command is cli and name in one.modules), None)
+            message = group and f"No such command {name!r}. Did you mean '{group} {name}'?"
+            near = None if group else self.list_commands(ctx)
+            raise click.NoSuchCommand(name, message, possibilities=near, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         widest = max(map(len, self.list_commands(ctx)))
@@ -68,7 +74,7 @@ index = CommandGroup(
         "Look after": dict.fromkeys(("info", "verify", "rebuild", "compact"), "index.maintenance")
         | {"export": "index.export", "map": "index.map"},
     },
-    help="Build and keep a gallery: the labelled images among which neighbours are found.",
+    help="Build and maintain a gallery: the labelled images in which neighbours are found.",
     epilog=examples(
         "cbmir index build model.onnx manifest.csv -o gallery",
         "cbmir index add gallery model.onnx new.csv",
@@ -80,7 +86,7 @@ pacs = CommandGroup(
     sections={
         "Commands": {"analyze": "pacs.analyze", "node": "pacs.node", "follow": "pacs.follow", "retry": "pacs.retry"}
     },
-    help=f"""Analyse radiographs of a PACS, and give the results back as DICOM objects or FHIR.
+    help=f"""Analyse the radiographs of a PACS, and return the results as DICOM objects or FHIR.
 
     {NOT_A_DEVICE}
     """,
@@ -101,21 +107,25 @@ pacs = CommandGroup(
         "": {"benchmark-cell": "benchmark"},
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="\b\nThe five steps from nothing to a browser:\n"
+    epilog="\b\nAn answer from the model that comes with cbmir, over your own images:\n"
+    "  cbmir data dicom archive/ -o manifest.csv\n"
+    "  cbmir index build starter manifest.csv -o gallery --split all\n"
+    "  cbmir query starter gallery chest.dcm\n"
+    "\n\b\nThe five steps from nothing to a browser:\n"
     "  cbmir data phantom -n 800 -o phantoms\n"
     "  cbmir train phantoms/manifest.csv -o run --encoder resnet18 --image-size 64 --epochs 10\n"
     "  cbmir export run -o model.onnx --fp16\n"
     "  cbmir index build model.onnx phantoms/manifest.csv -o gallery\n"
     "  cbmir demo model.onnx gallery\n"
-    "\n\b\nFirst aid: 'cbmir doctor' says what is installed, what works here, and how to get the rest.\n"
-    "\n\b\nExit codes: 0 done; 1 it failed, or a limit was missed; 2 something given was not as expected: an\n"
-    "argument, a file, a folder to write to, or some of the images (the others are done); 130 stopped by Ctrl-C.",
+    "\nFirst aid: 'cbmir doctor' says what is installed, what works here, and how to get the rest.\n"
+    "\nExit codes: 0 done; 1 failed, or a limit was missed; 2 an argument, a file, a folder to write to or some of the "
+    "images were not as expected (the other images are done); 130 stopped by Ctrl-C.",
 )
 @click.version_option(__version__, prog_name="cbmir")
 @click.option("-v", "--verbose", count=True, help="Say more (-vv: everything).")
 @click.option("-q", "--quiet", is_flag=True, help="Say only warnings and errors.")
 def cli(verbose: int, quiet: bool) -> None:
-    """Find chest X-rays that are alike, and say which findings they show.
+    """Find similar chest X-rays, and the findings that they show.
 
     Research use only. Not a medical device, not for diagnosis.
     """

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
-
 from cbmir.cli.options import (
     PATH,
     announce,
     command,
     engine_option,
+    gallery_argument,
     listen_options,
+    model_argument,
     operating_point_option,
     option,
     pseudonyms_option,
@@ -20,22 +20,22 @@ from cbmir.cli.options import (
 
 
 @command("cbmir demo model.onnx gallery", "cbmir demo model.onnx gallery --port 8080 --examples xrays/")
-@click.argument("model", type=PATH)
-@click.argument("gallery", type=click.Path())
+@model_argument
+@gallery_argument
 @listen_options(7860)
 @option("--examples", type=PATH, help="A folder of X-rays to choose from.  [default: some of the gallery]")
 @option("--login", metavar="FILE|env:NAME",
-        help="Let in only who knows NAME:PASSWORD, which stands in a file that only you can read, or an environment "
-        "variable. It crosses the network in clear: put HTTPS in front where others listen.")  # fmt: skip
+        help="Ask visitors for NAME:PASSWORD, read from a file that only you can read or from an environment variable. "
+        "It is sent unencrypted: put HTTPS in front on a network that you do not trust.")  # fmt: skip
 @operating_point_option
 @pseudonyms_option
 @engine_option
 def demo(
     model: Path, gallery: str, host: str, port: int, examples: Path | None, login: str | None, **opening: Any
 ) -> None:
-    """Serve MODEL and GALLERY as a page in the browser, until Ctrl-C. Nothing leaves this machine.
+    """Show MODEL and GALLERY as a page in the browser, until Ctrl-C. Nothing leaves this machine.
 
-    'cbmir index map GALLERY' beforehand gives the page a map of the gallery.
+    Run 'cbmir index map GALLERY' first to show a map of the gallery on the page.
 
     Research use only. Not a medical device, not for diagnosis.
     """

@@ -13,6 +13,7 @@ from cbmir.cli.options import (
     engine_option,
     json_option,
     log,
+    model_argument,
     option,
     print_answer,
     reading_options,
@@ -24,7 +25,7 @@ from cbmir.manifest import read_manifest
 
 
 @command("cbmir embed model.onnx manifest.csv -o embeddings.npy")
-@click.argument("model", type=PATH)
+@model_argument
 @click.argument("manifest", type=PATH)
 @option("-o", "--output", type=PATH, required=True, metavar="FILE", help="The .npy file to write.")
 @reading_options
@@ -35,9 +36,9 @@ def embed(
 ) -> None:
     """Write the embeddings of MANIFEST's images to an array for NumPy: float32, one row per row of MANIFEST.
 
-    Rows are of unit length; that of an image that cannot be read is NaN, and the exit code is then 2. The file is
-    patient data, and is there once it is whole. Images that were read with a warning are listed beside it, in
-    .warnings.csv. For neighbours use 'cbmir index build', which needs no such file.
+    Rows have unit length. The row of an image that cannot be read is NaN, and the exit code is then 2. The file is
+    patient data; it appears once it is complete. Images that were read with a warning are listed beside it, in
+    .warnings.csv. To search for neighbours use 'cbmir index build' instead.
     """
     import numpy as np
     from tqdm import tqdm

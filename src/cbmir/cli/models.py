@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from textwrap import fill
 
 from cbmir.card import ModelCard
@@ -11,23 +12,27 @@ from cbmir.cli.options import command, json_option, print_answer
 @command(
     "cbmir models",
     "cbmir models --json > cards.json                        their whole cards",
-    "cbmir index build starter my.csv -o gallery             a name stands wherever a command takes a MODEL",
+    "cbmir index build starter my.csv -o gallery             a name can be given as any MODEL",
 )
 @json_option
 def models(as_json: bool) -> None:
-    """Show the models that come with cbmir: what each is made of, how good it is, and what it is not for."""
+    """Show the models that come with cbmir: how each was made, how good it is, and what it must not be used for."""
     from cbmir.runtime import open_engine
     from cbmir.runtime.models.catalog import MODELS, model_file
 
+    wide = min(shutil.get_terminal_size().columns, 100)
     found, lines = {}, []
     for name in MODELS:
         file = model_file(name)
         with open_engine(file, engine="onnxruntime") as opened:
             card = opened.card
         found[name] = {"file": file, "bytes": file.stat().st_size, "card": card.to_json()}
-        lines += [name, *(fill(line, 100, initial_indent="  ", subsequent_indent="    ") for line in _words(card))]
-        lines += [f"  {file} ({file.stat().st_size / 1e6:.1f} MB)"]
-    print_answer(as_json, found, "\n".join(lines))
+        lines += [name]
+        lines += [fill(line, wide, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+                  for line in _words(card)]  # fmt: skip
+        lines += [f"  {file} ({file.stat().st_size / 1e6:.1f} MB)", ""]
+        lines += [f"  cbmir index build {name} manifest.csv -o gallery", f"  cbmir query {name} gallery chest.png", ""]
+    print_answer(as_json, found, "\n".join(lines[:-1]))
 
 
 def _words(card: ModelCard) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,33 @@ log = logging.getLogger("cbmir")
 PATH = click.Path(path_type=Path)
 
 
+class HelpFormatter(click.HelpFormatter):
+    """Breaks lines between words alone, never at the hyphen of an option or of a file's name."""
+
+    _UNBROKEN = "\N{NON-BREAKING HYPHEN}"
+
+    def write_text(self, text: str) -> None:
+        super().write_text(text.replace("-", self._UNBROKEN))
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], *args: int, **options: int) -> None:
+        super().write_dl([(name, text.replace("-", self._UNBROKEN)) for name, text in rows], *args, **options)
+
+    def getvalue(self) -> str:
+        return super().getvalue().replace(self._UNBROKEN, "-")
+
+
+class Context(click.Context):
+    """A context whose help is written by `HelpFormatter`."""
+
+    formatter_class = HelpFormatter
+
+
+class Command(click.Command):
+    """A command of cbmir."""
+
+    context_class = Context
+
+
 def examples(*lines: str) -> str:
     """The end of a command's help: each line is one that can be typed."""
     return "\n  ".join(("\b\nExamples:" if len(lines) > 1 else "\b\nExample:", *lines))
@@ -31,7 +58,7 @@ def examples(*lines: str) -> str:
 
 def command(*lines: str, **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
     """`click.command` with examples at the end of its help."""
-    return click.command(**{"cls": click.Command} | attributes, epilog=examples(*lines))
+    return click.command(**{"cls": Command} | attributes, epilog=examples(*lines))
 
 
 def option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
@@ -80,16 +107,58 @@ def announce(url: str) -> None:
 
 
 engine_option = option("--engine", type=click.Choice(ENGINES), default="auto",
-                       help="What runs the model: auto takes CUDA or the CPU for a file, and of a folder the fastest "
-                       "file that runs here; one that is named and is not here is an error.")  # fmt: skip
-allow_lateral_option = option("--allow-lateral", is_flag=True, help="Take lateral views too, with a warning: they are "
-                              "refused otherwise, since findings are those of frontal radiographs.")  # fmt: skip
+                       help="What runs the model. auto runs a file on CUDA or the CPU, and picks the fastest file of "
+                       "a folder that runs here. Any other engine must be installed, or it is an error.")  # fmt: skip
+allow_lateral_option = option("--allow-lateral", is_flag=True, help="Accept lateral views too, with a warning. They "
+                              "are refused by default: the findings are those of frontal radiographs.")  # fmt: skip
 operating_point_option = option("--operating-point", type=click.Choice(OPERATING_POINTS), default=BALANCED,
-                                help="Which of the model's thresholds decide: those with a sensitivity, or a "
-                                "specificity, of at least 0.90 on its validation images, or the balanced "
-                                "ones.")  # fmt: skip
-threads_option = option("--threads", type=click.IntRange(1), help="Threads that one answer may use.  [default: the "
-                        "processors shared out among the answers at once]")  # fmt: skip
+                                help="Which of the model's thresholds to use: balanced, or those with a "
+                                "sensitivity or a specificity of at least 0.90 on its validation "
+                                "images.")  # fmt: skip
+threads_option = option("--threads", type=click.IntRange(1), help="Threads for one answer.  [default: the processors, "
+                        "divided by the number of answers at once]")  # fmt: skip
+
+
+def _is_gallery(place: str) -> bool:
+    from cbmir.runtime.gallery.database import DATABASE, live_folder
+    from cbmir.runtime.gallery.protocol import is_milvus
+
+    return is_milvus(place) or (live_folder(Path(place)) / DATABASE).is_file()
+
+
+def _is_model(place: str) -> bool:
+    from cbmir.runtime.engines.registry import ENDINGS, model_files
+    from cbmir.runtime.models.catalog import find_model
+
+    path = find_model(place)
+    return bool(model_files(path)) if path.is_dir() else path.is_file() and path.name.endswith(ENDINGS)
+
+
+def _swapped(ctx: click.Context, found: str) -> click.BadParameter:
+    both = {"model", "gallery"} <= {one.name for one in ctx.command.params}
+    return click.BadParameter(f"{found}.{' Are MODEL and GALLERY swapped?' if both else ''}")
+
+
+def _refuse_gallery(ctx: click.Context, option: click.Parameter, model: Path) -> Path:
+    if not model.is_file() and _is_gallery(str(model)):
+        raise _swapped(ctx, f"{str(model)!r} is a gallery, not a model")
+    return model
+
+
+def _refuse_model(ctx: click.Context, option: click.Parameter, gallery: str | None) -> str | None:
+    if gallery is not None and not _is_gallery(gallery) and _is_model(gallery):
+        raise _swapped(ctx, f"{gallery!r} is a model, not a gallery")
+    return gallery
+
+
+model_argument = click.argument("model", type=PATH, callback=_refuse_gallery)
+gallery_argument = click.argument("gallery", type=click.Path(), callback=_refuse_model)
+
+
+def gallery_option(default: str) -> Callable[[Any], Any]:
+    """`--gallery`, and what a command does without it."""
+    return option("--gallery", callback=_refuse_model, help="A gallery's folder, or a milvus: place.  "
+                  f"[default: {default}]")  # fmt: skip
 
 
 def _load_key(ctx: click.Context, option: click.Parameter, place: str | None) -> Pseudonyms | None:
@@ -110,31 +179,32 @@ STAYS_CLEAR = (
 #: Gives the command a `Pseudonyms`, or None.
 pseudonyms_option = option("--pseudonyms", callback=_load_key, metavar="FILE|env:NAME",
                            help="The key of a gallery that keeps patients' and studies' ids as pseudonyms "
-                           "(HMAC-SHA256): a file that only you can read, or an environment variable. Images' ids and "
-                           "paths, reports, SOP instance UIDs and dates stay in clear.")  # fmt: skip
+                           "(HMAC-SHA256): a file that only you can read, or an environment variable. The ids and "
+                           "paths of images, reports, SOP instance UIDs and dates are kept in plain text.")  # fmt: skip
 #: What `Finder.open` takes, besides model and gallery.
 finder_options = together(operating_point_option, allow_lateral_option, pseudonyms_option, engine_option)
 
-model_option = option("--model", required=True, type=PATH, help="A model file, or a folder of them.")
+model_option = option("--model", required=True, type=PATH, callback=_refuse_gallery, help="A model file, a folder of "
+                      "them, or the name of a model that comes with cbmir ('cbmir models').")  # fmt: skip
 
 
 def listen_options(port: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """`--host`, and `--port` with this default."""
     return together(
         option("--host", default="127.0.0.1", help="The address to listen on."),
-        option("--port", type=click.IntRange(0, 65535), default=port, help="0: any free one."),
+        option("--port", type=click.IntRange(0, 65535), default=port, help="The port; 0 takes any free one."),
     )
 
 
 #: How images are read: what `build`, `add` and `embed` share.
 reading_options = together(
-    option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one a processor]"),
+    option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one per processor]"),
     option("--reduced-jpeg2000", is_flag=True, help="Decode large JPEG 2000 images at a lower resolution: faster, "
-           "within one grey level but for a few pixels."),
+           "and within one grey level for all but a few pixels."),
 )  # fmt: skip
 tolerance_option = option("--tolerance", "tolerances", multiple=True, metavar="NAME=NUMBER",
-                          help="Another limit: overlap, cross (share of top-10 neighbours kept, at least), ndcg, auc, "
-                          "score (differences, at most), cosine (at least). May be repeated.")  # fmt: skip
+                          help="Change a limit: overlap or cross (least share of the top 10 neighbours that is kept), "
+                          "ndcg, auc or score (greatest difference), cosine (least). May be repeated.")  # fmt: skip
 
 
 @contextmanager
@@ -161,22 +231,22 @@ def recipe_option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
 #: The options of `cbmir train` that `cbmir benchmark` shares: encoder, schedule, proxies, precision, devices.
 training_options = together(
     option("--recipe", type=click.Choice(list(RECIPES)), default=next(iter(RECIPES)), is_eager=True,
-           expose_value=False, callback=_take_recipe, help="Options that go together, each of which can be given as "
-           "well: paper has the paper's loss and settings; fitted trains a classifier with augmentation and averaged "
-           "weights, and ends with a linear fit. '--recipe fitted --help' shows its values."),
+           expose_value=False, callback=_take_recipe, help="Default values of the other options. paper: the "
+           "paper's loss and settings. fitted: a classifier with augmentation and averaged weights, followed by a "
+           "linear fit. '--recipe fitted --help' shows its values."),
     option("--encoder", default="densenet121",
            help="A torchvision classification model (densenet121, resnet18 …), timm:NAME, xrv:densenet121 "
            "(torchxrayvision), or rad-dino."),
     option("--weights", default="none", help="Where the encoder starts: none (random), imagenet (downloaded by "
            "torchvision or timm), or a file: a state dict, safetensors, or a model of torchxrayvision."),
-    recipe_option("--epochs", help="At most so many; the best by AUC and corrected nDCG is kept."),
-    recipe_option("--patience", help="Stop after so many epochs that were not better."),
-    recipe_option("--batch-size", help="Images a step, of all devices together."),
-    recipe_option("--lr", help="Learning rate of AdamW; with --schedule cosine the highest."),
-    recipe_option("--head-rate", help="The learning rate of the head is so many times as high."),
-    recipe_option("--weight-decay"),
+    recipe_option("--epochs", help="Most epochs to train; the best one by AUC and corrected nDCG is kept."),
+    recipe_option("--patience", help="Stop after this many epochs without improvement."),
+    recipe_option("--batch-size", help="Images per step, on all devices together."),
+    recipe_option("--lr", help="Learning rate of AdamW; with --schedule cosine, the highest one."),
+    recipe_option("--head-rate", help="Learning rate of the head, as a multiple of --lr."),
+    recipe_option("--weight-decay", help="Weight decay of AdamW."),
     recipe_option("--schedule", type=click.Choice(["constant", "cosine"]),
-                  help="The learning rate stays, or rises at first and then falls."),
+                  help="Learning rate: constant, or a warm-up and then a cosine decay."),
     recipe_option("--average", type=click.FloatRange(0, 1, max_open=True),
                   help="Keep a moving average of the weights with this decay; 0 keeps the weights themselves."),
     recipe_option("--augment", type=click.Choice(["crop", "full"]),
@@ -185,13 +255,13 @@ training_options = together(
     option("--proxies-per-class", default="2",
            help="A number, or auto: more for common findings, fewer for rare ones."),
     option("--class-weights/--no-class-weights", default=None,
-           help="Whether rare findings count as much as common ones.  [default: with loss proxy, as in the paper]"),
-    option("--image-size", default=224, help="Crop in pixels; resized to 270/224 of it before."),
+           help="Whether rare findings count as much as common ones.  [default: with the loss proxy, as in the paper]"),
+    option("--image-size", default=224, help="Side of the crop in pixels; images are first resized to 270/224 of it."),
     option("--intensity", type=click.Choice(INTENSITIES), default="header",
-           help="How stored values become grey: by the DICOM header's window or table, from the lowest to the highest "
-           "value, or from the 1st to the 99th percentile. It stands in the card: every later step does the same."),
+           help="How stored values become grey: by the window or table of the DICOM header, from the lowest to the "
+           "highest value, or from the 1st to the 99th percentile. Every later step reads it from the card."),
     option("--precision", type=click.Choice(["auto", "32", "bf16-mixed", "16-mixed"]), default="auto",
            help="auto: bf16 or fp16 on CUDA, 32 on a CPU."),
     option("--devices", default="auto",
-           help="How many GPUs, or CPU processes; in a benchmark auto is 1 for each cell."),
+           help="Number of GPUs, or of CPU processes. In a benchmark auto is 1 per cell."),
 )  # fmt: skip

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+from calendar import monthrange
+from collections.abc import Iterator
 from pathlib import Path
+from textwrap import shorten, wrap
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cbmir.card import NOT_A_DEVICE
 from cbmir.choices import RANKS, Rank
-from cbmir.cli.options import PATH, command, finder_options, json_option, log, option, print_json
+from cbmir.cli.options import (
+    PATH,
+    command,
+    finder_options,
+    gallery_argument,
+    json_option,
+    log,
+    model_argument,
+    option,
+    print_json,
+)
 from cbmir.errors import ImageError
+from cbmir.files import replacing
+from cbmir.labels import readable
+from cbmir.manifest import Row
 
 if TYPE_CHECKING:
+    from cbmir.demo.uploads import Upload
+    from cbmir.runtime.finder import Finder
+    from cbmir.runtime.gallery.filters import Filter
+    from cbmir.runtime.gallery.protocol import SearchableGallery
     from cbmir.runtime.results import Analysis
 
 
@@ -35,66 +56,92 @@ def _parse_weights(ctx: click.Context, option: click.Parameter, texts: tuple[str
         raise click.BadParameter(f"expected a finding and a weight such as Effusion=0.5; found {texts}") from None
 
 
+def _parse_day(ctx: click.Context, option: click.Parameter, text: str) -> str:
+    """A day, of a month or a year the first for --since and the last for --until; `Filter` looks at any other text."""
+    is_first = option.name == "since"
+    if re.fullmatch(r"\d{4}", text):
+        text += "-01" if is_first else "-12"
+    if re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", text) and text >= "0001":
+        text += f"-{1 if is_first else monthrange(*map(int, text.split('-')))[1]:02}"
+    return text
+
+
 @command(
+    "cbmir query starter gallery chest.png                   with the model that comes with cbmir",
     "cbmir query model.onnx gallery chest.png -k 5",
+    "cbmir query model.onnx gallery chest.png --report chest.html --evidence pictures/",
     "cbmir query model.onnx gallery a.dcm b.dcm --json > answers.json",
     "cbmir query model.onnx gallery chest.png --region 0.1,0.5,0.45,0.9",
     "cbmir query model.onnx gallery chest.png --unlike image_07 --towards Effusion=0.5",
     "cbmir query model.onnx gallery chest.png --where 'Effusion and not Pneumothorax' --view PA --since 2020-01-01",
 )
-@click.argument("model", type=PATH)
-@click.argument("gallery", type=click.Path())
+@model_argument
+@gallery_argument
 @click.argument("images", metavar="IMAGE...", nargs=-1, required=True, type=click.Path())
-@option("-k", type=click.IntRange(0), default=10, help="How many neighbours.")
+@option("-k", type=click.IntRange(0), default=10, help="How many neighbours to show.")
 @json_option
+@option("--report", type=PATH, metavar="FILE.html", help="Also write a page about one IMAGE, to keep or to print: the "
+        "image, its evidence, findings and neighbours. It names no file and no patient.")  # fmt: skip
+@option("--evidence", type=PATH, metavar="DIR", help="Also draw the evidence as PNG files: for each predicted finding "
+        "(or else the most probable one), and for each neighbour, beside its own image.")  # fmt: skip
 @option("--patient-id", help="The patient of these images, as the gallery names patients.")
 @option("--exclude-same-patient/--include-same-patient", default=True,
-        help="Leave the same patient's images out of the neighbours.")  # fmt: skip
+        help="Whether to leave out the same patient's images.")  # fmt: skip
 @option("--where", default="", metavar="LABELS",
-        help="Only neighbours with these findings: names, and, or, not, parentheses; a name with blanks in quotes. A "
-        "finding that is uncertain counts as there; 'not' takes only those known to be without it.")  # fmt: skip
+        help="Only neighbours with these findings: names, and, or, not, parentheses; a name with blanks in quotes. An "
+        "uncertain finding counts as present; 'not' takes only images that are known to be without it.")  # fmt: skip
 @option("--view", type=click.Choice(["PA", "AP", "LATERAL"], case_sensitive=False),
         help="Only neighbours of this view.")  # fmt: skip
-@option("--since", default="", metavar="YYYY-MM-DD", help="Only neighbours of this day or later.")
-@option("--until", default="", metavar="YYYY-MM-DD", help="Only neighbours of this day or earlier.")
-@option("--exact", is_flag=True, help="Compare every image of the gallery, rather than ask its index.")
+@option("--since", default="", callback=_parse_day, metavar="YYYY[-MM[-DD]]",
+        help="Only neighbours of this day or later.")  # fmt: skip
+@option("--until", default="", callback=_parse_day, metavar="YYYY[-MM[-DD]]",
+        help="Only neighbours of this day or earlier.")  # fmt: skip
+@option("--exact", is_flag=True, help="Compare every image of the gallery instead of using its index.")
 @option("--rank", type=click.Choice(RANKS), default="nearness",
-        help="The order of the neighbours: nearness, what looks alike first; findings, another question: whose known "
-        "labels agree most with this image's probabilities. It compares every image.")  # fmt: skip
+        help="The order of the neighbours. nearness: the most similar images first. findings: first those whose known "
+        "labels agree most with this image's probabilities; this compares every image.")  # fmt: skip
 @option("--region", callback=_parse_region, metavar="X0,Y0,X1,Y1",
         help="Search by this part of the image alone: fractions of its width and height, from its upper left "
         "corner.")  # fmt: skip
-@option("--alike", multiple=True, metavar="ID", help="An image of the gallery that is like this one: search nearer to "
-        "it; may be repeated.")  # fmt: skip
-@option("--unlike", multiple=True, metavar="ID", help="One that is not: search farther from it; may be repeated.")
+@option("--alike", multiple=True, metavar="ID", help="Search nearer to this image of the gallery. May be repeated.")
+@option("--unlike", multiple=True, metavar="ID", help="Search farther from this image of the gallery. May be repeated.")
 @option("--towards", multiple=True, callback=_parse_weights, metavar="FINDING=WEIGHT",
-        help="Search nearer to a finding, by a weight up to 1, or down to -1 away from it; may be "
+        help="Search nearer to a finding by a weight of up to 1, or farther from it by one down to -1. May be "
         "repeated.")  # fmt: skip
 @finder_options
 def query(
-    model: Path, gallery: str, images: tuple[str, ...], k: int, as_json: bool, patient_id: str | None,
-    exclude_same_patient: bool, where: str, view: str | None, since: str, until: str, exact: bool, rank: Rank,
-    region: tuple[float, float, float, float] | None, alike: tuple[str, ...], unlike: tuple[str, ...],
-    towards: dict[str, float], **opening: Any,
+    model: Path, gallery: str, images: tuple[str, ...], k: int, as_json: bool, report: Path | None,
+    evidence: Path | None, patient_id: str | None, exclude_same_patient: bool, where: str, view: str | None, since: str,
+    until: str, exact: bool, rank: Rank, region: tuple[float, float, float, float] | None, alike: tuple[str, ...],
+    unlike: tuple[str, ...], towards: dict[str, float], **opening: Any,
 ) -> None:  # fmt: skip
     """Show each IMAGE's findings by MODEL, and its neighbours in GALLERY.
 
-    Neighbours may be narrowed down; as many as -k asks for come back wherever the gallery has them. An image that
-    cannot be read gets an error line, the others are answered all the same; the exit code is then 2.
+    Neighbours may be narrowed down; -k of them are shown wherever the gallery has as many. An image that cannot be
+    read gets an error line and the others are still answered; the exit code is then 2.
 
     Research use only. Not a medical device, not for diagnosis.
     """
     from cbmir.runtime.finder import Finder
+    from cbmir.runtime.gallery.entry import entry_ids
     from cbmir.runtime.gallery.filters import Filter
 
+    if report is not None and len(images) > 1:
+        raise click.UsageError(f"--report is about one IMAGE, found {len(images)}; give them one by one.")
+    # A name for each image: its file's, with as many of its folders as tell it from the others.
+    names = dict(
+        zip(images, entry_ids([Row(Path(one), "", ()) for one in images]) if evidence else images, strict=True)
+    )
     answers: list[dict[str, Any]] = []
-    failed = without = False
+    failed = False
     wanted = Filter(where=where, view=view or "", since=since, until=until)
+    without: Analysis | None = None
     with Finder.open(model, gallery, **opening) as finder:
         for image in images:
             try:
+                radiograph = finder.read(image)
                 analysis = finder.analyze(
-                    image, k, patient_id=patient_id, exclude_same_patient=exclude_same_patient, filter=wanted,
+                    radiograph, k, patient_id=patient_id, exclude_same_patient=exclude_same_patient, filter=wanted,
                     exact=exact or None, rank=rank, region=region,
                 )  # fmt: skip
                 if alike or unlike or towards:
@@ -107,13 +154,24 @@ def query(
                 failed = True
                 answers.append({"image": image, "error": {"type": type(error).__name__, "message": str(error)}})
                 continue
-            without = without or not analysis.neighbours
+            if not analysis.neighbours and k:
+                without = analysis
             if as_json:
                 answers.append(analysis.to_json())
             else:
                 click.echo(_text(analysis))
-        if without and (since or until) and finder.gallery and not any(e.date for e in finder.gallery.every_entry()):
-            log.warning("No image of the gallery has a date, so --since and --until leave none.")
+            if report is not None or evidence is not None:
+                from cbmir.demo.uploads import Upload
+
+                upload = Upload.of(radiograph, finder.card.preprocess)
+                if report is not None:
+                    _write_report(report, finder, upload, analysis, wanted)
+                if evidence is not None:
+                    _draw(evidence / names[image], finder, upload, analysis)
+        if without is not None and finder.gallery is not None:
+            patients = without.patients if exclude_same_patient else frozenset()
+            for line in _why_none(finder.gallery, wanted, patients):
+                log.warning("%s", line)
     if as_json:
         print_json(answers)
     else:
@@ -122,53 +180,169 @@ def query(
         sys.exit(2)
 
 
+def _why_none(gallery: SearchableGallery, wanted: Filter, patients: frozenset[str]) -> Iterator[str]:
+    """Lines that say how many images each filter leaves by itself, and which days the gallery has."""
+    from cbmir.runtime.gallery.filters import Filter
+
+    names = [name for name in ("where", "view", "since", "until") if getattr(wanted, name)]
+    alone = {name: Filter(**{name: getattr(wanted, name)}) for name in names}
+    tests = {name: one.test(gallery.labels) for name, one in alone.items()}
+    left = dict.fromkeys(tests, 0)
+    days, undated = set(), 0
+    for entry in gallery.every_entry() if tests else ():
+        undated += not entry.date
+        days |= {entry.date} - {""}
+        for name, passes in tests.items():
+            left[name] += passes(entry)
+    yield f"No neighbours: the gallery has {_images(len(gallery))}{'; each filter by itself leaves' if left else ''}"
+    for name, count in left.items():
+        yield f"  --{name} {getattr(wanted, name)}: {_images(count)}"
+    if wanted.since or wanted.until:
+        if days:
+            yield f"The gallery's dates go from {min(days)} to {max(days)}; {undated:,} images have none."
+        else:
+            yield "No image of the gallery has a date."
+    if patients:
+        yield "The same patient's images were left out too; --include-same-patient keeps them."
+
+
+def _images(count: int) -> str:
+    return f"{count:,} image{'' if count == 1 else 's'}"
+
+
+def _write_report(file: Path, finder: Finder, upload: Upload, analysis: Analysis, wanted: Filter) -> None:
+    from cbmir.demo.report import report_html
+
+    asked = [f"{name} {text}" for name in ("where", "view", "since", "until") if (text := getattr(wanted, name))]
+    asked += [] if analysis.region is None else [f"by the region {_fractions(analysis.region)}"]
+    asked += [] if analysis.refinement is None else ["refined"]
+    assert finder.gallery is not None
+    html = report_html(finder.card, finder.gallery, upload, analysis, "; ".join(asked) or "the whole gallery")
+    with replacing(file, private=True) as part:
+        part.write_text(html, encoding="utf-8")
+    log.info("%s: the report", file)
+
+
+def _draw(stem: Path, finder: Finder, upload: Upload, analysis: Analysis) -> None:
+    """Write NAME.FINDING.png and NAME.neighbour-1.png … beside each other, for their owner only."""
+    import numpy as np
+    from PIL import Image
+
+    from cbmir.demo.uploads import picture_of
+    from cbmir.runtime.evidence import overlay
+    from cbmir.runtime.results import most_probable_first
+
+    def drawn(picture: Any, evidence: Any) -> Image.Image:
+        return Image.fromarray(overlay(picture, evidence, finder.card.preprocess, 0.6))
+
+    stem.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    findings = most_probable_first(analysis.findings)
+    pictures = {
+        re.sub(r"[^\w-]+", "_", one.label): drawn(upload.picture, analysis.evidence_for_finding(one.label))
+        for one in [finding for finding in findings if finding.predicted] or findings[:1]
+    }
+    for rank, neighbour in enumerate(analysis.neighbours, 1):
+        left = drawn(upload.picture, analysis.evidence_for_neighbour(neighbour.id))
+        try:
+            other = finder.read(neighbour.image)
+        except ImageError as error:
+            log.warning("Neighbour %d is not drawn: %s", rank, _printable(str(error)))
+            continue
+        right = drawn(picture_of(other.pixels), finder.evidence_towards(other, analysis.query))
+        right = right.resize((round(right.width * left.height / right.height), left.height))
+        pictures[f"neighbour-{rank}"] = Image.fromarray(np.hstack([np.asarray(left), np.asarray(right)]))
+    for name, picture in pictures.items():
+        with replacing(stem.with_name(f"{stem.name}.{name}.png"), private=True) as part:
+            picture.save(part, "PNG")
+    log.info("%s.*.png: %d pictures", stem, len(pictures))
+
+
 _ORDERS = {"nearness": "nearest", "findings": "greatest expected agreement with these findings"}
 
 
 def _text(analysis: Analysis) -> str:
     from cbmir.runtime.results import most_probable_first
 
-    lines = [analysis.image]
+    lines = [_printable(analysis.image)]
     if analysis.known:
-        lines.append(f"  In the gallery as {', '.join(analysis.known)}")
-    lines += [f"  Warning: {warning}" for warning in analysis.warnings]
+        lines += _wrapped(f"  In the gallery as {', '.join(analysis.known)}", 4)
+    for warning in analysis.warnings:
+        lines += _wrapped(f"  Warning: {warning}", 4)
+    labels = [*(of.label for of in analysis.findings), *(of.label for of in analysis.agreement)]
+    wide = max([20, *map(len, labels)])
     if analysis.findings:
-        header = f"{'finding':<28} {'probability':>11} {'score':>7} {'threshold':>9}"
+        bar = f" {'':<{_BAR}}" if sys.stdout.isatty() else ""
+        header = f"{'finding':<{wide}} {'probability':>11}{bar} {'score':>7} {'threshold':>9}"
         lines += ["", f"  {header}  ({analysis.operating_point})"]
     for f in most_probable_first(analysis.findings):
         verdict = {True: "  predicted", False: "", None: "  no threshold"}[f.predicted]
-        lines.append(f"  {f.label:<28} {_number(f.probability):>11} {f.score:>7.3f} {_number(f.threshold):>9}{verdict}")
+        number = f"{_number(f.probability):>11}{_bar(f.probability)}"
+        lines.append(f"  {readable(f.label):<{wide}} {number} {f.score:>7.3f} {_number(f.threshold):>9}{verdict}")
+    lines += ["", *_neighbours(analysis), *_agreement(analysis, wide)]
+    if analysis.novelty is not None:
+        lines += ["", *_wrapped(f"  Distance to the gallery: {analysis.novelty.distance:.3f}, more than that of "
+                                f"{analysis.novelty.percentile:.1f}% of its own images", 4)]  # fmt: skip
+    return "\n".join([*map(_printable, lines), ""])
+
+
+def _neighbours(analysis: Analysis) -> Iterator[str]:
     by = "" if analysis.region is None else f" to the region {_fractions(analysis.region)}"
     refined = "" if analysis.refinement is None else ", refined"
-    lines += ["", f"  Neighbours, {_ORDERS[analysis.rank]}{by} first{refined}"]
-    lines += [f"  {'neighbour':<28} {'distance':>11}   labels (* shared), report"]
-    for n in analysis.neighbours:
-        labels = ", ".join(f"{name}*" if name in n.shared else name for name in n.labels) or "-"
-        lines.append(f"  {n.id:<28} {n.distance:>11.3f}   {labels}")
+    yield f"  Neighbours, {_ORDERS[analysis.rank]}{by} first{refined}"
+    found = analysis.neighbours
+    wide = max([20, *(len(_printable(n.id)) for n in found)])
+    # Views and dates where the gallery has them.
+    views = max((len(n.view) for n in found), default=0)
+    dates = max((len(n.date) for n in found), default=0)
+    header = f"  {'neighbour':<{wide}} {'distance':>8}"
+    header += f"  {'view':<{max(views, 4)}}" * bool(views) + f"  {'date':<{dates}}" * bool(dates)
+    yield f"{header}   labels (* shared), report"
+    for n in found:
+        start = f"  {_printable(n.id):<{wide}} {n.distance:>8.3f}"
+        start += f"  {n.view:<{max(views, 4)}}" * bool(views) + f"  {n.date:<{dates}}" * bool(dates)
+        labels = ", ".join(f"{readable(name)}*" if name in n.shared else readable(name) for name in n.labels) or "-"
+        yield from _wrapped(f"{start}   {labels}", len(start) + 3)
         if n.report.strip():
-            lines.append(_cut(f"  {'':<40}   {n.report.strip().splitlines()[0]}"))
-    if not analysis.neighbours:
-        lines.append("  none")
-    lines += _agreement(analysis)
-    if analysis.novelty is not None:
-        lines += ["", f"  Distance to the gallery: {analysis.novelty.distance:.3f}, more than that of "
-                      f"{analysis.novelty.percentile:.1f}% of its own images"]  # fmt: skip
-    return "\n".join(map(_printable, [*lines, ""]))
+            yield _cut(n.report.strip().splitlines()[0], len(start) + 3)
+    if not found:
+        yield "  none"
 
 
-def _agreement(analysis: Analysis) -> list[str]:
+def _agreement(analysis: Analysis, wide: int) -> list[str]:
     """A line for each label that some neighbour has, the most agreed on first."""
     seen = [of for of in analysis.agreement if of.positive + of.uncertain]
     header = (
-        f"  {'label of neighbours':<28} {'share':>11} {'gallery':>8} {'yes':>7} {'no':>5} {'uncertain':>10} "
-        f"{'unknown':>8}"
+        f"  {'label of neighbours':<{wide}} {'share':>7} {'gallery':>7} {'yes':>4} {'no':>4} {'uncertain':>9} "
+        f"{'unknown':>7}"
     )
     lines = ["", header] if seen else []
     for of in sorted(seen, key=lambda of: (-(of.share or 0), of.label)):
-        counts = f"{of.positive:>7} {of.negative:>5} {of.uncertain:>10} {of.unknown:>8}"
+        counts = f"{of.positive:>4} {of.negative:>4} {of.uncertain:>9} {of.unknown:>7}"
         above = "  above chance" if of.above_chance else ""
-        lines.append(f"  {of.label:<28} {_number(of.share):>11} {_number(of.gallery):>8} {counts}{above}")
+        lines.append(f"  {readable(of.label):<{wide}} {_number(of.share):>7} {_number(of.gallery):>7} {counts}{above}")
     return lines
+
+
+_BAR = 10  # signs
+
+
+def _bar(share: float | None) -> str:
+    """A probability as a bar, on a terminal; nothing for another program."""
+    if not sys.stdout.isatty():
+        return ""
+    full, empty = ("█", "·") if (sys.stdout.encoding or "").lower().startswith("utf") else ("#", ".")
+    count = round(_BAR * (share or 0))
+    return f" {full * count}{empty * (_BAR - count)}"
+
+
+def _wrapped(line: str, indent: int) -> list[str]:
+    """Lines that fit a terminal, broken between words; one line for another program."""
+    if not sys.stdout.isatty():
+        return [line]
+    wide = max(shutil.get_terminal_size().columns, indent + 20)
+    return wrap(
+        _printable(line), wide, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def _printable(line: str) -> str:
@@ -176,10 +350,12 @@ def _printable(line: str) -> str:
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in line)
 
 
-def _cut(line: str) -> str:
-    """A line that may be cut off where a terminal ends: nothing of the answer itself. Whole for another program."""
-    columns = shutil.get_terminal_size().columns
-    return line if not sys.stdout.isatty() or len(line) <= columns else f"{line[: columns - 1]}…"
+def _cut(text: str, indent: int) -> str:
+    """The words of a report that fit one line of a terminal; all of them for another program."""
+    if not sys.stdout.isatty():
+        return f"{'':<{indent}}{text}"
+    room = max(shutil.get_terminal_size().columns - indent, 20)
+    return f"{'':<{indent}}{shorten(_printable(text), room, placeholder=' …', break_on_hyphens=False)}"
 
 
 def _fractions(region: tuple[float, ...]) -> str:

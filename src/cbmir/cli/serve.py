@@ -13,6 +13,7 @@ from cbmir.cli.options import (
     announce,
     command,
     finder_options,
+    gallery_option,
     listen_options,
     model_option,
     option,
@@ -30,18 +31,18 @@ _DECODING = 2 / 3  # of the time for an answer: the rest is for all that comes a
     "cbmir serve --model model.onnx --gallery gallery --host 0.0.0.0 --token-file token --audit audit.jsonl",
 )
 @model_option
-@option("--gallery", help="A gallery's folder or milvus: place.  [default: findings and embeddings only]")
+@gallery_option("findings and embeddings only")
 @listen_options(8000)
 @option("--token-file", type=PATH,
-        help="A file that only its owner may read, with the token that every request must bear.")  # fmt: skip
-@option("--no-token", is_flag=True, help="Let everyone in who reaches --host, though it is not this machine's.")
-@option("--share", multiple=True, type=click.Choice(["reports", "thumbnails"]), help="Show these of other patients' "
-        "images too, beside labels and distances; they may name patients. Boxes go with thumbnails.")  # fmt: skip
-@option("--audit", type=PATH, help="A file that gets a line of JSON for each request.")
-@option("--concurrency", type=click.IntRange(1), default=2, help="Requests that are worked on at once.")
-@option("--queue", default=32, help="Requests that may wait; more get 429.")
+        help="A file that only its owner may read, with the token that every request must carry.")  # fmt: skip
+@option("--no-token", is_flag=True, help="Serve other machines without a token.")
+@option("--share", multiple=True, type=click.Choice(["reports", "thumbnails"]), help="Also show these of other "
+        "patients' images; they may name patients. thumbnails includes boxes.")  # fmt: skip
+@option("--audit", type=PATH, help="Append a line of JSON to this file for each request.")
+@option("--concurrency", type=click.IntRange(1), default=2, help="Requests to work on at once.")
+@option("--queue", default=32, help="Requests that may wait; further ones get status 429.")
 @option("--max-upload", default=64, metavar="MIB", help="The largest image file.")
-@option("--timeout", default=30.0, metavar="SECONDS", help="For an upload, and for its answer.")
+@option("--timeout", default=30.0, metavar="SECONDS", help="Time limit of an upload, and of its answer.")
 @finder_options
 @threads_option
 def serve(
@@ -51,7 +52,7 @@ def serve(
 ) -> None:  # fmt: skip
     """Answer over HTTP: /v1/analyze, /v1/search, /v1/embed, /health, /metrics, /openapi.json (docs/http.md).
 
-    SIGHUP, or POST /v1/reload, opens model and gallery anew without a stop; SIGTERM lets requests under way end.
+    SIGHUP or POST /v1/reload reloads model and gallery without interruption; SIGTERM finishes the requests under way.
 
     Research use only. Not a medical device, not for diagnosis.
     """

@@ -8,23 +8,23 @@ from typing import Any
 import click
 
 from cbmir.cli.index.build import finish, source_options
-from cbmir.cli.options import PATH, command, json_option, resumable
+from cbmir.cli.options import PATH, command, gallery_argument, json_option, model_argument, resumable
 from cbmir.manifest import read_manifest
 
 
 @command("cbmir index add gallery model.onnx new.csv", "cbmir index add gallery model.onnx manifest.csv --split all")
-@click.argument("gallery", type=click.Path())
-@click.argument("model", type=PATH)
+@gallery_argument
+@model_argument
 @click.argument("manifest", type=PATH)
 @source_options
 @json_option
 def add(gallery: str, model: Path, manifest: Path, engine: str, as_json: bool, **how: Any) -> None:
     """Embed those images of MANIFEST that GALLERY does not have, and add them.
 
-    What is there already stays as it is ('cbmir index update' brings labels and reports up to date). The gallery serves
-    others meanwhile. Each batch of images is added whole or not at all: an addition that was stopped leaves those that
-    were done, and goes on when the same command is given again. Images that could not be read, or have changed since
-    they went in (changed.csv), give exit code 2; the lists of earlier runs keep what they say of other images.
+    Images that are already there stay as they are ('cbmir index update' updates labels and reports). Searches go on
+    meanwhile. Each batch of images is added completely or not at all; after an interruption the same command continues.
+    The exit code is 2 if images cannot be read, or have changed since they were added (changed.csv). The lists of
+    earlier runs keep their rows about other images.
     """
     from cbmir.runtime.engines.registry import open_engine
     from cbmir.runtime.gallery.build import add_to_gallery

@@ -17,6 +17,7 @@ from cbmir.cli.options import (
     engine_option,
     json_option,
     log,
+    model_argument,
     option,
     print_answer,
     pseudonyms_option,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 #: Which images go in, and how they are read.
 source_options = together(
     option("--split", "splits", type=click.Choice(["train", "val", "test", "all"]), multiple=True, default=["train"],
-           help="Which of the manifest's images go in; may be repeated. All, where the manifest has no splits."),
+           help="Which images of the manifest to add; may be repeated. Without splits in the manifest, all."),
     reading_options,
     pseudonyms_option,
     engine_option,
@@ -57,18 +58,18 @@ def _parse_shard(ctx: click.Context, option: click.Parameter, value: str | None)
     "cbmir index build model.onnx manifest.csv -o shard3 --shard 3/64",
     "cbmir index build model.onnx manifest.csv -o gallery --ray auto",
 )
-@click.argument("model", type=PATH)
+@model_argument
 @click.argument("manifest", type=PATH)
 @option("-o", "--output", metavar="GALLERY", required=True, help="The gallery's folder; or milvus://HOST:PORT/NAME, or "
         "milvus:./FILE.db for one embedded here.")  # fmt: skip
-@option("--index", type=click.Choice(INDEX_SETTINGS), default="auto", help="How it is searched: auto compares all "
-        "images of a small gallery, and has an index for a large one.")  # fmt: skip
-@option("--replace", "replace_others", is_flag=True, help="Replace a gallery also where that loses images that are not "
-        "among those of MANIFEST, or its pseudonyms.")  # fmt: skip
-@option("--cells", is_flag=True, help="Keep compact codes of each image's cells, a few kB per image, by which a "
-        "search by region ranks again and gives the place that matches.")  # fmt: skip
-@option("--shard", callback=_parse_shard, metavar="i/n", help="Build the i-th part of n (i from 1) as a gallery of its "
-        "own, as one job of a batch scheduler; 'cbmir index merge' joins all n.")  # fmt: skip
+@option("--index", type=click.Choice(INDEX_SETTINGS), default="auto", help="How to search: auto compares all "
+        "images of a small gallery, and uses an index for a large one.")  # fmt: skip
+@option("--replace", "replace_others", is_flag=True, help="Replace a gallery even if that loses its pseudonyms, or "
+        "images that are not in MANIFEST.")  # fmt: skip
+@option("--cells", is_flag=True, help="Also store compact codes of each image's cells, a few kB per image. A search by "
+        "region then ranks again by them, and shows the matching place.")  # fmt: skip
+@option("--shard", callback=_parse_shard, metavar="i/n", help="Build part i of n (from 1) as a separate gallery, as "
+        "one job of a batch scheduler; 'cbmir index merge' joins all n.")  # fmt: skip
 @option("--ray", metavar="ADDRESS", help="Build shards as tasks of Ray, and merge them: 'auto' for the cluster that "
         "RAY_ADDRESS names, else this machine. Every node must see MODEL, the images and GALLERY under the same "
         "paths.")  # fmt: skip
@@ -78,12 +79,12 @@ def build(
     model: Path, manifest: Path, output: str, engine: str, cells: bool, ray: str | None, shard: tuple[int, int] | None,
     workers: int | None, as_json: bool, **how: Any,
 ) -> None:  # fmt: skip
-    """Embed the images of MANIFEST with MODEL into a gallery; one of the same images is replaced at the end.
+    """Embed the images of MANIFEST with MODEL into a gallery. An older one of these images is replaced at the end.
 
-    A build that was stopped goes on when the same command is given again. Images that cannot be read are left out and
-    listed in the gallery's unreadable.csv; the exit code is then 2. Of several with the same content one goes in; the
-    others are listed in duplicates.csv, and those read with a warning in warnings.csv. A gallery is patient data: keep
-    it as safe as the images.
+    After an interruption the same command continues. Images that cannot be read are left out and listed in the
+    gallery's unreadable.csv; the exit code is then 2. Of images with the same content only one is added, and the others
+    are listed in duplicates.csv. Images that were read with a warning are listed in warnings.csv. A gallery is patient
+    data: keep it as safe as the images.
     """
     from cbmir.runtime.engines.registry import open_engine
     from cbmir.runtime.gallery.build import build_gallery, build_on_ray

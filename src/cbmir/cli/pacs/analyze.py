@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import PATH, command, finder_options, json_option, log, model_option, option, print_answer
+from cbmir.cli.options import (
+    PATH,
+    command,
+    finder_options,
+    gallery_option,
+    json_option,
+    log,
+    model_option,
+    option,
+    print_answer,
+)
 from cbmir.errors import ImageError
 from cbmir.files import replacing
 from cbmir.input_file import open_input
@@ -26,12 +36,12 @@ if TYPE_CHECKING:
     "cbmir pacs analyze a.dcm studies/ -o results --model model.onnx --gallery gallery --sr --sc --kos --fhir",
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=PATH)
-@option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Where results go.")
+@option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Folder to write the results to.")
 @model_option
-@option("--gallery", help="Where look-alikes and priors are found: a folder, or a milvus: place.")
-@option("--sr", is_flag=True, help="Structured report (TID 1500), NAME.sr.dcm. The default, where none is named.")
-@option("--sc", is_flag=True, help="Page to look at (Secondary Capture), NAME.sc.dcm; the days of the patient's own "
-        "similar priors are on it.")  # fmt: skip
+@gallery_option("findings only")
+@option("--sr", is_flag=True, help="Structured report (TID 1500), NAME.sr.dcm. The default.")
+@option("--sc", is_flag=True, help="Picture of the results (Secondary Capture), NAME.sc.dcm, with the dates of the "
+        "patient's own similar priors.")  # fmt: skip
 @option("--kos", is_flag=True, help="Selection of the patient's own similar priors, NAME.kos.dcm; its copies for their "
         "studies, NAME.kos-2.dcm …")  # fmt: skip
 @option("--fhir", is_flag=True, help="FHIR R4 Bundle, NAME.fhir.json.")
@@ -43,9 +53,9 @@ def analyze(
 ) -> None:  # fmt: skip
     """Analyse DICOM files, and write the results of each into a folder.
 
-    FILE may be a folder: its DICOM files are taken, those in its subfolders too, but for results of cbmir. A file that
-    cannot be analysed gets an error line, the others are answered all the same; the exit code is then 2. The results
-    hold the data of the patient whose image it is, and of no other.
+    FILE may be a folder: its DICOM files and those of its subfolders are analysed, except results of cbmir. A file that
+    cannot be analysed gets an error line and the others are still analysed; the exit code is then 2. The results hold
+    data of the image's own patient and of no other.
 
     Research use only. Not a medical device, not for diagnosis.
     """

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 )
 @option("--aet", default="CBMIR", help="The node's AE title: senders must call it so.")
 @listen_options(11112)
-@option("--allow-calling", multiple=True, metavar="AET", help="An AE title that may send; give each one.")
-@option("--allow-any-calling", is_flag=True, help="Let everyone send who reaches --host.")
+@option("--allow-calling", multiple=True, metavar="AET", help="An AE title that may send; may be repeated.")
+@option("--allow-any-calling", is_flag=True, help="Accept images from any AE title.")
 @option("--tls", nargs=3, type=PATH, metavar="CERT KEY CA",
-        help="TLS both ways, with these PEM files: the node's certificate, its key, and the authorities that are "
-        "trusted; who has no certificate of theirs is turned away.")  # fmt: skip
+        help="Mutual TLS with these PEM files: the node's certificate, its key, and the trusted authorities. A sender "
+        "without a certificate of theirs is refused.")  # fmt: skip
 @option("--store-to", metavar="AET@HOST:PORT", help="Send results there.  [default: files in DIR/results]")
-@option("--max-associations", type=click.IntRange(1), default=16, help="Senders at once.")
+@option("--max-associations", type=click.IntRange(1), default=16, help="Most senders at once.")
 @service_options
 def node(
     aet: str, host: str, port: int, allow_calling: tuple[str, ...], allow_any_calling: bool,
@@ -36,9 +36,9 @@ def node(
 ) -> None:  # fmt: skip
     """Be a DICOM node: C-ECHO, C-STORE of radiographs, and results back by C-STORE (docs/pacs.md).
 
-    A sender gets its answer when the image is on disk; from then on none is lost, whatever happens to this process. A
-    report is sent at least once and always under the same UID. SIGTERM lets what is begun end, a second one does not;
-    SIGHUP opens model and gallery anew.
+    A sender gets its answer once the image is on disk; from then on it is not lost if this process dies. A report is
+    sent at least once, always under the same UID. SIGTERM finishes the work under way, a second one stops at once;
+    SIGHUP reloads model and gallery.
 
     Research use only. Not a medical device, not for diagnosis.
     """

@@ -14,9 +14,9 @@ from cbmir.errors import UserError, require
 @state_option
 @json_option
 def retry(state: Path, as_json: bool) -> None:
-    """Put dead letters back into the queue, once what they failed for is mended (docs/pacs.md).
+    """Put dead letters back into the queue, once the cause of their failure is fixed (docs/pacs.md).
 
-    The node or follower must be stopped meanwhile: one process has the queue at a time. Its next start works them off.
+    Stop the node or follower first: only one process can open the queue. Its next start processes them.
     """
     require("pydicom", "dicom")
     from cbmir.runtime.pacs.intake import retry as put_back

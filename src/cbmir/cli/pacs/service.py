@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cbmir.cli.options import announce, finder_options, model_option, option, threads_option, together
+from cbmir.cli.options import (
+    Command,
+    announce,
+    finder_options,
+    gallery_option,
+    model_option,
+    option,
+    threads_option,
+    together,
+)
 from cbmir.process import signals_held, threads_each
 
 if TYPE_CHECKING:
@@ -21,28 +30,28 @@ if TYPE_CHECKING:
 
 state_option = option("--state", type=click.Path(path_type=Path, resolve_path=True), default=Path("cbmir-pacs"),
                       envvar="STATE_DIRECTORY", show_envvar=True, metavar="DIR",
-                      help="The queue's folder: what waits, and dead letters. It is patient data.")  # fmt: skip
+                      help="Folder of the queue: waiting images and dead letters. It is patient data.")  # fmt: skip
 #: What `node` and `follow` share: everything that `pacs_service` takes.
 service_options = together(
     model_option,
-    option("--gallery", help="A gallery's folder or milvus: place.  [default: findings only]"),
+    gallery_option("findings only"),
     state_option,
     option("--sr", is_flag=True, help="Answer with a structured report (TID 1500). The default."),
-    option("--sc", is_flag=True, help="Answer with a page to look at (Secondary Capture)."),
+    option("--sc", is_flag=True, help="Answer with a picture of the results (Secondary Capture)."),
     option("--kos", is_flag=True, help="Answer with a selection of the patient's own similar priors."),
     option("--settle", type=click.FloatRange(0), default=5.0, metavar="SECONDS",
-           help="Begin with a study when nothing of it has come for so long."),
+           help="Start on a study when no image of it has arrived for this long."),
     option("--workers", type=click.IntRange(1), default=2, help="Images analysed at once."),
-    option("--capacity", type=click.IntRange(1), default=10_000, help="Images that may wait; see docs."),
+    option("--capacity", type=click.IntRange(1), default=10_000, help="Images that may wait (docs/pacs.md)."),
     option("--attempts", type=click.IntRange(1), default=12,
-           help="Give an image that fails up, as a dead letter, after so many: by default in some three hours. While "
-           "the archive, the gallery or the engine is away, it is tried again for seven days."),
+           help="Attempts before a failing image becomes a dead letter: by default some three hours. While the "
+           "archive, the gallery or the engine is unavailable, it is retried for seven days."),
     threads_option,
     finder_options,
 )  # fmt: skip
 
 
-class SignalsHeldCommand(click.Command):
+class SignalsHeldCommand(Command):
     """A command that holds signals before an option is read: reading the key of pseudonyms imports numpy."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
