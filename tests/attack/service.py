@@ -136,7 +136,7 @@ def said(service: Service, data: bytes) -> bytes:
 
 
 @attack(len(REQUESTS))
-def requests_that_are_none(lab: Lab, count: int) -> Iterator[str]:
+def malformed_requests(lab: Lab, count: int) -> Iterator[str]:
     """Header lists of 40 KB, halves, lengths that lie, deep JSON: a status of 4xx or a cut, within twice the
     deadline."""
     with serving(lab) as service:

@@ -3,7 +3,7 @@
     python tests/attack/soak.py MODEL GALLERY IMAGES [--seconds 3600] [-o docs/security/soak.json]
 
 Good: two HTTP clients that ask for an analysis each second, and a sender that stores a study every three.
-Hostile, a fifth of what is sent: bombs, broken files, requests that are no requests, idle and broken-off connections.
+Hostile, a fifth of what is sent: bombs, broken files, malformed requests, idle and broken-off connections.
 It ends with an error where a promise was not kept:
 
 - every study that the node acknowledged is answered, under one UID;
@@ -152,7 +152,7 @@ class Load:
     def broken_file(self, _: int) -> str:
         return str(self.post(next(self._files)[1]).status_code)
 
-    def request_that_is_none(self, _: int) -> str:
+    def malformed_request(self, _: int) -> str:
         name, (data, _) = next(self._requests)
         return f"{name}: {said(self.service, data).decode() or 'cut'}"
 
@@ -214,7 +214,7 @@ def soak(model: str, gallery: str, images: list[Path], seconds: float) -> dict[s
             load.every(2 * HTTP_EVERY, load.good_request),
             load.every(2 * HTTP_EVERY, load.good_request),
             load.every(NODE_EVERY, load.good_study),
-            load.every(2 * HOSTILE_EVERY, load.bomb, load.broken_file, load.request_that_is_none),
+            load.every(2 * HOSTILE_EVERY, load.bomb, load.broken_file, load.malformed_request),
             load.every(2 * HOSTILE_EVERY, *senders),
         ]
         while (passed := time.monotonic() - start) < seconds:
