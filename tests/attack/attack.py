@@ -63,7 +63,7 @@ def attempt(attack: Attack, lab: Lab, scale: float, seconds: float) -> Result:
                 result.tried += 1
                 result.kept += not reason
                 result.reason = result.reason or reason
-                if time.monotonic() - start > seconds:
+                if time.monotonic() - start > seconds and not attack.whole:
                     break
     except Exception as error:  # noqa: BLE001 - it stands in the table
         result.tried += 1

@@ -73,7 +73,7 @@ def damaged_models(lab: Lab, count: int) -> Iterator[str]:
         yield told(what, reason)
 
 
-@attack(180)
+@attack(180, whole=True)
 def writers_at_once(lab: Lab, count: int) -> Iterator[str]:
     """A writer and eight readers at once, in processes and threads: every answer equals brute force for the state that
     it names."""

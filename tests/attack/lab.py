@@ -68,10 +68,11 @@ Run = Callable[[Lab, int], Iterator[str]]
 
 @dataclass(frozen=True)
 class Attack:
-    """`count` attempts; the promise is the function's docstring."""
+    """`count` attempts; the promise is the function's docstring. One that is `whole` is judged at its end alone."""
 
     run: Run
     count: int
+    whole: bool = False
 
     @property
     def name(self) -> str:
@@ -85,11 +86,11 @@ class Attack:
 ATTACKS: list[Attack] = []
 
 
-def attack(count: int) -> Callable[[Run], Run]:
+def attack(count: int, whole: bool = False) -> Callable[[Run], Run]:
     """Add a function to the list, with so many attempts."""
 
     def add(run: Run) -> Run:
-        ATTACKS.append(Attack(run, count))
+        ATTACKS.append(Attack(run, count, whole))
         return run
 
     return add

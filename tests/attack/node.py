@@ -67,7 +67,7 @@ def study_of(data: bytes) -> str:
     return str(dcmread(BytesIO(data), stop_before_pixels=True).StudyInstanceUID)
 
 
-@attack(8)
+@attack(8, whole=True)
 def kills_of_the_node(lab: Lab, count: int) -> Iterator[str]:
     """SIGKILL while studies come in, twelve for each kill: every study that was acknowledged is answered, always under
     one UID."""
@@ -75,7 +75,7 @@ def kills_of_the_node(lab: Lab, count: int) -> Iterator[str]:
     acknowledged: set[str] = set()
     with receiving() as archive:
         for number in range(count + 1):
-            with running(lab, archive, state) as node:
+            with running(lab, archive, state, "--attempts", "12") as node:  # a kill counts as one of a job's
                 timer = threading.Timer(rng.uniform(0.05, 1.5), node.process.kill)
                 if number < count:
                     timer.start()
@@ -167,7 +167,7 @@ def idle_connections(lab: Lab, count: int) -> Iterator[str]:
             yield unless(beside < before + 5, f"{beside:.0f} s, without them {before:.0f} s")
 
 
-@attack(200)
+@attack(200, whole=True)
 def flood_of_associations(lab: Lab, count: int) -> Iterator[str]:
     """Fifty senders at once, more than there are places: who is not refused is answered, and every study that was
     acknowledged too."""

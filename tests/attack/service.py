@@ -84,7 +84,7 @@ def broken_files_over_http(lab: Lab, count: int) -> Iterator[str]:
         yield unless((grown := resident(service.process.pid) - warm) < GROWTH, f"memory grew by {grown:.0f} MiB")
 
 
-@attack(2000)
+@attack(2000, whole=True)
 def flood_of_requests(lab: Lab, count: int) -> Iterator[str]:
     """500 requests at once, again and again: each is answered (200), told to come again (429, 503), or closed
     where more than 256 connections are open; then all is as before."""
