@@ -1,4 +1,4 @@
-"""What the demo adds to an answer: dropping a file on its page, against `Finder.analyze` and against `cbmir query`.
+"""What the demo adds to an answer: opening a file on its page, against `Finder.analyze` and against `cbmir query`.
 
     python benchmarks/demo_answer.py model.onnx gallery chest1.png chest2.dcm
 
@@ -25,7 +25,7 @@ from typing import Any
 import click
 import httpx
 
-from cbmir.demo.markup import escape
+from cbmir.demo.controls import Controls
 from cbmir.runtime import Finder
 
 K = 20  # what the page asks for
@@ -42,19 +42,19 @@ def main(model: Path, gallery: Path, images: tuple[Path, ...], rounds: int) -> N
     page: list[float] = []
     query: list[float] = []
     with Finder.open(model, gallery) as finder, demo(model, gallery) as client:
-        ask = question(client)
+        ask, outputs = question(client)
         for at in range(rounds + 1):
             for image in images:
                 start = time.perf_counter()
                 expected = [one.id for one in finder.analyze(image, K).neighbours]
                 middle = time.perf_counter()
-                answer = answered(client, ask, image)
+                cards = answered(client, ask, outputs, image)
                 end = time.perf_counter()
                 command = [sys.executable, "-m", "cbmir", "query", str(model), str(gallery), str(image), "-k", str(K)]
                 subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
                 last = time.perf_counter()
-                if any(f'data-id="{escape(name)}"' not in answer["html"]["wall"] for name in expected):
-                    raise click.ClickException("expected the same look-alikes of both, found others")
+                if cards != expected:
+                    raise click.ClickException("expected the same similar images of both, found others")
                 if at:  # the first round warms both up
                     direct.append(middle - start)
                     page.append(end - middle)
@@ -82,25 +82,27 @@ def demo(model: Path, gallery: Path) -> Iterator[httpx.Client]:
             server.send_signal(signal.SIGINT)
 
 
-def question(client: httpx.Client) -> int:
-    """The number of the page's channel."""
-    (ask,) = [one for one in client.get("/config").json()["dependencies"] if one["targets"][0][1] == "ask"]
-    return int(ask["id"])
+def question(client: httpx.Client) -> tuple[dict[str, Any], list[int]]:
+    """What the page does with files that were dropped on it, and which of its outputs are the similar images."""
+    config = client.get("/config").raise_for_status().json()
+    (ask,) = [one for one in config["dependencies"] if one["targets"][0][1] == "files"]
+    (similar,) = [one["id"] for one in config["components"] if one["props"].get("elem_id") == "similar"]
+    return ask, [at for at, output in enumerate(ask["outputs"]) if output == similar]
 
 
-def answered(client: httpx.Client, ask: int, image: Path) -> dict[str, Any]:
-    """Drop a file on a new page: the answer."""
+def answered(client: httpx.Client, ask: dict[str, Any], outputs: list[int], image: Path) -> list[str]:
+    """Drop a file on a new page: the ids of the similar images."""
     session = uuid.uuid4().hex
     upload = {"files": (f"{session}~{image.name}", image.read_bytes())}
     paths = client.post("/gradio_api/upload", files=upload).raise_for_status().json()
-    event = {"n": 1, "about": 0, "action": "open", "paths": paths, "controls": {"k": K}}
-    joined = {"data": [], "event_data": {"question": event}, "fn_index": ask, "session_hash": session}
+    controls = Controls(k=K).values()
+    joined = {"data": ["", *controls], "event_data": {"paths": paths}, "fn_index": ask["id"], "session_hash": session}
     client.post("/gradio_api/queue/join", json=joined).raise_for_status()
     with client.stream("GET", "/gradio_api/queue/data", params={"session_hash": session}) as events:
         for line in events.iter_lines():
             if '"process_completed"' in line:
-                answer: dict[str, Any] = json.loads(line.removeprefix("data:"))["output"]["data"][0]
-                return answer
+                answer = json.loads(line.removeprefix("data:"))["output"]["data"][outputs[0]]
+                return [card["id"] for card in answer["value"]["cards"]]
     raise click.ClickException("expected an answer of the demo, found none")
 
 

@@ -1,7 +1,7 @@
 """cbmir.demo: the runtime in a browser, by Gradio. Nothing leaves the machine that it runs on.
 
-`server.serve` runs `asgi.create_app`, which bounds what visitors send and mounts the page (`app`, `page`, `static/`).
-The page asks `backend.Backend`, which keeps `sessions` and answers with parts of the page as escaped HTML.
+`build(finder)` gives the page as Gradio blocks, to launch anywhere; `serve` runs them in a server that keeps them to
+this machine. `desk` is what can be done, `page` how it looks, and `app` wires them.
 """
 
 import os
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cbmir.lazy_imports import lazy_imports
 
 if TYPE_CHECKING:
-    from cbmir.demo.app import build_app
+    from cbmir.demo.app import build
     from cbmir.demo.server import load_login, serve
 
 # Both are read when gradio is imported.
@@ -20,8 +20,8 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 # `cbmir query --report` takes `report` from here, without gradio.
 __getattr__ = lazy_imports(
     __name__,
-    {"build_app": "cbmir.demo.app", "load_login": "cbmir.demo.server", "serve": "cbmir.demo.server"},
+    {"build": "cbmir.demo.app", "load_login": "cbmir.demo.server", "serve": "cbmir.demo.server"},
     needs=("gradio", "demo"),
 )
 
-__all__ = ["build_app", "load_login", "serve"]
+__all__ = ["build", "load_login", "serve"]

@@ -1,104 +1,189 @@
-"""The page as Gradio blocks, and the routes that give its scripts, the thumbnails and the map.
+"""The page as Gradio blocks: `build(finder).launch()` serves it, and so does `server.serve`, which guards it.
 
-Gradio brings uploads, sessions and the queue; the page is a shell of our own (`static/`) and a channel to `Backend`.
+`layout` says where everything is, `desk` what can be done, `screen` how a step looks; here they are wired together.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import gradio as gr
-from fastapi import FastAPI, Response
-from starlette.staticfiles import StaticFiles
 
-from cbmir.demo.backend import Backend
-from cbmir.demo.examples import Example
-from cbmir.demo.page import STATIC, page_html
-from cbmir.errors import GalleryError
+from cbmir.demo.controls import Controls
+from cbmir.demo.desk import MOST_BESIDE, Desk
+from cbmir.demo.endpoints import add_endpoints
+from cbmir.demo.examples import Example, find_examples
+from cbmir.demo.page.gallery_map import add_map
+from cbmir.demo.page.layout import Layout, lay_out
+from cbmir.demo.page.screen import Screen, Updates
+from cbmir.demo.page.theme import css, theme
+from cbmir.demo.sessions import Session, Sessions, Step, Wish
+from cbmir.errors import CbmirError, GalleryError, UserError
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.projection import GalleryProjection
-from cbmir.runtime.gallery.protocol import SearchableGallery
+from cbmir.runtime.logs import error_fields
+
+log = logging.getLogger("cbmir")
+
+Act = Callable[..., object]  # takes a session, controls, what the event says, and values of further components
 
 _CACHE = (300, 900)  # seconds: how often Gradio looks for uploads that no question took, and how old these may get
-#: Gradio runs this once the shell is there. The word "ask" in it makes the event of that name.
-_START = """
-import(new URL("page/page.js", document.baseURI).href)
-  .then((page) => page.start(element, (question) => trigger("ask", {question}), upload));
-"""
-#: The channel has no picture of its own; an answer is an event of the document.
-_LISTEN = """
-watch("value", () => document.dispatchEvent(new CustomEvent("cbmir-answer", {detail: props.value})));
-"""
-#: For a question that Gradio itself does not answer: a full queue, an error of its own.
-_FAILED = '() => document.dispatchEvent(new Event("cbmir-failed"))'
-_SIGNS = {1: "1", 0: "0", -1: "u", None: "?"}  # the last two: uncertain, not known
+_INTERNAL = "Something went wrong on the server, whose log says more. Try again, or open another image."
+_NO_SUCH = "The gallery has no such image any more, or it cannot be read."
+#: The browser keeps the secret of its session as long as the tab is open; the address says what to begin with.
+_ARRIVE = """() => {
+  const random = () => [...crypto.getRandomValues(new Uint8Array(24))].map((byte) => byte.toString(16)).join("");
+  sessionStorage.cbmir ??= random().padEnd(32, "0");
+  return [sessionStorage.cbmir, location.search, Number(history.state?.step) || 0];
+}"""
+_DOWNLOAD = """(html) => {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([html], {type: "text/html"}));
+  link.download = "cbmir-report.html";
+  link.click();
+}"""
 
 
-def build_app(finder: Finder, examples: Sequence[Example] = (), chart: GalleryProjection | None = None) -> gr.Blocks:
-    """The page. One finder serves all sessions; what a session holds ends when its page is closed.
+class Page(gr.Blocks):
+    """Blocks that look the same however they are served."""
+
+    def launch(self, *args: Any, **options: Any) -> Any:
+        """As `gr.Blocks.launch`, with the page's own look unless another is given."""
+        return super().launch(*args, **({"theme": theme(), "css": css(), "footer_links": []} | options))
+
+
+def build(
+    finder: Finder, examples: Sequence[Example] | Path | None = None, chart: GalleryProjection | None = None
+) -> gr.Blocks:
+    """The page, and its endpoints for `gradio_client`.
+
+    `build(finder).launch()` serves it from a script, a notebook, or a hosting service. `cbmir.demo.serve` serves the
+    same with a login, limits, and headers that keep everything on this machine.
 
     Args:
-        examples: Images that the page offers.
-        chart: The gallery's map, where there is one.
+        finder: With a gallery; one finder serves all visitors. It must stay open as long as the page is served.
+        examples: Images that the page offers, or a folder of them; by default some of the gallery.
+        chart: The gallery's map, where it has one.
+
+    Raises:
+        UserError: The finder has no gallery, or the folder has no examples.
     """
-    blocks = gr.Blocks(title="cbmir", analytics_enabled=False, delete_cache=_CACHE, fill_width=True)
-    backend = Backend(finder, examples, lambda: Path(blocks.GRADIO_CACHE), chart)
+    offered = find_examples(finder, examples) if examples is None or isinstance(examples, Path) else examples
+    blocks = Page(title="cbmir", analytics_enabled=False, delete_cache=_CACHE, fill_width=True)
+    desk, sessions = Desk(finder, offered, lambda: Path(blocks.GRADIO_CACHE)), Sessions()
 
-    def ask(event: gr.EventData, request: gr.Request) -> dict[str, Any]:
-        return backend.answer(request.session_hash or "", event.question)
-
-    def leave(request: gr.Request) -> None:
-        backend.sessions.end(request.session_hash or "")
+    def whole(key: Any) -> str | None:
+        return desk.whole.png(key[0] if isinstance(key, list) and key else key)
 
     with blocks:
-        shell = gr.HTML(page_html(finder, examples, chart), js_on_load=_START, apply_default_css=False, elem_id="shell")
-        channel = gr.HTML({}, html_template="", js_on_load=_LISTEN, apply_default_css=False, elem_id="channel")
-        # One queue, one after the other: answers come in the order of the questions.
-        asked = shell.ask(
-            ask, None, channel, show_progress="minimal", trigger_mode="multiple", concurrency_id="page",
-            concurrency_limit=1, api_visibility="private",
-        )  # fmt: skip
-        asked.failure(None, js=_FAILED, api_visibility="private")
-        blocks.unload(leave)
+        layout = lay_out(desk, whole, lambda: add_map(desk.gallery, chart))
+        _wire(blocks, layout, desk, sessions)
+        add_endpoints(desk, sessions)
     blocks.queue(max_size=64, api_open=False)
     return blocks
 
 
-def add_files(app: FastAPI, gallery: SearchableGallery, chart: GalleryProjection | None) -> None:
-    """Add the routes `page/…`, `thumbnail?id=…` and `map.json`. Nothing is fetched by a path."""
-    app.mount("/page", StaticFiles(directory=STATIC))
+def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None:
+    screen, visit = Screen(desk, at), gr.State("")
+    secret, address, before, sheet = (gr.Textbox(visible=False) for _ in range(4))
+    outputs = [at.viewer, at.similar, at.findings, at.alerts, at.trail, at.member, at.report, at.start, at.refining,
+               at.tabs, *at.controls]  # fmt: skip
+    #: One queue, one after the other: answers come in the order of the questions.
+    how = {"api_visibility": "private", "concurrency_id": "page", "concurrency_limit": 1, "trigger_mode": "multiple",
+           "show_progress": "minimal", "show_progress_on": at.viewer}  # fmt: skip
 
-    @app.get("/thumbnail")
-    def thumbnail(id: str) -> Response:
+    def answer(session: Session, act: Callable[[], object], *, opening: bool) -> Updates:
         try:
-            jpeg = gallery.thumbnail(id)
-        except GalleryError:
-            jpeg = None
-        return Response(status_code=404) if jpeg is None else Response(jpeg, media_type="image/jpeg")
+            act()
+        except CbmirError as error:
+            log.info("Not answered: %s", type(error).__name__)  # the message names a file, and that perhaps a patient
+            return screen.failed(session, _NO_SUCH if isinstance(error, GalleryError) else str(error), opening=opening)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the page must say that it went wrong
+            log.error("Internal error: %s", error_fields(error))
+            return screen.failed(session, _INTERNAL, opening=opening)
+        return screen.show(session)
 
-    @app.get("/map.json")
-    def map_json() -> Response:
-        if chart is None:
-            return Response(status_code=404)
-        return Response(json.dumps(_map(gallery, chart)), media_type="application/json")
+    def on(event: Callable[..., Any], act: Act, *more: Any, opening: bool = False) -> None:
+        def listen(request: gr.Request, said: gr.EventData, name: str, *given: Any) -> Updates:
+            session = sessions.get(name or request.session_hash or "")
+            own, rest = given[: len(at.controls)], given[len(at.controls) :]
+            return answer(session, lambda: act(session, Controls.of(own), said, *rest), opening=opening)
+
+        event(listen, [visit, *at.controls, *more], outputs, **how)
+
+    def arrive(request: gr.Request, secret: str, address: str, before: str) -> Updates:
+        name = sessions.arrive(request.session_hash or "", secret)
+        session, link = sessions.get(name), parse_qs(address.lstrip("?"))
+        fresh = Controls(point=desk.finder.operating_point)
+
+        def begin() -> None:
+            step = int(before) if str(before).isdigit() else 0
+            if step in session.steps:  # the page was reloaded
+                session.go(step)
+            elif "image" in link:
+                desk.like(session, fresh, link["image"][0])
+            elif "findings" in link:
+                desk.by_findings(session, fresh, link["findings"][0].split("|"))
+            elif step:
+                raise UserError("This page was left for long, and its image is forgotten: open it again.")
+            else:
+                session.shown = 0
+
+        return {visit: name, **answer(session, begin, opening=True)}
+
+    blocks.load(arrive, [secret, address, before], [visit, *outputs], js=_ARRIVE, **how)
+
+    def leave(request: gr.Request) -> None:
+        sessions.leave(request.session_hash or "")
+
+    blocks.unload(leave)
+
+    on(at.files.upload, lambda s, c, _, files: desk.open(s, c, list(map(str, files or ()))), at.files, opening=True)
+    on(at.viewer.files, lambda s, c, said: desk.open(s, c, said.paths), opening=True)
+    on(at.offers.click, lambda s, c, _, number: desk.example(s, c, number), at.offers, opening=True)
+    on(at.member.input, lambda s, c, _, number: desk.member(s, c, number), at.member, opening=True)
+    on(at.similar.like, lambda s, c, said: desk.like(s, c, str(said.id)), opening=True)
+    on(at.find.click, lambda s, c, _, labels: desk.by_findings(s, c, labels), at.wanted)
+    on(at.viewer.region, lambda s, c, said: desk.region(s, c, said.box))
+    on(at.viewer.close, lambda s, c, _: desk.compare(s, ()))
+    on(at.similar.compare, lambda s, c, said: desk.compare(s, said.ids))
+    on(at.similar.refine, lambda s, c, said: desk.refine(s, c, Wish(tuple(said.alike), tuple(said.unlike))))
+    on(at.similar.unfilter, lambda s, c, said: desk.search(s, c.dropped(str(said.name))))
+    on(at.trail.go, lambda s, _, said: s.go(int(said.step)))
+    on(at.rank.click, _refine(desk), at.towards, at.away, at.weight)
+    k, _, _, where, _, since, until, _, patient, _ = at.controls
+    changes = [k.release, where.submit, since.submit, until.submit, patient.submit]
+    changes += [one.input for one in at.controls if one not in (k, where, since, until, patient)]
+    for change in changes:
+        on(change, lambda s, c, _: desk.search(s, c))
+
+    def show_filters(said: gr.EventData) -> Any:
+        return gr.update(visible=said.open)
+
+    quiet = {"api_visibility": "private", "show_progress": "hidden"}
+    at.similar.filters(show_filters, None, at.filters, **quiet)
+
+    def pin(request: gr.Request, said: gr.EventData, name: str) -> None:
+        sessions.get(name or request.session_hash or "").pinned = tuple(map(str, said.ids))[-MOST_BESIDE:]
+
+    at.similar.pin(pin, visit, None, **quiet)
+
+    def download(request: gr.Request, name: str) -> str:
+        return desk.report(sessions.get(name or request.session_hash or ""))
+
+    at.report.click(download, visit, sheet, api_visibility="private").success(
+        None, sheet, None, js=_DOWNLOAD, api_visibility="private"
+    )
 
 
-def _map(gallery: SearchableGallery, chart: GalleryProjection) -> dict[str, Any]:
-    """Points with ids, and for each of the gallery's labels a string with a sign for each point, of `_SIGNS`."""
-    labels = {}
-    for name in chart.ids:
-        try:
-            labels[name] = dict(gallery.entry(name).labels or {})
-        except GalleryError:  # it was removed since the map was made
-            continue
-    kept = [at for at, name in enumerate(chart.ids) if name in labels]
-    names = [chart.ids[at] for at in kept]
-    return {
-        "method": chart.method,
-        "ids": names,
-        "points": chart.points[kept].round(4).tolist(),
-        "labels": {label: "".join(_SIGNS[labels[name].get(label)] for name in names) for label in gallery.labels.names},
-    }
+def _refine(desk: Desk) -> Act:
+    def refine(s: Session, c: Controls, _: Any, towards: list[str], away: list[str], weight: float) -> Step:
+        weights = dict.fromkeys(away or (), -weight) | dict.fromkeys(towards or (), weight)
+        before = s.step.wish if s.step else Wish()
+        return desk.refine(s, c, Wish(before.alike, before.unlike, tuple(weights.items())))
+
+    return refine

@@ -13,11 +13,8 @@ import gradio as gr
 from fastapi import FastAPI, Request
 from starlette.routing import Mount, Route
 
-from cbmir.demo.app import add_files
-from cbmir.demo.page import STATIC
+from cbmir.demo.page.theme import css, theme
 from cbmir.demo.upload_store import MOST_OF_FILE, UploadStore
-from cbmir.runtime.gallery.projection import GalleryProjection
-from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.serving.limits import BodyLimit
 from cbmir.runtime.serving.problems import Problem, answer_problem
 from cbmir.runtime.serving.security import Credential, Guard, SecurityHeaders
@@ -32,6 +29,7 @@ ALLOWED = {
     ),
     "POST": (
         "/gradio_api/queue/join", "/gradio_api/call/{api_name}", "/gradio_api/cancel", "/gradio_api/reset",
+        "/gradio_api/component_server",
     ),
 }  # fmt: skip
 UPLOAD = "/gradio_api/upload"
@@ -47,10 +45,7 @@ _POLICY = (
 _OF_PATIENTS = ("text/html", "application/json", "text/event-stream", "image/jpeg")
 
 
-def create_app(
-    blocks: gr.Blocks, gallery: SearchableGallery | None, chart: GalleryProjection | None = None,
-    hosts: Sequence[str] = (), login: Credential | None = None,
-) -> FastAPI:  # fmt: skip
+def create_app(blocks: gr.Blocks, hosts: Sequence[str] = (), login: Credential | None = None) -> FastAPI:
     """The page with all that it fetches. It answers requests for `hosts` (empty: any) that bear the login."""
     app = FastAPI(openapi_url=None)
     app.add_middleware(BodyLimit, most=MOST_OF_QUESTION, timeout_s=QUESTION_S, streamed=(UPLOAD,))
@@ -63,10 +58,8 @@ def create_app(
     async def upload(request: Request) -> list[str]:
         return await store.take(request)
 
-    if gallery is not None:
-        add_files(app, gallery, chart)
     gr.mount_gradio_app(
-        app, blocks, path="/", theme=_theme(), css_paths=STATIC / "style.css", max_file_size=MOST_OF_FILE,
+        app, blocks, path="/", theme=theme(), css=css(), max_file_size=MOST_OF_FILE,
         allowed_paths=[], show_error=False, footer_links=[], run_history=False, root_path="", ssr_mode=False,
         mcp_server=False, enable_monitoring=False, pwa=False,
         app_kwargs={"openapi_url": None},  # no pages about the API
@@ -76,13 +69,3 @@ def create_app(
     for method, paths in ALLOWED.items():
         app.router.routes += [Route(path, mount.app, methods=[method], name=path) for path in paths]
     return app
-
-
-def _theme() -> gr.themes.Base:
-    """For what Gradio itself shows, the place in the queue: bare, with fonts of the system. Else `static/style.css`."""
-    fonts = [gr.themes.Font(name) for name in ("system-ui", "Segoe UI", "Roboto", "Helvetica Neue", "Arial")]
-    mono = [gr.themes.Font(name) for name in ("ui-monospace", "Consolas", "Menlo", "monospace")]
-    return gr.themes.Base(
-        primary_hue="teal", neutral_hue="slate", text_size="sm",
-        font=(*fonts, gr.themes.Font("sans-serif")), font_mono=mono,
-    )  # fmt: skip

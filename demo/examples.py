@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from cbmir.demo.page.markup import spelled
 from cbmir.errors import ImageError, UserError
 from cbmir.runtime.finder import Finder
+from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.imaging.reader import read_image, thumbnail_jpeg
 
 log = logging.getLogger("cbmir")
 
 MOST = 6
+_LOOKED_AT = 500
 
 
 @dataclass(frozen=True)
@@ -34,13 +38,25 @@ def find_examples(finder: Finder, folder: Path | None = None) -> list[Example]:
 
 
 def _of_gallery(gallery: SearchableGallery) -> list[Example]:
-    """Evenly spaced over the gallery, those whose file is still there; it is read only when chosen."""
-    ids, examples = gallery.ids(), []
-    for name in ids[:: max(1, len(ids) // MOST)][:MOST]:
-        path, thumbnail = Path(gallery.entry(name).image), gallery.thumbnail(name)
-        if thumbnail is not None and path.is_file():
-            examples.append(Example(path, thumbnail, path.stem))
-    return examples
+    """One for each of the findings that most images have: the first of as many patients that has it, and whose file is
+    still there. Looked for among `_LOOKED_AT` images, evenly spaced over the gallery; read only when chosen."""
+    ids = gallery.ids()
+    entries = [gallery.entry(name) for name in ids[:: max(1, len(ids) // _LOOKED_AT)]]
+    entries = [entry for entry in entries if Path(entry.image).is_file()]
+    common = Counter(label for entry in entries for label in entry.positive)
+    chosen: dict[str, Entry] = {}
+    for label, _ in common.most_common(MOST):
+        patients = {entry.patient_id for entry in chosen.values()} - {""}
+        new = (entry for entry in entries if label in entry.positive and entry.patient_id not in patients)
+        entry = next((entry for entry in new if entry.id not in chosen), None)
+        if entry is not None:
+            chosen[entry.id] = entry
+    for entry in entries:  # a gallery with few labels, or none
+        if len(chosen) < MOST:
+            chosen.setdefault(entry.id, entry)
+    captions = {name: ", ".join(map(spelled, entry.positive)) or "No finding" for name, entry in chosen.items()}
+    thumbnails = ((entry, gallery.thumbnail(name)) for name, entry in chosen.items())
+    return [Example(Path(entry.image), jpeg, captions[entry.id]) for entry, jpeg in thumbnails if jpeg is not None]
 
 
 def _of_folder(folder: Path) -> list[Example]:

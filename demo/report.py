@@ -1,7 +1,7 @@
 """The report of a case: one HTML page that needs nothing beside it, to keep or to print.
 
-It leaves the machine, so it names no file, no patient and no image of the gallery: look-alikes are labels and cosines
-under opaque case ids. The image is named by its file's digest, or by its case id where it is in the gallery.
+It leaves the machine, so it names no file, no patient and no image of the gallery: similar images are labels and
+cosines under opaque case ids. The image is named by its file's digest, or by its case id where it is in the gallery.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from PIL import Image
 
 from cbmir import __version__
 from cbmir.card import NOT_A_DEVICE, WITHOUT_FINDINGS, ModelCard
-from cbmir.demo import markup
-from cbmir.demo.markup import escape, image_uri, table
-from cbmir.demo.page import STATIC
+from cbmir.demo.page.alerts import alerts_html
+from cbmir.demo.page.findings import STATIC, novelty_html, threshold_probability
+from cbmir.demo.page.markup import escape, image_uri, spelled, table
 from cbmir.demo.uploads import Upload
-from cbmir.labels import readable
 from cbmir.runtime.evidence import overlay
 from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.results import Analysis, Finding, Neighbour, most_probable_first
 
-_SHOWN = 6  # look-alikes: with two pictures and some twenty findings they fit a page of A4
+_VERDICTS = {True: "● predicted", False: "not predicted", None: "no threshold"}
+_SHOWN = 6  # similar images: with two pictures and some twenty findings they fit a page of A4
 
 
 def report_html(
@@ -33,7 +33,7 @@ def report_html(
 ) -> str:  # fmt: skip
     """`label` is the finding whose evidence is shown, empty: the most probable one; `searched` is plain text.
 
-    Without findings the evidence is that for the nearest look-alike.
+    Without findings the evidence is that for the nearest similar image.
     """
     findings = most_probable_first(analysis.findings)
     when = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
@@ -42,7 +42,7 @@ def report_html(
         name = f"gallery image {gallery.case_id(analysis.known[0])}"
     style = (STATIC / "report.css").read_text(encoding="utf-8")
     threshold = f"Threshold ({escape(analysis.operating_point)})"
-    found = f'<p class="fine-print">{escape(WITHOUT_FINDINGS)}</p>'
+    found = f'<p class="fine">{escape(WITHOUT_FINDINGS)}</p>'
     if findings:
         head = ("Finding", "Verdict", "Calibrated probability", threshold)
         found = table(head, [_row(card, finding) for finding in findings])
@@ -50,26 +50,26 @@ def report_html(
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>cbmir report</title><style>{style}</style>'
         f'</head><body><p class="device">{escape(NOT_A_DEVICE)}</p><h1>cbmir: report of a case</h1>'
-        f'<p class="fine-print">{when} · {escape(name)}</p>'
-        f'{markup.alerts_html(analysis.warnings)}<div class="case"><div>'
+        f'<p class="fine">{when} · {escape(name)}</p>'
+        f'{alerts_html(analysis.warnings)}<div class="case"><div>'
         f"{_figure('The X-ray', image.picture, 'The image')}"
         f"{_evidence(card, image, analysis, label)}</div><div><h2>Findings</h2>{found}"
-        f"{markup.novelty_html(analysis.novelty)}<h2>Nearest look-alikes</h2>"
+        f"{novelty_html(analysis.novelty)}<h2>Nearest similar images</h2>"
         f"{table(('Case', 'Cosine', 'Labels'), alike)}"
-        f'<p class="fine-print">Searched: {escape(searched)}.</p></div></div><h2>Model</h2><p class="fine-print">cbmir '
+        f'<p class="fine">Searched: {escape(searched)}.</p></div></div><h2>Model</h2><p class="fine">cbmir '
         f"{__version__}: {escape(card.encoder)}, precision {escape(card.precision)}, fingerprint "
         f"{escape(card.fingerprint[:16])}. {escape(card.intended_use)}</p></body></html>"
     )
 
 
 def _evidence(card: ModelCard, image: Upload, analysis: Analysis, label: str) -> str:
-    """The figure of the evidence for a finding, or for the nearest look-alike; nothing where there is neither."""
+    """The figure of the evidence for a finding, or for the nearest similar image; nothing where there is neither."""
     findings = most_probable_first(analysis.findings)
     if findings:
         label = label or findings[0].label
-        evidence, what = analysis.evidence_for_finding(label), f"{readable(label)} against the other findings"
+        evidence, what = analysis.evidence_for_finding(label), f"{spelled(label)} against the other findings"
     elif analysis.neighbours:
-        evidence, what = analysis.evidence_for_neighbour(analysis.neighbours[0].id), "the nearest look-alike"
+        evidence, what = analysis.evidence_for_neighbour(analysis.neighbours[0].id), "the nearest similar image"
     else:
         return ""
     explained = (
@@ -83,15 +83,15 @@ def _evidence(card: ModelCard, image: Upload, analysis: Analysis, label: str) ->
 def _row(card: ModelCard, finding: Finding) -> list[str]:
     numbers = (
         "not available" if share is None else f"{100 * share:.1f}%"
-        for share in (finding.probability, markup.threshold_probability(card, finding))
+        for share in (finding.probability, threshold_probability(card, finding))
     )
-    cells = [escape(readable(finding.label)), markup.VERDICTS[finding.predicted][1], *numbers]
+    cells = [escape(spelled(finding.label)), _VERDICTS[finding.predicted], *numbers]
     return [f"<b>{cell}</b>" for cell in cells] if finding.predicted else cells
 
 
 def _alike(rank: int, case: str, neighbour: Neighbour) -> tuple[str, str, str]:
     labels = ", ".join(
-        f"{readable(label)}{' (uncertain)' * (label in neighbour.uncertain)}{' (shared)' * (label in neighbour.shared)}"
+        f"{spelled(label)}{' (uncertain)' * (label in neighbour.uncertain)}{' (shared)' * (label in neighbour.shared)}"
         for label in neighbour.labels
     )
     return f"{rank}. {escape(case)}", f"{neighbour.cosine:.3f}", escape(labels or "no finding marked")

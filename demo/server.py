@@ -19,9 +19,8 @@ from pathlib import Path
 
 import uvicorn
 
-from cbmir.demo.app import build_app
+from cbmir.demo.app import build
 from cbmir.demo.asgi import create_app
-from cbmir.demo.examples import find_examples
 from cbmir.demo.upload_store import UPLOAD_S
 from cbmir.errors import GalleryError, UserError
 from cbmir.files import read_secret
@@ -61,9 +60,7 @@ def serve(
             log.warning(
                 "%s can be reached from other machines, and no --login is asked for: the gallery is patient data.", host
             )
-        chart = _chart(finder)
-        blocks = build_app(finder, find_examples(finder, examples), chart)
-        app = create_app(blocks, finder.gallery, chart, allowed_hosts(host), login)
+        app = create_app(build(finder, examples, _chart(finder)), allowed_hosts(host), login)
         warm_up(finder)
         config = uvicorn.Config(
             app, http=with_deadline(UPLOAD_S + _GRACE), ws="none", log_level="warning", access_log=False,
@@ -89,7 +86,7 @@ def _chart(finder: Finder) -> GalleryProjection | None:
     """The gallery's map, where it has one. Raises GalleryError for one made with another model's embeddings."""
     chart = GalleryProjection.load(finder.gallery.path) if isinstance(finder.gallery, Gallery) else None
     if chart is not None and chart.fingerprint != finder.card.fingerprint:
-        raise GalleryError("expected a map made with this model, found one of another; make it anew: 'cbmir index map'")
+        raise GalleryError("expected a map made with this model, found one of another; rebuild it: 'cbmir index map'")
     return chart
 
 

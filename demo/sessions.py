@@ -1,36 +1,59 @@
-"""The state of each open page, until it is closed, left alone for long, or crowded out; and its controls, checked."""
+"""What each visitor's page has shown, in memory, until the page is closed, left alone for long, or crowded out."""
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from threading import Lock, Timer
-from typing import Any, Self
 
-from cbmir.demo.markup import escape
+from cbmir.demo.controls import Controls
+from cbmir.demo.page.markup import spelled
 from cbmir.demo.uploads import Upload
 from cbmir.errors import UserError
-from cbmir.labels import LabelSet, readable
-from cbmir.runtime.gallery.filters import Filter
 from cbmir.runtime.results import Analysis, Neighbour
 
-#: Sessions kept at once (about 15 MB each at most), and seconds after which one that asked nothing is forgotten.
+#: Sessions kept at once, seconds after which an unused one is forgotten, and seconds that a closed page has to reload.
 MOST = 64
 LONGEST = 1800
-_TOLD = 10  # reasons that are listed for what a study leaves out
+RELOAD = 60
+MOST_STEPS = 40  # of a session; the oldest are forgotten first
+_KEY = 22  # characters of a session's name at least: it is a secret of the browser
+
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A refinement: ids of images alike and not alike, and findings to go towards (above 0) or away from."""
+
+    alike: tuple[str, ...] = ()
+    unlike: tuple[str, ...] = ()
+    findings: tuple[tuple[str, float], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.alike or self.unlike or self.findings)
+
+    def text(self) -> str:
+        parts = [f"{len(self.alike)} alike"] if self.alike else []
+        parts += [f"{len(self.unlike)} not alike"] if self.unlike else []
+        parts += [f"{'towards' if weight > 0 else 'away from'} {spelled(name)}" for name, weight in self.findings]
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, eq=False)
-class View:
-    """The state of one page; an answer that succeeds puts another in its place.
+class Step:
+    """One state of the page, to which Back returns.
 
-    `about` is the number of the question that put the image there, `at` which of the study's `images` is asked about;
-    `labels` are the findings that were asked for instead. The rest is the answer; `searched` is the search in words.
+    `images` are those of a study, of which `at` is asked about, or else `labels` are the findings searched for.
+    `link` is the query part of an address that shows this step to anyone who has the gallery; `above` is the number of
+    the step that this one came from, for the breadcrumbs. `compare` are ids of images beside the query.
     """
 
-    about: int
+    title: str
+    controls: Controls
     images: tuple[Upload, ...] = ()
     at: int = 0
     left_out: tuple[str, ...] = ()
@@ -38,6 +61,12 @@ class View:
     analysis: Analysis | None = None
     neighbours: tuple[Neighbour, ...] = ()
     searched: str = ""
+    link: str = ""
+    above: int = 0
+    region: Box | None = None
+    wish: Wish = Wish()
+    compare: tuple[str, ...] = ()
+    number: int = 0
 
     @property
     def image(self) -> Upload | None:
@@ -46,43 +75,84 @@ class View:
 
 @dataclass(eq=False)
 class Session:
-    """`newest` is the number of the last question, `opened` of the last that put an image on the page, 0 before the
-    first: questions may arrive in another order than they were asked in."""
+    """`steps` by their numbers, from 1; `shown` is the number of the one on the page, 0 before the first."""
 
-    view: View | None = None
-    newest: int = 0
-    opened: int = 0
+    steps: OrderedDict[int, Step] = field(default_factory=OrderedDict)
+    shown: int = 0
+    pinned: tuple[str, ...] = ()
+    newest: int = 0  # number of the last step
+
+    def add(self, step: Step) -> Step:
+        """Put a step on the page."""
+        self.newest += 1
+        self.shown = self.newest
+        self.steps[self.newest] = step = replace(step, number=self.newest)
+        while len(self.steps) > MOST_STEPS:
+            self.steps.popitem(last=False)
+        return step
+
+    @property
+    def step(self) -> Step | None:
+        return self.steps.get(self.shown)
+
+    def trail(self) -> list[Step]:
+        """The step on the page and those that it came from, the first of them first."""
+        trail: list[Step] = []
+        number = self.shown
+        while number in self.steps:
+            trail.insert(0, self.steps[number])
+            number = self.steps[number].above
+        return trail
+
+    def go(self, number: int) -> Step | None:
+        """Return to a step, or, with 0, to the page without an image. Raises UserError for one that is forgotten."""
+        if number and number not in self.steps:
+            raise UserError("This step is no longer kept: open the image again.")
+        self.shown = number
+        return self.step
 
 
 class Sessions:
-    """Sessions by the random names that Gradio gives them. Safe from many threads."""
+    """Sessions by the secrets that browsers hold for them. Safe from many threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = Lock()
         self._sessions: OrderedDict[str, tuple[float, Session]] = OrderedDict()  # the longest unused first
+        self._pages: dict[str, str] = {}  # Gradio's name of an open page -> the session on it
         self._timer: Timer | None = None
 
-    def get(self, name: str) -> Session:
-        now = self._clock()
+    def arrive(self, page: str, secret: object) -> str:
+        """The name of the session of a page that was opened or reloaded, of which the browser holds the secret."""
+        known = isinstance(secret, str) and _KEY <= len(secret) <= 64
+        name = str(secret) if known else secrets.token_urlsafe(24)
         with self._lock:
-            self._forget(now)
-            session = self._sessions.pop(name, (now, Session()))[1]
-            self._sessions[name] = (now, session)
+            self._pages[page] = name
+        return name
+
+    def get(self, name: str) -> Session:
+        with self._lock:
+            self._forget()
+            session = self._sessions.pop(name, (0.0, Session()))[1]
+            self._sessions[name] = (self._clock() + LONGEST, session)
             while len(self._sessions) > MOST:
                 self._sessions.popitem(last=False)
             if self._timer is None:
                 self._wait()
             return session
 
-    def end(self, name: str) -> None:
-        """Forget a session; one that is not there is passed over."""
+    def leave(self, page: str) -> None:
+        """A page was closed: its session is forgotten unless the browser opens it again soon."""
         with self._lock:
-            self._sessions.pop(name, None)
+            name = self._pages.pop(page, page)
+            if name in self._sessions and name not in self._pages.values():
+                self._sessions[name] = (self._clock() + RELOAD, self._sessions[name][1])
+                self._sessions.move_to_end(name, last=False)
 
-    def _forget(self, now: float) -> None:
-        while self._sessions and now - next(iter(self._sessions.values()))[0] > LONGEST:
-            self._sessions.popitem(last=False)
+    def _forget(self) -> None:
+        now = self._clock()
+        for name in [name for name, (until, _) in self._sessions.items() if until < now]:
+            del self._sessions[name]
 
     def _wait(self) -> None:
         """Look for sessions that are over as long as there are sessions, even without further questions."""
@@ -92,77 +162,10 @@ class Sessions:
 
     def _look(self) -> None:
         with self._lock:
-            self._forget(self._clock())
+            self._forget()
             self._timer = None
             if self._sessions:
                 self._wait()
 
     def __len__(self) -> int:
         return len(self._sessions)
-
-
-def members_html(view: View) -> str:
-    """The images of a study, and what was left out of it. Empty for a single image of which nothing was left out."""
-    buttons = "".join(
-        f'<button type="button" data-act="member" data-at="{at}" aria-pressed="{str(at == view.at).lower()}">'
-        f"{at + 1}. {escape(image.caption)}</button>"
-        for at, image in enumerate(view.images)
-    )
-    members = f'<p class="fine-print">{len(view.images)} images in this study</p><div class="members">{buttons}</div>'
-    beyond = len(view.left_out) - _TOLD
-    reasons = [*view.left_out[:_TOLD], *([f"and {beyond} more"] if beyond > 0 else [])]
-    items = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
-    left_out = f'<div class="note warn"><strong>Not all of it is shown.</strong><ul>{items}</ul></div>'
-    return members * (len(view.images) > 1) + left_out * bool(reasons)
-
-
-MOST_NEIGHBOURS = 40
-
-
-@dataclass(frozen=True)
-class Controls:
-    """How to search. `having` and `without` are labels of the gallery or empty; an empty `view` is any."""
-
-    k: int = 20
-    exclude: bool = True
-    patient: str = ""
-    view: str = ""
-    having: str = ""
-    without: str = ""
-
-    @classmethod
-    def of(cls, given: Any, labels: LabelSet) -> Self:
-        """Raises UserError for what no control of the page can say."""
-        values = given if isinstance(given, Mapping) else {}
-        k = values.get("k", cls.k)
-        if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= MOST_NEIGHBOURS:
-            raise UserError(f"expected 1 to {MOST_NEIGHBOURS} look-alikes, found {k!r:.40}")
-        texts = {name: values.get(name, "") for name in ("patient", "view", "having", "without")}
-        for name, text in texts.items():
-            if not isinstance(text, str) or len(text) > 200:
-                raise UserError(f"expected a short text for {name}, found another value")
-        for name in ("having", "without"):
-            if texts[name] and texts[name] not in labels.names:
-                raise UserError(f"expected a finding of the gallery, found {texts[name]!r}")
-        return cls(k, values.get("exclude") is not False, **{name: text.strip() for name, text in texts.items()})
-
-    @property
-    def filter(self) -> Filter:
-        parts = [_quoted(self.having)] if self.having else []
-        parts += [f"not {_quoted(self.without)}"] if self.without else []
-        return Filter(where=" and ".join(parts), view=self.view)
-
-    def text(self, *, known: bool | None) -> str:
-        """The search in words. `known`: whether the image's patient is known; None without an image."""
-        parts = [f"k = {self.k}"]
-        if known is not None:
-            out = "left out" if self.exclude and known else "NOT left out"
-            parts.append(f"same patient {out}{', since it is not known' if self.exclude and not known else ''}")
-        parts += [f"view {self.view}"] if self.view else []
-        parts += [f"with {readable(self.having)}"] if self.having else []
-        parts += [f"known to be without {readable(self.without)}"] if self.without else []
-        return "; ".join(parts)
-
-
-def _quoted(label: str) -> str:
-    return f"'{label}'" if '"' in label else f'"{label}"'

@@ -7,28 +7,31 @@ at a time, each deleted before it is looked at; a zip file is never unpacked ont
 from __future__ import annotations
 
 import io
+import secrets
 import zipfile
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
+from threading import Lock
 from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cbmir.demo.markup import image_uri
+from cbmir.demo.page.viewer import pane, png_uri
 from cbmir.errors import ImageError, ImageSizeError, NotAnImageError, UserError
 from cbmir.preprocessing import PreprocessSpec
-from cbmir.runtime.evidence import seen_box
 from cbmir.runtime.imaging.preprocess import centre_crop, preprocess, resize_square
 from cbmir.runtime.imaging.radiograph import Radiograph
 
 T = TypeVar("T")
 
 PICTURE_SIDE = 1024  # pixels: the longer side of the picture on the page
+_MOST_PIXELS = 512 * 2**20
 #: Images of one study, files that are dropped at once, files in one zip file, and bytes of all of these together.
 MOST_IMAGES = 12
 MOST_FILES = 60
@@ -44,35 +47,55 @@ class Upload:
     """The part of an image that a session keeps: the image itself may have a hundred million pixels.
 
     `radiograph` has uint8 [resize, resize] pixels with the model's input in their middle: preprocessing changes nothing
-    in these, so the analysis is that of the whole image. `picture` is uint8 [H, W], at most PICTURE_SIDE long;
-    `warnings` are told beside those of the analysis.
+    in these, so the analysis is that of the whole image. `picture` is uint8 [H, W], at most PICTURE_SIDE long, and
+    `key` names the whole image in `WholeImages`, empty where the picture is all of it; `warnings` are shown beside
+    those of the analysis.
     """
 
     radiograph: Radiograph
     picture: NDArray[np.uint8]
     caption: str
     warnings: tuple[str, ...] = ()
+    key: str = ""
 
     @classmethod
-    def of(cls, radiograph: Radiograph, spec: PreprocessSpec, caption: str = "") -> Self:
+    def of(cls, radiograph: Radiograph, spec: PreprocessSpec, caption: str = "", **more: Any) -> Self:
         picture = picture_of(radiograph.pixels)
         square = resize_square(picture, spec)  # of which the model sees but the middle
         centre_crop(square, spec)[:] = preprocess(radiograph, spec)
-        return cls(radiograph.with_pixels(square), picture, caption or radiograph.name)
+        return cls(radiograph.with_pixels(square), picture, caption or radiograph.name, **more)
 
-    def showing(self, picture: NDArray[np.uint8], caption: str, *warnings: str) -> Self:
-        return replace(self, picture=picture_of(picture), caption=caption, warnings=warnings)
+    def pane(self, spec: PreprocessSpec) -> dict[str, Any]:
+        """The picture as the viewer takes it: a PNG, without loss, and where in it the model looks, in fractions."""
+        return pane(self.picture, spec, self.caption, self.key)
 
-    def for_page(self, spec: PreprocessSpec) -> dict[str, Any]:
-        """The picture as a PNG, without loss, and where in it the model looks, as shares of its sides."""
-        height, width = self.picture.shape
-        top, bottom, left, right = seen_box(height, width, spec)
-        png = io.BytesIO()
-        Image.fromarray(self.picture).save(png, "PNG", compress_level=1)  # the time counts more than the bytes
-        return {
-            "src": image_uri(png.getvalue(), "png"), "width": width, "height": height, "caption": self.caption,
-            "box": [top / height, bottom / height, left / width, right / width],
-        }  # fmt: skip
+
+class WholeImages:
+    """The pixels of the images opened last, for zooming in: at most `_MOST_PIXELS` in all. Safe from many threads."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._images: OrderedDict[str, NDArray[np.uint8]] = OrderedDict()  # the longest unused first
+
+    def keep(self, pixels: NDArray[np.uint8]) -> str:
+        """A key for an image uint8 [H, W]; empty where it is small enough to be shown whole anyway."""
+        if max(pixels.shape) <= PICTURE_SIDE:
+            return ""
+        key = secrets.token_urlsafe(16)
+        with self._lock:
+            self._images[key] = pixels
+            while sum(image.size for image in self._images.values()) > _MOST_PIXELS and len(self._images) > 1:
+                self._images.popitem(last=False)
+        return key
+
+    def png(self, key: object) -> str | None:
+        """An image as a data URI; None where it is no longer kept."""
+        with self._lock:
+            if not isinstance(key, str) or key not in self._images:
+                return None
+            self._images.move_to_end(key)
+            pixels = self._images[key]
+        return png_uri(pixels)
 
 
 def picture_of(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:

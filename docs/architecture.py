@@ -158,7 +158,7 @@ def measures(graph: grimp.ImportGraph | None = None) -> dict[str, tuple[list[str
         and not file.stem.startswith("__")
         and len(graph.find_modules_that_directly_import(module_of(file))) < 2
     ]
-    scripts = list((ROOT / "demo/static").glob("*.js")) + sorted((ROOT / "docs").rglob("*.py"))
+    scripts = list((ROOT / "demo/page/static").glob("*.js")) + sorted((ROOT / "docs").rglob("*.py"))
     return {
         "lines of Python and JavaScript": (
             sum(counted.values()) + sum(path.read_text("utf-8").count("\n") for path in scripts),

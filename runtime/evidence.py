@@ -8,7 +8,7 @@ hence a sum over the cells:  e . v = sum_cells  F[:, cell] . v / (n |f|).
   for every finding alike cancels, and the cells sum to the finding's cosine less the mean of the others' cosines.
 
 Drawn over the image, orange and + give more than an even share of the sum, blue and - less. The demo's page draws by
-the same rule (`static/evidence.js`).
+the same rule (`static/evidence.js`), as contours.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +14,10 @@ from numpy.typing import NDArray
 
 from cbmir.card import INTENDED_USE, INTENDED_USE_WITHOUT_FINDINGS, WITHOUT_FINDINGS, ModelCard
 from cbmir.cli import main
-from cbmir.demo.backend import Backend
-from cbmir.demo.page import page_html
+from cbmir.demo.controls import Controls
+from cbmir.demo.desk import Desk, labels_of
+from cbmir.demo.page.findings import evidence_of, findings_html
+from cbmir.demo.sessions import Session
 from cbmir.errors import CardError, ModelError, UserError
 from cbmir.labels import LabelSet
 from cbmir.runtime import Finder, open_engine
@@ -150,21 +151,16 @@ def test_the_service(
 
 
 def test_the_demo(finder: Finder, image: Path, tmp_path: Path) -> None:
-    page = page_html(finder, (), None)
-    assert 'id="combination"' not in page and WITHOUT_FINDINGS in page and "threshold" not in page
-    backend = Backend(finder, (), lambda: tmp_path)
+    desk, session, few = Desk(finder, (), lambda: tmp_path), Session(), Controls(k=3)
     upload = shutil.copy(image, tmp_path / "upload.png")  # which is deleted
-    question: dict[str, Any] = {"n": 1, "action": "open", "paths": [str(upload)], "about": 0, "controls": {"k": 3}}
-    answer = backend.answer("one", question)
-    assert answer["action"] == "open", answer
-    assert WITHOUT_FINDINGS in answer["html"]["findings"] and answer["evidence"] == {}
-    assert answer["html"]["wall"].count('class="card"') == 3
-    assert "only on the look-alike" not in answer["html"]["wall"] and "Effusion" in answer["html"]["wall"]
-    assert "this image" not in answer["html"]["search"]
-    (nearest,) = finder.analyze(image, 1).neighbours
-    compared = backend.answer("one", {"n": 2, "action": "compare", "id": nearest.id, "about": answer["about"]})
-    assert np.sum(compared["compare"]["here"]["cells"]) == pytest.approx(nearest.cosine, abs=1e-4)
-    report = backend.answer("one", {"n": 3, "action": "report", "about": answer["about"]})["download"]["html"]
-    assert WITHOUT_FINDINGS in report and "Evidence for the nearest look-alike" in report and "Verdict" not in report
-    refused = backend.answer("one", {"n": 4, "action": "findings", "labels": ["Mass"], "about": answer["about"]})
-    assert refused["action"] == "error"
+    step = desk.open(session, few, [str(upload)])
+    assert step.analysis is not None and WITHOUT_FINDINGS in findings_html(finder.card, step.analysis)
+    assert evidence_of(step.analysis) == {} and len(step.neighbours) == 3
+    assert labels_of(step) is None  # nothing is known of the image
+    (beside,) = desk.beside(desk.compare(session, [step.neighbours[0].id]))
+    assert beside.evidence is not None
+    assert beside.evidence.sum() == pytest.approx(step.neighbours[0].cosine, abs=1e-3)
+    report = desk.report(session)
+    assert WITHOUT_FINDINGS in report and "Evidence for the nearest similar image" in report and "Verdict" not in report
+    with pytest.raises(UserError):
+        desk.by_findings(session, few, ["Mass"])

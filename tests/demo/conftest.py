@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -89,68 +86,6 @@ def wall_url(
         yield url
 
 
-@dataclass
-class Gated:
-    """A demo at `url` that analyses nothing before `gate` is set, and sets `left` when a page is closed."""
-
-    url: str
-    gate: threading.Event
-    left: threading.Event
-    backends: list[Any]
-
-
-@pytest.fixture
-def gated(tiny_model: Path, wall_gallery: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gated]:
-    """In this process, so that a test can look into it."""
-    import uvicorn
-
-    from cbmir.demo import app as module
-    from cbmir.demo.asgi import create_app
-    from cbmir.demo.backend import Backend
-    from cbmir.demo.examples import find_examples
-    from cbmir.runtime.sockets import bound
-
-    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
-    gate, left = threading.Event(), threading.Event()
-    backends: list[Backend] = []
-
-    class Watched(Backend):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
-            backends.append(self)
-            end = self.sessions.end
-            monkeypatch.setattr(self.sessions, "end", lambda name: (end(name), left.set()))
-
-    class Server(uvicorn.Server):
-        """Cuts what is still open after its grace: asyncio would complain of it in the middle of a later test."""
-
-        async def shutdown(self, sockets: Any = None) -> None:
-            await super().shutdown(sockets)
-            for connection in list(self.server_state.connections):
-                connection.transport.abort()
-            await asyncio.sleep(0)
-
-    monkeypatch.setattr(module, "Backend", Watched)
-    with Finder.open(tiny_model, wall_gallery, threads=1) as finder, bound("127.0.0.1", 0) as listener:
-        analyse = finder.analyze
-
-        def wait(*images: Any, **how: Any) -> Any:
-            assert gate.wait(120)
-            return analyse(*images, **how)
-
-        monkeypatch.setattr(finder, "analyze", wait)
-        app = create_app(module.build_app(finder, find_examples(finder)), finder.gallery)
-        server = Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield Gated(f"http://127.0.0.1:{listener.getsockname()[1]}", gate, left, backends)
-        finally:
-            gate.set()
-            server.should_exit = True
-            thread.join(60)
-
-
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Callable[..., Any]]:
     """Open a page; at the end every request must have stayed on this machine, and no script have failed."""
@@ -168,7 +103,8 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
         page.set_default_timeout(TIMEOUT_MS)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(url)
-        page.locator("#cbmir[data-ready]").wait_for()
+        page.locator("#viewer .film").first.wait_for()
+        page.wait_for_function("sessionStorage.cbmir")  # the server has greeted it
         return page
 
     yield visit

@@ -17,7 +17,7 @@ import uvicorn
 from gradio_client import Client, handle_file
 
 from cbmir.demo.asgi import ALLOWED, MOST_OF_QUESTION, UPLOAD, create_app
-from cbmir.demo.asgi import _theme as theme
+from cbmir.demo.page.theme import theme
 from cbmir.runtime.serving.server import Server
 from cbmir.runtime.sockets import bound
 
@@ -99,7 +99,7 @@ def test_a_strange_question_is_refused(body: bytes, client: httpx.Client) -> Non
 
 def test_gradio_s_own_client_can_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "uploads"))
-    app = asyncio.run(make(lambda blocks: create_app(blocks, None)))
+    app = asyncio.run(make(lambda blocks: create_app(blocks)))
     file = tmp_path / "chest.bin"
     file.write_bytes(bytes(70_000))
     started = threading.Event()

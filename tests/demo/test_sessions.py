@@ -1,4 +1,4 @@
-"""What is kept of sessions, and what controls may say."""
+"""What is kept of visitors' pages, and for how long."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 import pytest
 
 from cbmir.demo import sessions as module
-from cbmir.demo.sessions import LONGEST, Controls, Sessions
+from cbmir.demo.controls import Controls
+from cbmir.demo.sessions import LONGEST, MOST_STEPS, RELOAD, Session, Sessions, Step, Wish
 from cbmir.errors import UserError
-from cbmir.labels import LabelSet
 
-LABELS = LabelSet(("Effusion", "Pleural_Thickening"))
+SECRET = "s" * 32
 
 
-def test_a_session_is_its_own_until_it_ends() -> None:
+def step(title: str = "x", above: int = 0) -> Step:
+    return Step(title, Controls(), above=above)
+
+
+def test_a_session_is_its_own() -> None:
     sessions = Sessions()
     one = sessions.get("one")
     assert sessions.get("one") is one
     assert sessions.get("two") is not one
-    sessions.end("one")
-    sessions.end("nobody")
-    assert sessions.get("one") is not one
 
 
 def test_the_longest_unused_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 2)
     sessions = Sessions()
-    first = sessions.get("first")
-    second = sessions.get("second")
+    first, second = sessions.get("first"), sessions.get("second")
     sessions.get("first")
     sessions.get("third")
     assert sessions.get("first") is first
@@ -40,85 +40,86 @@ def test_the_longest_unused_goes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_left_alone_is_forgotten() -> None:
     now = [0.0]
     sessions = Sessions(lambda: now[0])
-    sessions.get("old")
-    now[0] = LONGEST + 1.0
-    sessions.get("new")
-    assert len(sessions) == 1
-
-
-def test_one_that_is_over_is_not_woken_by_its_own_question() -> None:
-    now = [0.0]
-    sessions = Sessions(lambda: now[0])
     old = sessions.get("me")
     now[0] = LONGEST + 1.0
     assert sessions.get("me") is not old
+    assert len(sessions) == 1
 
 
-def test_the_last_one_is_forgotten_though_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reload_keeps_a_session_and_a_closed_page_ends_it() -> None:
+    now = [0.0]
+    sessions = Sessions(lambda: now[0])
+    name = sessions.arrive("page 1", SECRET)
+    kept = sessions.get(name)
+    sessions.leave("page 1")
+    now[0] = RELOAD - 1.0
+    assert sessions.get(sessions.arrive("page 2", SECRET)) is kept
+    sessions.leave("page 2")
+    now[0] += RELOAD + 1.0
+    assert sessions.get(name) is not kept
+
+
+def test_a_session_on_two_pages_outlives_one_of_them() -> None:
+    now = [0.0]
+    sessions = Sessions(lambda: now[0])
+    name = sessions.arrive("page 1", SECRET)
+    sessions.arrive("page 2", SECRET)
+    kept = sessions.get(name)
+    sessions.leave("page 1")
+    now[0] = RELOAD + 1.0
+    assert sessions.get(name) is kept
+
+
+@pytest.mark.parametrize("secret", [None, 7, "short", "x" * 100])
+def test_a_name_that_can_be_guessed_is_none(secret: object) -> None:
+    names = {Sessions().arrive("page", secret) for _ in range(3)}
+    assert len(names) == 3 and all(len(name) >= 32 for name in names)
+
+
+def test_the_last_one_is_forgotten_without_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[Callable[[], None]] = []
 
     class Timer:
-        def __init__(self, seconds: float, look: Callable[[], None]) -> None:
-            assert seconds <= LONGEST / 10
-            self.look, self.daemon = look, False
+        daemon = False
 
-        def start(self) -> None:
-            assert self.daemon  # it keeps no server alive
-            looks.append(self.look)
+        def __init__(self, _: float, look: Callable[[], None], *__: Any) -> None:
+            looks.append(look)
+
+        def start(self) -> None: ...
 
     monkeypatch.setattr(module, "Timer", Timer)
     now = [0.0]
     sessions = Sessions(lambda: now[0])
-    sessions.get("one")
-    sessions.get("two")
-    assert len(looks) == 1
+    sessions.get("me")
     looks.pop()()
-    assert len(sessions) == 2
+    assert len(sessions) == len(looks) == 1
     now[0] = LONGEST + 1.0
     looks.pop()()
-    assert len(sessions) == 0
-    assert looks == []  # nothing is left to look for
-    sessions.get("three")
-    assert len(looks) == 1
+    assert len(sessions) == len(looks) == 0
 
 
-def test_controls() -> None:
-    controls = Controls.of(
-        {
-            "k": 7,
-            "exclude": False,
-            "patient": " p ",
-            "view": "PA",
-            "having": "Effusion",
-            "without": "Pleural_Thickening",
-        },
-        LABELS,
-    )
-    assert controls == Controls(7, False, "p", "PA", "Effusion", "Pleural_Thickening")
-    assert controls.filter.where == '"Effusion" and not "Pleural_Thickening"'
-    assert controls.filter.view == "PA"
-    assert Controls.of(None, LABELS) == Controls()
+def test_steps_are_a_history_with_a_trail() -> None:
+    session = Session()
+    root = session.add(step("chest.png"))
+    child = session.add(step("Similar image 3", above=root.number))
+    assert [one.title for one in session.trail()] == ["chest.png", "Similar image 3"]
+    assert session.go(root.number) is root
+    assert [one.title for one in session.trail()] == ["chest.png"]
+    assert session.go(child.number) is child
+    assert session.go(0) is None and session.step is None
+    with pytest.raises(UserError, match="no longer kept"):
+        session.go(99)
 
 
-@pytest.mark.parametrize(
-    ("given", "known", "text"),
-    [
-        ({"k": 7}, True, "k = 7; same patient left out"),
-        ({"k": 7}, False, "k = 7; same patient NOT left out, since it is not known"),
-        ({"k": 7, "exclude": False}, False, "k = 7; same patient NOT left out"),
-        ({"k": 7, "view": "PA", "having": "Effusion", "without": "Pleural_Thickening"}, None,
-         "k = 7; view PA; with Effusion; known to be without Pleural Thickening"),
-    ],
-)  # fmt: skip
-def test_what_was_searched_for(given: dict[str, Any], known: bool | None, text: str) -> None:
-    assert Controls.of(given, LABELS).text(known=known) == text
+def test_the_oldest_steps_are_forgotten() -> None:
+    session = Session()
+    for _ in range(MOST_STEPS + 3):
+        session.add(step())
+    assert len(session.steps) == MOST_STEPS
+    assert session.shown == session.newest == MOST_STEPS + 3
 
 
-@pytest.mark.parametrize(
-    "given",
-    [{"k": 0}, {"k": 41}, {"k": "7"}, {"k": True}, {"view": 3}, {"patient": "x" * 201}, {"having": "Knee"},
-     {"without": '" or Effusion'}],
-)  # fmt: skip
-def test_what_no_control_can_say_is_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="expected"):
-        Controls.of(given, LABELS)
+def test_a_wish_in_words() -> None:
+    wish = Wish(("a", "b"), ("c",), (("Pleural_Thickening", 0.5), ("Mass", -1)))
+    assert wish.text() == "2 alike, 1 not alike, towards Pleural thickening, away from Mass"
+    assert wish and not Wish()

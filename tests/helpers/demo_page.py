@@ -7,40 +7,31 @@ from typing import Any
 
 
 def upload(page: Any, *files: Path) -> None:
-    page.locator("#file").set_input_files([str(file) for file in files])
+    page.locator("#way input[type=file]").set_input_files([str(file) for file in files])
 
 
-def shown(page: Any, caption: str) -> None:
-    """Wait until an image of this caption is on the page, with its look-alikes."""
-    page.locator("#viewer .caption", has_text=caption).wait_for()
-    page.locator(".card").first.wait_for()
+def example(page: Any, at: int = 0) -> None:
+    """Take an example, and wait for its answer."""
+    page.locator("#start .gallery-item").nth(at).click()
+    shown(page, "Example")
 
 
-def blank(page: Any) -> None:
-    """There is nothing of any image on the page."""
-    assert page.locator(".card").count() == page.locator("button.finding").count() == 0
-    assert page.locator("#film img").is_hidden()
-    assert page.locator(".desk").get_attribute("aria-busy") == "false"
+def shown(page: Any, title: str) -> None:
+    """Wait until a step of this title is on the page, with its similar images."""
+    page.locator("#trail [aria-current]", has_text=title).wait_for()
+    page.locator("#similar .card").first.wait_for()
 
 
-def example(page: Any, at: int) -> None:
-    page.locator("[data-act=example]").nth(at).click()
+def cards(page: Any) -> list[str]:
+    """The ids of the similar images, in their order."""
+    found = page.locator("#similar .card").evaluate_all("cards => cards.map((card) => card.dataset.id)")
+    return [str(one) for one in found]
 
 
-def transform(page: Any) -> str:
-    return str(page.locator("#film .stage").evaluate("stage => stage.style.transform"))
+def transform(page: Any, at: int = 0) -> str:
+    return str(page.locator("#viewer .stage").nth(at).evaluate("stage => stage.style.transform"))
 
 
-def lines(page: Any) -> tuple[float, float]:
-    """Slope and intercept of the filter on the picture."""
-    line = page.locator("#film [type=linear]").first
-    return float(line.get_attribute("slope")), float(line.get_attribute("intercept"))
-
-
-def drawn(page: Any, canvas: str) -> bool:
-    """Whether anything is on a canvas."""
-    return bool(
-        page.locator(canvas).evaluate(
-            "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(value => value > 0)"
-        )
-    )
+def drawn(page: Any, at: int = 0) -> bool:
+    """Whether evidence is drawn on an image of the viewer."""
+    return bool(page.locator("#viewer canvas").nth(at).evaluate("canvas => canvas.width > 1"))

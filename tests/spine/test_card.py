@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbmir.card import SCHEMA, Calibration, ModelCard, OperatingPoint
-from cbmir.demo.page import card_html
+from cbmir.demo.page.about import card_html
 from cbmir.errors import CardError, UserError
 from cbmir.labels import LabelSet
 from cbmir.preprocessing import PreprocessSpec

@@ -10,7 +10,6 @@ import re
 from collections.abc import Collection
 from itertools import pairwise
 
-from cbmir.demo.markup import escape
 from cbmir.labels import canonical
 
 #: How reports speak of a finding, beside its name: regular expressions for lower-case text.
@@ -70,11 +69,6 @@ def speaks_of(sentence: str, label: str) -> bool:
     return any(ways.search(_DENIAL.split(one)[0]) for one in statements if not _DENIAL_BEHIND.search(one))
 
 
-def mark_mentions(report: str, labels: Collection[str]) -> str:
-    """The report as HTML, the sentences that speak of one of the labels marked."""
-    return "".join(
-        f"<mark>{escape(piece.rstrip())}</mark>{escape(piece[len(piece.rstrip()) :])}"
-        if any(speaks_of(piece, label) for label in labels)
-        else escape(piece)
-        for piece in sentences(report)
-    )
+def mentions(report: str, labels: Collection[str]) -> list[tuple[str, bool]]:
+    """The report's sentences, each with whether it speaks of one of the labels. Together they are the report."""
+    return [(piece, any(speaks_of(piece, label) for label in labels)) for piece in sentences(report)]

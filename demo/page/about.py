@@ -1,82 +1,19 @@
-"""The page before anything is asked: `static/page.html` with what this model, its card and this gallery put into it."""
+"""The page about the model: what its card says, for people."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from string import Template
+from collections.abc import Mapping
 from typing import Any
 
 from cbmir.card import NOT_A_DEVICE, WITHOUT_FINDINGS, ModelCard
-from cbmir.demo.examples import Example
-from cbmir.demo.markup import RESTING, escape, findings_html, image_uri, table
-from cbmir.demo.similar_images import EMPTY
-from cbmir.labels import readable
-from cbmir.runtime.finder import Finder
-from cbmir.runtime.gallery.projection import NEAREST, GalleryProjection
+from cbmir.demo.page.markup import escape, spelled, table
 
-STATIC = Path(__file__).resolve().parent / "static"
+#: Above everything else where the model was trained on phantoms.
+OF_PHANTOMS = "This model was trained on drawn phantoms. Its answers about real images mean nothing."
 
 
-def page_html(finder: Finder, examples: Sequence[Example], chart: GalleryProjection | None) -> str:
-    """Everything but scripts and styles. All that comes from data is escaped."""
-    gallery = finder.gallery
-    labels = () if gallery is None else gallery.labels.names
-    views = [] if gallery is None else [str(view) for view in gallery.info().get("views", {}) if view]
-    note = f"Calibrated probabilities; the tick is a finding's {finder.operating_point} threshold."
-    evidence = "Choose a finding to see which parts of the image speak for it."
-    if not finder.card.has_findings:
-        note, evidence = "", "Look at a look-alike side by side to see which parts make the two alike."
-    return Template((STATIC / "page.html").read_text(encoding="utf-8")).substitute(
-        device=escape(NOT_A_DEVICE), examples=examples_html(examples), having=_options(labels),
-        views=_options(sorted(views)), map_labels=_options(labels), alerts=RESTING,
-        combination=combination_html(finder.card), findings_note=escape(note), evidence_text=escape(evidence),
-        findings=findings_html(finder.card), wall=EMPTY,
-        card=card_html(finder.card), map_note=map_note(chart),
-    )  # fmt: skip
-
-
-def combination_html(card: ModelCard) -> str:
-    """The panel that searches by findings, which an embedding model cannot."""
-    chips = "".join(
-        f'<button type="button" class="chip" data-label="{escape(label)}" aria-pressed="false">'
-        f"{escape(readable(label))}</button>"
-        for label in card.labels.names
-    )
-    return chips and (
-        '<details class="panel" id="combination"><summary>Search by findings, without an image</summary>'
-        f'<div class="chips" role="group" aria-label="Findings to search for">{chips}</div>'
-        '<button type="button" class="button main" data-act="findings">Find images with these</button></details>'
-    )
-
-
-def examples_html(examples: Sequence[Example]) -> str:
-    if not examples:
-        return ""
-    buttons = "".join(
-        f'<button type="button" data-act="example" data-at="{at}" title="{escape(example.caption)}">'
-        f'<img src="{image_uri(example.thumbnail)}" alt="Example {escape(example.caption)}" width="96" height="96">'
-        "</button>"
-        for at, example in enumerate(examples)
-    )
-    return (
-        '<section class="panel offers" aria-label="Examples"><p class="fine-print">Or try an example</p>'
-        f'<div class="examples">{buttons}</div></section>'
-    )
-
-
-def _options(values: Sequence[str]) -> str:
-    return "".join(f'<option value="{escape(value)}">{escape(readable(value))}</option>' for value in values)
-
-
-def map_note(chart: GalleryProjection | None, placeless: str = "") -> str:
-    """The note below the map. `placeless`: why the image on the page has no place on it, empty if it has one."""
-    if chart is None:
-        return "This gallery has no map yet: make one with 'cbmir index map GALLERY' and start the demo anew."
-    place = f"Your image is put amid the {NEAREST} of its nearest look-alikes that are on the map."
-    if placeless:
-        place = f"Your image has no place on the map: {placeless}."
-    return f"Images that are alike lie near each other; distances between far ones mean little. {place}"
+def is_of_phantoms(card: ModelCard) -> bool:
+    return card.training.get("source") == "phantom"
 
 
 _LIMITS = (
@@ -86,8 +23,8 @@ _LIMITS = (
 _LIMITS_OF_FINDINGS = (
     "A probability is calibrated on validation images of the same source: elsewhere findings are rarer or more common, "
     "and it is off accordingly.",
-    "Labels of public data sets are often read from reports by a program, and are wrong at times; so are look-alikes' "
-    "labels where the gallery comes from such a set.",
+    "Labels of public data sets are often read from reports by a program, and are wrong at times; so are the similar "
+    "images' labels where the gallery comes from such a set.",
     "Evidence says which parts of the image a number is made of. It does not say that the finding is there.",
     "A finding that is not listed is not looked for.",
 )
@@ -126,7 +63,7 @@ def _operating_points(card: ModelCard) -> str:
     """Three rows for each finding that has them."""
     rows = [
         (
-            f"{escape(readable(label))}, {escape(name)}", f"{point.threshold:.3f}",
+            f"{escape(spelled(label))}, {escape(name)}", f"{point.threshold:.3f}",
             *("not available" if share is None else f"{100 * share:.0f}%" for share in (
                 point.sensitivity, point.specificity, point.positive_predictive_value, point.negative_predictive_value
             )),
@@ -141,8 +78,8 @@ def _operating_points(card: ModelCard) -> str:
             "Negative predictive value")  # fmt: skip
     return (
         "<p>A score above the threshold counts as a finding. Shares are those of the validation images that chose the "
-        "thresholds; predictive values hold only where findings are as common as there. 'cbmir demo --operating-point' "
-        f"chooses which thresholds decide.</p>{table(head, rows)}"
+        "thresholds; predictive values hold only where findings are as common as there. Choose the "
+        f"operating point above the findings.</p>{table(head, rows)}"
     )
 
 
@@ -185,7 +122,7 @@ def _training(card: ModelCard) -> str:
         "Images": ", ".join(f"{split} {count:,}" for split, count in _mapping(training.get("images")).items()),
     }  # fmt: skip
     rows = [
-        (escape(readable(label)), f"{count.get('positive', 0):,}", f"{count.get('negative', 0):,}")
+        (escape(spelled(label)), f"{count.get('positive', 0):,}", f"{count.get('negative', 0):,}")
         for label, count in _mapping(training.get("labels")).items()
     ]
     known = _facts({name: str(value) for name, value in facts.items() if value not in (None, "")})

@@ -1,0 +1,88 @@
+"""How to search, as the page's controls say it, checked; and in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+from cbmir.card import BALANCED
+from cbmir.demo.page.markup import spelled
+from cbmir.errors import UserError
+from cbmir.runtime.gallery.filters import Filter
+
+MOST_NEIGHBOURS = 40
+_LONGEST = 1000
+
+
+@dataclass(frozen=True)
+class Controls:
+    """`having` and `without` are labels of the gallery; `where` is an expression of labels, as the command line has it;
+    `since` and `until` are days, YYYY-MM-DD; an empty text filters nothing. `point` is the operating point."""
+
+    k: int = 20
+    having: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    where: str = ""
+    view: str = ""
+    since: str = ""
+    until: str = ""
+    exclude: bool = True
+    patient: str = ""
+    point: str = BALANCED
+
+    @classmethod
+    def of(cls, values: tuple[Any, ...]) -> Self:
+        """From the values of the page's controls, in the order of the fields. Raises UserError for other ones."""
+        given = dict(zip((one.name for one in fields(cls)), values, strict=True))
+        k = given["k"]
+        if isinstance(k, bool) or not isinstance(k, int | float) or not 1 <= k <= MOST_NEIGHBOURS:
+            raise UserError(f"Ask for 1 to {MOST_NEIGHBOURS} similar images, not {k!r:.40}.")
+        for name in ("having", "without"):
+            given[name] = tuple(str(one)[:_LONGEST] for one in given[name] or ())
+        for name in ("where", "view", "since", "until", "patient", "point"):
+            given[name] = str(given[name] or "").strip()[:_LONGEST]
+        return cls(**{**given, "k": int(k), "exclude": given["exclude"] is not False})
+
+    def values(self) -> tuple[Any, ...]:
+        """For the page's controls, in the order of the fields."""
+        values = (getattr(self, one.name) for one in fields(self))
+        return tuple(list(value) if isinstance(value, tuple) else value for value in values)
+
+    @property
+    def filter(self) -> Filter:
+        parts = [_quoted(name) for name in self.having]
+        parts += [f"not {_quoted(name)}" for name in self.without]
+        parts += [f"({self.where})"] if self.where else []
+        return Filter(where=" and ".join(parts), view=self.view, since=self.since, until=self.until)
+
+    def chips(self) -> list[dict[str, str]]:
+        """The filters that are set, each with the name by which `dropped` takes it away."""
+        chips = [(f"having:{name}", f"with {spelled(name)}") for name in self.having]
+        chips += [(f"without:{name}", f"without {spelled(name)}") for name in self.without]
+        texts = {"where": "", "view": "view ", "since": "from ", "until": "until "}
+        chips += [(name, word + getattr(self, name)) for name, word in texts.items() if getattr(self, name)]
+        return [{"name": name, "text": text} for name, text in chips]
+
+    def dropped(self, name: str) -> Self:
+        """Without one filter, or, for an empty name, without any."""
+        if not name:
+            return type(self)(k=self.k, exclude=self.exclude, patient=self.patient, point=self.point)
+        kind, _, label = name.partition(":")
+        changes: dict[str, Any] = {kind: ""}
+        if kind in ("having", "without"):
+            changes = {kind: tuple(one for one in getattr(self, kind) if one != label)}
+        elif kind not in ("where", "view", "since", "until"):
+            raise UserError("Choose a filter that is on the page.")
+        return replace(self, **changes)
+
+    def text(self, *, known: bool | None) -> str:
+        """The search in words. `known`: whether the image's patient is known; None without an image."""
+        parts = [f"{self.k} images"]
+        if known is not None:
+            out = "left out" if self.exclude and known else "not left out"
+            parts.append(f"same patient {out}{' (patient unknown)' if self.exclude and not known else ''}")
+        return "; ".join([*parts, *(chip["text"] for chip in self.chips())])
+
+
+def _quoted(label: str) -> str:
+    return f"'{label}'" if '"' in label else f'"{label}"'

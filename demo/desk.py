@@ -1,0 +1,239 @@
+"""What the page and its endpoints do with a session: open images, search, and keep each answer as a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.demo.controls import Controls
+from cbmir.demo.examples import Example
+from cbmir.demo.page.markup import spelled
+from cbmir.demo.report import report_html
+from cbmir.demo.sessions import Box, Session, Step, Wish
+from cbmir.demo.uploads import Upload, WholeImages, read_uploads
+from cbmir.errors import GalleryError, ImageError, UserError
+from cbmir.runtime.finder import Finder
+from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.filters import parse
+from cbmir.runtime.imaging.radiograph import Radiograph
+from cbmir.runtime.results import Analysis, Neighbour
+
+MOST_BESIDE = 3  # images beside the query
+_AMONG = 200  # nearest images among which those with most of the findings that were asked for come first
+FROM_THUMBNAIL = (
+    "This image's file is gone or has changed since it came into the gallery: it was analysed from its thumbnail, so "
+    "its findings and similar images are approximate."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """An image of the gallery as the viewer shows it beside the query: its pixels, its evidence [h, w] for the
+    similarity, and whether both are of its file rather than of its thumbnail."""
+
+    entry: Entry
+    neighbour: Neighbour
+    pixels: NDArray[np.uint8]
+    evidence: NDArray[np.float32] | None
+    whole: bool
+    key: str
+
+
+class Desk:
+    def __init__(self, finder: Finder, examples: Sequence[Example], uploads: Callable[[], Path]) -> None:
+        """`uploads` names the folder for uploads, which is known once the server runs.
+
+        Raises:
+            UserError: The finder has no gallery.
+        """
+        if finder.gallery is None:
+            raise UserError("expected a finder with a gallery, found none: open it with one")
+        self.finder, self.gallery = finder, finder.gallery
+        self.whole = WholeImages()
+        self.examples, self._uploads = examples, uploads
+
+    # What puts another image, or findings, on the page.
+
+    def open(self, session: Session, controls: Controls, paths: object) -> Step:
+        """Analyse uploaded files, which are deleted once they are read."""
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise UserError("Choose or drop files to open.")
+        images, left_out = read_uploads(paths, self._uploads(), self._upload)
+        return self._show(session, Step(images[0].caption, controls, tuple(images), left_out=tuple(left_out)))
+
+    def example(self, session: Session, controls: Controls, at: int) -> Step:
+        if not 0 <= at < len(self.examples):
+            raise UserError("Choose one of the examples.")
+        example = self.examples[at]
+        try:
+            radiograph = self.finder.read(example.path)
+        except ImageError as error:  # whose message names the file's place on the server
+            raise UserError(f"{example.caption}: this example's file is gone or has changed.") from error
+        title = f"Example {example.caption}"
+        upload = self._upload_of(radiograph, title)
+        return self._show(session, Step(title, controls, (upload,)))
+
+    def member(self, session: Session, controls: Controls, at: int) -> Step:
+        """Another image of the study."""
+        step = self._step(session)
+        if not 0 <= at < len(step.images):
+            raise UserError("Choose one of this study's images.")
+        title = step.images[at].caption
+        return self._show(session, Step(title, controls, step.images, at, step.left_out))
+
+    def like(self, session: Session, controls: Controls, id: str) -> Step:
+        """Ask about an image of the gallery: of its file, or else of its thumbnail, with a warning."""
+        try:
+            entry = self.gallery.entry(id)
+        except GalleryError as error:
+            raise UserError("The gallery has no such image any more.") from error
+        radiograph, whole = self._of_gallery(entry)
+        known = replace(radiograph, sha256=entry.sha256, patient_id="", name=entry.id)  # the gallery knows the patient
+        warnings = () if whole else (FROM_THUMBNAIL,)
+        upload = self._upload_of(known, f"Gallery image {entry.id}", *warnings)
+        before, title = session.step, f"Gallery image {entry.id}"
+        for rank, neighbour in enumerate(before.neighbours if before else (), 1):
+            title = f"Similar image {rank}" if neighbour.id == id else title
+        return self._show(session, Step(title, controls, (upload,), link=f"image={id}", above=session.shown))
+
+    def by_findings(self, session: Session, controls: Controls, labels: Sequence[str]) -> Step:
+        """Images that show findings, without a query image."""
+        known = self.finder.card.labels.names
+        if not labels or not all(label in known for label in labels):
+            raise UserError("Choose one or several of the model's findings to search for.")
+        chosen = tuple(dict.fromkeys(labels))
+        title = " + ".join(spelled(label) for label in chosen)
+        return self._show(session, Step(title, controls, labels=chosen, link=f"findings={'|'.join(chosen)}"))
+
+    # What is asked about the image, or the findings, on the page.
+
+    def search(self, session: Session, controls: Controls) -> Step | None:
+        """The same with other controls; None where nothing is on the page yet."""
+        return None if session.step is None else self._show(session, replace(session.step, controls=controls))
+
+    def region(self, session: Session, controls: Controls, box: Box | None) -> Step:
+        """Search by a part of the image, or, with None, by the whole of it again."""
+        step = self._image_step(session)
+        above = step.above if step.region else step.number
+        if box is None:
+            return session.go(step.above) if step.region else step
+        whole = replace(step, controls=controls, wish=Wish(), above=above, compare=(), link="")
+        return self._show(session, replace(whole, title="Region", region=box))
+
+    def refine(self, session: Session, controls: Controls, wish: Wish) -> Step:
+        """Rank again by what was marked alike and not alike, and towards or away from findings."""
+        step = self._image_step(session)
+        if not wish:
+            raise UserError("Mark similar images as alike or not alike first, or choose a finding.")
+        above = step.above if step.wish else step.number
+        title = f"Refined: {wish.text()}"
+        return self._show(session, replace(
+            step, controls=controls, title=title, wish=wish, above=above, compare=(), link=""))  # fmt: skip
+
+    def compare(self, session: Session, ids: Sequence[str]) -> Step:
+        """Show similar images beside the query, or, without any, the query alone again."""
+        step = self._step(session)
+        if not ids:
+            return session.go(step.above) if step.compare else step
+        ranks = {neighbour.id: rank for rank, neighbour in enumerate(step.neighbours, 1)}
+        chosen = tuple(dict.fromkeys(ids))[:MOST_BESIDE]
+        if not all(id in ranks for id in chosen):
+            raise UserError("Choose similar images that are on the page.")
+        above = step.above if step.compare else step.number
+        title = f"Beside {', '.join(str(ranks[id]) for id in chosen)}"
+        return session.add(replace(step, title=title, compare=chosen, above=above))
+
+    def beside(self, step: Step) -> list[Beside]:
+        """The similar images that a step shows beside the query."""
+        by_id = {neighbour.id: neighbour for neighbour in step.neighbours}
+        return [self._beside(step.analysis, by_id[id]) for id in step.compare]
+
+    def report(self, session: Session, label: str = "") -> str:
+        """The report of the case on the page, as one HTML page."""
+        step = self._image_step(session)
+        assert step.analysis is not None and step.image is not None
+        label = label if label in self.finder.card.labels.names else ""
+        card = self.finder.engine.card
+        return report_html(card, self.gallery, step.image, step.analysis, step.searched, label=label)
+
+    # Parts of answers.
+
+    def _show(self, session: Session, step: Step) -> Step:
+        try:
+            if step.controls.filter.where:
+                parse(step.controls.filter.where, self.gallery.labels)
+        except GalleryError as error:  # its message is about the filters alone
+            raise UserError(str(error)) from error
+        answered = self._by_findings(step) if step.image is None else self._by_image(step, step.image)
+        return session.add(answered)
+
+    def _by_image(self, step: Step, image: Upload) -> Step:
+        controls = step.controls
+        analysis = self.finder.analyze(
+            image.radiograph, controls.k, patient_id=controls.patient or None, exclude_same_patient=controls.exclude,
+            filter=controls.filter, region=step.region,
+        )  # fmt: skip
+        if step.wish:
+            analysis = self.finder.refine(
+                analysis, alike=step.wish.alike, unlike=step.wish.unlike, findings=dict(step.wish.findings),
+                k=controls.k, filter=controls.filter, exclude_same_patient=controls.exclude,
+            )  # fmt: skip
+        if controls.point != analysis.operating_point:
+            analysis = analysis.at(self.finder.engine.card, controls.point)
+        analysis = replace(analysis, warnings=(*analysis.warnings, *image.warnings))
+        known = bool(controls.patient or image.radiograph.patient_id.strip() or analysis.known)
+        return replace(step, analysis=analysis, neighbours=analysis.neighbours, searched=controls.text(known=known))
+
+    def _by_findings(self, step: Step) -> Step:
+        """Of the nearest images those with most of the findings first, and of these the nearest."""
+        found = self.finder.search_by_findings(step.labels, _AMONG, filter=step.controls.filter)
+        first = sorted(found, key=lambda one: -len(one.shared))  # stable: nearest first among equals
+        return replace(step, neighbours=tuple(first[: step.controls.k]), searched=step.controls.text(known=None))
+
+    def _beside(self, analysis: Analysis | None, neighbour: Neighbour) -> Beside:
+        entry = self.gallery.entry(neighbour.id)
+        radiograph, whole = self._of_gallery(entry)
+        evidence = None if analysis is None else self.finder.evidence_towards(radiograph, analysis.query)
+        return Beside(entry, neighbour, radiograph.pixels, evidence, whole, self.whole.keep(radiograph.pixels))
+
+    def _upload(self, data: bytes, name: str) -> Upload:
+        return self._upload_of(replace(self.finder.read(data), name=name), name)
+
+    def _upload_of(self, radiograph: Radiograph, caption: str, *warnings: str) -> Upload:
+        key = self.whole.keep(radiograph.pixels)
+        return Upload.of(radiograph, self.finder.card.preprocess, caption, warnings=warnings, key=key)
+
+    def _of_gallery(self, entry: Entry) -> tuple[Radiograph, bool]:
+        """An image of the gallery, and whether it is of its file rather than of its thumbnail."""
+        try:
+            image = self.finder.read(entry.image)
+            if image.sha256 == entry.sha256 or not entry.sha256:
+                return image, True
+        except ImageError:
+            pass  # the thumbnail stands in, and the page says so
+        jpeg = self.gallery.thumbnail(entry.id)
+        if jpeg is None:
+            raise UserError(f"{entry.id}: its file is gone, and the gallery has no thumbnail of it.")
+        return self.finder.read(jpeg), False
+
+    def _step(self, session: Session) -> Step:
+        if session.step is None:
+            raise UserError("Open an image first: this page has none, or was left for long and has forgotten it.")
+        return session.step
+
+    def _image_step(self, session: Session) -> Step:
+        step = self._step(session)
+        if step.image is None or step.analysis is None:
+            raise UserError("Open an image first: these similar images were searched by findings.")
+        return step
+
+
+def labels_of(step: Step) -> Sequence[str] | None:
+    """The labels that similar images are compared with; None where nothing is known of the image."""
+    if step.analysis is None:
+        return step.labels
+    return step.analysis.query_labels if step.analysis.labels_known else None

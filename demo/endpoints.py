@@ -1,0 +1,137 @@
+"""The endpoints that `gradio_client` sees: what the page does, with plain values. Each client has its own session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import wraps
+from typing import Any
+
+import gradio as gr
+
+from cbmir.demo.controls import Controls
+from cbmir.demo.desk import Desk
+from cbmir.demo.sessions import Session, Sessions, Step, Wish
+from cbmir.errors import CbmirError
+
+
+def add_endpoints(desk: Desk, sessions: Sessions) -> None:
+    """Add the endpoints to the blocks that are open."""
+
+    def controls(k: int, where: str, view: str = "") -> Controls:
+        given = Controls(k=k, where=where, view=view, point=desk.finder.operating_point)
+        return Controls.of(given.values())
+
+    def answer(step: Step) -> dict[str, Any]:
+        """No path and no patient of the gallery: its images are ids."""
+        neighbours = [
+            {
+                "id": one.id, "cosine": one.cosine, "distance": one.distance, "labels": list(one.labels),
+                "shared": list(one.shared), "uncertain": list(one.uncertain), "report": one.report,
+                "boxes": [asdict(box) for box in one.boxes],
+            }
+            for one in step.neighbours
+        ]  # fmt: skip
+        if step.analysis is None:
+            return {"findings_searched": list(step.labels), "neighbours": neighbours}
+        whole = step.analysis.to_json()
+        kept = ("findings", "agreement", "novelty", "warnings", "operating_point")
+        return {**{name: whole[name] for name in kept}, "region": step.region, "neighbours": neighbours}
+
+    def session_of(request: gr.Request) -> Session:
+        return sessions.get(request.session_hash or "")
+
+    def analyze(
+        request: gr.Request, image: gr.FileData, k: int = 10, where: str = "", view: str = ""
+    ) -> dict[str, Any]:
+        """Findings and similar images of a chest X-ray.
+
+        Args:
+            image: PNG, JPEG, TIFF or DICOM, or a zip file of a study, of which the first image is analysed.
+            k: How many similar images.
+            where: Only images with these labels, such as "Effusion and not Mass".
+            view: Only images of this view, such as "PA".
+
+        Returns:
+            Findings, similar images, warnings. The image stays with this client for the other endpoints.
+        """
+        return answer(desk.open(session_of(request), controls(k, where, view), [dict(image)["path"]]))
+
+    def search_by_findings(
+        request: gr.Request, findings: list[str], k: int = 10, where: str = "", view: str = ""
+    ) -> dict[str, Any]:
+        """Images of the gallery that show findings: those with most of them first, then the nearest.
+
+        Args:
+            findings: Names of the model's findings.
+            k: How many images.
+            where: Only images with these labels.
+            view: Only images of this view.
+
+        Returns:
+            Similar images.
+        """
+        return answer(desk.by_findings(session_of(request), controls(k, where, view), findings))
+
+    def search_by_region(
+        request: gr.Request, x0: float, y0: float, x1: float, y1: float, k: int = 10, where: str = ""
+    ) -> dict[str, Any]:
+        """Images that are similar to a part of the image that was analysed last.
+
+        Args:
+            x0: Left edge, in fractions of the image's width.
+            y0: Upper edge, in fractions of its height.
+            x1: Right edge.
+            y1: Lower edge.
+            k: How many similar images.
+            where: Only images with these labels.
+
+        Returns:
+            As `/analyze`; the findings remain those of the whole image.
+        """
+        return answer(desk.region(session_of(request), controls(k, where), (x0, y0, x1, y1)))
+
+    def refine(
+        request: gr.Request, alike: list[str], unlike: list[str], findings: dict[str, float], k: int = 10,
+        where: str = "",
+    ) -> dict[str, Any]:  # fmt: skip
+        """Rank again by what was seen.
+
+        Args:
+            alike: Ids of similar images that are alike.
+            unlike: Ids of similar images that are not alike.
+            findings: Weights from -1 (away from) to 1 (towards) by finding.
+            k: How many similar images.
+            where: Only images with these labels.
+
+        Returns:
+            As `/analyze`.
+        """
+        wish = Wish(tuple(alike), tuple(unlike), tuple(findings.items()))
+        return answer(desk.refine(session_of(request), controls(k, where), wish))
+
+    def report(request: gr.Request, finding: str = "") -> str:
+        """The report of the image that was analysed last.
+
+        Args:
+            finding: Whose evidence is drawn; by default the most probable one.
+
+        Returns:
+            One HTML page that needs nothing beside it.
+        """
+        return desk.report(session_of(request), finding)
+
+    def told(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+        """With cbmir's own errors as messages to the client; of others the queue says nothing."""
+
+        @wraps(endpoint)
+        def answering(*given: Any) -> Any:
+            try:
+                return endpoint(*given)
+            except CbmirError as error:
+                raise gr.Error(str(error), print_exception=False) from error
+
+        return answering
+
+    for endpoint in (analyze, search_by_findings, search_by_region, refine, report):
+        gr.api(told(endpoint), api_name=endpoint.__name__, concurrency_id="page", concurrency_limit=1)

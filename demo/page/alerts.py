@@ -1,0 +1,73 @@
+"""Warnings by their weight: what makes an answer worthless first and red, what is routine last and small."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cbmir.card import WITHOUT_FINDINGS
+from cbmir.demo.page.markup import escape
+from cbmir.runtime.neighbours import IN_GALLERY, NOTHING_ALIKE, PATIENT_NOT_FOUND, PATIENT_UNKNOWN
+
+#: By kind of an image's warning: what is wrong, where it makes findings and similar images worthless.
+_GRAVE = {
+    "not a chest": "This does not look like a chest X-ray",
+    "part of a chest": "This looks like a part of a chest X-ray",
+    "inverted": "Black and white look swapped in this image",
+    "turned": "This image looks turned",
+    "lateral view": "This is a lateral view",
+    "probably not frontal": "This is probably no frontal view",
+    "animal": "This is an X-ray of an animal",
+    "colour": "This is a colour picture",
+    "contradictory polarity": "Black and white may be swapped in this image",
+}
+#: Of the rest, kinds that most files have and that change nothing that a reader would act on.
+_ROUTINE = frozenset({
+    "date left out", "excess pixel data", "nonstandard file", "view unknown", "body part unknown", "modality unknown",
+    "LUT rescaled", "invalid window skipped", "unknown window function", "no window", "unknown code",
+})  # fmt: skip
+_SHORT = {
+    NOTHING_ALIKE: "Nothing in the gallery looks like this image",
+    PATIENT_UNKNOWN: "Patient unknown: their other images may appear.",
+    PATIENT_NOT_FOUND: "No image of this patient is in the gallery: nothing was left out.",
+}
+
+
+def is_grave(warning: str) -> bool:
+    """Whether the findings and similar images of an image with this warning are not to be relied on."""
+    return warning == NOTHING_ALIKE or getattr(warning, "kind", "") in _GRAVE
+
+
+def alerts_html(warnings: Sequence[str], left_out: Sequence[str] = ()) -> str:
+    """All that is to be known before an answer is read. Empty where there is nothing."""
+    grave = [warning for warning in warnings if is_grave(warning)]
+    routine = [warning for warning in warnings if _is_routine(warning)]
+    rest = [warning for warning in warnings if warning not in (*grave, *routine)]
+    notes = [_note("bad", _headline(warning), escape(warning)) for warning in grave]
+    notes += [_note("warn", "", escape(warning)) for warning in rest]
+    if left_out:
+        items = "".join(f"<li>{escape(one)}</li>" for one in left_out[:10])
+        more = f"<li>and {len(left_out) - 10} more</li>" * (len(left_out) > 10)
+        notes.append(_note("warn", f"{len(left_out)} of the files are not shown", f"<ul>{items}{more}</ul>"))
+    small = " ".join(escape(_SHORT.get(warning, warning)) for warning in routine)
+    return "".join(notes) + (f'<p class="routine">{small}</p>' if small else "")
+
+
+def error_html(text: str) -> str:
+    return f'<div class="note bad" role="alert"><strong>{escape(text)}</strong></div>'
+
+
+def _is_routine(warning: str) -> bool:
+    known = (PATIENT_UNKNOWN, PATIENT_NOT_FOUND, IN_GALLERY, WITHOUT_FINDINGS)
+    return warning in known or getattr(warning, "kind", "") in _ROUTINE
+
+
+def _headline(warning: str) -> str:
+    return _SHORT.get(warning) or _GRAVE[getattr(warning, "kind", "")]
+
+
+def _note(kind: str, headline: str, text: str) -> str:
+    """`headline` is plain text, `text` HTML: behind the headline where there is one."""
+    if not headline:
+        return f'<div class="note {kind}">{text}</div>'
+    head = f"<summary><strong>{escape(headline)}</strong></summary>"
+    return f'<details class="note {kind}">{head}<div>{text}</div></details>'

@@ -1,0 +1,128 @@
+"""The findings of an image: what the model says, what the similar images say, and where the two differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import gradio as gr
+
+from cbmir.card import WITHOUT_FINDINGS, ModelCard, OperatingPoint
+from cbmir.demo.page.markup import escape, percent, spelled
+from cbmir.labels import canonical
+from cbmir.runtime.novelty import QUANTILE, Novelty
+from cbmir.runtime.results import Analysis, Finding, LabelAgreement, most_probable_first
+
+STATIC = Path(__file__).resolve().parent / "static"
+REST = '<p class="fine">Findings appear here, with what the similar images say about each.</p>'
+GATE = "Show the findings anyway"
+#: A click on a row chooses the finding whose evidence the viewer draws; the viewer listens on the page.
+_CHOOSE = """
+element.addEventListener("click", (event) => {
+  const row = event.target.closest("[data-finding]");
+  if (row) document.dispatchEvent(new CustomEvent("cbmir-explain", {detail: row.dataset.finding}));
+});
+document.addEventListener("cbmir-explained", ({detail}) => {
+  for (const row of element.querySelectorAll("[data-finding]")) {
+    row.setAttribute("aria-pressed", row.dataset.finding === detail);
+  }
+});
+"""
+
+
+def findings_panel() -> gr.HTML:
+    return gr.HTML(REST, js_on_load=_CHOOSE, apply_default_css=False, elem_id="findings")
+
+
+def threshold_probability(card: ModelCard, finding: Finding) -> float | None:
+    """The finding's threshold on the scale of its calibrated probability; None where either is missing."""
+    calibration = card.calibration[card.labels.index(finding.label)]
+    if calibration is None or finding.threshold is None:
+        return None
+    return calibration.probability(finding.threshold)
+
+
+def findings_html(card: ModelCard, analysis: Analysis, *, gated: bool = False) -> str:
+    """Those above their thresholds, and those below or without one, each most probable first.
+
+    Args:
+        card: With all operating points, of which the analysis names the one that decides.
+        gated: Put them behind a button: the image has a warning that makes them worthless.
+    """
+    if not card.has_findings:
+        return f'<p class="fine">{escape(WITHOUT_FINDINGS)}</p>{novelty_html(analysis.novelty)}'
+    agreement = {canonical(of.label): of for of in analysis.agreement}
+    points = dict(zip(card.labels.names, card.operating_points.get(analysis.operating_point, ()), strict=False))
+    rows = most_probable_first(analysis.findings)
+    groups = (
+        ("Above the threshold", [f for f in rows if f.predicted]),
+        ("Below the threshold", [f for f in rows if f.predicted is False]),
+        ("No threshold", [f for f in rows if f.predicted is None]),
+    )
+    parts = "".join(
+        f'<h3>{name} <span class="count">{len(found)}</span></h3><ol>'
+        + "".join(_row(card, f, points.get(f.label), agreement.get(canonical(f.label))) for f in found)
+        + "</ol>"
+        for name, found in groups
+        if found or name == groups[0][0]
+    )
+    parts += novelty_html(analysis.novelty)
+    if gated:
+        return f'<details class="gate"><summary>{GATE}</summary>{parts}</details>'
+    return parts
+
+
+def _row(card: ModelCard, finding: Finding, point: OperatingPoint | None, of: LabelAgreement | None) -> str:
+    bar, number, limit = "", f"score {finding.score:.2f}", "No threshold is known for this finding."
+    at = threshold_probability(card, finding)
+    if finding.probability is not None:
+        tick = "" if at is None else f'<i style="left:{100 * at:.1f}%"></i>'
+        bar = f'<b style="width:{100 * finding.probability:.1f}%"></b>{tick}'
+        number = percent(finding.probability)
+    if at is not None:
+        limit = f"Threshold {percent(at)}"
+        if point is not None:
+            limit += f": there, sensitivity {percent(point.sensitivity)} and specificity {percent(point.specificity)}"
+    text, differs = neighbours_say(finding, of)
+    flag = '<em title="The similar images say otherwise">differs</em>' * differs
+    kind = {True: "above", False: "below", None: "open"}[finding.predicted]
+    return (
+        f'<li><button type="button" class="{kind}" data-finding="{escape(finding.label)}" aria-pressed="false">'
+        f'<span class="name">{escape(spelled(finding.label))}{flag}</span>'
+        f'<span class="bar" aria-hidden="true">{bar}</span><span class="number">{escape(number)}</span>'
+        f'<span class="of">{escape(text)}</span><span class="limit">{escape(limit)}</span></button></li>'
+    )
+
+
+def neighbours_say(finding: Finding, of: LabelAgreement | None) -> tuple[str, bool]:
+    """How many similar images have a finding, in words, and whether that contradicts the prediction."""
+    if of is None:
+        return "not in the gallery's labels", False
+    known, having = of.positive + of.uncertain + of.negative, of.positive + of.uncertain
+    if not known:
+        return "not known of the similar images", False
+    text = f"in {having} of {known} similar images"
+    if of.gallery is not None:
+        text += f", gallery {percent(of.gallery)}"
+    differs = of.above_chance if finding.predicted is False else finding.predicted is True and not having
+    return text, differs
+
+
+def novelty_html(novelty: Novelty | None) -> str:
+    """How unusual the image is among those of the gallery, in a line."""
+    text = "The gallery is too small to tell whether it has anything like this image."
+    if novelty is not None:
+        text = (
+            f"More unusual than {novelty.percentile:.0f}% of the gallery's images (flagged above "
+            f"{100 * QUANTILE:.0f}%)."
+        )
+    return f'<p class="fine">{text}</p>'
+
+
+def evidence_of(analysis: Analysis) -> Mapping[str, Sequence[Sequence[float]]]:
+    """Each finding's evidence map, by label, as rows of numbers."""
+    return {f.label: rounded(analysis.evidence_for_finding(f.label).tolist()) for f in analysis.findings}
+
+
+def rounded(rows: Sequence[Sequence[float]]) -> list[list[float]]:
+    return [[round(value, 6) for value in row] for row in rows]

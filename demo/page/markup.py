@@ -1,0 +1,41 @@
+"""Text as HTML: whatever comes from data passes through here on its way into the page."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Iterable, Sequence
+
+from cbmir.labels import readable
+
+#: Signs that Gradio's template engines would read (Handlebars, JavaScript), as character references.
+_TEMPLATE_SIGNS = str.maketrans({"{": "&#123;", "}": "&#125;", "$": "&#36;", "`": "&#96;"})
+
+
+def escape(text: str) -> str:
+    """Text as HTML, in which no tag, attribute or template survives."""
+    return html.escape(text).translate(_TEMPLATE_SIGNS)
+
+
+def spelled(label: str) -> str:
+    """A finding as people write it within a text: `Pleural thickening`."""
+    first, *rest = readable(label).split(" ")
+    return " ".join([first, *(word.lower() if word.istitle() else word for word in rest)])
+
+
+def percent(share: float) -> str:
+    """Whole per cent; a share that is not nothing is never shown as 0%."""
+    return "<1%" if 0 < share < 0.005 else f"{100 * share:.0f}%"
+
+
+def image_uri(data: bytes, kind: str = "jpeg") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose cells are HTML already; the first cell of a row names it."""
+    columns = "".join(f'<th scope="col">{name}</th>' for name in head)
+    lines = "".join(
+        f'<tr><th scope="row">{name}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>' for name, *cells in rows
+    )
+    return f'<table class="sheet"><thead><tr>{columns}</tr></thead><tbody>{lines}</tbody></table>'

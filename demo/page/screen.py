@@ -1,0 +1,119 @@
+"""A session's step as values of the page's components."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+
+from cbmir.demo.desk import Beside, Desk, labels_of
+from cbmir.demo.page.alerts import alerts_html, error_html, is_grave
+from cbmir.demo.page.findings import REST, evidence_of, findings_html, rounded
+from cbmir.demo.page.layout import Layout
+from cbmir.demo.page.markup import spelled
+from cbmir.demo.page.mentions import mentions
+from cbmir.demo.page.similar_images import Likeness, box_corners, card, label_marks
+from cbmir.demo.page.viewer import pane
+from cbmir.demo.sessions import Session, Step
+
+Updates = dict[Any, Any]  # a component -> its new value, or what changes of it
+_EMPTY = "No image of the gallery passes these filters."
+
+
+class Screen:
+    def __init__(self, desk: Desk, layout: Layout) -> None:
+        self._desk, self._at = desk, layout
+        self._likeness = Likeness.of(desk.gallery)
+
+    def show(self, session: Session) -> Updates:
+        """The step that a session is at; the page as it begins where there is none."""
+        step, at = session.step, self._at
+        if step is None:
+            return self._blank("")
+        warnings = step.analysis.warnings if step.analysis else ()
+        gated = any(is_grave(warning) for warning in warnings)
+        findings = '<p class="fine">Searched by findings: there is no image to score.</p>'
+        if step.analysis is not None:
+            findings = findings_html(self._desk.finder.engine.card, step.analysis, gated=gated)
+        captions = [(f"{number}. {image.caption}", number - 1) for number, image in enumerate(step.images, 1)]
+        return {
+            at.alerts: alerts_html(warnings, step.left_out),
+            at.viewer: self._viewer(step),
+            at.similar: gr.update(value=self._similar(session, step), visible=True),
+            at.findings: findings,
+            at.trail: {
+                "step": step.number, "link": step.link,
+                "crumbs": [{"step": one.number, "text": one.title} for one in session.trail()],
+            },
+            at.member: gr.update(choices=captions, value=step.at if captions else None, visible=len(captions) > 1),
+            at.report: gr.update(visible=step.analysis is not None),
+            at.start: gr.update(visible=False),
+            at.refining: gr.update(visible=step.analysis is not None and self._desk.finder.card.has_findings),
+            at.tabs: gr.update(selected="read"),
+            **dict(zip(at.controls, step.controls.values(), strict=True)),
+        }  # fmt: skip
+
+    def failed(self, session: Session, why: str, *, opening: bool) -> Updates:
+        """Say what went wrong. Where an image was to be opened, the one before must not be taken for it."""
+        if opening:
+            session.shown = 0
+            return self._blank(error_html(why))
+        return {self._at.alerts: error_html(why)}
+
+    def _blank(self, alerts: str) -> Updates:
+        at = self._at
+        return {
+            at.alerts: alerts, at.viewer: {}, at.findings: REST,
+            at.similar: gr.update(value={}, visible=not self._desk.examples),
+            at.trail: {"step": 0, "link": "", "crumbs": []}, at.member: gr.update(visible=False),
+            at.report: gr.update(visible=False), at.start: gr.update(visible=bool(self._desk.examples)),
+            at.refining: gr.update(visible=False),
+        }  # fmt: skip
+
+    def _viewer(self, step: Step) -> dict[str, Any]:
+        spec = self._desk.finder.card.preprocess
+        panes: list[dict[str, Any]] = []
+        beside = self._desk.beside(step)
+        if step.image is not None:
+            panes.append({**step.image.pane(spec), "name": "Your image" if not step.link else step.title, "boxes": []})
+            if step.analysis is not None and len(beside) == 1:
+                panes[0]["cells"] = rounded(step.analysis.evidence_for_neighbour(step.compare[0]).tolist())
+        panes += [self._pane(step, one) for one in beside]
+        return {
+            "panes": panes, "region": step.region, "note": "" if panes else f"Images with {step.title}",
+            "maps": {} if step.analysis is None else evidence_of(step.analysis),
+            "boxed": any(one.boxes for one in step.neighbours),
+            "names": {name: spelled(name) for name in self._desk.finder.card.labels.names},
+        }  # fmt: skip
+
+    def _pane(self, step: Step, one: Beside) -> dict[str, Any]:
+        rank = next(rank for rank, n in enumerate(step.neighbours, 1) if n.id == one.neighbour.id)
+        cosine = one.neighbour.cosine
+        words = f"Similar image {rank}" if step.analysis is None else (
+            f"Similar image {rank}: {self._likeness.words(cosine).lower()} ({cosine:.3f}), above "
+            f"{100 * self._likeness.share(cosine):.1f}% of pairs in the gallery"
+        )  # fmt: skip
+        return {
+            **pane(one.pixels, self._desk.finder.card.preprocess, one.neighbour.id, one.key), "name": words,
+            "cells": None if one.evidence is None else rounded(one.evidence.tolist()),
+            "labels": label_marks(labels_of(step), one.entry, one.neighbour.shared),
+            "report": mentions(one.neighbour.report.strip(), one.neighbour.shared), "boxes": box_corners(one.neighbour),
+            "approximate": not one.whole,
+        }  # fmt: skip
+
+    def _similar(self, session: Session, step: Step) -> dict[str, Any]:
+        gallery, labels = self._desk.gallery, labels_of(step)
+        cards = []
+        for rank, neighbour in enumerate(step.neighbours, 1):
+            words = self._likeness.words(neighbour.cosine)
+            if step.analysis is None:
+                words = f"{len(neighbour.shared)} of {len(step.labels)} findings"
+            thumbnail = gallery.thumbnail(neighbour.id)
+            cards.append(card(rank, neighbour, gallery.entry(neighbour.id), thumbnail, words, labels))
+        note = "most of the findings first, then the nearest" if step.analysis is None else ""
+        return {
+            "heading": "Similar images" if step.analysis else f"Images with {step.title}", "note": note,
+            "searched": step.searched, "chips": step.controls.chips(), "cards": cards, "empty": _EMPTY,
+            "alike": list(step.wish.alike), "unlike": list(step.wish.unlike), "pinned": list(session.pinned),
+            "can_refine": step.analysis is not None, "step": step.number,
+        }  # fmt: skip

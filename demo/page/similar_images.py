@@ -1,0 +1,123 @@
+"""Similar images as cards, and words that say how rare a similarity is among pairs of the gallery."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import gradio as gr
+import numpy as np
+from numpy.typing import NDArray
+
+from cbmir.demo.page.markup import image_uri, spelled
+from cbmir.demo.page.mentions import mentions
+from cbmir.labels import canonical
+from cbmir.runtime.gallery.entry import Entry
+from cbmir.runtime.gallery.protocol import SearchableGallery
+from cbmir.runtime.results import Neighbour
+
+_STATIC = Path(__file__).resolve().parent / "static"
+_SAMPLE = 400
+#: Share of the gallery's pairs that are less alike, and what is said from there on.
+_WORDS = ((0.999, "Nearly the same"), (0.99, "Very alike"), (0.95, "Alike"), (0.8, "Somewhat alike"))
+
+
+def similar_images(*, visible: bool) -> gr.HTML:
+    """Similar images in their order, each with its labels, its report, and what can be done with it.
+
+    Its value is {"step": a number, "heading", "note", "searched", "empty": texts, "chips": filters that are set,
+    "cards": of `card`, "alike", "unlike", "pinned": ids, "can_refine"}.
+
+    Its events are `compare` (ids), `like` (an id), `pin` (all ids that are pinned), `refine` (ids alike and unlike),
+    `unfilter` (the name of a filter, or empty for all), and `filters` (whether to show the controls).
+    """
+    return gr.HTML(
+        {}, html_template=(_STATIC / "similar_images.html").read_text("utf-8"),
+        css_template=(_STATIC / "similar_images.css").read_text("utf-8"),
+        js_on_load=(_STATIC / "similar_images.js").read_text("utf-8"),
+        apply_default_css=False, elem_id="similar", visible=visible,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Likeness:
+    """`cosines` are those between pairs of a sample of the gallery, float32, sorted; empty where it has no pair."""
+
+    cosines: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, gallery: SearchableGallery) -> Self:
+        ids = gallery.ids()
+        if len(ids) < 2:
+            return cls(np.empty(0, np.float32))
+        rows = np.random.default_rng(0).choice(len(ids), min(_SAMPLE, len(ids)), replace=False)
+        vectors = np.stack([gallery.vector(ids[row]) for row in rows])
+        return cls(np.sort((vectors @ vectors.T)[np.triu_indices(len(vectors), 1)]))
+
+    def share(self, cosine: float) -> float:
+        """Share of the gallery's pairs that are less alike than this."""
+        return float(np.searchsorted(self.cosines, cosine)) / max(1, len(self.cosines))
+
+    def words(self, cosine: float) -> str:
+        share = self.share(cosine)
+        return next((word for least, word in _WORDS if share >= least), "Little alike")
+
+
+def card(
+    rank: int, neighbour: Neighbour, entry: Entry, thumbnail: bytes | None, words: str,
+    query_labels: Sequence[str] | None,
+) -> dict[str, Any]:  # fmt: skip
+    """One similar image as plain values; the page makes text of them, never HTML.
+
+    Args:
+        words: How alike it is.
+        query_labels: Those of the query; None where nothing is known of it.
+    """
+    return {
+        "rank": rank, "id": neighbour.id, "src": "" if thumbnail is None else image_uri(thumbnail), "words": words,
+        "cosine": f"{neighbour.cosine:.3f}", "labels": label_marks(query_labels, entry, neighbour.shared),
+        "facts": " · ".join(fact for fact in (entry.view, entry.date) if fact),
+        "report": mentions(neighbour.report.strip(), neighbour.shared), "boxes": box_corners(neighbour),
+    }  # fmt: skip
+
+
+def box_corners(neighbour: Neighbour) -> list[list[float]]:
+    """Where its findings are known to be, as (x0, y0, x1, y1) in fractions of the image."""
+    return [[box.left, box.top, box.left + box.width, box.top + box.height] for box in neighbour.boxes]
+
+
+def label_marks(query_labels: Sequence[str] | None, entry: Entry, shared: Collection[str]) -> list[dict[str, str]]:
+    """Each label of two images, with its kind and what that means. `shared` are those of the entry's labels that the
+    query has, however it calls them."""
+    unsure = uncertain_of(entry)
+
+    def marks(labels: Sequence[str], kind: str, words: str) -> list[dict[str, str]]:
+        return [{"text": spelled(one) + " (uncertain)" * (one in unsure), "kind": kind, "words": words}
+                for one in labels]  # fmt: skip
+
+    if query_labels is None:
+        return marks(entry.positive, "plain", "a label of this similar image")
+    values = {canonical(name): value for name, value in (entry.labels or {}).items()}
+    theirs = {canonical(name) for name in entry.positive}
+    missing = [name for name in query_labels if canonical(name) not in theirs]
+    known = [name for name in missing if values.get(canonical(name)) is not None]
+    return [
+        *marks([name for name in entry.positive if name in shared], "shared", "on both"),
+        *marks([name for name in entry.positive if name not in shared], "theirs", "only on this similar image"),
+        *_listed("not", known, "ours", "not on this similar image"),
+        *_listed(
+            "unknown", [name for name in missing if name not in known], "unknown", "not known of this similar image"
+        ),
+    ]
+
+
+def _listed(word: str, labels: Sequence[str], kind: str, words: str) -> list[dict[str, str]]:
+    text = f"{word}: {', '.join(map(spelled, labels))}"
+    return [{"text": text, "kind": kind, "words": words}] if labels else []
+
+
+def uncertain_of(entry: Entry) -> frozenset[str]:
+    """The labels that an image may have."""
+    return frozenset(name for name, value in (entry.labels or {}).items() if value == -1)

@@ -1,0 +1,124 @@
+// Cards of similar images. All text comes as text; nothing from data is ever taken for HTML.
+const find = (selector) => element.querySelector(selector);
+const marks = {alike: new Set(), unlike: new Set(), pinned: new Set()};
+let open = false;
+let step = null; // marks are of one step
+
+function make(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== false && value != null) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children);
+  return made;
+}
+
+const button = (text, label, act, attributes = {}) => {
+  const made = make("button", {type: "button", title: label, "aria-label": label, ...attributes}, text);
+  made.addEventListener("click", act);
+  return made;
+};
+
+const ids = () => (props.value?.cards ?? []).map((card) => card.id);
+
+function toggle(kind, id) {
+  const other = {alike: "unlike", unlike: "alike"}[kind];
+  if (!marks[kind].delete(id)) marks[kind].add(id);
+  marks[other]?.delete(id);
+  if (kind === "pinned") trigger("pin", {ids: [...marks.pinned]});
+  mark();
+}
+
+// What is marked, on the cards and in words.
+function mark() {
+  for (const card of element.querySelectorAll(".card")) {
+    for (const one of card.querySelectorAll("[data-mark]")) {
+      one.setAttribute("aria-pressed", marks[one.dataset.mark].has(card.dataset.id));
+    }
+  }
+  const here = ids();
+  const beside = [...marks.pinned].filter((id) => here.includes(id));
+  const parts = [];
+  if (marks.alike.size) parts.push(`${marks.alike.size} alike`);
+  if (marks.unlike.size) parts.push(`${marks.unlike.size} not alike`);
+  if (beside.length) parts.push(`${beside.length} pinned`);
+  find(".marked").hidden = !parts.length;
+  find(".marked span").textContent = parts.join(", ");
+  find("[data-do=refine]").hidden = !(marks.alike.size || marks.unlike.size);
+  find("[data-do=beside]").hidden = !beside.length;
+}
+
+function card(one, canRefine) {
+  const which = `similar image ${one.rank}`;
+  const film = button("", `Side by side: ${which}`, () => trigger("compare", {ids: [one.id]}), {class: "film"});
+  const picture = make("span", {class: "picture"}, make("img", {src: one.src, alt: ""}));
+  film.append(picture, make("span", {class: "rank"}, one.rank));
+  for (const [x0, y0, x1, y1] of one.boxes) {
+    const box = make("span", {class: "box"});
+    Object.assign(box.style, {
+      left: `${100 * x0}%`, top: `${100 * y0}%`, width: `${100 * (x1 - x0)}%`, height: `${100 * (y1 - y0)}%`,
+    });
+    picture.append(box);
+  }
+  const labels = one.labels.map(({text, kind, words}) =>
+    make("li", {class: kind, title: `${text}: ${words}`}, text, make("span", {class: "unseen"}, ` (${words})`)));
+  const acts = make("div", {class: "acts"},
+    button("More", `More like ${which}`, () => trigger("like", {id: one.id})),
+    ...(canRefine ? [
+      button("✓", `Alike: ${which}`, () => toggle("alike", one.id), {"data-mark": "alike"}),
+      button("✕", `Not alike: ${which}`, () => toggle("unlike", one.id), {"data-mark": "unlike"}),
+    ] : []),
+    button("Pin", `Pin ${which}`, () => toggle("pinned", one.id), {"data-mark": "pinned"}));
+  const made = make("li", {class: "card", "data-id": one.id}, film,
+    make("p", {class: "line"}, make("strong", {}, one.words), make("span", {title: "Cosine of the two embeddings"}, one.cosine)),
+    make("ul", {class: "labels"}, ...(labels.length ? labels : [make("li", {class: "none"}, "no finding")])),
+    make("p", {class: "facts", title: one.id}, [one.id, one.facts].filter(Boolean).join(" · ")));
+  if (one.report.length) {
+    made.append(make("details", {class: "report"}, make("summary", {}, "Report"),
+      make("p", {}, ...one.report.map(([text, marked]) => (marked ? make("mark", {}, text) : text)))));
+  }
+  made.append(acts);
+  return made;
+}
+
+function show() {
+  const value = props.value ?? {};
+  const {cards = [], chips = [], heading = "Similar images", note = "", searched = "", empty = ""} = value;
+  find("h2").textContent = heading;
+  find(".how").textContent = [note, searched].filter(Boolean).join("; ");
+  const shown = chips.map(({name, text}) => button(`${text} ×`, `Remove the filter: ${text}`, () => trigger("unfilter", {name}), {class: "chip"}));
+  shown.push(button("+ Filter", "Show or hide the filters", () => { open = !open; trigger("filters", {open}); }, {class: "chip add"}));
+  if (chips.length > 1 || (chips.length && !cards.length)) {
+    shown.push(button("Clear filters", "Clear filters", () => trigger("unfilter", {name: ""}), {class: "chip add"}));
+  }
+  find(".chips").replaceChildren(...shown);
+  const rest = find(".rest");
+  rest.hidden = cards.length > 0;
+  rest.textContent = value.heading ? empty : "Similar images appear here, with their labels and reports.";
+  find(".cards").replaceChildren(...cards.map((one) => card(one, value.can_refine)));
+  if (value.step !== step) for (const kind of Object.keys(marks)) marks[kind] = new Set(value[kind] ?? []);
+  step = value.step;
+  mark();
+}
+
+element.addEventListener("click", (event) => {
+  const name = event.target.closest("[data-do]")?.dataset.do;
+  if (name === "refine") trigger("refine", {alike: [...marks.alike], unlike: [...marks.unlike]});
+  if (name === "beside") trigger("compare", {ids: [...marks.pinned].filter((id) => ids().includes(id))});
+  if (name === "clear") {
+    for (const kind of Object.keys(marks)) marks[kind].clear();
+    trigger("pin", {ids: []});
+    mark();
+  }
+});
+// Side by side, the arrow keys go from one similar image to the next.
+let beside = "";
+document.addEventListener("cbmir-beside", ({detail}) => { beside = detail; });
+document.addEventListener("cbmir-next", ({detail}) => {
+  const here = ids();
+  const next = here[here.indexOf(beside) + detail];
+  if (next) trigger("compare", {ids: [next]});
+});
+document.addEventListener("cbmir-boxes", ({detail}) => element.classList.toggle("boxed", detail));
+watch("value", show);
+show();

@@ -1,0 +1,35 @@
+// Breadcrumbs, and the browser's history: each step is an entry of it, to which Back and a reload return.
+let shown = null;
+const draw = () => {
+  const {step = 0, link = "", crumbs = []} = props.value ?? {};
+  const nav = element.querySelector("nav");
+  nav.replaceChildren(...crumbs.map(({step: number, text}, at) => {
+    const last = at === crumbs.length - 1;
+    const crumb = document.createElement(last ? "span" : "button");
+    crumb.textContent = text;
+    if (last) crumb.setAttribute("aria-current", "page");
+    else crumb.addEventListener("click", () => trigger("go", {step: number}));
+    return crumb;
+  }));
+  if (link && crumbs.length === 1) {
+    const copy = document.createElement("button");
+    copy.className = "copy";
+    copy.textContent = "Copy link";
+    copy.title = "An address for colleagues who have this gallery";
+    copy.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(location.href);
+      copy.textContent = "Copied";
+    });
+    nav.append(copy);
+  }
+  const address = location.pathname + (link ? `?${link.split("=")[0]}=${encodeURIComponent(link.slice(link.indexOf("=") + 1))}` : "");
+  if (shown === step) return;
+  if (shown === null || history.state?.step === step) history.replaceState({step}, "", step ? address : location.href);
+  else history.pushState({step}, "", address);
+  shown = step;
+};
+watch("value", draw);
+window.addEventListener("popstate", (event) => {
+  shown = event.state?.step ?? 0;
+  trigger("go", {step: shown});
+});

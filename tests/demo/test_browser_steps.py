@@ -1,0 +1,220 @@
+"""Chromium: what a reader does, one step after the other, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from demo_page import cards, drawn, example, shown, transform, upload
+
+pytest.importorskip("playwright.sync_api")
+pytestmark = pytest.mark.browser
+
+Visit = Callable[..., Any]
+
+
+def crumbs(page: Any) -> list[str]:
+    return [str(text) for text in page.locator("#trail nav > :not(.copy)").all_inner_texts()]
+
+
+def test_more_like_this_back_reload_and_links(wall: Any, wall_url: str) -> None:
+    example(wall)
+    first = cards(wall)
+    wall.get_by_role("button", name="More like similar image 3").click()
+    shown(wall, "Similar image 3")
+    assert len(crumbs(wall)) == 2
+    link = wall.url
+    assert f"image={first[2]}" in link
+    wall.go_back()
+    shown(wall, "Example")
+    assert cards(wall) == first
+    wall.go_forward()
+    shown(wall, "Similar image 3")
+    wall.reload()
+    shown(wall, "Similar image 3")
+    assert len(crumbs(wall)) == 2
+    wall.locator("#trail button").first.click()
+    shown(wall, "Example")
+    other = wall.context.browser.new_page()  # a colleague's
+    other.goto(link)
+    shown(other, f"Gallery image {first[2]}")
+    other.close()
+
+
+def test_evidence_is_outlined_for_the_finding_that_is_chosen(wall: Any) -> None:
+    example(wall)
+    assert not drawn(wall)
+    finding = wall.locator("#findings [data-finding]").first
+    finding.click()
+    assert drawn(wall) and finding.get_attribute("aria-pressed") == "true"
+    assert "Outlined" in wall.locator("#viewer .note").inner_text()
+    wall.keyboard.press("c")
+    assert wall.locator("[data-do=cells]").get_attribute("aria-pressed") == "true"
+    wall.keyboard.press("e")
+    assert not drawn(wall)
+
+
+def test_zoom_window_and_level_by_keys_wherever_the_focus_is(wall: Any) -> None:
+    example(wall)
+    before = transform(wall)
+    wall.keyboard.press("+")
+    assert transform(wall) != before
+    wall.keyboard.press("0")
+    assert transform(wall) == before
+    line = wall.locator("#viewer [type=linear]").first
+    wall.keyboard.press("[")
+    assert float(line.get_attribute("slope")) == pytest.approx(1 / 0.95)
+    wall.keyboard.press("i")
+    assert float(line.get_attribute("slope")) < 0
+    wall.locator("[data-do=reset]").click()
+    assert line.get_attribute("slope") == "1"
+    wall.keyboard.press("?")
+    assert wall.locator("#viewer dialog").is_visible()
+
+
+def test_a_large_image_is_shown_whole_once_it_is_zoomed(
+    page: Any, tmp_path: Path, make_xray: Callable[..., NDArray[np.uint8]]
+) -> None:
+    Image.fromarray(make_xray(3, 1600)).save(tmp_path / "large.png")
+    upload(page, tmp_path / "large.png")
+    shown(page, "large.png")
+    picture = page.locator("#viewer .stage img").first
+    assert picture.evaluate("image => image.naturalWidth") == 1024
+    page.keyboard.press("1")
+    page.locator("#viewer .readout", has_text="full resolution").wait_for()
+    assert picture.evaluate("image => image.naturalWidth") == 1600
+
+
+def test_a_region_by_mouse_and_by_keys(wall: Any) -> None:
+    example(wall)
+    box = wall.locator("#viewer .film").bounding_box()
+    at = lambda share: (box["x"] + share * box["width"], box["y"] + share * box["height"])  # noqa: E731
+    wall.locator("[data-do=region]").click()
+    wall.mouse.move(*at(0.3))
+    wall.mouse.down()
+    wall.mouse.move(*at(0.6), steps=4)
+    wall.mouse.up()
+    shown(wall, "Region")
+    assert wall.locator("#viewer .region").is_visible()
+    wall.keyboard.press("r")  # the whole image again
+    shown(wall, "Example")
+    assert wall.locator("#viewer .region").count() == 0
+    wall.keyboard.press("r")
+    wall.keyboard.press("ArrowLeft")
+    wall.keyboard.press("Shift+ArrowDown")
+    wall.keyboard.press("Enter")
+    shown(wall, "Region")
+
+
+def test_side_by_side_is_linked_and_goes_on_by_keys(wall: Any) -> None:
+    example(wall)
+    wall.get_by_role("button", name="Side by side: similar image 2", exact=True).click()
+    shown(wall, "Beside 2")
+    assert wall.locator("#viewer figure").count() == 2
+    assert drawn(wall, 0) and drawn(wall, 1)
+    wall.keyboard.press("+")
+    assert (
+        "scale" in transform(wall, 0) and transform(wall, 0).split("scale")[0] == transform(wall, 1).split("scale")[0]
+    )
+    wall.keyboard.press("l")
+    wall.locator("#viewer .film").nth(1).focus()
+    before = transform(wall, 0)
+    wall.keyboard.press("+")
+    assert transform(wall, 0) == before
+    wall.keyboard.press("o")
+    assert "stack" in (wall.locator("#viewer .panes").get_attribute("class") or "")
+    wall.keyboard.press("Escape")
+    shown(wall, "Example")
+
+
+def test_pinned_images_stand_beside_the_query(wall: Any) -> None:
+    example(wall)
+    for rank in (1, 4):
+        wall.get_by_role("button", name=f"Pin similar image {rank}", exact=True).click()
+    wall.get_by_role("button", name="Beside my image").click()
+    shown(wall, "Beside 1, 4")
+    assert wall.locator("#viewer figure").count() == 3
+
+
+def test_a_search_is_refined_and_undone(wall: Any) -> None:
+    example(wall)
+    before = cards(wall)
+    wall.get_by_role("button", name="Alike: similar image 9", exact=True).click()
+    wall.get_by_role("button", name="Not alike: similar image 1", exact=True).click()
+    assert "1 alike, 1 not alike" in wall.locator("#similar .marked").inner_text()
+    wall.locator("[data-do=refine]").click()
+    shown(wall, "Refined: 1 alike, 1 not alike")
+    assert cards(wall) != before
+    wall.go_back()
+    shown(wall, "Example")
+    assert cards(wall) == before
+
+
+def test_filters_are_chips_that_can_be_taken_away(wall: Any) -> None:
+    example(wall)
+    wall.get_by_role("button", name="Show or hide the filters").click()
+    wall.get_by_label("Expression").fill("Mass and not Effusion")
+    wall.get_by_label("Expression").press("Enter")
+    chip = wall.locator("#similar .chip", has_text="Mass and not Effusion")
+    chip.wait_for()
+    few = len(cards(wall))
+    wall.get_by_label("Expression").fill("Mass and")
+    wall.get_by_label("Expression").press("Enter")
+    wall.locator("#alerts .note.bad").wait_for()
+    assert len(cards(wall)) == few
+    chip.click()
+    chip.wait_for(state="detached")
+    assert len(cards(wall)) == 20
+    assert wall.locator("#alerts .note.bad").count() == 0
+
+
+def test_findings_without_an_image(wall: Any) -> None:
+    wall.get_by_role("tab", name="By findings").click()
+    wall.get_by_label("Effusion").check()
+    wall.get_by_label("Mass").check()
+    wall.get_by_role("button", name="Find images").click()
+    shown(wall, "Effusion + Mass")
+    assert "2 of 2 findings" in wall.locator("#similar .card").first.inner_text()
+    assert "findings=Effusion%7CMass" in wall.url
+
+
+def test_the_map_and_the_report(wall: Any) -> None:
+    wall.get_by_role("tab", name="Map").click()
+    wall.get_by_text("40 images by principal components").wait_for()
+    wall.get_by_role("tab", name="Read").click()
+    example(wall)
+    with wall.expect_download() as download:
+        wall.get_by_role("button", name="Report", exact=True).click()
+    assert download.value.suggested_filename == "cbmir-report.html"
+    assert "report of a case" in Path(download.value.path()).read_text("utf-8")
+
+
+def test_a_whole_case_by_keyboard_alone(wall: Any) -> None:
+    """Open an example, choose a finding, look at a similar image, come back."""
+
+    def tab_to(selector: str) -> None:
+        for _ in range(150):
+            wall.keyboard.press("Tab")
+            if wall.evaluate("selector => document.activeElement.matches(selector)", selector):
+                return
+        raise AssertionError(f"{selector} is not reached by Tab")
+
+    tab_to("#start .gallery-item")
+    wall.keyboard.press("Enter")
+    shown(wall, "Example")
+    tab_to("#similar .card .film")
+    wall.keyboard.press("Enter")
+    shown(wall, "Beside 1")
+    wall.keyboard.press("ArrowRight")
+    shown(wall, "Beside 2")
+    wall.keyboard.press("Escape")
+    shown(wall, "Example")
+    tab_to("#findings [data-finding]")
+    wall.keyboard.press("Enter")
+    assert drawn(wall)

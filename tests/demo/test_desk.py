@@ -1,0 +1,208 @@
+"""What can be done with a session: every act gives a step, or an error in plain words and no step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from cbmir.demo.controls import Controls
+from cbmir.demo.desk import FROM_THUMBNAIL, Desk, labels_of
+from cbmir.demo.examples import find_examples
+from cbmir.demo.sessions import Session, Wish
+from cbmir.demo.uploads import PICTURE_SIDE
+from cbmir.errors import NotAnImageError, UserError
+from cbmir.runtime import Finder
+
+FEW = Controls(k=4)
+
+
+@pytest.fixture
+def uploads(tmp_path: Path) -> Path:
+    (tmp_path / "uploads").mkdir()
+    return tmp_path / "uploads"
+
+
+@pytest.fixture
+def desk(tiny_model: Path, wall_gallery: Path, uploads: Path) -> Iterator[Desk]:
+    with Finder.open(tiny_model, wall_gallery, threads=1) as finder:
+        yield Desk(finder, find_examples(finder), lambda: uploads)
+
+
+@pytest.fixture
+def put(uploads: Path, make_xray: Callable[..., NDArray[np.uint8]]) -> Callable[..., str]:
+    """Put an X-ray among the uploads: its path."""
+
+    def put(name: str = "1~chest.png", side: int = 64) -> str:
+        (uploads / "abc").mkdir(exist_ok=True)
+        Image.fromarray(make_xray(7, side)).save(uploads / "abc" / name)
+        return str(uploads / "abc" / name)
+
+    return put
+
+
+def test_a_finder_without_a_gallery_is_refused(tiny_model: Path) -> None:
+    with Finder.open(tiny_model) as finder, pytest.raises(UserError, match="with a gallery"):
+        Desk(finder, (), Path)
+
+
+def test_an_upload_is_analysed_and_gone(desk: Desk, put: Callable[..., str], uploads: Path) -> None:
+    session = Session()
+    step = desk.open(session, FEW, [put()])
+    assert step.title == "chest.png" and len(step.neighbours) == 4
+    assert step.analysis is not None and len(step.analysis.findings) == 3
+    assert list(uploads.iterdir()) == []
+    assert session.step is step
+
+
+@pytest.mark.parametrize("paths", [None, "x", [1], ["/etc/passwd"], []])
+def test_what_is_no_upload_is_refused(desk: Desk, paths: object) -> None:
+    session = Session()
+    with pytest.raises((UserError, NotAnImageError)):
+        desk.open(session, FEW, paths)
+    assert session.step is None
+
+
+def test_large_images_are_kept_whole_for_zooming(desk: Desk, put: Callable[..., str]) -> None:
+    step = desk.open(Session(), FEW, [put(side=PICTURE_SIDE + 200)])
+    assert step.image is not None and step.image.picture.shape == (PICTURE_SIDE, PICTURE_SIDE)
+    whole = desk.whole.png(step.image.key)
+    assert whole is not None and whole.startswith("data:image/png;base64,")
+    assert desk.whole.png("guessed") is None and desk.whole.png(None) is None
+    assert desk.open(Session(), FEW, [put()]).image.key == ""  # type: ignore[union-attr]
+
+
+def test_images_of_a_study(desk: Desk, put: Callable[..., str]) -> None:
+    session = Session()
+    desk.open(session, FEW, [put("1~a.png"), put("2~b.png")])
+    assert desk.member(session, FEW, 1).title == "b.png"
+    with pytest.raises(UserError, match="this study"):
+        desk.member(session, FEW, 2)
+
+
+def test_an_example_whose_file_is_gone(desk: Desk, tmp_path: Path) -> None:
+    assert desk.example(Session(), FEW, 0).title.startswith("Example ")
+    desk.examples = [replace(desk.examples[0], path=tmp_path / "gone.png")]
+    for at, message in ((0, "gone or has changed"), (5, "one of the examples")):
+        with pytest.raises(UserError, match=message) as error:
+            desk.example(Session(), FEW, at)
+        assert str(tmp_path) not in str(error.value)
+
+
+def test_more_like_a_similar_image_and_back(desk: Desk) -> None:
+    session = Session()
+    first = desk.example(session, FEW, 0)
+    chosen = first.neighbours[2]
+    like = desk.like(session, FEW, chosen.id)
+    assert (like.title, like.link) == ("Similar image 3", f"image={chosen.id}")
+    assert like.analysis is not None and like.analysis.known == (chosen.id,)
+    assert chosen.id not in [one.id for one in like.neighbours]
+    assert [one.title for one in session.trail()] == [first.title, "Similar image 3"]
+    assert session.go(first.number) is first
+    with pytest.raises(UserError, match="no such image"):
+        desk.like(session, FEW, "nothing")
+
+
+def test_an_image_of_the_gallery_whose_file_is_gone(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    entry = desk.gallery.entry
+    monkeypatch.setattr(desk.gallery, "entry", lambda id: replace(entry(id), image=str(tmp_path / "gone.png")))
+    step = desk.like(Session(), FEW, "image_03")
+    assert step.analysis is not None and FROM_THUMBNAIL in step.analysis.warnings
+
+
+def test_findings_without_an_image_by_how_many_match(desk: Desk) -> None:
+    session = Session()
+    step = desk.by_findings(session, Controls(k=40), ["Effusion", "Mass", "Effusion"])
+    shared = [len(one.shared) for one in step.neighbours]
+    assert shared == sorted(shared, reverse=True) and len(set(shared)) > 1
+    for count in set(shared):
+        distances = [one.distance for one in step.neighbours if len(one.shared) == count]
+        assert distances == sorted(distances)
+    assert step.link == "findings=Effusion|Mass" and labels_of(step) == ("Effusion", "Mass")
+    for labels in ([], ["Hernia"]):
+        with pytest.raises(UserError, match="findings"):
+            desk.by_findings(session, FEW, labels)
+    for act in (lambda: desk.region(session, FEW, (0, 0, 1, 1)), lambda: desk.report(session)):
+        with pytest.raises(UserError, match="Open an image first"):
+            act()
+
+
+def test_filters_are_those_of_the_command_line(desk: Desk) -> None:
+    session = Session()
+    desk.example(session, FEW, 0)
+    step = desk.search(session, Controls(k=40, where="Mass and not Effusion", view="pa"))
+    assert step is not None and step.neighbours
+    for one in step.neighbours:
+        entry = desk.gallery.entry(one.id)
+        assert "Mass" in entry.positive and "Effusion" not in entry.positive and entry.view == "PA"
+    with pytest.raises(UserError, match="Did you mean 'Effusion'"):
+        desk.search(session, Controls(where="Efusion"))
+    assert session.step is step  # an error leaves the step
+    assert desk.search(Session(), FEW) is None
+
+
+def test_a_region_is_searched_and_taken_away(desk: Desk) -> None:
+    session = Session()
+    whole = desk.example(session, FEW, 0)
+    part = desk.region(session, FEW, (0.2, 0.2, 0.6, 0.6))
+    assert part.region == (0.2, 0.2, 0.6, 0.6) and part.analysis is not None and whole.analysis is not None
+    assert not np.allclose(part.analysis.query, whole.analysis.query)
+    assert part.analysis.findings == whole.analysis.findings
+    other = desk.region(session, FEW, (0.5, 0.5, 0.9, 0.9))
+    assert other.above == whole.number
+    assert desk.region(session, FEW, None) is whole
+    with pytest.raises(UserError):
+        desk.region(session, FEW, (0.5, 0.5, 0.5, 0.5))
+    assert session.step is whole
+
+
+def test_a_search_is_refined_and_undone(desk: Desk) -> None:
+    session = Session()
+    first = desk.example(session, FEW, 0)
+    last = first.neighbours[-1].id
+    step = desk.refine(session, FEW, Wish((last,), (first.neighbours[0].id,), (("Mass", 0.5),)))
+    assert step.title == "Refined: 1 alike, 1 not alike, towards Mass"
+    assert step.analysis is not None and step.analysis.refinement is not None
+    assert step.above == first.number
+    assert session.go(step.above) is first
+    with pytest.raises(UserError, match="Mark similar images"):
+        desk.refine(session, FEW, Wish())
+
+
+def test_another_operating_point_decides_again(desk: Desk) -> None:
+    session = Session()
+    step = desk.example(session, FEW, 0)
+    assert step.analysis is not None and step.analysis.operating_point == "balanced"
+    with pytest.raises(UserError, match="operating point"):
+        desk.search(session, replace(FEW, point="wild"))
+
+
+def test_images_side_by_side(desk: Desk) -> None:
+    session = Session()
+    first = desk.example(session, FEW, 0)
+    ids = [one.id for one in first.neighbours]
+    step = desk.compare(session, ids[1:3])
+    assert step.title == "Beside 2, 3"
+    beside = desk.beside(step)
+    assert [one.entry.id for one in beside] == ids[1:3] and all(one.whole for one in beside)
+    for one, neighbour in zip(beside, first.neighbours[1:3], strict=True):
+        assert one.evidence is not None and one.evidence.sum() == pytest.approx(neighbour.cosine, abs=1e-3)
+    assert desk.compare(session, ids[:1]).above == first.number
+    assert desk.compare(session, ()) is first
+    with pytest.raises(UserError, match="on the page"):
+        desk.compare(session, ["nothing"])
+
+
+def test_a_report_and_a_page_without_an_image(desk: Desk) -> None:
+    session = Session()
+    with pytest.raises(UserError, match="Open an image first"):
+        desk.report(session)
+    desk.example(session, FEW, 0)
+    assert "Evidence for Mass" in desk.report(session, "Mass")
