@@ -98,6 +98,7 @@ class Screen:
             "cells": None if one.evidence is None else rounded(one.evidence.tolist()),
             "labels": label_marks(labels_of(step), one.entry, one.neighbour.shared),
             "report": mentions(one.neighbour.report.strip(), one.neighbour.shared), "boxes": box_corners(one.neighbour),
+            "place": one.neighbour.place,
             "approximate": not one.whole,
         }  # fmt: skip
 

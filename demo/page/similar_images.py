@@ -80,6 +80,7 @@ def card(
         "cosine": f"{neighbour.cosine:.3f}", "labels": label_marks(query_labels, entry, neighbour.shared),
         "facts": " · ".join(fact for fact in (entry.view, entry.date) if fact),
         "report": mentions(neighbour.report.strip(), neighbour.shared), "boxes": box_corners(neighbour),
+        "place": neighbour.place,
     }  # fmt: skip
 
 

@@ -53,8 +53,9 @@ function card(one, canRefine) {
   const film = button("", `Side by side: ${which}`, () => trigger("compare", {ids: [one.id]}), {class: "film"});
   const picture = make("span", {class: "picture"}, make("img", {src: one.src, alt: ""}));
   film.append(picture, make("span", {class: "rank"}, one.rank));
-  for (const [x0, y0, x1, y1] of one.boxes) {
-    const box = make("span", {class: "box"});
+  const places = one.place ? [[...one.place, "place"]] : []; // what matches the region that was searched
+  for (const [x0, y0, x1, y1, kind] of [...one.boxes, ...places]) {
+    const box = make("span", {class: `box ${kind ?? ""}`});
     Object.assign(box.style, {
       left: `${100 * x0}%`, top: `${100 * y0}%`, width: `${100 * (x1 - x0)}%`, height: `${100 * (y1 - y0)}%`,
     });

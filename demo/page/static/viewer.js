@@ -36,6 +36,7 @@ class Pane {
     place(this.canvas, [x0, y0, x1, y1]);
     this.slope = windowFilter(this.image);
     for (const box of data.boxes ?? []) this.outline(box, "known");
+    if (data.place) this.outline(data.place, "place"); // what matches the region that was searched
     this.listen(at);
   }
 
