@@ -93,7 +93,7 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
     outputs = [at.viewer, at.similar, at.findings, at.alerts, at.trail, at.member, at.report, at.start, at.refining,
                at.tabs, *at.controls]  # fmt: skip
     #: One queue, one after the other: answers come in the order of the questions.
-    how = {"api_visibility": "private", "concurrency_id": "page", "concurrency_limit": 1, "trigger_mode": "multiple",
+    how: dict[str, Any] = {"api_visibility": "private", "concurrency_id": "page", "concurrency_limit": 1, "trigger_mode": "multiple",
            "show_progress": "minimal", "show_progress_on": at.viewer}  # fmt: skip
 
     def answer(session: Session, act: Callable[[], object], *, opening: bool) -> Updates:
@@ -164,7 +164,7 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
     def show_filters(said: gr.EventData) -> Any:
         return gr.update(visible=said.open)
 
-    quiet = {"api_visibility": "private", "show_progress": "hidden"}
+    quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
     at.similar.filters(show_filters, None, at.filters, **quiet)
 
     def pin(request: gr.Request, said: gr.EventData, name: str) -> None:
