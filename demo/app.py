@@ -93,8 +93,10 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
     outputs = [at.viewer, at.similar, at.findings, at.alerts, at.trail, at.member, at.report, at.start, at.refining,
                at.tabs, *at.controls]  # fmt: skip
     #: One queue, one after the other: answers come in the order of the questions.
-    how: dict[str, Any] = {"api_visibility": "private", "concurrency_id": "page", "concurrency_limit": 1, "trigger_mode": "multiple",
-           "show_progress": "minimal", "show_progress_on": at.viewer}  # fmt: skip
+    how: dict[str, Any] = {
+        "api_visibility": "private", "concurrency_id": "page", "concurrency_limit": 1, "trigger_mode": "multiple",
+        "show_progress": "minimal", "show_progress_on": at.viewer,
+    }  # fmt: skip
 
     def answer(session: Session, act: Callable[[], object], *, opening: bool) -> Updates:
         try:

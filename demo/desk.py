@@ -115,7 +115,7 @@ class Desk:
         """The same with other controls; None where nothing is on the page yet."""
         return None if session.step is None else self._show(session, replace(session.step, controls=controls))
 
-    def region(self, session: Session, controls: Controls, box: Box | None) -> Step:
+    def region(self, session: Session, controls: Controls, box: Box | None) -> Step | None:
         """Search by a part of the image, or, with None, by the whole of it again."""
         step = self._image_step(session)
         above = step.above if step.region else step.number
@@ -134,7 +134,7 @@ class Desk:
         return self._show(session, replace(
             step, controls=controls, title=title, wish=wish, above=above, compare=(), link=""))  # fmt: skip
 
-    def compare(self, session: Session, ids: Sequence[str]) -> Step:
+    def compare(self, session: Session, ids: Sequence[str]) -> Step | None:
         """Show similar images beside the query, or, without any, the query alone again."""
         step = self._step(session)
         if not ids:

@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any
 
 import gradio as gr
+from gradio import events
 
 from cbmir.demo.controls import Controls
 from cbmir.demo.desk import Desk
@@ -22,8 +23,9 @@ def add_endpoints(desk: Desk, sessions: Sessions) -> None:
         given = Controls(k=k, where=where, view=view, point=desk.finder.operating_point)
         return Controls.of(given.values())
 
-    def answer(step: Step) -> dict[str, Any]:
+    def answer(step: Step | None) -> dict[str, Any]:
         """No path and no patient of the gallery: its images are ids."""
+        assert step is not None  # an endpoint never goes to the page without an image
         neighbours = [
             {
                 "id": one.id, "cosine": one.cosine, "distance": one.distance, "labels": list(one.labels),
@@ -135,4 +137,4 @@ def add_endpoints(desk: Desk, sessions: Sessions) -> None:
         return answering
 
     for endpoint in (analyze, search_by_findings, search_by_region, refine, report):
-        gr.api(told(endpoint), api_name=endpoint.__name__, concurrency_id="page", concurrency_limit=1)
+        events.api(told(endpoint), api_name=endpoint.__name__, concurrency_id="page", concurrency_limit=1)

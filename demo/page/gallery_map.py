@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gradio as gr
-import pandas as pd
+import pandas as pd  # type: ignore[import-untyped]
 
 from cbmir.demo.page.layout import html
 from cbmir.demo.page.markup import spelled
