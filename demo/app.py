@@ -53,7 +53,8 @@ class Page(gr.Blocks):
 
     def launch(self, *args: Any, **options: Any) -> Any:
         """As `gr.Blocks.launch`, with the page's own look unless another is given."""
-        return super().launch(*args, **({"theme": theme(), "css": css(), "footer_links": []} | options))
+        own: dict[str, Any] = {"theme": theme(), "css": css(), "footer_links": []}
+        return super().launch(*args, **(own | options))
 
 
 def build(
