@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import gradio as gr
-
 from cbmir.card import WITHOUT_FINDINGS, ModelCard, OperatingPoint
 from cbmir.demo.page.markup import escape, percent, spelled
 from cbmir.labels import canonical
@@ -16,22 +14,6 @@ from cbmir.runtime.results import Analysis, Finding, LabelAgreement, most_probab
 STATIC = Path(__file__).resolve().parent / "static"
 REST = '<p class="fine">Findings appear here, with what the similar images say about each.</p>'
 GATE = "Show the findings anyway"
-#: A click on a row chooses the finding whose evidence the viewer draws; the viewer listens on the page.
-_CHOOSE = """
-element.addEventListener("click", (event) => {
-  const row = event.target.closest("[data-finding]");
-  if (row) document.dispatchEvent(new CustomEvent("cbmir-explain", {detail: row.dataset.finding}));
-});
-document.addEventListener("cbmir-explained", ({detail}) => {
-  for (const row of element.querySelectorAll("[data-finding]")) {
-    row.setAttribute("aria-pressed", row.dataset.finding === detail);
-  }
-});
-"""
-
-
-def findings_panel() -> gr.HTML:
-    return gr.HTML(REST, js_on_load=_CHOOSE, apply_default_css=False, elem_id="findings")
 
 
 def threshold_probability(card: ModelCard, finding: Finding) -> float | None:

@@ -13,10 +13,23 @@ from cbmir.demo.controls import MOST_NEIGHBOURS
 from cbmir.demo.desk import Desk
 from cbmir.demo.examples import Example
 from cbmir.demo.page.about import OF_PHANTOMS, card_html, is_of_phantoms
-from cbmir.demo.page.findings import STATIC, findings_panel
+from cbmir.demo.page.findings import REST, STATIC
 from cbmir.demo.page.markup import escape, image_uri, spelled
 from cbmir.demo.page.similar_images import similar_images
 from cbmir.demo.page.viewer import viewer
+
+#: A click on a row chooses the finding whose evidence the viewer draws; the viewer listens on the page.
+_CHOOSE = """
+element.addEventListener("click", (event) => {
+  const row = event.target.closest("[data-finding]");
+  if (row) document.dispatchEvent(new CustomEvent("cbmir-explain", {detail: row.dataset.finding}));
+});
+document.addEventListener("cbmir-explained", ({detail}) => {
+  for (const row of element.querySelectorAll("[data-finding]")) {
+    row.setAttribute("aria-pressed", row.dataset.finding === detail);
+  }
+});
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +106,7 @@ def lay_out(desk: Desk, whole: Callable[[Any], str | None], add_map: Callable[[]
                         container=False, label="Operating point", elem_id="point",
                         visible=card.has_findings and len(points) > 1,
                     ))  # fmt: skip
-                    findings = findings_panel()
+                    findings = html(REST, js_on_load=_CHOOSE, elem_id="findings")
         with (
             gr.Tab("By findings", id="search", elem_id="search", visible=card.has_findings),
             gr.Column(elem_classes="text"),
