@@ -158,7 +158,7 @@ def test_a_search_is_refined_and_undone(wall: Any) -> None:
 
 def test_filters_are_chips_that_can_be_taken_away(wall: Any) -> None:
     example(wall)
-    wall.get_by_role("button", name="Show or hide the filters").click()
+    wall.get_by_role("button", name="show or hide the filters").click()
     wall.get_by_label("Expression").fill("Mass and not Effusion")
     wall.get_by_label("Expression").press("Enter")
     chip = wall.locator("#similar .chip", has_text="Mass and not Effusion")
@@ -166,12 +166,12 @@ def test_filters_are_chips_that_can_be_taken_away(wall: Any) -> None:
     few = len(cards(wall))
     wall.get_by_label("Expression").fill("Mass and")
     wall.get_by_label("Expression").press("Enter")
-    wall.locator("#alerts .note.bad").wait_for()
+    wall.locator("#alerts div.note.bad").wait_for()  # a warning of the image is folded
     assert len(cards(wall)) == few
     chip.click()
     chip.wait_for(state="detached")
+    wall.locator("#alerts div.note.bad").wait_for(state="detached")
     assert len(cards(wall)) == 20
-    assert wall.locator("#alerts .note.bad").count() == 0
 
 
 def test_findings_without_an_image(wall: Any) -> None:
@@ -215,6 +215,9 @@ def test_a_whole_case_by_keyboard_alone(wall: Any) -> None:
     shown(wall, "Beside 2")
     wall.keyboard.press("Escape")
     shown(wall, "Example")
+    if wall.locator("#findings .gate").count():  # what looks like no chest
+        tab_to("#findings .gate summary")
+        wall.keyboard.press("Enter")
     tab_to("#findings [data-finding]")
     wall.keyboard.press("Enter")
     assert drawn(wall)

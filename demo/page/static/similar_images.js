@@ -88,7 +88,7 @@ function show() {
   find("h2").textContent = heading;
   find(".how").textContent = [note, searched].filter(Boolean).join("; ");
   const shown = chips.map(({name, text}) => button(`${text} ×`, `Remove the filter: ${text}`, () => trigger("unfilter", {name}), {class: "chip"}));
-  shown.push(button("+ Filter", "Show or hide the filters", () => { open = !open; trigger("filters", {open}); }, {class: "chip add"}));
+  shown.push(button("+ Filter", "+ Filter: show or hide the filters", () => { open = !open; trigger("filters", {open}); }, {class: "chip add"}));
   if (chips.length > 1 || (chips.length && !cards.length)) {
     shown.push(button("Clear filters", "Clear filters", () => trigger("unfilter", {name: ""}), {class: "chip add"}));
   }

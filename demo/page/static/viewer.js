@@ -249,7 +249,11 @@ const act = {
   in: (pane) => pane?.zoom(1.3),
   out: (pane) => pane?.zoom(1 / 1.3),
   fit: (pane) => pane?.move(1, 0, 0),
-  real: (pane) => pane?.move(clamp(pane.image.naturalWidth / pane.data.width / devicePixelRatio / pane.fit, 1, MOST), pane.view.x, pane.view.y),
+  real: async (pane) => {
+    if (!pane) return;
+    if (pane.data.key && pane.whole === undefined) await pane.sharpen(); // 100% is that of the whole image
+    pane.move(clamp(pane.image.naturalWidth / pane.data.width / devicePixelRatio / pane.fit, 1, MOST), pane.view.x, pane.view.y);
+  },
   reset: (pane) => {
     if (!pane) return;
     Object.assign(pane.look, {width: 1, level: 0.5, inverted: false});
@@ -362,7 +366,8 @@ document.addEventListener("paste", (event) => {
 
 // The X-ray stays in sight, small, while the page is scrolled.
 const mini = find(".mini");
-const watcher = new IntersectionObserver(([entry]) => {
+const watcher = new IntersectionObserver((entries) => {
+  const entry = entries.at(-1);
   mini.hidden = entry.isIntersecting || entry.boundingClientRect.bottom > 0 || state.panes.length !== 1;
 });
 mini.addEventListener("click", () => find(".film").scrollIntoView({block: "center"}));
@@ -385,7 +390,6 @@ function show() {
   box.replaceChildren(...(panes.length ? state.panes.map((pane) => pane.root) : [make("div", {class: "film rest"},
     make("p", {}, note || "Drop a chest X-ray here, paste it, or open a file."))]));
   if (!panes[0] || !((props.value.maps ?? {})[state.finding])) state.finding = "";
-  outline = null;
   showRegion(region);
   link();
   explain();
