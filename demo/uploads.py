@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cbmir.demo.page.pane import pane, png_uri
+from cbmir.demo.page.viewer import pane, png_uri
 from cbmir.errors import ImageError, ImageSizeError, NotAnImageError, UserError
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.imaging.preprocess import centre_crop, preprocess, resize_square

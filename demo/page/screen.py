@@ -12,8 +12,8 @@ from cbmir.demo.page.findings import REST, evidence_of, findings_html, rounded
 from cbmir.demo.page.layout import Layout
 from cbmir.demo.page.markup import spelled
 from cbmir.demo.page.mentions import mentions
-from cbmir.demo.page.pane import pane
 from cbmir.demo.page.similar_images import Likeness, box_corners, card, label_marks
+from cbmir.demo.page.viewer import pane
 from cbmir.demo.sessions import Session, Step
 
 Updates = dict[Any, Any]  # a component -> its new value, or what changes of it

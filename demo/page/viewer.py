@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gradio as gr
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from cbmir.demo.page.markup import image_uri
+from cbmir.preprocessing import PreprocessSpec
+from cbmir.runtime.evidence import seen_box
+
+if TYPE_CHECKING:
+    import gradio as gr
 
 _STATIC = Path(__file__).resolve().parent / "static"
 
@@ -24,6 +34,8 @@ def viewer(whole: Callable[[Any], str | None]) -> gr.HTML:
     Args:
         whole: Gives a pane's whole image by its key, as a data URI, once it is zoomed into.
     """
+    import gradio as gr  # here, since a report is written without it
+
     # A function: beside the source of a subclass of its components Gradio writes a .pyi file.
     return gr.HTML(
         {}, html_template=(_STATIC / "viewer.html").read_text("utf-8"),
@@ -31,3 +43,25 @@ def viewer(whole: Callable[[Any], str | None]) -> gr.HTML:
         js_on_load="".join((_STATIC / name).read_text("utf-8") for name in ("evidence.js", "viewer.js")),
         apply_default_css=False, server_functions=[whole], elem_id="viewer",
     )  # fmt: skip
+
+
+def pane(picture: NDArray[np.uint8], spec: PreprocessSpec, caption: str, key: str = "") -> dict[str, Any]:
+    """An image as the viewer takes it: a PNG, without loss, and where in it the model looks, in fractions.
+
+    Args:
+        picture: uint8 [H, W].
+        key: Of the whole image, for zooming in.
+    """
+    height, width = picture.shape
+    top, bottom, left, right = seen_box(height, width, spec)
+    return {
+        "src": png_uri(picture), "width": width, "height": height, "caption": caption, "key": key,
+        "seen": [left / width, top / height, right / width, bottom / height],
+    }  # fmt: skip
+
+
+def png_uri(pixels: NDArray[np.uint8]) -> str:
+    """An image uint8 [H, W] as a data URI."""
+    png = io.BytesIO()
+    Image.fromarray(pixels).save(png, "PNG", compress_level=1)  # the time counts more than the bytes
+    return image_uri(png.getvalue(), "png")

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from cbmir.errors import AnswerSizeError, DeliveryAwayError, DeliveryError, ImageSizeError, PacsAwayError, PacsError
 from cbmir.runtime.logs import fields, pacs_log
-from cbmir.runtime.pacs.http_server import Answer, HttpServer
+from cbmir.runtime.pacs.http_server import HttpServer, PeerAnswer
 from cbmir.runtime.pacs.jobs import ResultObject
 
 _Found = TypeVar("_Found")
@@ -171,7 +171,7 @@ class OrthancRest(HttpServer):
             return uid
 
 
-def _failure_reasons(answer: Answer) -> list[int | None]:
+def _failure_reasons(answer: PeerAnswer) -> list[int | None]:
     """Why objects were not stored, one by one (PS3.18 10.5.3); None where the server does not say."""
     failed: list[dict[str, Any]] = []
     if "json" in answer.content_type and answer.status in (200, 202, 409):

@@ -37,7 +37,7 @@ _HEADERS = {
 
 
 @dataclass(frozen=True)
-class Answer:
+class PeerAnswer:
     status: int
     content_type: str
     body: bytes
@@ -129,7 +129,7 @@ class HttpServer(Closing):
 
     def _answer(
         self, method: str, path: str, *, most: int | None = None, passed: Collection[int] = (), **more: Any
-    ) -> Answer:
+    ) -> PeerAnswer:
         """The whole answer, within `_asking`. The status of an error raises, but for those in `passed`.
 
         Raises AnswerSizeError where the answer has more than `most` bytes, by default `MOST_BYTES`.
@@ -145,7 +145,7 @@ class HttpServer(Closing):
                 body += chunk
                 if len(body) > most:
                     raise AnswerSizeError(f"{self.url}: expected an answer of at most {most:,} bytes, found more")
-            return Answer(answer.status_code, answer.headers.get("Content-Type", ""), bytes(body))
+            return PeerAnswer(answer.status_code, answer.headers.get("Content-Type", ""), bytes(body))
 
 
 class _Exchange:

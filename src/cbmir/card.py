@@ -45,7 +45,7 @@ class _Figure(TypedDict, total=False):
     high: float | None
 
 
-class _GreyRange(TypedDict):
+class _OwnGreyRange(TypedDict):
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
@@ -71,7 +71,7 @@ class _Training(TypedDict, total=False):
     linear_fit: bool
     images: dict[str, Count]
     labels: dict[str, _Counts]
-    grey_range: _GreyRange | None
+    grey_range: _OwnGreyRange | None
 
 
 def _check_figures(value: dict[str, Any], where: str) -> None:
