@@ -50,7 +50,7 @@ def test_the_wheel_holds_the_tree(wheel: Path) -> None:
     for part in PARTS:
         expected |= {f"cbmir/{file.relative_to(ROOT).as_posix()}" for file in (ROOT / part).rglob("*.py")}
     expected |= {"cbmir/runtime/imaging/picture_check.npz", "cbmir/runtime/models/starter.onnx"}
-    for data in ("demo/static", "training/comparison/report/templates"):
+    for data in ("demo/page/static", "training/comparison/report/templates"):
         expected |= {f"cbmir/{data}/{file.name}" for file in (ROOT / data).iterdir()}
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())

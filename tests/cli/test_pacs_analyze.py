@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Callable
-from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +85,14 @@ def test_a_file_that_may_not_be_read_does_not_end_the_run(
 ) -> None:
     shutil.copy(chest, chest.with_name("locked.dcm"))
 
-    def locked(real: Callable[..., Any], self: Path, *arguments: Any, **options: Any) -> Any:
-        if self.name == "locked.dcm":
-            raise PermissionError(13, "Permission denied")
-        return real(self, *arguments, **options)
+    real = os.open
 
-    for name in ("open", "read_bytes"):
-        monkeypatch.setattr(Path, name, partialmethod(partial(locked, getattr(Path, name))))
+    def locked(path: Any, *arguments: Any, **options: Any) -> int:
+        if Path(os.fsdecode(path)).name == "locked.dcm":
+            raise PermissionError(13, "Permission denied")
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", locked)
     assert run("pacs", "analyze", chest.parent, "-o", tmp_path / "out", "--model", tiny_model) == 2
     assert written(tmp_path / "out") == ["chest.sr.dcm"]
     said = capsys.readouterr()
