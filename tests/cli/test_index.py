@@ -373,7 +373,7 @@ def test_pseudonyms(
 def test_ctrl_c_says_that_the_same_command_goes_on(
     tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def pressed(*_: object) -> None:
+    def pressed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     build = ["index", "build", tiny_model, tiny_manifest, "-o", tmp_path / "g"]

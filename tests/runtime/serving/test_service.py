@@ -52,7 +52,8 @@ def expected(finder: Finder, data: bytes, k: int, **options: Any) -> dict[str, A
     for neighbour in answer["neighbours"]:
         neighbour["id"] = finder.gallery.case_id(neighbour["id"])
         neighbour["report"] = neighbour["boxes"] = None
-        del neighbour["image"], neighbour["patient_id"]
+        for of_a_patient in ("image", "patient_id", "view", "date"):
+            del neighbour[of_a_patient]
     return answer
 
 
