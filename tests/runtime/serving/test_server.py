@@ -138,7 +138,8 @@ def test_memory_is_bounded_whatever_is_sent(service: Service, http: httpx.Client
 
 @pytest.mark.parametrize(
     "sent",
-    [b"\x16\x03\x01\x02\x00\x01", b"hello\r\n\r\n", b"GET /nothing HTTP/9.9\r\n\r\n", b"GET  / HTTP/1.1\r\nHost: x\r\n\r\n",
+    [b"\x16\x03\x01\x02\x00\x01", b"hello\r\n\r\n", b"GET /nothing HTTP/9.9\r\n\r\n",
+     b"GET  / HTTP/1.1\r\nHost: x\r\n\r\n",
      b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 10_000, b"POST /v1/embed HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
      b"POST /v1/embed HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
      b"POST /v1/embed HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"],
