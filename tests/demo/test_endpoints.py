@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from cbmir.demo import build
 from cbmir.runtime import Finder
 
 gradio_client = pytest.importorskip("gradio_client")
+# gradio_client leaves event loops to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 NAMES = {"/analyze", "/search_by_findings", "/search_by_region", "/refine", "/report"}
 
 
@@ -29,6 +32,7 @@ def launched(tiny_model: Path, wall_gallery: Path, tmp_path_factory: pytest.Temp
                 yield url
             finally:
                 blocks.close(verbose=False)
+                gc.collect()  # what is left open is left here, and not in the next test
 
 
 @pytest.fixture
