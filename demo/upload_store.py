@@ -1,7 +1,7 @@
 """Files on their way from a visitor to the question that takes them: counted by visitor and in all, as they stream.
 
 In place of Gradio's own route, which keeps what was cut off, bounds nothing but single files, and puts a file where
-anyone finds it who knows its content. Here nobody finds it who was not told its path, and the oldest make room.
+anyone finds it who knows its content. Here a path cannot be guessed, and the oldest files make room.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Screen:
         self._likeness = Likeness.of(desk.gallery)
 
     def show(self, session: Session) -> Updates:
-        """The step that a session is at; the page as it begins where there is none."""
+        """The step that a session is at, or the page as it begins."""
         step, at = session.step, self._at
         if step is None:
             return self._blank("")

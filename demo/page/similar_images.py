@@ -36,7 +36,7 @@ def similar_images(*, visible: bool) -> gr.HTML:
     return gr.HTML(
         {}, html_template=(_STATIC / "similar_images.html").read_text("utf-8"),
         css_template=(_STATIC / "similar_images.css").read_text("utf-8"),
-        js_on_load=(_STATIC / "similar_images.js").read_text("utf-8"),
+        js_on_load="".join((_STATIC / name).read_text("utf-8") for name in ("elements.js", "similar_images.js")),
         apply_default_css=False, elem_id="similar", visible=visible,
     )  # fmt: skip
 

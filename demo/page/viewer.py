@@ -40,7 +40,7 @@ def viewer(whole: Callable[[Any], str | None]) -> gr.HTML:
     return gr.HTML(
         {}, html_template=(_STATIC / "viewer.html").read_text("utf-8"),
         css_template=(_STATIC / "viewer.css").read_text("utf-8"),
-        js_on_load="".join((_STATIC / name).read_text("utf-8") for name in ("evidence.js", "viewer.js")),
+        js_on_load="".join((_STATIC / name).read_text("utf-8") for name in ("elements.js", "evidence.js", "viewer.js")),
         apply_default_css=False, server_functions=[whole], elem_id="viewer",
     )  # fmt: skip
 

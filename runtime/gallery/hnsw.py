@@ -150,7 +150,7 @@ class PcaInt8Codec:
 
     @classmethod
     def read(cls, stream: IO[bytes]) -> Self:
-        """Raises ValueError where there is none."""
+        """Raises ValueError if it is missing."""
         try:
             with np.load(stream, allow_pickle=False) as saved:
                 directions = saved["directions"]

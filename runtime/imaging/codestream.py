@@ -96,7 +96,7 @@ def check_scans(data: bytes, pixels: int, name: str) -> None:
     if scans * pixels > _MOST_SCANNED:
         raise DecodingError(
             f"{name}: expected at most {max(1, _MOST_SCANNED // pixels):,} JPEG scans of {pixels:,} pixels, found "
-            f"{scans:,}; save the image anew, as PNG or without progressive scans"
+            f"{scans:,}; save the image again, as PNG or without progressive scans"
         )
 
 
@@ -134,7 +134,7 @@ def check_packets(data: bytes | memoryview, name: str) -> None:
     if (packets := layers * components * precincts) > _MOST_PACKETS:
         raise DecodingError(
             f"{name}: expected JPEG 2000 data of at most {_MOST_PACKETS:,} packets, found {packets:,}; save the image "
-            f"anew, in one layer, with larger tiles and precincts"
+            f"again, in one layer, with larger tiles and precincts"
         )
 
 

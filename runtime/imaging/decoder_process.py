@@ -124,7 +124,7 @@ class DecoderPool(Closing):
             log.warning("a decoder was killed", extra=fields(seconds=self._seconds))
             raise DecodingError(
                 f"{name}: expected an image that is decoded within {self._seconds:g} s, found a file that takes "
-                f"longer; save the image anew, as PNG or uncompressed"
+                f"longer; save the image again, as PNG or uncompressed"
             )
         if isinstance(answer, Exception):
             self._memories.append(memory)

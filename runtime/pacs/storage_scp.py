@@ -159,7 +159,7 @@ class _AssociationServer(ThreadedAssociationServer):
         return client, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Take a connection: whoever comes gets in, and has `ARRIVAL_TIMEOUT` to ask for an association."""
+        """Take every connection; each has `ARRIVAL_TIMEOUT` to ask for an association."""
         with self._lock:
             if len(self.arriving) >= MOST_ARRIVING:
                 ((heaviest, _),) = Counter(self.arriving.values()).most_common(1)

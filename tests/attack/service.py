@@ -28,7 +28,7 @@ def serving(lab: Lab) -> object:
 
 
 def asked(service: Service, data: bytes) -> str:
-    """Why its answer is none of a service that is well."""
+    """What is wrong with its answer."""
     start = time.monotonic()
     answer = httpx.post(f"{service.url}/v1/analyze", content=data, timeout=12 * DEADLINE, trust_env=False)
     seconds = time.monotonic() - start

@@ -25,7 +25,7 @@ KNOWN = (Path(__file__).parent / "gradio_routes.txt").read_text("utf-8").splitli
 
 
 async def make(act: Callable[[gr.Blocks], Any]) -> Any:
-    """Blocks with an endpoint that tells a file's size. In a loop, since Gradio opens one where there is none."""
+    """Blocks with an endpoint that tells a file's size. In a running loop, since Gradio would open one of its own."""
     with gr.Blocks(analytics_enabled=False) as blocks:
         file, size = gr.File(), gr.Number()
         gr.Button().click(lambda path: Path(path).stat().st_size, file, size, api_name="size")

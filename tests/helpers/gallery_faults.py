@@ -57,7 +57,7 @@ class Server:
         self.process.stdin.flush()
 
     def line(self, within: float | None = None) -> Any:
-        """The next line; None where there is none within so many seconds. Raises EOFError where the process died."""
+        """The next line, or None after so many seconds without one. Raises EOFError where the process died."""
         assert self.process is not None
         assert self.process.stdout is not None
         while b"\n" not in self._buffer:

@@ -59,7 +59,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_report(path: Path) -> str:
-    """The report in a text file, empty where there is none. Raises ManifestError for one that cannot be read."""
+    """The report in a text file, or an empty text. Raises ManifestError for one that cannot be read."""
     try:
         return read_input(path, _MOST_REPORT).decode("utf-8", "replace").strip()
     except FileNotFoundError:

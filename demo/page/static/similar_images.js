@@ -1,17 +1,7 @@
 // Cards of similar images. All text comes as text; nothing from data is ever taken for HTML.
-const find = (selector) => element.querySelector(selector);
 const marks = {alike: new Set(), unlike: new Set(), pinned: new Set()};
 let open = false;
 let step = null; // marks are of one step
-
-function make(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (value !== false && value != null) made.setAttribute(name, value === true ? "" : value);
-  }
-  made.append(...children);
-  return made;
-}
 
 const button = (text, label, act, attributes = {}) => {
   const made = make("button", {type: "button", title: label, "aria-label": label, ...attributes}, text);

@@ -3,18 +3,8 @@ const SVG = "http://www.w3.org/2000/svg";
 const MOST = 24; // times as large as fits
 const MOST_FILES = 60;
 
-const find = (selector) => element.querySelector(selector);
 const state = {panes: [], finding: "", evidence: true, cells: false, region: false, linked: true, stack: false, boxes: false};
 let filters = 0;
-
-function make(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (value !== false && value != null) made.setAttribute(name, value === true ? "" : value);
-  }
-  made.append(...children);
-  return made;
-}
 
 // One image with its own view and look; linked ones share both objects.
 class Pane {

@@ -138,7 +138,7 @@ def test_a_handshake_that_stalls_holds_up_nobody(
 def test_connections_within_their_handshake_are_bounded(
     node: StorageScp, sender_files: Tls, radiograph: Callable[..., bytes]
 ) -> None:
-    """Whoever reaches the port cannot have any number of threads, and keeps no known sender out."""
+    """A peer without a certificate cannot start any number of threads, or keep a known sender out."""
     with ExitStack() as stack:
         for _ in range(MOST_ARRIVING + 20):
             stack.enter_context(socket.create_connection(("127.0.0.1", node.port), 30))
