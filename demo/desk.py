@@ -197,7 +197,7 @@ class Desk:
     def _beside(self, analysis: Analysis | None, neighbour: Neighbour) -> Beside:
         entry = self.gallery.entry(neighbour.id)
         radiograph, whole = self._of_gallery(entry)
-        evidence = None if analysis is None else self.finder.evidence_towards(radiograph, analysis.query)
+        evidence = None if analysis is None else self.finder.evidence_towards(radiograph, analysis.embedding)
         return Beside(entry, neighbour, radiograph.pixels, evidence, whole, self.whole.keep(radiograph.pixels))
 
     def _upload(self, data: bytes, name: str) -> Upload:

@@ -229,6 +229,7 @@ class Finder(Closing):
         k: int = 10,
         filter: Filter = Filter(),  # noqa: B008
         exclude_same_patient: bool = True,
+        exact: bool | None = None,
     ) -> Analysis:
         """The neighbours of an analysis again, nearer to what a person calls alike (`refined_vector`).
 
@@ -238,7 +239,7 @@ class Finder(Closing):
             alike: Ids of images of the gallery that are like the query, neighbours or not.
             unlike: Ids of those that are not.
             findings: How far to go towards a finding, from -1 (away from it) to 1.
-            k: How many neighbours; `filter` and `exclude_same_patient` as `analyze` has them.
+            k: How many neighbours; `filter`, `exclude_same_patient` and `exact` as `analyze` has them.
 
         Returns:
             A copy with `neighbours`, `agreement`, `query` and `refinement` replaced.
@@ -263,7 +264,7 @@ class Finder(Closing):
         cells, region = None, analysis.region
         if region is not None:
             cells = RegionCells.of(region, analysis.feature_map.shape[1:], self.card.preprocess)
-        return self._with_neighbours(refined, gallery, Query(vector, k, filter, cells=cells).search(gallery))
+        return self._with_neighbours(refined, gallery, Query(vector, k, filter, exact, cells=cells).search(gallery))
 
     def search_by_findings(
         self, labels: Sequence[str], k: int = 10, *, filter: Filter = Filter(),  # noqa: B008
@@ -356,7 +357,7 @@ class Finder(Closing):
             analysis,
             neighbours=tuple(neighbour_of(hit, names) for hit in found.hits),
             neighbour_vectors={hit.entry.id: one for hit, one in zip(found.hits, found.vectors, strict=False)},
-            agreement=agreement(counted, gallery.label_shares, self.card.sigma),
+            agreement=agreement(counted, gallery.label_shares, self.card.sigma) if counted else (),
         )
 
     def _run(self, radiograph: Radiograph) -> tuple[Outputs, NDArray[np.float32]]:

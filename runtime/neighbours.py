@@ -19,6 +19,8 @@ from cbmir.runtime.imaging.radiograph import Radiograph
 from cbmir.runtime.novelty import NEAREST, Novelty, score_novelty
 from cbmir.runtime.results import Finding, Neighbour
 
+#: So many of the nearest to a region are ranked again by the cells that the gallery keeps, or k where k is more.
+RERANKED = 200
 #: The warning where `Novelty.flagged` is true.
 NOTHING_ALIKE = (
     "Nothing in the gallery looks like this image: it may be no chest X-ray, inverted or turned. Its findings and "
@@ -31,8 +33,6 @@ PATIENT_UNKNOWN = (
     "The patient of this image is not known, so neighbours may be images of the same patient; give the patient's id to "
     "leave them out."
 )
-#: So many of the nearest to a region are ranked again by the cells that the gallery keeps, or k where k is more.
-RERANKED = 200
 PATIENT_NOT_FOUND = "No image of this patient id is in the gallery: nothing was left out."
 
 

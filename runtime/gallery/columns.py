@@ -88,12 +88,21 @@ class Columns:
             parts.append(replace(block, vectors=np.empty((len(block), 0), np.float32)))
         return cls.joined(parts)
 
+    @cached_property
+    def label_counts(self) -> NDArray[np.int64]:
+        """[2, C]: how many rows have each label as 1 or -1, and of how many it is known. Counted once for a base."""
+        return _label_counts(self.labels)
+
     def take(self, at: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Columns:
         """Some of the rows."""
         arrays = {
             name: getattr(self, name)[..., at] if name == "labels" else getattr(self, name)[at] for name in ARRAYS
         }
         return Columns(**arrays, names=self.names)
+
+
+def _label_counts(labels: NDArray[np.int8]) -> NDArray[np.int64]:
+    return np.stack([np.count_nonzero(np.abs(labels) == 1, axis=1), np.count_nonzero(labels != UNKNOWN, axis=1)])
 
 
 #: The columns, in their order.
@@ -174,10 +183,10 @@ class Snapshot:
     @cached_property
     def label_shares(self) -> tuple[float | None, ...]:
         """`SearchableGallery.label_shares`, in the order of the labels."""
-        base = self.base.labels if self.live is None else self.base.labels[:, self.live]
-        present = sum(np.count_nonzero(np.abs(part) == 1, axis=1) for part in (base, self.tail.labels))
-        known = sum(np.count_nonzero(part != UNKNOWN, axis=1) for part in (base, self.tail.labels))
-        return tuple(one / of if of else None for one, of in np.stack([present, known]).T.tolist())
+        counts = self.base.label_counts + self.tail.label_counts
+        if self.live is not None:
+            counts = counts - _label_counts(self.base.labels[:, ~self.live])
+        return tuple(one / of if of else None for one, of in counts.T.tolist())
 
     @cached_property
     def holds_removed(self) -> bool:

@@ -305,6 +305,34 @@ def test_pictures_of_images_of_the_same_name_and_of_neighbours_that_are_gone(
     assert "--report is about one IMAGE, found 2" in capsys.readouterr().err
 
 
+def test_pictures_of_images_by_relative_paths_stay_in_their_folder(
+    tmp_path: Path, tiny_model: Path, tiny_gallery: Path, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    for folder in (tmp_path, tmp_path / "in"):
+        shutil.copy(image, folder / "chest.png")
+    monkeypatch.chdir(tmp_path / "in")
+    images = ["chest.png", "../chest.png", "chest.png", tmp_path / "chest.png"]
+    assert run("query", tiny_model, tiny_gallery, *images[:3], "-k", 1, "--evidence", "drawn") == 0
+    assert run("query", tiny_model, tiny_gallery, images[0], images[3], "-k", 1, "--evidence", "drawn") == 0
+    drawn = {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*neighbour-1.png")}
+    assert len(drawn) == 2 and all(name.startswith("in/drawn/") for name in drawn)
+
+
+def test_a_refined_search_is_not_ranked_by_findings(tiny_model: Path, tiny_gallery: Path, image: Path) -> None:
+    assert run("query", tiny_model, tiny_gallery, image, "--rank", "findings", "--towards", "Mass=1") == 2
+
+
+def test_the_place_that_matches_a_region(
+    tmp_path: Path, tiny_model: Path, tiny_manifest: Path, image: Path, capsys: Captured
+) -> None:
+    assert run("index", "build", tiny_model, tiny_manifest, "-o", tmp_path / "g", "--cells") == 0
+    capsys.readouterr()
+    assert run("query", tiny_model, tmp_path / "g", image, "-k", 2, "--region", "0.1,0.1,0.6,0.6") == 0
+    (header,) = [line for line in capsys.readouterr().out.splitlines() if "labels (* shared)" in line]
+    assert "  place  " in header
+
+
 def test_an_image_that_cannot_be_read_does_not_stop_the_others(
     tmp_path: Path, tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Captured
 ) -> None:

@@ -128,10 +128,13 @@ def query(
 
     if report is not None and len(images) > 1:
         raise click.UsageError(f"--report is about one IMAGE, found {len(images)}; give them one by one.")
+    refining = bool(alike or unlike or towards)
+    if refining and rank != "nearness":
+        raise click.UsageError(f"--alike, --unlike and --towards rank by nearness, found --rank {rank}; leave one out.")
     # A name for each image: its file's, with as many of its folders as tell it from the others.
-    names = dict(
-        zip(images, entry_ids([Row(Path(one), "", ()) for one in images]) if evidence else images, strict=True)
-    )
+    files = {one: Path(one).resolve() for one in images} if evidence else {}
+    distinct = list(dict.fromkeys(files.values()))
+    ids = dict(zip(distinct, entry_ids([Row(one, "", ()) for one in distinct]), strict=True))
     answers: list[dict[str, Any]] = []
     failed = False
     wanted = Filter(where=where, view=view or "", since=since, until=until)
@@ -144,10 +147,10 @@ def query(
                     radiograph, k, patient_id=patient_id, exclude_same_patient=exclude_same_patient, filter=wanted,
                     exact=exact or None, rank=rank, region=region,
                 )  # fmt: skip
-                if alike or unlike or towards:
+                if refining:
                     analysis = finder.refine(
                         analysis, alike=alike, unlike=unlike, findings=towards, k=k, filter=wanted,
-                        exclude_same_patient=exclude_same_patient,
+                        exclude_same_patient=exclude_same_patient, exact=exact or None,
                     )  # fmt: skip
             except ImageError as error:
                 log.error("Error: %s", _printable(str(error)))
@@ -167,7 +170,7 @@ def query(
                 if report is not None:
                     _write_report(report, finder, upload, analysis, wanted)
                 if evidence is not None:
-                    _draw(evidence / names[image], finder, upload, analysis)
+                    _draw(evidence / ids[files[image]], finder, upload, analysis)
         if without is not None and finder.gallery is not None:
             patients = without.patients if exclude_same_patient else frozenset()
             for line in _why_none(finder.gallery, wanted, patients):
@@ -248,7 +251,7 @@ def _draw(stem: Path, finder: Finder, upload: Upload, analysis: Analysis) -> Non
         except ImageError as error:
             log.warning("Neighbour %d is not drawn: %s", rank, _printable(str(error)))
             continue
-        right = drawn(picture_of(other.pixels), finder.evidence_towards(other, analysis.query))
+        right = drawn(picture_of(other.pixels), finder.evidence_towards(other, analysis.embedding))
         right = right.resize((round(right.width * left.height / right.height), left.height))
         pictures[f"neighbour-{rank}"] = Image.fromarray(np.hstack([np.asarray(left), np.asarray(right)]))
     for name, picture in pictures.items():
@@ -296,10 +299,14 @@ def _neighbours(analysis: Analysis) -> Iterator[str]:
     dates = max((len(n.date) for n in found), default=0)
     header = f"  {'neighbour':<{wide}} {'distance':>8}"
     header += f"  {'view':<{max(views, 4)}}" * bool(views) + f"  {'date':<{dates}}" * bool(dates)
+    # Where on the neighbour the region is matched, where the gallery keeps cells.
+    places = 19 * any(n.place for n in found)
+    header += f"  {'place':<{places}}" * bool(places)
     yield f"{header}   labels (* shared), report"
     for n in found:
         start = f"  {_printable(n.id):<{wide}} {n.distance:>8.3f}"
         start += f"  {n.view:<{max(views, 4)}}" * bool(views) + f"  {n.date:<{dates}}" * bool(dates)
+        start += f"  {_fractions(n.place) if n.place else '':<{places}}" * bool(places)
         labels = ", ".join(f"{readable(name)}*" if name in n.shared else readable(name) for name in n.labels) or "-"
         yield from _wrapped(f"{start}   {labels}", len(start) + 3)
         if n.report.strip():
