@@ -43,7 +43,7 @@ from cbmir.runtime.logs import fields, log
 DEADLINE = 20.0
 _START = 60.0  # seconds that a process may take to import its libraries
 _MOST_MEMORY = 4 * 2**30  # bytes of a process: the largest image takes a quarter of it
-_KEPT = 64 * 2**20  # bytes of shared memory that are kept for the next file
+_KEPT = 64 * 2**20  # bytes of shared memory that may be kept for the next file, for each process
 _DIED = (EOFError, ConnectionError)
 
 
@@ -104,7 +104,9 @@ class DecoderPool(Closing):
         finally:
             if process.is_busy:  # this thread was interrupted: nothing takes the answer
                 process.kill()
-            self._idle.put(self._replaced(process) if process.is_dead else process)
+            with suppress(WorkerError):  # a dead one keeps its place, and is replaced when it is taken
+                process = self._replaced(process) if process.is_dead else process
+            self._idle.put(process)
 
     def close(self) -> None:
         """Kill all processes; what they are reading ends in NotReadyError."""
@@ -127,19 +129,29 @@ class DecoderPool(Closing):
                 f"longer; save the image again, as PNG or uncompressed"
             )
         if isinstance(answer, Exception):
-            self._memories.append(memory)
-            raise answer
+            self._keep(memory)
+            try:
+                raise answer
+            finally:
+                del answer  # a frame that holds its own error keeps the file
         pickled, sizes = answer
         ends = list(accumulate(sizes, initial=0))
         block = memory.block(ends[-1])
         radiograph: Radiograph = pickle.loads(pickled, buffers=[block[start:end] for start, end in pairwise(ends)])
-        if memory.size <= _KEPT:  # it serves another file once the last array in it is gone
-            weakref.finalize(block, self._memories.append, memory).atexit = False
+        weakref.finalize(block, self._keep, memory).atexit = False  # once the last array in it is gone
         return replace(radiograph, sha256=digest)
+
+    def _keep(self, memory: _Memory) -> None:
+        """Let it serve another file, unless it is large or there are enough."""
+        if memory.size <= _KEPT and len(self._memories) < len(self._processes):
+            self._memories.append(memory)
 
     def _new(self) -> _Process:
         with self._lock:
-            process = _Process(self._seconds)
+            try:
+                process = _Process(self._seconds)
+            except OSError as error:
+                raise WorkerError(f"a process that reads images cannot be started: {error.strerror}") from error
             self._processes.add(process)
             if self._closed:
                 process.kill()
@@ -160,7 +172,11 @@ class _Memory:
         self._descriptor = _unnamed_file()
         weakref.finalize(self, os.close, self._descriptor)
         self._map: mmap.mmap | None = None
-        self.size = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes, which never become fewer."""
+        return os.fstat(self._descriptor).st_size
 
     def fileno(self) -> int:
         return self._descriptor
@@ -171,7 +187,6 @@ class _Memory:
     def block(self, size: int) -> NDArray[np.uint8]:
         """The first `size` bytes, read-only."""
         if self._map is None or len(self._map) < size:
-            self.size = os.fstat(self.fileno()).st_size
             self._map = mmap.mmap(self.fileno(), self.size, access=mmap.ACCESS_READ)
         return np.frombuffer(self._map, np.uint8, size)
 
@@ -191,10 +206,14 @@ class _Process:
         ours, theirs = socket.socketpair()
         with theirs:
             code = f"from {__name__} import main; main({theirs.fileno()}, {seconds})"
-            self._child = subprocess.Popen(
-                [sys.executable, "-P", "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, env=os.environ | {"MALLOC_ARENA_MAX": "2"},
-            )  # fmt: skip
+            try:
+                self._child = subprocess.Popen(
+                    [sys.executable, "-P", "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL, env=os.environ | {"MALLOC_ARENA_MAX": "2"},
+                )  # fmt: skip
+            except OSError:
+                ours.close()
+                raise
         self._connection = Connection(ours.detach())
         self._ready = False
         self.is_busy = False

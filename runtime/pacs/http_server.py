@@ -135,9 +135,13 @@ class HttpServer(Closing):
         Raises AnswerSizeError where the answer has more than `most` bytes, by default `MOST_BYTES`.
         """
         most = MOST_BYTES if most is None else most
-        with self._session.request(method, self.url + path, stream=True, timeout=TIMEOUT, **more) as answer:
+        with self._session.request(
+            method, self.url + path, stream=True, timeout=TIMEOUT, allow_redirects=False, **more
+        ) as answer:
             if answer.status_code not in passed:
                 answer.raise_for_status()
+                if answer.is_redirect:  # it is read without bounds, and may lead anywhere
+                    raise requests.HTTPError(response=answer)
             if answer.headers.get("Content-Encoding", "identity") != "identity":
                 raise ValueError("it is packed, though it was asked for as it is")
             body = bytearray()

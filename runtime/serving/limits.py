@@ -11,6 +11,7 @@ import io
 import math
 import threading
 import time
+import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -75,7 +76,11 @@ class RequestLimiter:
         start = time.monotonic()
         try:
             return work()
+        except BaseException as error:
+            _forget_locals(error)
+            raise
         finally:
+            del work
             with self._lock:
                 self.working -= 1
                 self._seconds += 0.1 * (time.monotonic() - start - self._seconds)
@@ -83,6 +88,14 @@ class RequestLimiter:
     def _leave(self, _: Future[Any] | None) -> None:
         with self._lock:
             self.taken -= 1
+
+
+def _forget_locals(error: BaseException | None) -> None:
+    """Empty the frames of an error. Those that wait for it hold it in a cycle, and else its bodies until that is
+    collected."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 _HOW = "send the file itself as the body: curl --data-binary @chest.dcm -H 'Content-Type: application/dicom'"
@@ -113,10 +126,8 @@ async def body_chunks(request: Request, most: int, timeout_s: float) -> AsyncGen
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Problem(415, "encoding", "Expected a body without Content-Encoding, found one; send it as it is.")
     announced = request.headers.get("content-length", "")
-    too_large = Problem(413, "too-large", f"Expected a body of at most {most:,} bytes, found more.")
-    cut_off = Problem(400, "cut-off", "Expected the whole body, found it cut off.", headers={"Connection": "close"})
     if announced.isdecimal() and int(announced) > most:
-        raise too_large
+        raise _too_large(most)
     stream, taken = request.stream(), 0
     deadline = asyncio.get_running_loop().time() + timeout_s
     try:
@@ -127,7 +138,7 @@ async def body_chunks(request: Request, most: int, timeout_s: float) -> AsyncGen
                 break
             taken += len(chunk)
             if taken > most:
-                raise too_large
+                raise _too_large(most)
             yield chunk
     except TimeoutError:
         raise Problem(
@@ -135,9 +146,18 @@ async def body_chunks(request: Request, most: int, timeout_s: float) -> AsyncGen
             headers={"Connection": "close"},
         ) from None  # fmt: skip
     except ClientDisconnect:
-        raise cut_off from None
+        raise _cut_off() from None
     if announced.isdecimal() and taken != int(announced):
-        raise cut_off
+        raise _cut_off()
+
+
+# Made where they are raised: a frame that holds its own error keeps the body that its caller has.
+def _too_large(most: int) -> Problem:
+    return Problem(413, "too-large", f"Expected a body of at most {most:,} bytes, found more.")
+
+
+def _cut_off() -> Problem:
+    return Problem(400, "cut-off", "Expected the whole body, found it cut off.", headers={"Connection": "close"})
 
 
 class BodyLimit:

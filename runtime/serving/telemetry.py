@@ -180,8 +180,9 @@ class Observer:
         route, method = _route(scope), scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.count(trace, route, method, seconds)
         more: dict[str, Any] = {"problem": trace.problem} if trace.problem else {}
-        if has_failed := trace.status >= 500 and trace.error is not None:
-            more |= error_fields(trace.error)
+        error, trace.error = trace.error, None  # whose frames hold the request, which holds the trace
+        if has_failed := trace.status >= 500 and error is not None:
+            more |= error_fields(error)
         about = fields(
             request=trace.id, route=route, method=method, status=trace.status, ms=round(1000 * seconds, 1), **more
         )

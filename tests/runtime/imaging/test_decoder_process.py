@@ -69,17 +69,44 @@ def test_a_path_and_an_array(pool: DecoderPool, tmp_path: Path) -> None:
 
 
 def test_memory_is_used_again_only_when_the_image_is_gone(pool: DecoderPool) -> None:
-    """An image outlives later ones, and no more memory is held than for the images that there are."""
+    """An image outlives later ones, and once they are gone no more memory is held than for a file of each process."""
     files = [whole_files()[name] for name in ("explicit.dcm", "x.png", "x.jpg")]
     images = [pool.read(data) for data in files]
     assert [image.stored.tolist() for image in images] == [read_image(data).stored.tolist() for data in files]
     assert not pool._memories
     del images
     gc.collect()
-    assert len(pool._memories) == 3
+    assert len(pool._memories) == 1
     for data in files:
         pool.read(data)
-    assert len(pool._memories) == 3
+    assert len(pool._memories) == 1
+
+
+@pytest.mark.parametrize("name", ["x.png", "none"])
+def test_large_memory_is_not_kept(pool: DecoderPool, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Neither of an image nor of what was refused."""
+    monkeypatch.setattr(module, "_KEPT", 1)
+    pool._memories.clear()
+    outcome(pool.read, whole_files().get(name, b"no image"))
+    gc.collect()
+    assert not pool._memories
+
+
+def test_a_decoder_that_cannot_be_replaced_now_is_replaced_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = whole_files()["x.png"]
+    with DecoderPool(1) as pool:
+        with monkeypatch.context() as patch:
+            os.kill(stopped(pool), signal.SIGKILL)
+            patch.setattr(module.subprocess, "Popen", Popen())
+            for _ in range(2):
+                with pytest.raises((DecodingError, WorkerError)):
+                    pool.read(data)
+        assert outcome(pool.read, data) == outcome(read_image, data)
+
+
+class Popen:
+    def __call__(self, *_: Any, **__: Any) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
 
 
 def test_a_decoder_that_does_not_answer_is_killed_and_the_next_file_is_read(

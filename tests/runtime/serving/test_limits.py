@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 from starlette.requests import Request
@@ -202,3 +203,33 @@ def test_what_is_limited_is_read_as_ever() -> None:
     assert client.post("/upload", content=b"123456").content == b"123456"
     answer = client.post("/", content=b"123456")
     assert (answer.status_code, answer.json()["type"]) == (413, "urn:cbmir:problem:too-large")
+
+
+def test_what_is_refused_leaves_no_body_in_memory() -> None:
+    left: list[weakref.ref[Body]] = []
+
+    def refuse(_: Any) -> None:
+        try:
+            raise KeyError
+        except KeyError as error:
+            raise ValueError("no image") from error
+
+    async def run() -> None:
+        limiter, waiting = RequestLimiter(1, 1, 10), [Body() for _ in range(5)]
+
+        async def read() -> Any:
+            return waiting.pop()
+
+        left.extend(map(weakref.ref, waiting))
+        while waiting:
+            with pytest.raises(ValueError, match="no image"):
+                await limiter.run(refuse, read)
+        limiter.close()
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(run())
+        assert [one() for one in left] == [None] * 5
+    finally:
+        gc.enable()
