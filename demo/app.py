@@ -34,12 +34,9 @@ Act = Callable[..., object]  # takes a session, controls, what the event says, a
 _CACHE = (300, 900)  # seconds: how often Gradio looks for uploads that no question took, and how old these may get
 _INTERNAL = "Something went wrong on the server, whose log says more. Try again, or open another image."
 _NO_SUCH = "The gallery has no such image any more, or it cannot be read."
-#: The browser keeps the secret of its session as long as the tab is open; the address says what to begin with.
-_ARRIVE = """() => {
-  const random = () => [...crypto.getRandomValues(new Uint8Array(24))].map((byte) => byte.toString(16)).join("");
-  sessionStorage.cbmir ??= random().padEnd(32, "0");
-  return [sessionStorage.cbmir, location.search, Number(history.state?.step) || 0];
-}"""
+#: The tab keeps the secret of its session as long as it is open; the address says what to begin with.
+_ARRIVE = "() => [sessionStorage.cbmir ?? '', location.search, Number(history.state?.step) || 0]"
+_ARRIVED = "(secret) => { sessionStorage.cbmir = secret; }"
 _DOWNLOAD = """(html) => {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([html], {type: "text/html"}));
@@ -118,9 +115,9 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
 
         event(listen, [visit, *at.controls, *more], outputs, **how)
 
-    def arrive(request: gr.Request, secret: str, address: str, before: str) -> Updates:
-        name = sessions.arrive(request.session_hash or "", secret)
-        session, link = sessions.get(name), parse_qs(address.lstrip("?"))
+    def arrive(request: gr.Request, held: str, where: str, before: str) -> Updates:
+        name = sessions.arrive(request.session_hash or "", held)
+        session, link = sessions.get(name), parse_qs(where.lstrip("?"))
         fresh = Controls(point=desk.finder.operating_point)
 
         def begin() -> None:
@@ -136,9 +133,10 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
             else:
                 session.shown = 0
 
-        return {visit: name, **answer(session, begin, opening=True)}
+        return {visit: name, secret: name, **answer(session, begin, opening=True)}
 
-    blocks.load(arrive, [secret, address, before], [visit, *outputs], js=_ARRIVE, **how)
+    arrived = blocks.load(arrive, [secret, address, before], [visit, secret, *outputs], js=_ARRIVE, **how)
+    arrived.then(None, secret, None, js=_ARRIVED, api_visibility="private")
 
     def leave(request: gr.Request) -> None:
         sessions.leave(request.session_hash or "")

@@ -82,6 +82,9 @@ class Session:
     pinned: tuple[str, ...] = ()
     newest: int = 0  # number of the last step
 
+    def copy(self) -> Session:
+        return replace(self, steps=self.steps.copy())
+
     def add(self, step: Step) -> Step:
         """Put a step on the page."""
         self.newest += 1
@@ -123,31 +126,41 @@ class Sessions:
         self._timer: Timer | None = None
 
     def arrive(self, page: str, secret: object) -> str:
-        """The name of the session of a page that was opened or reloaded, of which the browser holds the secret."""
-        known = isinstance(secret, str) and _KEY <= len(secret) <= 64
-        name = str(secret) if known else secrets.token_urlsafe(24)
+        """The name of the session of a page that was opened or reloaded: the secret for the browser to hold from now.
+
+        A duplicated tab brings the secret of an open page: it gets a copy of that session, under a name of its own.
+        """
         with self._lock:
+            self._forget()
+            name = secrets.token_urlsafe(24)
+            if isinstance(secret, str) and _KEY <= len(secret) <= 64:
+                if secret not in self._pages.values():
+                    name = secret
+                elif secret in self._sessions:
+                    self._keep(name, self._sessions[secret][1].copy())
             self._pages[page] = name
         return name
 
     def get(self, name: str) -> Session:
         with self._lock:
             self._forget()
-            session = self._sessions.pop(name, (0.0, Session()))[1]
-            self._sessions[name] = (self._clock() + LONGEST, session)
-            while len(self._sessions) > MOST:
-                self._sessions.popitem(last=False)
-            if self._timer is None:
-                self._wait()
-            return session
+            return self._keep(name, self._sessions.pop(name, (0.0, Session()))[1])
 
     def leave(self, page: str) -> None:
         """A page was closed: its session is forgotten unless the browser opens it again soon."""
         with self._lock:
             name = self._pages.pop(page, page)
-            if name in self._sessions and name not in self._pages.values():
+            if name in self._sessions:
                 self._sessions[name] = (self._clock() + RELOAD, self._sessions[name][1])
                 self._sessions.move_to_end(name, last=False)
+
+    def _keep(self, name: str, session: Session) -> Session:
+        self._sessions[name] = (self._clock() + LONGEST, session)
+        while len(self._sessions) > MOST:
+            self._sessions.popitem(last=False)
+        if self._timer is None:
+            self._wait()
+        return session
 
     def _forget(self) -> None:
         now = self._clock()

@@ -59,15 +59,31 @@ def test_a_reload_keeps_a_session_and_a_closed_page_ends_it() -> None:
     assert sessions.get(name) is not kept
 
 
-def test_a_session_on_two_pages_outlives_one_of_them() -> None:
+def test_a_duplicated_tab_goes_on_by_itself() -> None:
     now = [0.0]
     sessions = Sessions(lambda: now[0])
-    name = sessions.arrive("page 1", SECRET)
-    sessions.arrive("page 2", SECRET)
-    kept = sessions.get(name)
+    first = sessions.get(sessions.arrive("page 1", SECRET))
+    case = first.add(step("A"))
+    name = sessions.arrive("page 2", SECRET)
+    second = sessions.get(name)
+    assert name != SECRET and second.step is case
+    second.add(step("B"))
+    assert first.step is case and list(first.steps) == [1]
+    sessions.leave("page 2")
+    now[0] = RELOAD - 1.0
+    assert sessions.get(sessions.arrive("page 3", name)) is second  # a reload keeps the tab's own case
     sessions.leave("page 1")
-    now[0] = RELOAD + 1.0
-    assert sessions.get(name) is kept
+    now[0] += RELOAD + 1.0
+    assert sessions.get(name) is second
+    assert sessions.get(SECRET) is not first
+
+
+def test_a_page_that_is_back_before_it_has_left_keeps_its_case() -> None:
+    sessions = Sessions()
+    case = sessions.get(sessions.arrive("page 1", SECRET)).add(step())
+    name = sessions.arrive("page 2", SECRET)
+    sessions.leave("page 1")
+    assert sessions.get(name).step is case
 
 
 @pytest.mark.parametrize("secret", [None, 7, "short", "x" * 100])
