@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,18 +21,13 @@ from cbmir.demo.page.layout import Layout, lay_out
 from cbmir.demo.page.screen import Screen, Updates
 from cbmir.demo.page.theme import css, theme
 from cbmir.demo.sessions import Session, Sessions, Step, Wish
-from cbmir.errors import CbmirError, GalleryError, UserError
+from cbmir.errors import UserError
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.projection import GalleryProjection
-from cbmir.runtime.logs import error_fields
-
-log = logging.getLogger("cbmir")
 
 Act = Callable[..., object]  # takes a session, controls, what the event says, and values of further components
 
 _CACHE = (300, 900)  # seconds: how often Gradio looks for uploads that no question took, and how old these may get
-_INTERNAL = "Something went wrong on the server, whose log says more. Try again, or open another image."
-_NO_SUCH = "The gallery has no such image any more, or it cannot be read."
 #: The tab keeps the secret of its session as long as it is open; the address says what to begin with.
 _ARRIVE = "() => [sessionStorage.cbmir ?? '', location.search, Number(history.state?.step) || 0]"
 _ARRIVED = "(secret) => { sessionStorage.cbmir = secret; }"
@@ -96,22 +90,11 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
         "show_progress": "minimal", "show_progress_on": at.viewer,
     }  # fmt: skip
 
-    def answer(session: Session, act: Callable[[], object], *, opening: bool) -> Updates:
-        try:
-            act()
-        except CbmirError as error:
-            log.info("Not answered: %s", type(error).__name__)  # the message names a file, and that perhaps a patient
-            return screen.failed(session, _NO_SUCH if isinstance(error, GalleryError) else str(error), opening=opening)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the page must say that it went wrong
-            log.error("Internal error: %s", error_fields(error))
-            return screen.failed(session, _INTERNAL, opening=opening)
-        return screen.show(session)
-
     def on(event: Callable[..., Any], act: Act, *more: Any, opening: bool = False) -> None:
         def listen(request: gr.Request, said: gr.EventData, name: str, *given: Any) -> Updates:
             session = sessions.get(name or request.session_hash or "")
             own, rest = given[: len(at.controls)], given[len(at.controls) :]
-            return answer(session, lambda: act(session, Controls.of(own), said, *rest), opening=opening)
+            return screen.answer(session, lambda: act(session, Controls.of(own), said, *rest), opening=opening)
 
         event(listen, [visit, *at.controls, *more], outputs, **how)
 
@@ -133,7 +116,7 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
             else:
                 session.shown = 0
 
-        return {visit: name, secret: name, **answer(session, begin, opening=True)}
+        return {visit: name, secret: name, **screen.answer(session, begin, opening=True)}
 
     arrived = blocks.load(arrive, [secret, address, before], [visit, secret, *outputs], js=_ARRIVE, **how)
     arrived.then(None, secret, None, js=_ARRIVED, api_visibility="private")

@@ -112,8 +112,12 @@ class Desk:
     # What is asked about the image, or the findings, on the page.
 
     def search(self, session: Session, controls: Controls) -> Step | None:
-        """The same with other controls; None where nothing is on the page yet."""
-        return None if session.step is None else self._show(session, replace(session.step, controls=controls))
+        """The same with other controls, and without images beside it; None where nothing is on the page yet."""
+        step = session.step
+        if step is None:
+            return None
+        alone = session.steps.get(step.above, step) if step.compare else step
+        return self._show(session, replace(alone, controls=controls, compare=()))
 
     def region(self, session: Session, controls: Controls, box: Box | None) -> Step | None:
         """Search by a part of the image, or, with None, by the whole of it again."""

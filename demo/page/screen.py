@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
@@ -15,8 +17,14 @@ from cbmir.demo.page.mentions import mentions
 from cbmir.demo.page.similar_images import Likeness, box_corners, card, label_marks
 from cbmir.demo.page.viewer import pane
 from cbmir.demo.sessions import Session, Step
+from cbmir.errors import CbmirError, GalleryError
+from cbmir.runtime.logs import error_fields
+
+log = logging.getLogger("cbmir")
 
 Updates = dict[Any, Any]  # a component -> its new value, or what changes of it
+_INTERNAL = "Something went wrong on the server, whose log says more. Try again, or open another image."
+_NO_SUCH = "The gallery has no such image any more, or it cannot be read."
 _EMPTY = "No image of the gallery passes these filters."
 
 
@@ -24,6 +32,21 @@ class Screen:
     def __init__(self, desk: Desk, layout: Layout) -> None:
         self._desk, self._at = desk, layout
         self._likeness = Likeness.of(desk.gallery)
+
+    def answer(self, session: Session, act: Callable[[], object], *, opening: bool) -> Updates:
+        """Act, and show the step that a session is at then. A step that cannot be shown is taken away again."""
+        before = session.copy()
+        try:
+            act()
+            return self.show(session)
+        except CbmirError as error:
+            log.info("Not answered: %s", type(error).__name__)  # the message names a file, and that perhaps a patient
+            why = _NO_SUCH if isinstance(error, GalleryError) else str(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the page must say that it went wrong
+            log.error("Internal error: %s", error_fields(error))
+            why = _INTERNAL
+        session.steps, session.shown, session.newest = before.steps, before.shown, before.newest
+        return self.failed(session, why, opening=opening)
 
     def show(self, session: Session) -> Updates:
         """The step that a session is at, or the page as it begins."""

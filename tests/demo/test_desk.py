@@ -196,6 +196,9 @@ def test_images_side_by_side(desk: Desk) -> None:
         assert one.evidence is not None and one.evidence.sum() == pytest.approx(neighbour.cosine, abs=1e-3)
     assert desk.compare(session, ids[:1]).above == first.number
     assert desk.compare(session, ()) is first
+    desk.compare(session, ids[:1])
+    other = desk.search(session, Controls(k=4, where="not Mass"))  # has other similar images
+    assert other is not None and (other.title, other.compare) == (first.title, ())
     with pytest.raises(UserError, match="on the page"):
         desk.compare(session, ["nothing"])
 

@@ -1,0 +1,56 @@
+"""What the page shows after an act, and after one that went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import gradio as gr
+import pytest
+
+from cbmir.demo.controls import Controls
+from cbmir.demo.desk import Desk
+from cbmir.demo.examples import find_examples
+from cbmir.demo.page.layout import Layout, lay_out
+from cbmir.demo.page.screen import Screen
+from cbmir.demo.sessions import Session
+from cbmir.runtime import Finder
+
+FEW = Controls(k=4)
+
+
+@pytest.fixture
+def desk(tiny_model: Path, wall_gallery: Path, tmp_path: Path) -> Iterator[Desk]:
+    with Finder.open(tiny_model, wall_gallery, threads=1) as finder:
+        yield Desk(finder, find_examples(finder), lambda: tmp_path)
+
+
+@pytest.fixture
+def layout(desk: Desk) -> Layout:
+    async def make() -> Layout:
+        with gr.Blocks(analytics_enabled=False):
+            return lay_out(desk, lambda key: None, lambda: None)
+
+    return asyncio.run(make())  # in a running loop, since Gradio would open one of its own
+
+
+@pytest.fixture
+def screen(desk: Desk, layout: Layout) -> Screen:
+    return Screen(desk, layout)
+
+
+def test_a_step_that_cannot_be_shown_is_taken_away(
+    desk: Desk, layout: Layout, screen: Screen, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    session = Session()
+    first = desk.example(session, FEW, 0)
+    chosen, entry = first.neighbours[0].id, desk.gallery.entry
+    monkeypatch.setattr(desk.gallery, "entry", lambda id: replace(entry(id), image=str(tmp_path / "gone.png")))
+    monkeypatch.setattr(desk.gallery, "thumbnail", lambda id: None)
+    made = screen.answer(session, lambda: desk.compare(session, [chosen]), opening=False)
+    assert "its file is gone" in str(made[layout.alerts])
+    assert session.step is first and list(session.steps) == [first.number]
+    made = screen.answer(session, lambda: None, opening=False)
+    assert "its file is gone" not in str(made[layout.alerts])
