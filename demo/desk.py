@@ -190,7 +190,9 @@ class Desk:
             analysis = analysis.at(self.finder.engine.card, controls.point)
         analysis = replace(analysis, warnings=(*analysis.warnings, *image.warnings))
         known = bool(controls.patient or image.radiograph.patient_id.strip() or analysis.known)
-        return replace(step, analysis=analysis, neighbours=analysis.neighbours, searched=controls.text(known=known))
+        parts = [controls.text(known=known)] + ["by a region"] * (step.region is not None)
+        parts += [f"refined: {step.wish.text()}"] if step.wish else []
+        return replace(step, analysis=analysis, neighbours=analysis.neighbours, searched="; ".join(parts))
 
     def _by_findings(self, step: Step) -> Step:
         """Of the nearest images those with most of the findings first, and of these the nearest."""

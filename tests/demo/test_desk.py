@@ -207,5 +207,8 @@ def test_a_report_and_a_page_without_an_image(desk: Desk) -> None:
     session = Session()
     with pytest.raises(UserError, match="Open an image first"):
         desk.report(session)
-    desk.example(session, FEW, 0)
-    assert "Evidence for Mass" in desk.report(session, "Mass")
+    first = desk.example(session, FEW, 0)
+    assert "Evidence for Mass" in desk.report(session, "Mass") and "by a region" not in desk.report(session)
+    desk.region(session, FEW, (0.2, 0.2, 0.6, 0.6))
+    desk.refine(session, FEW, Wish((first.neighbours[1].id,), findings=(("Mass", 0.5),)))
+    assert "same patient left out; by a region; refined: 1 alike, towards Mass." in desk.report(session)
