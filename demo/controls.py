@@ -47,6 +47,10 @@ class Controls:
         """For the page's controls, in the order of the fields."""
         values = (getattr(self, one.name) for one in fields(self))
         return tuple(list(value) if isinstance(value, tuple) else value for value in values)
+    def of_another(self) -> Self:
+        """For another image, whose patient may be another too."""
+        return replace(self, patient="")
+
 
     @property
     def filter(self) -> Filter:

@@ -63,7 +63,8 @@ class Desk:
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
             raise UserError("Choose or drop files to open.")
         images, left_out = read_uploads(paths, self._uploads(), self._upload)
-        return self._show(session, Step(images[0].caption, controls, tuple(images), left_out=tuple(left_out)))
+        step = Step(images[0].caption, controls.of_another(), tuple(images), left_out=tuple(left_out))
+        return self._show(session, step)
 
     def example(self, session: Session, controls: Controls, at: int) -> Step:
         if not 0 <= at < len(self.examples):
@@ -75,7 +76,7 @@ class Desk:
             raise UserError(f"{example.caption}: this example's file is gone or has changed.") from error
         title = f"Example {example.caption}"
         upload = self._upload_of(radiograph, title)
-        return self._show(session, Step(title, controls, (upload,)))
+        return self._show(session, Step(title, controls.of_another(), (upload,)))
 
     def member(self, session: Session, controls: Controls, at: int) -> Step:
         """Another image of the study."""
@@ -98,7 +99,8 @@ class Desk:
         before, title = session.step, f"Gallery image {entry.id}"
         for rank, neighbour in enumerate(before.neighbours if before else (), 1):
             title = f"Similar image {rank}" if neighbour.id == id else title
-        return self._show(session, Step(title, controls, (upload,), link=f"image={id}", above=session.shown))
+        step = Step(title, controls.of_another(), (upload,), link=f"image={id}", above=session.shown)
+        return self._show(session, step)
 
     def by_findings(self, session: Session, controls: Controls, labels: Sequence[str]) -> Step:
         """Images that show findings, without a query image."""

@@ -85,6 +85,19 @@ def test_images_of_a_study(desk: Desk, put: Callable[..., str]) -> None:
         desk.member(session, FEW, 2)
 
 
+def test_a_typed_patient_is_that_of_one_image(desk: Desk, put: Callable[..., str]) -> None:
+    session = Session()
+    typed = desk.open(session, FEW, [put()])
+    typed = desk.search(session, replace(FEW, patient="p1")) or typed
+    assert typed.controls.patient == "p1"
+    for act in (
+        lambda: desk.open(session, typed.controls, [put()]),
+        lambda: desk.example(session, typed.controls, 0),
+        lambda: desk.like(session, typed.controls, "image_03"),
+    ):
+        assert act().controls == FEW
+
+
 def test_an_example_whose_file_is_gone(desk: Desk, tmp_path: Path) -> None:
     assert desk.example(Session(), FEW, 0).title.startswith("Example ")
     desk.examples = [replace(desk.examples[0], path=tmp_path / "gone.png")]
