@@ -14,6 +14,10 @@ MOST_NEIGHBOURS = 40
 _LONGEST = 1000
 
 
+class ControlsError(UserError):
+    """The controls ask for what cannot be searched: this says nothing about an image that is to be opened."""
+
+
 @dataclass(frozen=True)
 class Controls:
     """`having` and `without` are labels of the gallery; `where` is an expression of labels, as the command line has it;
@@ -32,25 +36,25 @@ class Controls:
 
     @classmethod
     def of(cls, values: tuple[Any, ...]) -> Self:
-        """From the values of the page's controls, in the order of the fields. Raises UserError for other ones."""
+        """From the values of the page's controls, in the order of the fields. Raises ControlsError for other ones."""
         given = dict(zip((one.name for one in fields(cls)), values, strict=True))
         k = given["k"]
         if isinstance(k, bool) or not isinstance(k, int | float) or not 1 <= k <= MOST_NEIGHBOURS:
-            raise UserError(f"Ask for 1 to {MOST_NEIGHBOURS} similar images, not {k!r:.40}.")
+            raise ControlsError(f"Ask for 1 to {MOST_NEIGHBOURS} similar images, not {k!r:.40}.")
         for name in ("having", "without"):
             given[name] = tuple(str(one)[:_LONGEST] for one in given[name] or ())
         for name in ("where", "view", "since", "until", "patient", "point"):
             given[name] = str(given[name] or "").strip()[:_LONGEST]
         return cls(**{**given, "k": int(k), "exclude": given["exclude"] is not False})
 
-    def values(self) -> tuple[Any, ...]:
-        """For the page's controls, in the order of the fields."""
-        values = (getattr(self, one.name) for one in fields(self))
-        return tuple(list(value) if isinstance(value, tuple) else value for value in values)
     def of_another(self) -> Self:
         """For another image, whose patient may be another too."""
         return replace(self, patient="")
 
+    def values(self) -> tuple[Any, ...]:
+        """For the page's controls, in the order of the fields."""
+        values = (getattr(self, one.name) for one in fields(self))
+        return tuple(list(value) if isinstance(value, tuple) else value for value in values)
 
     @property
     def filter(self) -> Filter:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cbmir.demo.controls import Controls
+from cbmir.demo.controls import Controls, ControlsError
 from cbmir.demo.examples import Example
 from cbmir.demo.page.markup import spelled
 from cbmir.demo.report import report_html
@@ -60,6 +60,7 @@ class Desk:
 
     def open(self, session: Session, controls: Controls, paths: object) -> Step:
         """Analyse uploaded files, which are deleted once they are read."""
+        self._check(controls)
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
             raise UserError("Choose or drop files to open.")
         images, left_out = read_uploads(paths, self._uploads(), self._upload)
@@ -169,13 +170,16 @@ class Desk:
     # Parts of answers.
 
     def _show(self, session: Session, step: Step) -> Step:
-        try:
-            if step.controls.filter.where:
-                parse(step.controls.filter.where, self.gallery.labels)
-        except GalleryError as error:  # its message is about the filters alone
-            raise UserError(str(error)) from error
+        self._check(step.controls)
         answered = self._by_findings(step) if step.image is None else self._by_image(step, step.image)
         return session.add(answered)
+
+    def _check(self, controls: Controls) -> None:
+        try:
+            if where := controls.filter.where:
+                parse(where, self.gallery.labels)
+        except GalleryError as error:  # its message is about the filters alone
+            raise ControlsError(str(error)) from error
 
     def _by_image(self, step: Step, image: Upload) -> Step:
         controls = step.controls

@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from cbmir.demo.controls import ControlsError
 from cbmir.demo.desk import Beside, Desk, labels_of
 from cbmir.demo.page.alerts import alerts_html, error_html, is_grave
 from cbmir.demo.page.findings import REST, evidence_of, findings_html, rounded
@@ -42,6 +43,7 @@ class Screen:
         except CbmirError as error:
             log.info("Not answered: %s", type(error).__name__)  # the message names a file, and that perhaps a patient
             why = _NO_SUCH if isinstance(error, GalleryError) else str(error)
+            opening = opening and not isinstance(error, ControlsError)
         except Exception as error:  # noqa: BLE001 - whatever it is, the page must say that it went wrong
             log.error("Internal error: %s", error_fields(error))
             why = _INTERNAL

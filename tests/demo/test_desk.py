@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from cbmir.demo.controls import Controls
+from cbmir.demo.controls import Controls, ControlsError
 from cbmir.demo.desk import FROM_THUMBNAIL, Desk, labels_of
 from cbmir.demo.examples import find_examples
 from cbmir.demo.sessions import Session, Wish
@@ -96,6 +96,14 @@ def test_a_typed_patient_is_that_of_one_image(desk: Desk, put: Callable[..., str
         lambda: desk.like(session, typed.controls, "image_03"),
     ):
         assert act().controls == FEW
+
+
+def test_filters_that_cannot_be_read_leave_the_upload(desk: Desk, put: Callable[..., str]) -> None:
+    path = put()
+    for controls in (replace(FEW, where="Mass and"), replace(FEW, since="2020-")):
+        with pytest.raises(ControlsError):
+            desk.open(Session(), controls, [path])
+    assert Path(path).exists()
 
 
 def test_an_example_whose_file_is_gone(desk: Desk, tmp_path: Path) -> None:

@@ -54,3 +54,13 @@ def test_a_step_that_cannot_be_shown_is_taken_away(
     assert session.step is first and list(session.steps) == [first.number]
     made = screen.answer(session, lambda: None, opening=False)
     assert "its file is gone" not in str(made[layout.alerts])
+
+
+def test_filters_that_cannot_be_read_leave_the_image_on_the_page(desk: Desk, layout: Layout, screen: Screen) -> None:
+    session = Session()
+    first = desk.example(session, FEW, 0)
+    wrong = replace(FEW, where="Mass and")
+    made = screen.answer(session, lambda: desk.example(session, wrong, 1), opening=True)
+    assert session.step is first and layout.viewer not in made
+    made = screen.answer(session, lambda: desk.example(session, FEW, 99), opening=True)
+    assert session.step is None and made[layout.viewer] == {}
