@@ -159,8 +159,8 @@ Path(sys.argv[3]).write_text(json.dumps(answers))
 
 @attack(5)
 def what_is_written_of_patients(lab: Lab, count: int) -> Iterator[str]:
-    """Galleries, embeddings, results and caches are readable by their owner alone, whatever the umask; a cell of CSV
-    that would be a formula is defused."""
+    """Galleries, embeddings, results and manifests are readable by their owner alone with any umask; a cell of CSV that
+    would be a formula is defused."""
     folder = lab.new()
     name = '=HYPERLINK("http:evil.example")&.png'
     shutil.copy(lab.folder / "00.png", folder / name)
@@ -171,15 +171,21 @@ def what_is_written_of_patients(lab: Lab, count: int) -> Iterator[str]:
     before = os.umask(0)
     try:
         cbmir("index", "build", lab.model, table, "-o", folder / "gallery")
+        cbmir("data", "table", table, "--labels", "Effusion,Mass,Nodule", "--split-column", "split",
+              "-o", folder / "again.csv")  # fmt: skip
         cbmir("embed", lab.model, table, "-o", folder / "embeddings.npy")
         cbmir("pacs", "analyze", folder / "x.dcm", "--model", lab.model, "-o", folder / "results")
     finally:
         os.umask(before)
-    made = [folder / "gallery", folder / "embeddings.npy", folder / "results"]
+    made = [folder / "gallery", folder / "embeddings.npy", folder / "again.csv", folder / "results"]
     made += sorted((folder / "results").iterdir())[:1] if (folder / "results").is_dir() else [folder / "no-result"]
     for path in made[:count]:
         yield unless(
             path.exists() and not stat.S_IMODE(path.stat().st_mode) & 0o077, f"{path.name} is readable by others"
         )
-    cells = [cell for path in folder.glob("*.warnings.csv") for row in csv.reader(path.open()) for cell in row]
-    yield unless(not any(cell.startswith(("=", "+", "@")) for cell in cells), "a formula in a CSV file")
+    again = folder / "again.csv"
+    cells = [cell for row in csv.reader(again.open()) for cell in row] if again.exists() else []
+    yield unless(
+        any(name in cell for cell in cells) and not any(cell.startswith(("=", "+", "@", "\t")) for cell in cells),
+        f"a formula in the manifest, or its image is not there ({len(cells)} cells)",
+    )

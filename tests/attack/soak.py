@@ -1,6 +1,6 @@
 """`cbmir serve` and `cbmir pacs node` for an hour under good and hostile load: `make soak`, by hand.
 
-    python tests/attack/soak.py MODEL GALLERY IMAGES [--seconds 3600] [-o docs/security/soak.json]
+    python tests/attack/soak.py MODEL GALLERY IMAGES [--seconds 3600] [-o soak/soak.json]
 
 Good: two HTTP clients that ask for an analysis each second, and a sender that stores a study every three.
 Hostile, a fifth of what is sent: bombs, broken files, malformed requests, idle and broken-off connections.
