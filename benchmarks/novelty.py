@@ -17,15 +17,18 @@ from tempfile import TemporaryDirectory
 
 import click
 import numpy as np
-import pydicom
 from figures import table
 from numpy.typing import NDArray
 
+from cbmir.errors import ImageError
 from cbmir.manifest import read_manifest
 from cbmir.runtime import Engine, Entry, Filter, Gallery, Novelty, open_engine, read_image
+from cbmir.runtime.imaging.dicom_header import Tags
+from cbmir.runtime.imaging.dicom_pixels import find_frame
+from cbmir.runtime.imaging.dicom_reader import parse_dicom
 from cbmir.runtime.imaging.picture_check import check_picture
 from cbmir.runtime.imaging.preprocess import preprocess
-from cbmir.runtime.imaging.radiograph import Radiograph
+from cbmir.runtime.imaging.radiograph import ImageLimits, Radiograph
 from cbmir.runtime.novelty import FEWEST, NEAREST, QUANTILE, score_novelty
 
 Pixels = NDArray[np.uint8]
@@ -124,9 +127,10 @@ def _dicom(folder: Path) -> Iterator[tuple[str, Pixels]]:
     for path in sorted(folder.glob("*.dcm")):
         kind = {"nonchest": path.stem.split("_")[1], "lut": "testpattern"}.get(path.stem.split("_")[0], "other chests")
         try:
-            data = pydicom.dcmread(path, force=True)
-            stored = data.pixel_array.astype(np.float64)
-        except (AttributeError, ValueError, RuntimeError) as error:
+            data, buffer = parse_dicom(path.read_bytes(), path.name, ImageLimits())
+            frame = find_frame(Tags(data, path.name), buffer)
+            stored = frame.values()[frame.decode()]
+        except ImageError as error:
             click.echo(f"{path.name}: left out ({type(error).__name__})", err=True)
             continue
         low, high = np.percentile(stored, [0.5, 99.5])

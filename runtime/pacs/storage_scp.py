@@ -13,13 +13,13 @@ from contextlib import suppress
 from socketserver import BaseServer
 from typing import Any
 
-from pydicom.pixels.decoders.base import get_decoder
 from pydicom.uid import Comprehensive3DSRStorage, KeyObjectSelectionDocumentStorage
-from pynetdicom import AE, ALL_TRANSFER_SYNTAXES, _config, evt
+from pynetdicom import AE, _config, evt
 from pynetdicom.transport import RequestHandler, ThreadedAssociationServer
 
 from cbmir.errors import DicomImageError, ImageError, PacsError
 from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES
+from cbmir.runtime.imaging.dicom_pixels import COMPRESSED, NATIVE
 from cbmir.runtime.logs import fields, pacs_log, what_failed
 from cbmir.runtime.pacs.bounded_socket import LONGEST_UNIT, MAX_PDU, BoundedSocket, receive
 from cbmir.runtime.pacs.destinations import checked_ae_title
@@ -53,7 +53,7 @@ class StorageScp:
         self._ae.acse_timeout, self._ae.dimse_timeout = ACSE_TIMEOUT, DIMSE_TIMEOUT
         self._ae.network_timeout = IDLE_TIMEOUT
         for sop_class in IMAGE_CLASSES:
-            self._ae.add_supported_context(sop_class, _decodable())
+            self._ae.add_supported_context(sop_class, [*NATIVE, *COMPRESSED])  # from others, a sender transcodes
         # Verification, and what was made of a study: a PACS may send it back.
         for sop_class in ("1.2.840.10008.1.1", Comprehensive3DSRStorage, KeyObjectSelectionDocumentStorage):
             self._ae.add_supported_context(sop_class)
@@ -117,16 +117,6 @@ class StorageScp:
 
     def _rejected(self, event: Any) -> None:
         pacs_log.warning("association rejected", extra=fields(source=event.assoc.requestor.ae_title.strip()))
-
-
-def _decodable() -> list[str]:
-    """The transfer syntaxes that are decoded here: a sender must transcode from others."""
-    syntaxes = []
-    for syntax in ALL_TRANSFER_SYNTAXES:
-        with suppress(NotImplementedError):  # of video
-            if get_decoder(syntax).is_available:
-                syntaxes.append(syntax)
-    return syntaxes
 
 
 class _Ae(AE):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,11 @@ from numpy.typing import NDArray
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.encaps import encapsulate
 from pydicom.uid import ComputedRadiographyImageStorage, ExplicitVRBigEndian, ExplicitVRLittleEndian
+
+from cbmir.runtime.imaging.dicom_header import Tags
+from cbmir.runtime.imaging.dicom_pixels import find_frame
+from cbmir.runtime.imaging.dicom_reader import parse_dicom
+from cbmir.runtime.imaging.radiograph import ImageLimits
 
 SIDE = 64
 STORED = np.arange(SIDE * SIDE, dtype=np.uint16).reshape(SIDE, SIDE)  # 12 bits, each value once
@@ -67,3 +73,10 @@ def lut_sequence(first: int, entries: list[int], bits: int, vr: str = "US", orde
     item.add_new("LUTDescriptor", vr, [len(entries), first, bits])
     item.add_new("LUTData", "OW", np.array(entries, f"{order}u2").tobytes())
     return [item]
+
+
+def stored_values(path: Path) -> NDArray[np.float64]:
+    """The stored values [H,W] of a file, of a chest or of anything else."""
+    dataset, buffer = parse_dicom(path.read_bytes(), path.name, ImageLimits())
+    frame = find_frame(Tags(dataset, path.name), buffer)
+    return frame.values()[frame.decode()]
