@@ -19,7 +19,10 @@ _MOST_SCANNED = 1_000_000_000
 _MOST_PACKETS = 200_000
 
 _SIZ = b"\xff\x4f\xff\x51"  # JPEG 2000, Part 1 and HTJ2K: start of codestream, then its size (ISO/IEC 15444-1, A.5.1)
-_COD, _SOT = 0xFF52, 0xFF90  # coding style (A.6.1); start of a tile's part, where the main header has ended
+#: Coding style (A.6.1); start of a tile's part, and of its data, which ends the part's header; end of the codestream.
+_COD, _SOT, _SOD, _EOC = 0xFF52, 0xFF90, 0xFF93, 0xFFD9
+#: Other segments that OpenJPEG knows, which change no number of packets: quantisation, lengths, comments and the like.
+_NEUTRAL = frozenset({0xFF50, 0xFF55, *range(0xFF57, 0xFF5A), *range(0xFF5C, 0xFF5F), 0xFF60, 0xFF61, 0xFF63, 0xFF64})
 _SOS = b"\xff\xda"
 #: Start-of-frame markers of JPEG (ISO/IEC 10918-1, table B.1: C0 to CF but for DHT, JPG and DAC) and JPEG-LS (F7).
 _FRAMES = frozenset({*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC})
@@ -47,10 +50,9 @@ class FrameHeader:
 
 def frame_header(data: bytes | memoryview) -> FrameHeader | None:
     """The header of a frame; None where it has no valid one."""
-    start = _start_of_jpeg_2000(data)
-    if start < 0:
+    if bytes(data[:4]) != _SIZ:
         return _jpeg_header(data)
-    header = bytes(data[start : start + 43])
+    header = bytes(data[:43])
     if len(header) < 43:
         return None
     width, height, left, top = struct.unpack_from(">4I", header, 8)
@@ -58,8 +60,10 @@ def frame_header(data: bytes | memoryview) -> FrameHeader | None:
     return FrameHeader(FrameShape(height - top, width - left, components), (depth & 0x7F) + 1)
 
 
-def _start_of_jpeg_2000(data: bytes | memoryview) -> int:
-    return bytes(data[:_BOXES]).find(_SIZ)
+def without_boxes(data: bytes) -> bytes:
+    """JPEG 2000 data from its codestream on. A DICOM frame has no boxes of a JP2 file before it (PS3.5 A.4.4), but some
+    devices write them; a decoder that is given none decodes what was checked."""
+    return data[max(0, data[:_BOXES].find(_SIZ)) :]
 
 
 def _jpeg_header(data: bytes | memoryview) -> FrameHeader | None:
@@ -100,33 +104,28 @@ def check_scans(data: bytes, pixels: int, name: str) -> None:
         )
 
 
-def check_packets(data: bytes | memoryview, name: str) -> None:
-    """Refuse JPEG 2000 data of too many packets: layers, times components, times precincts of all resolutions.
+def check_packets(data: bytes, name: str) -> None:
+    """Refuse a JPEG 2000 codestream of too many packets: layers, times components, times precincts of all resolutions.
 
     Raises:
-        DecodingError: The main header asks for too many. One that is damaged is left to the decoder.
+        DecodingError: There are too many, or not all tiles and components are coded alike, so that these numbers do not
+            tell. What is damaged or cut off is left to the decoder.
     """
-    start = _start_of_jpeg_2000(data)
-    header = bytes(data[start : start + 2**16])
-    if start < 0 or len(header) < 42:
+    coding = _coding_style(data)
+    if coding is None:
+        raise DecodingError(
+            f"{name}: expected JPEG 2000 data of one coding style for all tiles and components, found one that may "
+            f"change it; save the image again, with the same options for all tiles"
+        )
+    if len(coding) < 10:
         return
-    width, height, left, top, tile_width, tile_height = struct.unpack_from(">6I", header, 8)
-    (components,) = struct.unpack_from(">H", header, 40)
-    at = 4 + int.from_bytes(header[4:6], "big")
-    while at + 14 <= len(header):
-        marker, length = struct.unpack_from(">HH", header, at)
-        if marker == _SOT:
-            return
-        if marker == _COD:
-            break
-        at += 2 + length
-    else:
-        return
-    style, _, layers, _, levels = header[at + 4], header[at + 5], *struct.unpack_from(">HBB", header, at + 6)
+    width, height, left, top, tile_width, tile_height = struct.unpack_from(">6I", data, 8)
+    (components,) = struct.unpack_from(">H", data, 40)
+    style, _, layers, _, levels = struct.unpack_from(">BBHBB", coding, 4)
     tiles = -(-width // (tile_width or width or 1)) * -(-height // (tile_height or height or 1))
     precincts = 0
     for resolution in range(levels + 1):
-        exponents = header[at + 14 + resolution : at + 15 + resolution] if style & 1 else b"\xff"
+        exponents = coding[14 + resolution : 15 + resolution] if style & 1 else b"\xff"
         across, down = (exponents[0] & 15, exponents[0] >> 4) if exponents else (15, 15)
         scale = levels - resolution
         columns, rows = _halved(width - left, scale), _halved(height - top, scale)
@@ -136,6 +135,34 @@ def check_packets(data: bytes | memoryview, name: str) -> None:
             f"{name}: expected JPEG 2000 data of at most {_MOST_PACKETS:,} packets, found {packets:,}; save the image "
             f"again, in one layer, with larger tiles and precincts"
         )
+
+
+def _coding_style(data: bytes) -> bytes | None:
+    """The segment COD of the main header, which all tiles share; empty where the data ends before. None where another
+    segment may say otherwise, in the header of any tile's part (15444-1, A.3)."""
+    at, part, found = 4 + int.from_bytes(data[4:6], "big"), 0, b""
+    for _ in range(_MOST_PACKETS):
+        if at + 4 > len(data):
+            return found
+        marker, length = struct.unpack_from(">HH", data, at)
+        if marker == _EOC:
+            return found
+        if marker == _SOD:
+            length = int.from_bytes(data[part + 6 : part + 10], "big")  # of the part; 0: up to the end
+            if length == 0:
+                return found
+            if part + length < at + 2:
+                return None
+            at = part + length
+            continue
+        if marker == _SOT:
+            part = at
+        elif marker == _COD and not part and not found:
+            found = data[at : at + 2 + length]
+        elif marker not in _NEUTRAL:
+            return None
+        at += 2 + length
+    return None
 
 
 def _halved(size: int, times: int) -> int:

@@ -21,7 +21,7 @@ from PIL.Jpeg2KImagePlugin import Jpeg2KImageFile
 
 from cbmir.errors import DamagedImageError, DicomImageError, require
 from cbmir.preprocessing import PreprocessSpec
-from cbmir.runtime.imaging.codestream import FrameShape, check_packets, check_scans, frame_header
+from cbmir.runtime.imaging.codestream import FrameShape, check_packets, check_scans, frame_header, without_boxes
 from cbmir.runtime.imaging.dicom_header import Tags, read_errors, tag_name
 from cbmir.runtime.imaging.threads import together
 
@@ -219,6 +219,8 @@ def find_frame(tags: Tags, buffer: bytes) -> Frame:
         # Decoders fill in what is missing. JPEG, JPEG-LS and JPEG 2000 end alike; a frame is padded to even length.
         if syntax != _RLE and not data.rstrip(b"\0\xff").endswith(b"\xff\xd9"):
             raise damaged
+        if COMPRESSED[syntax] == "JPEG2K":
+            data = without_boxes(data)
         if syntax != _RLE:
             _check_codestream(data, syntax, FrameShape(*shape, samples), tags)
     else:

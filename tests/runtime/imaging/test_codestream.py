@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -103,6 +104,73 @@ def test_precincts_and_tiles_of_jpeg_2000_are_counted() -> None:
         for end in range(len(absurd)):  # damage is left to the decoder
             with suppress(DecodingError):
                 check_packets(absurd[:end], "image")
+
+
+PIXELS = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64)
+#: Coding style of one component, and a progression (15444-1, A.6.2 and A.6.6).
+COC, POC = (
+    b"\xff\x53" + struct.pack(">H7B", 9, 0, 0, 5, 4, 4, 0, 1),
+    b"\xff\x5f" + struct.pack(">H2BH3B", 9, 0, 0, 1, 6, 1, 0),
+)
+
+
+def coding_style(frame: bytes) -> bytes:
+    """The segment COD of a codestream, with the most layers there can be."""
+    at = frame.index(b"\xff\x52")
+    segment = bytearray(frame[at : at + 2 + int.from_bytes(frame[at + 2 : at + 4], "big")])
+    segment[6:8] = b"\xff\xff"
+    return bytes(segment)
+
+
+def with_segment(frame: bytes, segment: bytes, before: bytes) -> bytes:
+    """A segment in the main header (before b"\xff\x90") or that of the tile's part (before b"\xff\x93")."""
+    at, part = frame.index(before), frame.index(b"\xff\x90")
+    longer = frame[:at] + segment + frame[at:]
+    if at == part:
+        return longer
+    length = int.from_bytes(frame[part + 6 : part + 10], "big")
+    return longer[: part + 6] + struct.pack(">I", length + len(segment)) + longer[part + 10 :]
+
+
+@pytest.mark.parametrize("before", [b"\xff\x90", b"\xff\x93"], ids=["main header", "tile's part"])
+@pytest.mark.parametrize("segment", [coding_style, lambda _: COC, lambda _: POC, lambda _: b"\xff\x30\x00\x02"],
+                         ids=["COD", "COC", "POC", "unknown"])  # fmt: skip
+def test_a_segment_that_would_change_the_count(segment: Callable[[bytes], bytes], before: bytes) -> None:
+    frame: bytes = imagecodecs.jpeg2k_encode(PIXELS, codecformat="J2K", level=0)
+    read_image(make_dicom(PIXELS, syntax=JPEG2000, frame=with_segment(frame, b"\xff\x64\x00\x04\x00\x01", before)))
+    changed = with_segment(frame, segment(frame), before)
+    with pytest.raises(DecodingError, match="one coding style for all tiles and components"):
+        read_image(make_dicom(PIXELS, syntax=JPEG2000, frame=changed))
+
+
+def test_every_part_of_a_tile_is_looked_at() -> None:
+    stream = io.BytesIO()
+    Image.fromarray(PIXELS).save(stream, "JPEG2000", no_jp2=True, tile_size=(32, 32))
+    frame = stream.getvalue()
+    assert frame.count(b"\xff\x90\x00\x0a") == 4
+    last = frame.rindex(b"\xff\x90")
+    check_packets(frame, "image")
+    changed = frame[:last] + with_segment(frame[last:], coding_style(frame), b"\xff\x93")
+    with pytest.raises(DecodingError, match="one coding style"):
+        check_packets(changed, "image")
+    for lie in (1, 12, 13):  # lengths of a part: OpenJPEG goes on after 12 bytes that it says are all
+        with pytest.raises(DecodingError, match="one coding style"):
+            check_packets(changed[: last + 6] + struct.pack(">I", lie) + changed[last + 10 :], "image")
+
+
+def test_a_header_within_a_box_of_a_jp2_file() -> None:
+    """What is checked is what is decoded."""
+    frame: bytes = imagecodecs.jpeg2k_encode(PIXELS, codecformat="J2K", level=0)
+    other: bytes = imagecodecs.jpeg2k_encode(PIXELS[::-1].copy(), codecformat="J2K", level=0)
+    file: bytes = imagecodecs.jpeg2k_encode(PIXELS, codecformat="JP2", level=0)
+    at = file.index(b"jp2h") - 4
+    box = struct.pack(">I4s", 24 + len(other), b"uuid") + bytes(16) + other
+    images = [
+        read_image(make_dicom(PIXELS, syntax=JPEG2000, frame=each))
+        for each in (frame, other, file[:at] + box + file[at:])
+    ]
+    assert np.array_equal(images[2].pixels, images[1].pixels)
+    assert not np.array_equal(images[2].pixels, images[0].pixels)
 
 
 def test_a_scan_of_the_largest_image_is_never_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
