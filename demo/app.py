@@ -20,7 +20,7 @@ from cbmir.demo.page.gallery_map import add_map
 from cbmir.demo.page.layout import Layout, lay_out
 from cbmir.demo.page.screen import Screen, Updates
 from cbmir.demo.page.theme import css, theme
-from cbmir.demo.sessions import Session, Sessions, Step, Wish
+from cbmir.demo.sessions import MOST, Session, Sessions, Step, Wish
 from cbmir.errors import UserError
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.projection import GalleryProjection
@@ -44,7 +44,9 @@ class Page(gr.Blocks):
 
     def launch(self, *args: Any, **options: Any) -> Any:
         """As `gr.Blocks.launch`, with the page's own look unless another is given."""
-        own: dict[str, Any] = {"theme": theme(), "css": css(), "footer_links": []}
+        own: dict[str, Any] = {
+            "theme": theme(), "css": css(), "footer_links": [], "state_session_capacity": self.state_session_capacity,
+        }  # fmt: skip
         return super().launch(*args, **(own | options))
 
 
@@ -66,6 +68,7 @@ def build(
     """
     offered = find_examples(finder, examples) if examples is None or isinstance(examples, Path) else examples
     blocks = Page(title="cbmir", analytics_enabled=False, delete_cache=_CACHE, fill_width=True)
+    blocks.state_session_capacity = MOST
     desk, sessions = Desk(finder, offered, lambda: Path(blocks.GRADIO_CACHE)), Sessions()
 
     def whole(key: Any) -> str | None:
@@ -122,7 +125,11 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
     arrived.then(None, secret, None, js=_ARRIVED, api_visibility="private")
 
     def leave(request: gr.Request) -> None:
-        sessions.leave(request.session_hash or "")
+        page = request.session_hash or ""
+        sessions.leave(page)
+        holder = blocks.state_holder  # Gradio's, which keeps what a page showed last
+        holder.session_data.pop(page, None)
+        holder.time_last_used.pop(page, None)
 
     blocks.unload(leave)
 
