@@ -6,7 +6,7 @@ import gradio as gr
 import pandas as pd  # type: ignore[import-untyped]
 
 from cbmir.demo.page.layout import html
-from cbmir.demo.page.markup import spelled
+from cbmir.demo.page.markup import escape, spelled
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery.projection import GalleryProjection
 from cbmir.runtime.gallery.protocol import SearchableGallery
@@ -28,8 +28,8 @@ def add_map(gallery: SearchableGallery, chart: GalleryProjection | None) -> None
         tooltip=["image", "finding"], x_axis_labels_visible=False, height=560, x_title=" ", y_title=" ",
         show_label=False,
     )  # fmt: skip
-    html(f"<p class='fine'>{len(chart.ids)} images by {chart.method}. Images that are alike lie near each other; "
-         "distances between far ones mean little.</p>")  # fmt: skip
+    html(f"<p class='fine'>{len(chart.ids)} images by {escape(chart.method)}. Images that are alike lie near each "
+         "other; distances between far ones mean little.</p>")  # fmt: skip
     label.input(lambda name: points(gallery, chart, name), label, plot, api_visibility="private")
 
 

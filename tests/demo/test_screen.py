@@ -13,10 +13,12 @@ import pytest
 from cbmir.demo.controls import Controls
 from cbmir.demo.desk import Desk
 from cbmir.demo.examples import find_examples
+from cbmir.demo.page.gallery_map import add_map
 from cbmir.demo.page.layout import Layout, lay_out
 from cbmir.demo.page.screen import Screen
 from cbmir.demo.sessions import Session
 from cbmir.runtime import Finder
+from cbmir.runtime.gallery.projection import GalleryProjection
 
 FEW = Controls(k=4)
 
@@ -64,3 +66,15 @@ def test_filters_that_cannot_be_read_leave_the_image_on_the_page(desk: Desk, lay
     assert session.step is first and layout.viewer not in made
     made = screen.answer(session, lambda: desk.example(session, FEW, 99), opening=True)
     assert session.step is None and made[layout.viewer] == {}
+
+
+def test_the_map_names_its_method_as_text(desk: Desk, wall_gallery: Path) -> None:
+    chart = GalleryProjection.load(wall_gallery)
+    assert chart is not None
+
+    async def make() -> str:
+        with gr.Blocks(analytics_enabled=False) as blocks:
+            add_map(desk.gallery, replace(chart, method="<img src=x onerror=alert(1)>"))
+        return str([getattr(block, "value", "") for block in blocks.blocks.values()])
+
+    assert "40 images by &lt;img src=x" in asyncio.run(make())
