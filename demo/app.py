@@ -14,7 +14,7 @@ import gradio as gr
 
 from cbmir.demo.controls import Controls
 from cbmir.demo.desk import MOST_BESIDE, Desk
-from cbmir.demo.endpoints import add_endpoints
+from cbmir.demo.endpoints import add_endpoints, told
 from cbmir.demo.examples import Example, find_examples
 from cbmir.demo.page.gallery_map import add_map
 from cbmir.demo.page.layout import Layout, lay_out
@@ -166,7 +166,7 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
     def download(request: gr.Request, name: str) -> str:
         return desk.report(sessions.get(name or request.session_hash or ""))
 
-    at.report.click(download, visit, sheet, api_visibility="private").success(
+    at.report.click(told(download), visit, sheet, api_visibility="private").success(
         None, sheet, None, js=_DOWNLOAD, api_visibility="private"
     )
 

@@ -12,8 +12,22 @@ from gradio import events
 
 from cbmir.demo.controls import Controls
 from cbmir.demo.desk import Desk
+from cbmir.demo.page.alerts import words_of
 from cbmir.demo.sessions import Session, Sessions, Step, Wish
 from cbmir.errors import CbmirError
+
+
+def told(act: Callable[..., Any]) -> Callable[..., Any]:
+    """With cbmir's own errors as messages to the visitor; of others the queue says nothing."""
+
+    @wraps(act)
+    def answering(*given: Any) -> Any:
+        try:
+            return act(*given)
+        except CbmirError as error:
+            raise gr.Error(words_of(error), print_exception=False) from error
+
+    return answering
 
 
 def add_endpoints(desk: Desk, sessions: Sessions) -> None:
@@ -123,18 +137,6 @@ def add_endpoints(desk: Desk, sessions: Sessions) -> None:
             One HTML page that needs nothing beside it.
         """
         return desk.report(session_of(request), finding)
-
-    def told(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-        """With cbmir's own errors as messages to the client; of others the queue says nothing."""
-
-        @wraps(endpoint)
-        def answering(*given: Any) -> Any:
-            try:
-                return endpoint(*given)
-            except CbmirError as error:
-                raise gr.Error(str(error), print_exception=False) from error
-
-        return answering
 
     for endpoint in (analyze, search_by_findings, search_by_region, refine, report):
         events.api(told(endpoint), api_name=endpoint.__name__, concurrency_id="page", concurrency_limit=1)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from cbmir.card import WITHOUT_FINDINGS
 from cbmir.demo.page.markup import escape
+from cbmir.errors import CbmirError, GalleryError
 from cbmir.runtime.neighbours import IN_GALLERY, NOTHING_ALIKE, PATIENT_NOT_FOUND, PATIENT_UNKNOWN
 
 #: By kind of an image's warning: what is wrong, where it makes findings and similar images worthless.
@@ -50,6 +51,13 @@ def alerts_html(warnings: Sequence[str], left_out: Sequence[str] = ()) -> str:
         notes.append(_note("warn", f"{len(left_out)} of the files are not shown", f"<ul>{items}{more}</ul>"))
     small = " ".join(escape(_SHORT.get(warning, warning)) for warning in routine)
     return "".join(notes) + (f'<p class="routine">{small}</p>' if small else "")
+
+
+def words_of(error: CbmirError) -> str:
+    """What a visitor may read of an error: a gallery's own names its files."""
+    if isinstance(error, GalleryError):
+        return "The gallery has no such image any more, or it cannot be read."
+    return str(error)
 
 
 def error_html(text: str) -> str:

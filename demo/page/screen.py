@@ -10,22 +10,21 @@ import gradio as gr
 
 from cbmir.demo.controls import ControlsError
 from cbmir.demo.desk import Beside, Desk, labels_of
-from cbmir.demo.page.alerts import alerts_html, error_html, is_grave
+from cbmir.demo.page.alerts import alerts_html, error_html, is_grave, words_of
 from cbmir.demo.page.findings import REST, evidence_of, findings_html, rounded
 from cbmir.demo.page.layout import Layout
-from cbmir.demo.page.markup import spelled
+from cbmir.demo.page.markup import escape, spelled
 from cbmir.demo.page.mentions import mentions
 from cbmir.demo.page.similar_images import Likeness, box_corners, card, label_marks
 from cbmir.demo.page.viewer import pane
 from cbmir.demo.sessions import Session, Step
-from cbmir.errors import CbmirError, GalleryError
+from cbmir.errors import CbmirError
 from cbmir.runtime.logs import error_fields
 
 log = logging.getLogger("cbmir")
 
 Updates = dict[Any, Any]  # a component -> its new value, or what changes of it
 _INTERNAL = "Something went wrong on the server, whose log says more. Try again, or open another image."
-_NO_SUCH = "The gallery has no such image any more, or it cannot be read."
 _EMPTY = "No image of the gallery passes these filters."
 
 
@@ -42,13 +41,17 @@ class Screen:
             return self.show(session)
         except CbmirError as error:
             log.info("Not answered: %s", type(error).__name__)  # the message names a file, and that perhaps a patient
-            why = _NO_SUCH if isinstance(error, GalleryError) else str(error)
+            why = words_of(error)
             opening = opening and not isinstance(error, ControlsError)
         except Exception as error:  # noqa: BLE001 - whatever it is, the page must say that it went wrong
             log.error("Internal error: %s", error_fields(error))
             why = _INTERNAL
         session.steps, session.shown, session.newest = before.steps, before.shown, before.newest
-        return self.failed(session, why, opening=opening)
+        if opening:  # the image before must not be taken for it
+            session.shown = 0
+            return self._blank(error_html(why))
+        gr.Warning(escape(why))  # seen beside every image and on every tab
+        return {self._at.alerts: gr.skip()}
 
     def show(self, session: Session) -> Updates:
         """The step that a session is at, or the page as it begins."""
@@ -77,13 +80,6 @@ class Screen:
             at.tabs: gr.update(selected="read"),
             **dict(zip(at.controls, step.controls.values(), strict=True)),
         }  # fmt: skip
-
-    def failed(self, session: Session, why: str, *, opening: bool) -> Updates:
-        """Say what went wrong. Where an image was to be opened, the one before must not be taken for it."""
-        if opening:
-            session.shown = 0
-            return self._blank(error_html(why))
-        return {self._at.alerts: error_html(why)}
 
     def _blank(self, alerts: str) -> Updates:
         at = self._at

@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
 import pytest
 
 from cbmir.demo import build
+from cbmir.demo.endpoints import told
+from cbmir.errors import GalleryError
 from cbmir.runtime import Finder
 
 gradio_client = pytest.importorskip("gradio_client")
@@ -68,3 +71,12 @@ def test_errors_are_in_plain_words_and_sessions_are_apart(client: Any) -> None:
         client.predict(api_name="/report")
     with pytest.raises(gradio_client.exceptions.AppError, match="1 to 40 similar images"):
         client.predict(findings=["Mass"], k=400, api_name="/search_by_findings")
+
+
+def test_the_files_of_a_gallery_are_not_named() -> None:
+    def act() -> None:
+        raise GalleryError("/data/patients/gallery.db: expected image 7, found none")
+
+    with pytest.raises(gr.Error, match="no such image") as caught:
+        told(act)()
+    assert "/data" not in str(caught.value)

@@ -15,6 +15,7 @@ function toggle(kind, id) {
   const other = {alike: "unlike", unlike: "alike"}[kind];
   if (!marks[kind].delete(id)) marks[kind].add(id);
   marks[other]?.delete(id);
+  if (marks.pinned.size > 3) marks.pinned.delete([...marks.pinned][0]); // as many as fit beside the query
   if (kind === "pinned") trigger("pin", {ids: [...marks.pinned]});
   mark();
 }

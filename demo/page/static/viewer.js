@@ -335,8 +335,10 @@ async function send(files) {
     const paths = [];
     for (const file of sent) paths.push((await upload(new File([file], `${random()}~${file.name}`))).path);
     trigger("files", {paths});
+    explain(); // its note in place of "Sending …", also where the answer changes nothing here
   } catch (error) {
     find(".note").textContent = `The file could not be sent (${error.message ?? error}). It may be too large.`;
+  } finally {
     find(".panes").classList.remove("busy");
   }
 }
