@@ -20,7 +20,7 @@ from cbmir.demo.page.gallery_map import add_map
 from cbmir.demo.page.layout import Layout, lay_out
 from cbmir.demo.page.screen import Screen, Updates
 from cbmir.demo.page.theme import css, theme
-from cbmir.demo.sessions import MOST, Session, Sessions, Step, Wish
+from cbmir.demo.sessions import MOST, Sessions, Wish
 from cbmir.errors import UserError
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.projection import GalleryProjection
@@ -86,7 +86,7 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
     screen, visit = Screen(desk, at), gr.State("")
     secret, address, before, sheet = (gr.Textbox(visible=False) for _ in range(4))
     outputs = [at.viewer, at.similar, at.findings, at.alerts, at.trail, at.member, at.report, at.start, at.refining,
-               at.tabs, *at.controls]  # fmt: skip
+               at.tabs, *at.weights, *at.controls]  # fmt: skip
     #: One queue, one after the other: answers come in the order of the questions.
     how: dict[str, Any] = {
         "api_visibility": "private", "concurrency_id": "page", "concurrency_limit": 1, "trigger_mode": "multiple",
@@ -142,10 +142,11 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
     on(at.viewer.region, lambda s, c, said: desk.region(s, c, said.box))
     on(at.viewer.close, lambda s, c, _: desk.compare(s, ()))
     on(at.similar.compare, lambda s, c, said: desk.compare(s, said.ids))
-    on(at.similar.refine, lambda s, c, said: desk.refine(s, c, Wish(tuple(said.alike), tuple(said.unlike))))
+    on(at.similar.refine, lambda s, c, said: desk.refine(
+        s, c, Wish(tuple(said.alike), tuple(said.unlike), s.wish.findings)))  # fmt: skip
     on(at.similar.unfilter, lambda s, c, said: desk.search(s, c.dropped(str(said.name))))
     on(at.trail.go, lambda s, _, said: s.go(int(said.step)))
-    on(at.rank.click, _refine(desk), at.towards, at.away, at.weight)
+    on(at.rank.click, lambda s, c, _, *weights: desk.weigh(s, c, weights), *at.weights)
     k, _, _, where, _, since, until, _, patient, _ = at.controls
     changes = [k.release, where.submit, since.submit, until.submit, patient.submit]
     changes += [one.input for one in at.controls if one not in (k, where, since, until, patient)]
@@ -169,12 +170,3 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
     at.report.click(told(download), visit, sheet, api_visibility="private").success(
         None, sheet, None, js=_DOWNLOAD, api_visibility="private"
     )
-
-
-def _refine(desk: Desk) -> Act:
-    def refine(s: Session, c: Controls, _: Any, towards: list[str], away: list[str], weight: float) -> Step:
-        weights = dict.fromkeys(away or (), -weight) | dict.fromkeys(towards or (), weight)
-        before = s.step.wish if s.step else Wish()
-        return desk.refine(s, c, Wish(before.alike, before.unlike, tuple(weights.items())))
-
-    return refine

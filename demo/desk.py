@@ -13,9 +13,10 @@ from cbmir.demo.controls import Controls, ControlsError
 from cbmir.demo.examples import Example
 from cbmir.demo.page.markup import spelled
 from cbmir.demo.report import report_html
-from cbmir.demo.sessions import Box, Session, Step, Wish
+from cbmir.demo.sessions import Session, Step, Wish
 from cbmir.demo.uploads import Upload, WholeImages, read_uploads
 from cbmir.errors import GalleryError, ImageError, UserError
+from cbmir.runtime.evidence import Region
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.filters import parse
@@ -122,7 +123,7 @@ class Desk:
         alone = session.steps.get(step.above, step) if step.compare else step
         return self._show(session, replace(alone, controls=controls, compare=()))
 
-    def region(self, session: Session, controls: Controls, box: Box | None) -> Step | None:
+    def region(self, session: Session, controls: Controls, box: Region | None) -> Step | None:
         """Search by a part of the image, or, with None, by the whole of it again."""
         step = self._image_step(session)
         above = step.above if step.region else step.number
@@ -131,9 +132,17 @@ class Desk:
         whole = replace(step, controls=controls, wish=Wish(), above=above, compare=(), link="")
         return self._show(session, replace(whole, title="Region", region=box))
 
-    def refine(self, session: Session, controls: Controls, wish: Wish) -> Step:
-        """Rank again by what was marked alike and not alike, and towards or away from findings."""
+    def weigh(self, session: Session, controls: Controls, weights: Sequence[float]) -> Step | None:
+        """Rank again by a weight for each of the model's findings, and by what was marked before."""
+        given = zip(self.finder.card.labels.names, weights, strict=True)
+        wish = replace(session.wish, findings=tuple((name, weight) for name, weight in given if weight))
+        return self.refine(session, controls, wish)
+
+    def refine(self, session: Session, controls: Controls, wish: Wish) -> Step | None:
+        """Rank again by what was marked alike and not alike, and towards (above 0) or away from findings."""
         step = self._image_step(session)
+        if not wish and step.wish:
+            return session.go(step.above)
         if not wish:
             raise UserError("Mark similar images as alike or not alike first, or choose a finding.")
         above = step.above if step.wish else step.number

@@ -16,8 +16,8 @@ from PIL import Image
 from cbmir import __version__
 from cbmir.card import NOT_A_DEVICE, WITHOUT_FINDINGS, ModelCard
 from cbmir.demo.page.alerts import alerts_html
-from cbmir.demo.page.findings import STATIC, novelty_html, threshold_probability
-from cbmir.demo.page.markup import escape, image_uri, spelled, table
+from cbmir.demo.page.findings import novelty_html, threshold_probability
+from cbmir.demo.page.markup import escape, image_uri, spelled, static, table
 from cbmir.demo.uploads import Upload
 from cbmir.runtime.evidence import overlay
 from cbmir.runtime.gallery.protocol import SearchableGallery
@@ -40,7 +40,6 @@ def report_html(
     name = f"image file with SHA-256 {image.radiograph.sha256[:16]}…"
     if analysis.known:
         name = f"gallery image {gallery.case_id(analysis.known[0])}"
-    style = (STATIC / "report.css").read_text(encoding="utf-8")
     threshold = f"Threshold ({escape(analysis.operating_point)})"
     found = f'<p class="fine">{escape(WITHOUT_FINDINGS)}</p>'
     if findings:
@@ -48,7 +47,8 @@ def report_html(
         found = table(head, [_row(card, finding) for finding in findings])
     alike = [_alike(rank, gallery.case_id(n.id), n) for rank, n in enumerate(analysis.neighbours[:_SHOWN], 1)]
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>cbmir report</title><style>{style}</style>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>cbmir report</title>'
+        f"<style>{static('report.css')}</style>"
         f'</head><body><p class="device">{escape(NOT_A_DEVICE)}</p><h1>cbmir: report of a case</h1>'
         f'<p class="fine">{when} · {escape(name)}</p>'
         f'{alerts_html(analysis.warnings)}<div class="case"><div>'

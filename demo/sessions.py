@@ -13,6 +13,7 @@ from cbmir.demo.controls import Controls
 from cbmir.demo.page.markup import spelled
 from cbmir.demo.uploads import Upload
 from cbmir.errors import UserError
+from cbmir.runtime.evidence import Region
 from cbmir.runtime.results import Analysis, Neighbour
 
 #: Sessions kept at once, seconds after which an unused one is forgotten, and seconds that a closed page has to reload.
@@ -21,8 +22,6 @@ LONGEST = 1800
 RELOAD = 60
 MOST_STEPS = 40  # of a session; the oldest are forgotten first
 _KEY = 22  # characters of a session's name at least: it is a secret of the browser
-
-Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Step:
     searched: str = ""
     link: str = ""
     above: int = 0
-    region: Box | None = None
+    region: Region | None = None
     wish: Wish = Wish()
     compare: tuple[str, ...] = ()
     number: int = 0
@@ -97,6 +96,10 @@ class Session:
     @property
     def step(self) -> Step | None:
         return self.steps.get(self.shown)
+
+    @property
+    def wish(self) -> Wish:
+        return self.step.wish if self.step else Wish()
 
     def trail(self) -> list[Step]:
         """The step on the page and those that it came from, the first of them first."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from cbmir.card import WITHOUT_FINDINGS, ModelCard, OperatingPoint
 from cbmir.demo.page.markup import escape, percent, spelled
@@ -11,7 +10,6 @@ from cbmir.labels import canonical
 from cbmir.runtime.novelty import QUANTILE, Novelty
 from cbmir.runtime.results import Analysis, Finding, LabelAgreement, most_probable_first
 
-STATIC = Path(__file__).resolve().parent / "static"
 REST = '<p class="fine">Findings appear here, with what the similar images say about each.</p>'
 GATE = "Show the findings anyway"
 

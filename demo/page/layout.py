@@ -13,8 +13,8 @@ from cbmir.demo.controls import MOST_NEIGHBOURS
 from cbmir.demo.desk import Desk
 from cbmir.demo.examples import Example
 from cbmir.demo.page.about import OF_PHANTOMS, card_html, is_of_phantoms
-from cbmir.demo.page.findings import REST, STATIC
-from cbmir.demo.page.markup import escape, image_uri, spelled
+from cbmir.demo.page.findings import REST
+from cbmir.demo.page.markup import escape, image_uri, spelled, static
 from cbmir.demo.page.similar_images import similar_images
 from cbmir.demo.page.viewer import viewer
 
@@ -48,9 +48,7 @@ class Layout:
     filters: gr.Column
     similar: gr.HTML
     refining: gr.Accordion
-    towards: gr.Dropdown
-    away: gr.Dropdown
-    weight: gr.Slider
+    weights: list[gr.Slider]
     rank: gr.Button
     findings: gr.HTML
     wanted: gr.CheckboxGroup
@@ -69,14 +67,14 @@ def lay_out(desk: Desk, whole: Callable[[Any], str | None], add_map: Callable[[]
     points = list(card.operating_points) or [desk.finder.operating_point]
     if is_of_phantoms(card):
         html(f'<p id="phantoms" role="alert">{escape(OF_PHANTOMS)}</p>')
-    html((STATIC / "bar.html").read_text("utf-8").replace("DEVICE", escape(NOT_A_DEVICE)), elem_id="bar",
-         js_on_load=(STATIC / "bar.js").read_text("utf-8"))  # fmt: skip
+    html(static("bar.html").replace("DEVICE", escape(NOT_A_DEVICE)), elem_id="bar",
+         js_on_load=static("bar.js"))  # fmt: skip
     with gr.Tabs(elem_id="tabs", selected="read") as tabs:
         with gr.Tab("Read", id="read"):
             with gr.Row(elem_id="way"):
                 files = gr.UploadButton("Open an X-ray", file_count="multiple", variant="primary", size="sm", scale=0)
                 trail = html({}, html_template='<nav aria-label="Steps"></nav>', elem_id="trail",
-                             js_on_load=(STATIC / "trail.js").read_text("utf-8"))  # fmt: skip
+                             js_on_load=static("trail.js"))  # fmt: skip
                 member = gr.Dropdown([], visible=False, container=False, label="Image of the study", elem_id="member")
                 report = gr.Button("Report", size="sm", scale=0, visible=False)
             alerts = html("", elem_id="alerts")
@@ -94,10 +92,10 @@ def lay_out(desk: Desk, whole: Callable[[Any], str | None], add_map: Callable[[]
                         controls = search_controls(gallery.info(), gallery.labels.names)
                     similar = similar_images(visible=not desk.examples)
                     with gr.Accordion("Rank again by findings", open=False, visible=False) as refining:
-                        with gr.Row():
-                            towards = gr.Dropdown(own, multiselect=True, label="Towards")
-                            away = gr.Dropdown(own, multiselect=True, label="Away from")
-                        weight = gr.Slider(0.1, 1, 0.5, step=0.1, label="How far")
+                        html('<p class="fine">To the right: towards images with the finding. To the left: away from '
+                             "them.</p>")  # fmt: skip
+                        with gr.Row(elem_id="weights"):
+                            weights = [gr.Slider(-1, 1, 0, step=0.1, label=name, min_width=200) for name, _ in own]
                         rank = gr.Button("Rank again", size="sm")
                 with gr.Column(elem_id="answers"):
                     html("<h2>Findings</h2>", visible=card.has_findings)
@@ -119,8 +117,8 @@ def lay_out(desk: Desk, whole: Callable[[Any], str | None], add_map: Callable[[]
             add_map()
         with gr.Tab("Model", id="about"):
             html(card_html(card), elem_classes="text")
-    return Layout(tabs, files, trail, member, report, alerts, film, start, offers, filters, similar, refining, towards,
-                  away, weight, rank, findings, wanted, find, controls)  # fmt: skip
+    return Layout(tabs, files, trail, member, report, alerts, film, start, offers, filters, similar, refining, weights,
+                  rank, findings, wanted, find, controls)  # fmt: skip
 
 
 def search_controls(counts: dict[str, Any], names: tuple[str, ...]) -> list[Any]:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from cbmir.labels import readable
 
+_STATIC = Path(__file__).resolve().parent / "static"
 #: Signs that Gradio's template engines would read (Handlebars, JavaScript), as character references.
 _TEMPLATE_SIGNS = str.maketrans({"{": "&#123;", "}": "&#125;", "$": "&#36;", "`": "&#96;"})
+
+
+def static(*names: str) -> str:
+    """Files of the folder `static`, one after the other."""
+    return "".join((_STATIC / name).read_text("utf-8") for name in names)
 
 
 def escape(text: str) -> str:

@@ -63,6 +63,7 @@ class Screen:
         findings = '<p class="fine">Searched by findings: there is no image to score.</p>'
         if step.analysis is not None:
             findings = findings_html(self._desk.finder.engine.card, step.analysis, gated=gated)
+        names = self._desk.finder.card.labels.names
         captions = [(f"{number}. {image.caption}", number - 1) for number, image in enumerate(step.images, 1)]
         return {
             at.alerts: alerts_html(warnings, step.left_out),
@@ -78,6 +79,7 @@ class Screen:
             at.start: gr.update(visible=False),
             at.refining: gr.update(visible=step.analysis is not None and self._desk.finder.card.has_findings),
             at.tabs: gr.update(selected="read"),
+            **{slider: dict(step.wish.findings).get(name, 0) for name, slider in zip(names, at.weights, strict=True)},
             **dict(zip(at.controls, step.controls.values(), strict=True)),
         }  # fmt: skip
 
@@ -96,7 +98,7 @@ class Screen:
         panes: list[dict[str, Any]] = []
         beside = self._desk.beside(step)
         if step.image is not None:
-            panes.append({**step.image.pane(spec), "name": "Your image" if not step.link else step.title, "boxes": []})
+            panes.append({**step.image.pane(spec), "name": step.image.caption, "boxes": []})
             if step.analysis is not None and len(beside) == 1:
                 panes[0]["cells"] = rounded(step.analysis.evidence_for_neighbour(step.compare[0]).tolist())
         panes += [self._pane(step, one) for one in beside]
@@ -117,7 +119,7 @@ class Screen:
         return {
             **pane(one.pixels, self._desk.finder.card.preprocess, one.neighbour.id, one.key), "name": words,
             "cells": None if one.evidence is None else rounded(one.evidence.tolist()),
-            "labels": label_marks(labels_of(step), one.entry, one.neighbour.shared),
+            "labels": label_marks(labels_of(step), one.entry, one.neighbour),
             "report": mentions(one.neighbour.report.strip(), one.neighbour.shared), "boxes": box_corners(one.neighbour),
             "place": one.neighbour.place,
             "approximate": not one.whole,

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import gradio as gr
 import numpy as np
 from numpy.typing import NDArray
 
-from cbmir.demo.page.markup import image_uri, spelled
+from cbmir.demo.page.markup import image_uri, spelled, static
 from cbmir.demo.page.mentions import mentions
 from cbmir.labels import canonical
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.results import Neighbour
 
-_STATIC = Path(__file__).resolve().parent / "static"
 _SAMPLE = 400
 #: Share of the gallery's pairs that are less alike, and what is said from there on.
 _WORDS = ((0.999, "Nearly the same"), (0.99, "Very alike"), (0.95, "Alike"), (0.8, "Somewhat alike"))
@@ -34,9 +32,9 @@ def similar_images(*, visible: bool) -> gr.HTML:
     `unfilter` (the name of a filter, or empty for all), and `filters` (whether to show the controls).
     """
     return gr.HTML(
-        {}, html_template=(_STATIC / "similar_images.html").read_text("utf-8"),
-        css_template=(_STATIC / "similar_images.css").read_text("utf-8"),
-        js_on_load="".join((_STATIC / name).read_text("utf-8") for name in ("elements.js", "similar_images.js")),
+        {}, html_template=static("similar_images.html"),
+        css_template=static("similar_images.css"),
+        js_on_load=static("elements.js", "similar_images.js"),
         apply_default_css=False, elem_id="similar", visible=visible,
     )  # fmt: skip
 
@@ -77,7 +75,7 @@ def card(
     """
     return {
         "rank": rank, "id": neighbour.id, "src": "" if thumbnail is None else image_uri(thumbnail), "words": words,
-        "cosine": f"{neighbour.cosine:.3f}", "labels": label_marks(query_labels, entry, neighbour.shared),
+        "cosine": f"{neighbour.cosine:.3f}", "labels": label_marks(query_labels, entry, neighbour),
         "facts": " · ".join(fact for fact in (entry.view, entry.date) if fact),
         "report": mentions(neighbour.report.strip(), neighbour.shared), "boxes": box_corners(neighbour),
         "place": neighbour.place,
@@ -89,10 +87,9 @@ def box_corners(neighbour: Neighbour) -> list[list[float]]:
     return [[box.left, box.top, box.left + box.width, box.top + box.height] for box in neighbour.boxes]
 
 
-def label_marks(query_labels: Sequence[str] | None, entry: Entry, shared: Collection[str]) -> list[dict[str, str]]:
-    """Each label of two images, with its kind and what that means. `shared` are those of the entry's labels that the
-    query has, however it calls them."""
-    unsure = uncertain_of(entry)
+def label_marks(query_labels: Sequence[str] | None, entry: Entry, neighbour: Neighbour) -> list[dict[str, str]]:
+    """Each label of two images, with its kind and what that means."""
+    shared, unsure = neighbour.shared, neighbour.uncertain
 
     def marks(labels: Sequence[str], kind: str, words: str) -> list[dict[str, str]]:
         return [{"text": spelled(one) + " (uncertain)" * (one in unsure), "kind": kind, "words": words}
@@ -117,8 +114,3 @@ def label_marks(query_labels: Sequence[str] | None, entry: Entry, shared: Collec
 def _listed(word: str, labels: Sequence[str], kind: str, words: str) -> list[dict[str, str]]:
     text = f"{word}: {', '.join(map(spelled, labels))}"
     return [{"text": text, "kind": kind, "words": words}] if labels else []
-
-
-def uncertain_of(entry: Entry) -> frozenset[str]:
-    """The labels that an image may have."""
-    return frozenset(name for name, value in (entry.labels or {}).items() if value == -1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gradio as gr
 
-from cbmir.demo.page.findings import STATIC
+from cbmir.demo.page.markup import static
 
 
 def theme() -> gr.themes.Base:
@@ -32,4 +32,4 @@ def theme() -> gr.themes.Base:
 
 
 def css() -> str:
-    return (STATIC / "page.css").read_text("utf-8")
+    return static("page.css")

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cbmir.demo.page.markup import image_uri
+from cbmir.demo.page.markup import image_uri, static
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.evidence import seen_box
 
 if TYPE_CHECKING:
     import gradio as gr
-
-_STATIC = Path(__file__).resolve().parent / "static"
 
 
 def viewer(whole: Callable[[Any], str | None]) -> gr.HTML:
@@ -38,9 +35,9 @@ def viewer(whole: Callable[[Any], str | None]) -> gr.HTML:
 
     # A function: beside the source of a subclass of its components Gradio writes a .pyi file.
     return gr.HTML(
-        {}, html_template=(_STATIC / "viewer.html").read_text("utf-8"),
-        css_template=(_STATIC / "viewer.css").read_text("utf-8"),
-        js_on_load="".join((_STATIC / name).read_text("utf-8") for name in ("elements.js", "evidence.js", "viewer.js")),
+        {}, html_template=static("viewer.html"),
+        css_template=static("viewer.css"),
+        js_on_load=static("elements.js", "evidence.js", "viewer.js"),
         apply_default_css=False, server_functions=[whole], elem_id="viewer",
     )  # fmt: skip
 

@@ -131,11 +131,12 @@ def test_likeness_without_a_pair_to_compare() -> None:
 
 
 def test_labels_are_marked_by_words() -> None:
-    marks = label_marks(("Effusion", "Nodule", "Hernia"), entry(), ("Effusion",))
-    assert [(one["text"], one["kind"]) for one in marks] == [
+    one = Neighbour("a1", "", "", 1, 0.5, ("Effusion", "Mass"), ("Effusion",), "", uncertain=("Mass",))
+    marks = label_marks(("Effusion", "Nodule", "Hernia"), entry(), one)
+    assert [(mark["text"], mark["kind"]) for mark in marks] == [
         ("Effusion", "shared"), ("Mass (uncertain)", "theirs"), ("not: Nodule", "ours"), ("unknown: Hernia", "unknown"),
     ]  # fmt: skip
-    assert {one["kind"] for one in label_marks(None, entry(), ())} == {"plain"}
+    assert {mark["kind"] for mark in label_marks(None, entry(), one)} == {"plain"}
 
 
 def test_a_card_has_no_path_and_no_patient() -> None:

@@ -41,16 +41,20 @@ def test_image_similar_images_and_findings_are_seen_together(
         assert bottom(page, part, at) <= size[1], part
 
 
-@pytest.mark.parametrize("size", [(1024, 768), (768, 1024), (375, 667)])
+@pytest.mark.parametrize(("size", "beside"), [((1024, 768), True), ((768, 1024), False), ((375, 667), False)])
 def test_narrower_pages_begin_with_the_image_then_similar_images(
-    visit: Visit, wall_url: str, size: tuple[int, int]
+    visit: Visit, wall_url: str, size: tuple[int, int], beside: bool
 ) -> None:
+    """Beside the image, or below it."""
     page = visit(wall_url, viewport={"width": size[0], "height": size[1]})
     example(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
     film, card = page.locator("#viewer .film").bounding_box(), page.locator("#similar .card").first.bounding_box()
-    assert film["y"] < card["y"] or film["x"] < card["x"]
     assert film["y"] + film["height"] <= size[1]
+    if beside:
+        assert film["x"] + film["width"] <= card["x"] and card["y"] + card["height"] <= size[1]
+    else:
+        assert film["y"] + film["height"] <= card["y"]
     assert page.get_by_text(NOT_A_DEVICE).first.is_visible()
     page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
     out = page.evaluate("document.querySelector('#viewer .film').getBoundingClientRect().bottom") < 0

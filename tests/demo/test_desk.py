@@ -189,12 +189,19 @@ def test_a_search_is_refined_and_undone(desk: Desk) -> None:
     first = desk.example(session, FEW, 0)
     last = first.neighbours[-1].id
     step = desk.refine(session, FEW, Wish((last,), (first.neighbours[0].id,), (("Mass", 0.5),)))
-    assert step.title == "Refined: 1 alike, 1 not alike, towards Mass"
+    assert step is not None and step.title == "Refined: 1 alike, 1 not alike, towards Mass"
     assert step.analysis is not None and step.analysis.refinement is not None
     assert step.above == first.number
     assert session.go(step.above) is first
     with pytest.raises(UserError, match="Mark similar images"):
         desk.refine(session, FEW, Wish())
+    desk.refine(session, FEW, Wish((last,)))
+    weighed = desk.weigh(session, FEW, (0, 0.5, -1))
+    assert weighed is not None and weighed.wish == Wish((last,), findings=(("Mass", 0.5), ("Nodule", -1)))
+    desk.weigh(session, FEW, (0, 0, 1))
+    assert session.wish.findings == (("Nodule", 1),) and session.wish.alike == (last,)
+    desk.refine(session, FEW, Wish())  # all of it is taken away again
+    assert session.step is first
 
 
 def test_another_operating_point_decides_again(desk: Desk) -> None:

@@ -147,7 +147,10 @@ class Pane {
 }
 
 function facts(data) {
-  const parts = [make("span", {class: "caption"}, data.caption + (data.approximate ? " (thumbnail: approximate)" : ""))];
+  const parts = [];
+  if (data.caption !== data.name) {
+    parts.push(make("span", {class: "caption"}, data.caption + (data.approximate ? " (thumbnail: approximate)" : "")));
+  }
   if (data.labels?.length) {
     parts.push(make("ul", {class: "labels"}, ...data.labels.map(({text, kind, words}) =>
       make("li", {class: kind, title: words}, text))));
