@@ -2,9 +2,9 @@
 
     python benchmarks/novelty.py model.onnx manifest.csv ../shared/dicom > novelty.md
 
-The gallery is the manifest's training split; queries are its other images, as they are and inverted, turned, mirrored
-and so on, and the DICOM files of the folder, read without asking what body part they show. Novelty and the check of the
-picture are what answers say. Prints a table.
+The gallery is the manifest's training split. Queries are its other images with the changes by which the check of the
+picture was measured, the drawings of that check, and the DICOM files of the folder, whatever body part they show.
+Novelty and the check of the picture are those of answers. Prints a table.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from cbmir.runtime.imaging.picture_check import check_picture
 from cbmir.runtime.imaging.preprocess import preprocess
 from cbmir.runtime.imaging.radiograph import ImageLimits, Radiograph
 from cbmir.runtime.novelty import FEWEST, NEAREST, QUANTILE, score_novelty
+from cbmir.training.picture_check.__main__ import CHANGES, IMPOSTORS
+from cbmir.training.picture_check.impostors import KINDS, impostor
 
 Pixels = NDArray[np.uint8]
 Values = NDArray[np.float64]
@@ -42,21 +44,9 @@ def _in_black(pixels: Pixels) -> Pixels:
     return np.pad(pixels, ((height // 2, height // 2), (width // 2, width // 2)))
 
 
-def _zoomed(pixels: Pixels) -> Pixels:
-    height, width = pixels.shape
-    return pixels[height // 4 : 3 * height // 4, width // 4 : 3 * width // 4]
-
-
-CHANGES: dict[str, Callable[[Pixels], Pixels]] = {
-    "chests, as they are": lambda pixels: pixels,
-    "inverted": lambda pixels: 255 - pixels,
-    "turned by 90°": lambda pixels: np.rot90(pixels),
-    "turned by 180°": lambda pixels: np.rot90(pixels, 2),
-    "turned by 270°": lambda pixels: np.rot90(pixels, 3),
-    "mirrored": lambda pixels: pixels[:, ::-1],
-    "the middle quarter": _zoomed,
-    "darkened (gamma 1.5)": lambda pixels: (255 * (pixels / 255) ** 1.5).astype(np.uint8),
-    "at half size in black": _in_black,
+QUERIES: dict[str, Callable[[Pixels], Pixels]] = {
+    **{f"chests, {name}": change for name, (change, _) in CHANGES.items()},
+    "chests, at half size in black": _in_black,
 }
 
 
@@ -72,8 +62,10 @@ def main(model: str, manifest: str, dicom: str) -> None:
         for row in images:
             if row.split != "train":
                 pixels = read_image(row.image, intensity=spec.intensity).pixels
-                for name, change in CHANGES.items():
+                for name, change in QUERIES.items():
                     groups[name].append((np.ascontiguousarray(change(pixels)), row.patient_id))
+        for number in IMPOSTORS:
+            groups[f"drawn: {KINDS[number % len(KINDS)].__name__}"].append((impostor(number), ""))
         for kind, pixels in _dicom(Path(dicom)):
             groups[kind].append((pixels, ""))
         noise = np.random.default_rng(0).integers(0, 256, (20, 300, 300), dtype=np.uint8)
@@ -127,15 +119,15 @@ def _dicom(folder: Path) -> Iterator[tuple[str, Pixels]]:
     for path in sorted(folder.glob("*.dcm")):
         kind = {"nonchest": path.stem.split("_")[1], "lut": "testpattern"}.get(path.stem.split("_")[0], "other chests")
         try:
-            data, buffer = parse_dicom(path.read_bytes(), path.name, ImageLimits())
-            frame = find_frame(Tags(data, path.name), buffer)
+            dataset, buffer = parse_dicom(path.read_bytes(), path.name, ImageLimits())
+            frame = find_frame(Tags(dataset, path.name), buffer)
             stored = frame.values()[frame.decode()]
         except ImageError as error:
             click.echo(f"{path.name}: left out ({type(error).__name__})", err=True)
             continue
         low, high = np.percentile(stored, [0.5, 99.5])
         grey = (255 * np.clip((stored - low) / (high - low), 0, 1)).astype(np.uint8)
-        yield f"DICOM: {kind}", 255 - grey if data.PhotometricInterpretation == "MONOCHROME1" else grey
+        yield f"DICOM: {kind}", 255 - grey if frame.photometric == "MONOCHROME1" else grey
 
 
 if __name__ == "__main__":

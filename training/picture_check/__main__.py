@@ -31,6 +31,8 @@ from cbmir.training.picture_check.views import Views, stored
 Pixels = NDArray[np.uint8]
 #: Of each, so many are learnt from and so many measured.
 _PHANTOMS, _IMPOSTORS = (400, 100), (2000, 400)
+#: The drawings that are measured.
+IMPOSTORS = range(_IMPOSTORS[0], sum(_IMPOSTORS))
 #: How many of the chests of the validation split, seen in so many ways each, may be taken for each kind.
 _SHARES = {"other": 1e-3, "part": 1e-3, "inverted": 1e-3, "turned 1": 1e-3, "turned 2": 1e-3, "turned 3": 1e-3,
            "mirrored": 2e-3}  # fmt: skip

@@ -114,14 +114,14 @@ def read_own_table(
 
     def column(name: str | None, convert: Callable[[str], T]) -> list[T]:
         """A column's cells, each distinct one converted once; an error names the first row that has it."""
-        texts = [""] * len(source) if name is None else [text.strip() for text in source.column(name)]
+        texts = [""] * len(source) if name is None else source.column(name)
         known: dict[str, T] = {}
         for text in dict.fromkeys(texts):
             try:
-                known[text] = convert(text)
+                known[text] = convert(text.strip())
             except ManifestError as error:
                 raise ManifestError(f"{table}, row {texts.index(text) + 2}, column {name!r}: {error}") from None
-        return [known[text] for text in texts]
+        return list(map(known.__getitem__, texts))
 
     values: list[tuple[int | None, ...]]
     if unlabelled:
