@@ -8,11 +8,9 @@ from __future__ import annotations
 import base64
 import logging
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +22,7 @@ from cbmir.demo.asgi import create_app
 from cbmir.demo.upload_store import UPLOAD_S
 from cbmir.errors import GalleryError, UserError
 from cbmir.files import read_secret
+from cbmir.process import sigterm_interrupts
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery import Gallery
 from cbmir.runtime.gallery.projection import GalleryProjection
@@ -55,7 +54,7 @@ def serve(
         UserError: The port or the host cannot be used, or the folder has no examples.
         GalleryError: The gallery's map is of another model.
     """
-    with _stopped_by_sigterm(), bound(host, port) as listener, _uploads():
+    with sigterm_interrupts(), bound(host, port) as listener, _uploads():  # uvicorn raises SIGTERM again at its end
         if login is None and not is_loopback(host):
             log.warning(
                 "%s can be reached from other machines, and no --login is asked for: the gallery is patient data.", host
@@ -117,16 +116,3 @@ def _passing_folder() -> Iterator[str]:
             yield folder
         finally:
             deleter.stdin.close()
-
-
-@contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does: uvicorn raises it again at its end, which would end the process."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -41,7 +41,7 @@ from cbmir.training.distillation import build_student, load_teacher
 from cbmir.training.encoders.stages import finer_stage
 from cbmir.training.evaluate import on_fastest_device
 from cbmir.training.model import RetrievalModel
-from cbmir.training.run import RunFolder, build_model, training_manifest
+from cbmir.training.run import RunFolder, build_model, load_checkpoint, training_manifest
 from cbmir.training.splits import EVERY_IMAGE
 from cbmir.training.validation import MEASURED, HeldOut, Validation, write_card
 
@@ -315,7 +315,7 @@ def _trainer(config: TrainConfig, folder: RunFolder) -> L.Trainer:
 
 def _stopped_early(last: Path) -> bool:
     """Whether training had ended for want of progress when this checkpoint was written."""
-    states = torch.load(last, map_location="cpu", weights_only=True)["callbacks"]
+    states = load_checkpoint(last)["callbacks"]
     return any(state["stopped_epoch"] > 0 for name, state in states.items() if name.startswith("EarlyStopping"))
 
 

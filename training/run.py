@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from cbmir.card import ModelCard
-from cbmir.errors import CardError, RunError, require
+from cbmir.errors import CardError, ManifestError, RunError, require
 from cbmir.files import replacing, write_json
 from cbmir.input_file import open_input, read_json, read_text
 from cbmir.manifest import Manifest, read_manifest
 from cbmir.preprocessing import PreprocessSpec
+from cbmir.text_table import read_table
 from cbmir.training.config import TrainConfig, proxy_counts
 from cbmir.training.encoders.encoder import build_encoder, encoder_of, grey_range_of
 from cbmir.training.losses import HASHING_LOSSES, LOSSES, ONE_PROXY_LOSSES
@@ -67,7 +68,7 @@ class RunFolder:
 
         Raises RunError when there is none or it is damaged.
         """
-        state = _load(self.best)["state_dict"]
+        state = load_checkpoint(self.best)["state_dict"]
         averaged = any(key.startswith("average.module.") for key in state)
         prefix = "average.module." if averaged else "model."
         return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
@@ -79,12 +80,16 @@ class RunFolder:
 
     def finished_state(self, config: TrainConfig) -> dict[str, Any]:
         """The finished model's state dict: that of the linear fit, or `best_state`. Raises RunError likewise."""
-        return _load(self.fitted) if config.linear_fit else self.best_state()
+        return load_checkpoint(self.fitted) if config.linear_fit else self.best_state()
 
     def read_epochs(self) -> list[dict[str, str]]:
-        """The rows of metrics.csv."""
-        with self.metrics.open(newline="", encoding="utf-8") as stream:
-            return list(csv.DictReader(stream))
+        """The rows of metrics.csv, where what was not measured is empty. Raises RunError for another table."""
+        try:
+            rows = [dict(zip(COLUMNS, row, strict=True)) for row in read_table(self.metrics, recognise=False).rows]
+            _ = [(int(row["epoch"]), *map(float, filter(None, row.values()))) for row in rows]
+        except (ManifestError, ValueError) as error:
+            raise RunError(f"{self.metrics}: expected the epochs of a run, found another table: {error}") from error
+        return rows
 
     def append_epoch(self, values: dict[str, Any]) -> None:
         """Add the row of one epoch; rows of this and later epochs, left by a run that was stopped, are replaced."""
@@ -126,7 +131,8 @@ class RunFolder:
             figure.savefig(temporary, dpi=120, format="png")
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """What is in a checkpoint: tensors and plain values, never code. Raises RunError for another file."""
     try:
         with open_input(path) as stream:
             loaded: dict[str, Any] = torch.load(stream, map_location="cpu", weights_only=True)

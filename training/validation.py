@@ -30,7 +30,7 @@ from cbmir.training.linear_fit import Stages, fit_linear
 from cbmir.training.model import ProxyHead, RetrievalModel
 from cbmir.training.pool import Pool
 from cbmir.training.rankings import CORRECTED, SPARE, Rankings, chance_values, nearest
-from cbmir.training.run import RunFolder, embedding_fingerprint
+from cbmir.training.run import RunFolder, embedding_fingerprint, load_checkpoint
 
 log = logging.getLogger("cbmir")
 
@@ -165,7 +165,7 @@ def write_card(folder: RunFolder, validation: Validation, model: RetrievalModel)
         "class_weights": config.balanced,
         "linear_fit": config.linear_fit,
         "precision": resolve_precision(config.precision),
-        "best_epoch": int(torch.load(folder.best, map_location="cpu", weights_only=True)["epoch"]),
+        "best_epoch": int(load_checkpoint(folder.best)["epoch"]),
         "images": {split: len(manifest.split(split)) for split in ("train", "val", "test")},
         "patients": len({row.patient_id for row in manifest.split("train")}),
         **{

@@ -11,9 +11,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -24,6 +24,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from cbmir.errors import require
 from cbmir.files import write_json
+from cbmir.process import sigterm_interrupts
 from cbmir.training.comparison.cells import FAILED, LOG, cell_folder, is_finished
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Cell, Plan
@@ -164,7 +165,7 @@ def run_cells(report: Path, plan: Plan, *, jobs: int = 1, ray: str = "") -> int:
     rounds = [[cell for cell in waiting if METHODS[cell.method].needs_bce is late] for late in (False, True)]
     run, failed = on_ray(ray, jobs) if ray else on_this_machine(jobs), 0
     with (
-        _terminated_like_interrupted(),
+        sigterm_interrupts(),
         logging_redirect_tqdm(),
         tqdm(total=len(every), initial=len(every) - len(waiting), desc="cells", unit="cell", disable=None) as bar,
     ):
@@ -174,15 +175,6 @@ def run_cells(report: Path, plan: Plan, *, jobs: int = 1, ray: str = "") -> int:
                     failed += not _close(report, cell, code)
                     bar.update()
     return failed
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # which raises KeyboardInterrupt
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _close(report: Path, cell: Cell, code: int) -> bool:

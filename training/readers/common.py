@@ -27,6 +27,7 @@ Missing = Literal["error", "skip"]
 CERTAIN_VALUES = LABEL_VALUES | {"true": 1, "false": 0, "yes": 1, "no": 0}
 _VAL_SHARE = 8
 _MOST_REPORT = 2**20  # bytes
+_LONGEST_LIST = 2**16  # characters of a cell
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
 logger = logging.getLogger("cbmir")
 
@@ -155,9 +156,12 @@ class Days:
 
 
 def listed_labels(text: str) -> list[str] | None:
-    """The strings of a list as Python or JSON print it, [] for an empty cell; None for anything else."""
+    """The strings of a list as Python or JSON print it, [] for an empty cell; None for anything else, and for a cell so
+    long that Python's parser would take much memory."""
     if not text or text.lower() == "nan":
         return []
+    if len(text) > _LONGEST_LIST:
+        return None
     try:
         listed = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -29,6 +28,7 @@ from cbmir.runtime.gallery.protocol import EditableGallery
 from cbmir.runtime.imaging.image_warning import SEPARATOR, kinds_text
 from cbmir.runtime.imaging.preprocess import preprocess
 from cbmir.runtime.imaging.reader import read_image, thumbnail_jpeg
+from cbmir.text_table import read_table
 
 log = logging.getLogger("cbmir")
 
@@ -279,11 +279,11 @@ def with_all_warnings(report: IndexReport, gallery: EditableGallery) -> IndexRep
 
 
 def read_list(file: Path) -> Listed:
-    """The rows of a list, without its header; empty without a file."""
-    if not file.exists():
-        return ()
-    with file.open(newline="", encoding="utf-8") as stream:
-        return tuple((undefused(row[0]), undefused(row[1])) for row in list(csv.reader(stream))[1:])
+    """The rows of a list, without its header; empty without a file. Raises ManifestError and GalleryError."""
+    rows = read_table(file, recognise=False).rows if file.exists() else []
+    if any(len(row) != 2 for row in rows):
+        raise GalleryError(f"{file}: expected a list of two columns as cbmir writes it, found another; delete it")
+    return tuple((undefused(image), undefused(reason)) for image, reason in rows)
 
 
 def _entry_of(task: Task, names: Mapping[str, str], picture: Picture) -> Entry:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from cbmir.cli.options import (
     print_answer,
 )
 from cbmir.errors import ImageError
-from cbmir.files import replacing
+from cbmir.files import replacing, write_json
 from cbmir.input_file import open_input
 from cbmir.manifest import Row
 
@@ -104,14 +103,11 @@ def write_results(results: Results, stem: Path) -> list[Path]:
     written = []
     for name, dataset in results.named():
         written.append(stem.with_name(f"{stem.name}.{name}.dcm"))
-        with replacing(written[-1]) as temporary:
-            temporary.touch(0o600)
+        with replacing(written[-1], private=True) as temporary:
             dataset.save_as(temporary, enforce_file_format=True)
     if results.fhir is not None:
         written.append(stem.with_name(f"{stem.name}.fhir.json"))
-        with replacing(written[-1]) as temporary:
-            temporary.touch(0o600)
-            temporary.write_text(json.dumps(results.fhir, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        write_json(written[-1], results.fhir, private=True)
     return written
 
 

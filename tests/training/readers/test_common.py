@@ -1,0 +1,23 @@
+"""Cells that hold a list of labels."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from cbmir.training.readers.common import listed_labels
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("", []), ("nan", []), ("['a', 'b ']", ["a", "b"]), ('["caf\\u00e9"]', ["café"]), ("7", None), ("[7]", None)],
+)
+def test_lists(text: str, expected: list[str] | None) -> None:
+    assert listed_labels(text) == expected
+
+
+def test_a_list_that_is_too_long_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's parser takes hundreds of bytes of memory for a character."""
+    monkeypatch.setattr(ast, "literal_eval", None)
+    assert listed_labels("[" + "'a'," * 100_000 + "]") is None
