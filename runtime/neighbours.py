@@ -75,8 +75,10 @@ class Query:
         """Raises GalleryError as the gallery's searches do."""
         if self.expected is not None:
             return gallery.search_by_agreement(self.vector, self.expected, self.k, filter=self.filter)
-        found = gallery.search(self.vector, self._fetched(gallery), filter=self.filter, exact=self.exact)
-        return self._by_place(gallery, found)
+        if not self._is_by_place(gallery):
+            return gallery.search(self.vector, self.k, filter=self.filter, exact=self.exact)
+        k = max(self.k, RERANKED)
+        return self._by_place(gallery, gallery.search(self.vector, k, filter=self.filter, exact=self.exact, cells=True))
 
     def search_with_novelty(
         self, gallery: SearchableGallery, embedding: NDArray[np.float32], known: Collection[Entry],
@@ -89,37 +91,33 @@ class Query:
             return self.search(gallery), None
         others = Filter(exclude_patients=patients)
         itself = sum(not entry.patient_id for entry in known)  # no filter leaves these out; they are the nearest
-        queries, filters, k = [self.vector], [self.filter], self._fetched(gallery)
-        found = None if self.expected is None else self.search(gallery)
-        if found is not None:  # what is searched below is for novelty alone
-            queries, filters, k = [embedding], [others], 0
+        queries, filters, k, found = [self.vector], [self.filter], self.k, None
+        if self.expected is not None or self._is_by_place(gallery):  # what is searched below is for novelty alone
+            queries, filters, k, found = [embedding], [others], 0, self.search(gallery)
         elif self.filter != others or self.vector is not embedding:
             queries, filters = [*queries, embedding], [*filters, others]
         many = gallery.search_many(
             np.stack(queries), k, filters=filters, exact=self.exact, vectors=NEAREST + itself
         )  # of one moment
         novelty = score_novelty(embedding, many[-1].vectors[itself:], reference)
-        return found or self._by_place(gallery, many[0]), novelty
+        return found or many[0], novelty
 
-    def _fetched(self, gallery: SearchableGallery) -> int:
-        reranking = self.cells is not None and gallery.cell_codec is not None and self.k > 0
-        return max(self.k, RERANKED) if reranking else self.k
+    def _is_by_place(self, gallery: SearchableGallery) -> bool:
+        return self.cells is not None and gallery.cell_codec is not None and self.k > 0
 
     def _by_place(self, gallery: SearchableGallery, found: SearchResult) -> SearchResult:
         """The first k by the places that match best, with these; equal ones in the order in which they were found."""
         codec = gallery.cell_codec
-        if self.cells is None or codec is None or not found.hits:
+        if self.cells is None or codec is None or found.cells is None or not found.hits:
             return found
-        codes = gallery.cells([hit.entry.id for hit in found.hits])
-        window = self.cells.window
-        cosines, corners = codec.places(self.vector, codes, window)
+        cosines, corners = codec.places(self.vector, found.cells, self.cells.window)
         order = np.argsort(-cosines, kind="stable")[: self.k].tolist()
         hits = tuple(
             Hit(found.hits[at].entry, math.sqrt(max(0.0, 2 - 2 * float(cosines[at]))), float(cosines[at]),
                 self.cells.place((int(corners[at][0]), int(corners[at][1]))))
             for at in order
         )  # fmt: skip
-        return replace(found, hits=hits, vectors=found.vectors[order])
+        return replace(found, hits=hits, vectors=found.vectors[order], cells=None)
 
 
 def expected_labels(gallery: SearchableGallery, findings: Iterable[Finding]) -> dict[str, float]:

@@ -64,12 +64,14 @@ class SearchResult:
 
     vectors: float32 [n, D], unit norm: the hits' own embeddings, and after them those of the next nearest, where more
     vectors than hits were asked for.
+    cells: int8 [hits, h, w, d], the codes of the hits' cells, where they were asked for and the gallery keeps them.
     """
 
     generation: int
     hits: tuple[Hit, ...]
     method: str
     vectors: NDArray[np.float32] = field(repr=False, compare=False)
+    cells: NDArray[np.int8] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

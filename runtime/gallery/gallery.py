@@ -273,7 +273,7 @@ class Gallery(EditableGallery):
 
     def search_many(
         self, embeddings: NDArray[np.float32], k: int, *, filters: Sequence[Filter] | None = None,
-        exact: bool | None = None, vectors: int = 0,
+        exact: bool | None = None, vectors: int = 0, cells: bool = False,
     ) -> list[SearchResult]:  # fmt: skip
         """As `SearchableGallery.search_many`; all answers are of one generation, and computed together."""
         count = len(embeddings)
@@ -284,7 +284,7 @@ class Gallery(EditableGallery):
         def find(snapshot: Snapshot, selections: Sequence[Selection | None]) -> list[Nearest]:
             return nearest(snapshot, embeddings, max(k, vectors), selections, exact=bool(exact))
 
-        return self._answers(embeddings, k, filters, vectors, find)
+        return self._answers(embeddings, k, filters, vectors, find, cells=cells and self.cell_codec is not None)
 
     def search_by_agreement(
         self, embedding: NDArray[np.float32], probabilities: Mapping[str, float], k: int, *, filter: Filter = EVERY
@@ -301,7 +301,7 @@ class Gallery(EditableGallery):
 
     def _answers(
         self, embeddings: NDArray[np.float32], k: int, filters: Sequence[Filter], vectors: int,
-        find: Callable[[Snapshot, Sequence[Selection | None]], list[Nearest]],
+        find: Callable[[Snapshot, Sequence[Selection | None]], list[Nearest]], *, cells: bool = False,
     ) -> list[SearchResult]:  # fmt: skip
         if k < 0:
             raise GalleryError(f"expected k >= 0 neighbours, found {k}")
@@ -311,7 +311,7 @@ class Gallery(EditableGallery):
             with self._index.moment() as (reader, snapshot):
                 known = {one: Selection(one, self._meta) if one else None for one in set(filters)}
                 found = find(snapshot, [known[one] for one in filters])
-                answers = [answer(reader, snapshot, one, k, vectors) for one in found]
+                answers = [answer(reader, snapshot, one, k, vectors, cells=cells) for one in found]
             trusted = [one for one in answers if one is not None]
             if len(trusted) == count:
                 return trusted
@@ -352,10 +352,6 @@ class Gallery(EditableGallery):
     def vector(self, id: str) -> NDArray[np.float32]:
         with self.reading() as reader:
             return reader.vectors([reader.number(id)]).reshape(-1)
-
-    def cells(self, ids: Sequence[str]) -> NDArray[np.int8]:
-        with self.reading() as reader:
-            return reader.cells(map(reader.number, ids))
 
     def thumbnail(self, id: str) -> bytes | None:
         with self.reading() as reader:

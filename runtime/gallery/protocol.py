@@ -74,7 +74,7 @@ class SearchableGallery(Protocol):
 
     def search(
         self, embedding: NDArray[np.float32], k: int, *, filter: Filter = EVERY, exact: bool | None = None,
-        vectors: int = 0,
+        vectors: int = 0, cells: bool = False,
     ) -> SearchResult:  # fmt: skip
         """The k nearest of the entries that pass the filter, nearest first; all where fewer pass.
 
@@ -86,17 +86,18 @@ class SearchableGallery(Protocol):
                 images, it may then propose others than the first by id.
             vectors: Where > k, the embeddings of so many nearest are answered, at a fraction of what so many hits
                 would take.
+            cells: Answer the codes of the hits' cells too, where the gallery keeps them.
 
         Raises:
             GalleryError: The query has another size or norm, or NaN; k < 0; the filter does not fit the gallery's
                 labels; or what was found is damaged.
         """
-        return self.search_many(embedding[None], k, filters=[filter], exact=exact, vectors=vectors)[0]
+        return self.search_many(embedding[None], k, filters=[filter], exact=exact, vectors=vectors, cells=cells)[0]
 
     @abstractmethod
     def search_many(
         self, embeddings: NDArray[np.float32], k: int, *, filters: Sequence[Filter] | None = None,
-        exact: bool | None = None, vectors: int = 0,
+        exact: bool | None = None, vectors: int = 0, cells: bool = False,
     ) -> list[SearchResult]:  # fmt: skip
         """`search` for several queries, all answered together.
 
@@ -167,11 +168,6 @@ class SearchableGallery(Protocol):
     @abstractmethod
     def cell_codec(self) -> CellCodec | None:
         """How the cells of its images are coded; None where it keeps none."""
-
-    @abstractmethod
-    def cells(self, ids: Sequence[str]) -> NDArray[np.int8]:
-        """Codes int8 [n, h, w, d] of entries' cells. Raises GalleryError for an id that is not there, and where the
-        gallery keeps none."""
 
     @abstractmethod
     def thumbnail(self, id: str) -> bytes | None:

@@ -125,7 +125,9 @@ def expected_agreement(probabilities: Sequence[float], labels: Sequence[NDArray[
     return np.divide(both, union, out=np.zeros_like(both), where=union > 0)
 
 
-def answer(reader: Reader, snapshot: Snapshot, found: Nearest, k: int, vectors: int) -> SearchResult | None:
+def answer(
+    reader: Reader, snapshot: Snapshot, found: Nearest, k: int, vectors: int, *, cells: bool
+) -> SearchResult | None:
     """What a search answers. None where the vectors that it would answer with are not those that are stored: mapped
     files are verified when they are loaded, and may be damaged after."""
     order = _ordered(reader, snapshot, found, k)[: max(k, vectors)]
@@ -136,7 +138,8 @@ def answer(reader: Reader, snapshot: Snapshot, found: Nearest, k: int, vectors: 
     if not np.array_equal(stored, reader.vectors(numbers)):
         return None
     hits = tuple(Hit(*one) for one in zip(entries, distances, cosines, strict=False))
-    return SearchResult(snapshot.generation, hits, found.method, stored)
+    codes = reader.cells(numbers[:k]) if cells else None
+    return SearchResult(snapshot.generation, hits, found.method, stored, codes)
 
 
 def _ordered(reader: Reader, snapshot: Snapshot, found: Nearest, k: int) -> Rows:

@@ -147,7 +147,8 @@ class MilvusGallery(EditableGallery):
     ) -> Added:
         """As `EditableGallery.add`, and for texts that Milvus has no room for (docs/milvus.md)."""
         if cells is not None:
-            raise self._no_cells()
+            raise GalleryError(f"{self._address.text}: expected no cells, since a Milvus collection keeps none; build "
+                               f"a folder for them")  # fmt: skip
         check_batch(entries, embeddings, thumbnails, self.card.embedding_dim)
         with self._connection.writing:
             by_content, content = self._there(entries)
@@ -228,7 +229,7 @@ class MilvusGallery(EditableGallery):
 
     def search_many(
         self, embeddings: NDArray[np.float32], k: int, *, filters: Sequence[Filter] | None = None,
-        exact: bool | None = None, vectors: int = 0,
+        exact: bool | None = None, vectors: int = 0, cells: bool = False,
     ) -> list[SearchResult]:  # fmt: skip
         """As `SearchableGallery.search_many`; queries of the same filter go together. Raises GalleryError besides for
         k > `MOST`, and where `exact` is asked for and the gallery was not made with the index "exact": Milvus has no
@@ -288,13 +289,6 @@ class MilvusGallery(EditableGallery):
         return np.array(self._row(id, "vector")["vector"], np.float32)
 
     cell_codec = None
-
-    def cells(self, ids: Sequence[str]) -> NDArray[np.int8]:
-        raise self._no_cells()
-
-    def _no_cells(self) -> GalleryError:
-        return GalleryError(f"{self._address.text}: expected no cells, since a Milvus collection keeps none; build a "
-                            f"folder for them")  # fmt: skip
 
     def thumbnail(self, id: str) -> bytes | None:
         found = self._pictures.read(id)

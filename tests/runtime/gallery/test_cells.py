@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from cbmir.runtime import Entry, Finder, Gallery, add_to_gallery, build_gallery,
 from cbmir.runtime.gallery.build import merge_galleries
 from cbmir.runtime.gallery.cells import CellCodec
 from cbmir.runtime.gallery.database import DATABASE, live_folder
+from cbmir.runtime.gallery.entry import SearchResult
 from cbmir.runtime.gallery.maintenance import export, export_deidentified, verify
 
 Maps = NDArray[np.float32]
@@ -29,6 +32,11 @@ def maps() -> Maps:
     directions, mean = rng.normal(size=(6, 40)), rng.normal(size=40)
     cells = np.einsum("nkhw,kd->ndhw", rng.normal(size=(50, 6, 5, 4)), directions) + mean[:, None, None]
     return cells.astype(np.float32)
+
+
+def codes_of(gallery: Gallery, ids: Sequence[str]) -> NDArray[np.int8]:
+    with gallery.reading() as reader:
+        return reader.cells(map(reader.number, ids))
 
 
 def windows(cells: NDArray[np.float64], rows: int, columns: int) -> NDArray[np.float64]:
@@ -98,10 +106,10 @@ def test_a_gallery_keeps_the_cells_of_its_images(built: Path, tiny_model: Path) 
         outputs = engine.run(crops[:, None], feature_map=True)
         assert outputs.feature_map is not None
         wanted = codec.codes(outputs.feature_map).astype(int)
-        assert np.abs(gallery.cells(ids).astype(int) - wanted).max() <= 1
-        np.testing.assert_array_equal(gallery.cells(ids[3:0:-1]), gallery.cells(ids)[3:0:-1])
+        assert np.abs(codes_of(gallery, ids).astype(int) - wanted).max() <= 1
+        np.testing.assert_array_equal(codes_of(gallery, ids[3:0:-1]), codes_of(gallery, ids)[3:0:-1])
         with pytest.raises(GalleryError, match="found 'nobody'"):
-            gallery.cells(["nobody"])
+            codes_of(gallery, ["nobody"])
     assert verify(built) == []
 
 
@@ -113,10 +121,9 @@ def test_a_search_by_region_is_ranked_by_the_places(
         analysis = finder.analyze(make_xray(99), 6, region=region)
         gallery, spec = finder.gallery, finder.card.preprocess
         assert isinstance(gallery, Gallery) and gallery.cell_codec is not None
-        decoded = {
-            id: gallery.cell_codec.pca.decoded(gallery.cells([id]).reshape(-1, 8)).astype(np.float64).reshape(8, 8, 8)
-            for id in gallery.ids()
-        }
+        codes = codes_of(gallery, gallery.ids())
+        every = gallery.cell_codec.pca.decoded(codes.reshape(-1, 8)).astype(np.float64).reshape(-1, 8, 8, 8)
+        decoded = dict(zip(gallery.ids(), every, strict=True))
         best, corners = {}, {}
         for id, cells in decoded.items():
             means = windows(cells, 4, 4)  # of the crop, which is 84% of a side: 3.8 cells
@@ -167,12 +174,31 @@ def test_the_place_of_a_bright_patch(tiny_model: Path, tmp_path: Path) -> None:
     assert 152 / 256 - 0.11 < y0 < (152 + 26) / 256 < y1 < 0.95
 
 
+def test_an_image_that_is_removed_meanwhile(
+    built: Path, tiny_model: Path, tmp_path: Path, make_xray: Callable[..., NDArray[np.uint8]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Hits and the codes that rank them are of one moment."""
+    shutil.copytree(built, tmp_path / "copy")
+    with Finder.open(tiny_model, tmp_path / "copy", threads=1) as finder, Gallery.open(tmp_path / "copy") as writer:
+        assert finder.gallery is not None
+        search = finder.gallery.search
+
+        def then_remove(*given: Any, **options: Any) -> SearchResult:
+            found = search(*given, **options)
+            writer.remove(ids=[hit.entry.id for hit in found.hits[:3]])
+            return found
+
+        monkeypatch.setattr(finder.gallery, "search", then_remove)
+        assert len(finder.analyze(make_xray(99), 6, region=(0.1, 0.5, 0.5, 0.9)).neighbours) == 6
+
+
 def test_add_update_merge_export_and_shards(
     built: Path, tiny_gallery: Path, tiny_model: Path, tiny_manifest: Path, tmp_path: Path
 ) -> None:
     manifest = read_manifest(tiny_manifest)
     with Gallery.open(built) as gallery:
-        ids, codes = gallery.ids(), gallery.cells(gallery.ids())
+        ids, codes = gallery.ids(), codes_of(gallery, gallery.ids())
         export(gallery, tmp_path / "copy")
         assert export_deidentified(gallery, tmp_path / "nameless") == len(ids)
     with Gallery.open(tmp_path / "nameless") as nameless:
@@ -186,14 +212,14 @@ def test_add_update_merge_export_and_shards(
     assert added > 0
     with Gallery.open(tmp_path / "copy") as copy:
         assert copy.update([copy.entry(ids[0])]) == 0
-        np.testing.assert_array_equal(copy.cells(ids), codes)
-        assert len(copy.cells(copy.ids())) == len(ids) + added
+        np.testing.assert_array_equal(codes_of(copy, ids), codes)
+        assert len(codes_of(copy, copy.ids())) == len(ids) + added
         copy.remove(ids=ids[:2])
-        assert len(copy.cells(copy.ids())) == len(ids) + added - 2
+        assert len(codes_of(copy, copy.ids())) == len(ids) + added - 2
     merge_galleries(tmp_path / "merged", [tmp_path / "1", tmp_path / "2"])
     with Gallery.open(tmp_path / "merged") as merged:
         assert merged.ids() == ids
-        assert np.abs(merged.cells(ids).astype(int) - codes).max() <= 2
+        assert np.abs(codes_of(merged, ids).astype(int) - codes).max() <= 2
         with pytest.raises(GalleryError, match=r"keeps cells, and .* none: build that one again with --cells"):
             merge_galleries(tmp_path / "merged", [tiny_gallery])
     merge_galleries(tmp_path / "without", [tiny_gallery])
@@ -215,7 +241,7 @@ def test_what_is_refused_and_what_is_damaged(built: Path, tiny_gallery: Path, tm
         with pytest.raises(GalleryError, match="expected no cells for a gallery that keeps none"):
             plain.add([entry], vector, cells=np.ones((1, 8, 8, 8), np.float32))
         with pytest.raises(GalleryError, match="expected a gallery that keeps cells"):
-            plain.cells(plain.ids()[:1])
+            codes_of(plain, plain.ids()[:1])
     file = live_folder(tmp_path / "copy") / DATABASE
     with sqlite3.connect(file) as database:
         database.execute("UPDATE cells SET codes = zeroblob(length(codes)) WHERE number = 3")
@@ -224,7 +250,7 @@ def test_what_is_refused_and_what_is_damaged(built: Path, tiny_gallery: Path, tm
         Gallery.open(tmp_path / "copy") as copy,
         pytest.raises(GalleryError, match=r"the cells of .* are damaged"),
     ):
-        copy.cells(copy.ids())
+        codes_of(copy, copy.ids())
     (problem,) = verify(tmp_path / "copy")
     assert problem.what == "the cells are missing or damaged"
     assert len(problem.affected) == 1
