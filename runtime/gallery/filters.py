@@ -11,16 +11,12 @@ and `AnyOf` alone, and any gallery can say it in its own terms.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from datetime import date
-from typing import TYPE_CHECKING
 
 from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet, canonical, did_you_mean
-
-if TYPE_CHECKING:
-    from cbmir.runtime.gallery.entry import Entry
 
 _TOKEN = re.compile(r"""\s*(?:(?P<mark>[()])|"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<word>[^\s()"']+))""")
 _DEEPEST = 50  # parentheses in parentheses: they are read by recursion
@@ -49,13 +45,6 @@ class AnyOf:
 
 
 Condition = HasLabel | AllOf | AnyOf
-
-
-def _holds(condition: Condition, values: Sequence[int | None]) -> bool:
-    if isinstance(condition, HasLabel):
-        return values[condition.index] in ((1, -1) if condition.present else (0,))
-    parts = (_holds(part, values) for part in condition.parts)
-    return all(parts) if isinstance(condition, AllOf) else any(parts)
 
 
 @dataclass(frozen=True)
@@ -102,27 +91,6 @@ class Filter:
     def __bool__(self) -> bool:
         """Whether anything is asked of an entry."""
         return any(getattr(self, one.name) for one in fields(self))
-
-    def test(self, labels: LabelSet) -> Callable[[Entry], bool]:
-        """Whether an entry passes `where`, `view`, `since` and `until`: for counting, without a search.
-
-        Args:
-            labels: The gallery's.
-
-        Raises:
-            GalleryError: As `parse` does.
-        """
-        condition = parse(self.where, labels) if self.where else AllOf(())
-        is_dated = bool(self.since or self.until)
-
-        def passes(entry: Entry) -> bool:
-            day = parse_day(entry.date) if entry.date else 0
-            values = [(entry.labels or {}).get(name) for name in labels.names]
-            is_view = not self.view or entry.view.casefold() == self.view.casefold()
-            in_time = not is_dated or (day > 0 and self.first_day <= day <= self.last_day)
-            return is_view and in_time and _holds(condition, values)
-
-        return passes
 
     @property
     def first_day(self) -> int:

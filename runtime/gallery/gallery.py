@@ -321,6 +321,12 @@ class Gallery(EditableGallery):
 
     # -- looking up
 
+    def count(self, filter: Filter) -> int:
+        selection = Selection(filter, self._meta)
+        with self._index.moment() as (_, snapshot):
+            mask = snapshot.passing(selection)
+            return len(snapshot.base) + len(snapshot.tail) if mask is None else int(np.count_nonzero(mask))
+
     def entry(self, id: str) -> Entry:
         with self.reading() as reader:
             return reader.entries([reader.number(id)])[0]

@@ -130,6 +130,10 @@ class SearchableGallery(Protocol):
         """
 
     @abstractmethod
+    def count(self, filter: Filter) -> int:
+        """How many entries pass the filter. Raises GalleryError where it does not fit the gallery's labels."""
+
+    @abstractmethod
     def entry(self, id: str) -> Entry:
         """The entry with this id. Raises GalleryError if it does not exist."""
 

@@ -278,6 +278,9 @@ class MilvusGallery(EditableGallery):
     def entry(self, id: str) -> Entry:
         return rows.entry_of(self._row(id, "entry"))
 
+    def count(self, filter: Filter) -> int:
+        return self._rows.count(rows.expression(filter, self.labels, self._keys))
+
     def every_entry(self) -> Iterator[Entry]:
         return (rows.entry_of(row) for row in self._rows.scan("", "id", "entry"))
 

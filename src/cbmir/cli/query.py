@@ -188,21 +188,14 @@ def _why_none(gallery: SearchableGallery, wanted: Filter, patients: frozenset[st
     from cbmir.runtime.gallery.filters import Filter
 
     names = [name for name in ("where", "view", "since", "until") if getattr(wanted, name)]
-    alone = {name: Filter(**{name: getattr(wanted, name)}) for name in names}
-    tests = {name: one.test(gallery.labels) for name, one in alone.items()}
-    left = dict.fromkeys(tests, 0)
-    days, undated = set(), 0
-    for entry in gallery.every_entry() if tests else ():
-        undated += not entry.date
-        days |= {entry.date} - {""}
-        for name, passes in tests.items():
-            left[name] += passes(entry)
+    left = {name: gallery.count(Filter(**{name: getattr(wanted, name)})) for name in names}
     yield f"No neighbours: the gallery has {_images(len(gallery))}{'; each filter by itself leaves' if left else ''}"
     for name, count in left.items():
         yield f"  --{name} {getattr(wanted, name)}: {_images(count)}"
     if wanted.since or wanted.until:
-        if days:
-            yield f"The gallery's dates go from {min(days)} to {max(days)}; {undated:,} images have none."
+        dates = [entry.date for entry in gallery.every_entry()]
+        if days := set(dates) - {""}:
+            yield f"The gallery's dates go from {min(days)} to {max(days)}; {dates.count(''):,} images have none."
         else:
             yield "No image of the gallery has a date."
     if patients:

@@ -110,6 +110,12 @@ def test_search_agrees_with_brute_force(
     assert all(hit.entry == gallery.entry(hit.entry.id) for hit in found.hits)
 
 
+@pytest.mark.parametrize("name", FILTERS)
+def test_images_that_pass_are_counted(gallery: Gallery, make_entries: Make, name: str) -> None:
+    own, passes = FILTERS[name]
+    assert gallery.count(own) == sum(map(passes, make_entries(COUNT)))
+
+
 def test_the_method_is_told(gallery: Gallery, make_vectors: Make) -> None:
     query = make_vectors(1, seed=1)[0]
     expected = {"exact": "exact", "bf16": "hnsw bf16", "int8": "hnsw int8"}[gallery.info()["index"]]

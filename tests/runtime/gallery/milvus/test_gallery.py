@@ -239,6 +239,7 @@ def test_k_neighbours_whenever_there_are_k(place: str, tiny_card: ModelCard, set
         expected = sorted(range(0, 1500, 250), key=lambda n: -float(vectors[n] @ vectors[1]))[:5]
         assert [hit.entry.id for hit in found.hits] == [f"e{n:04}" for n in expected]
         assert found.method == f"milvus {kind}"
+        assert (opened.count(Filter(since="2021-01-01")), opened.count(Filter())) == (6, 1500)
         nearest = {f"e{n:04}" for n in np.argsort(-(vectors @ vectors[1]))[:10]}
         assert len({hit.entry.id for hit in opened.search(vectors[1], 10).hits} & nearest) >= 9
         with pytest.raises(GalleryError, match="exact search"):
