@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cbmir import __version__
-from cbmir.card import NOT_A_DEVICE, WITHOUT_FINDINGS, ModelCard
+from cbmir.card import NOT_A_DEVICE, OF_PHANTOMS, WITHOUT_FINDINGS, ModelCard
 from cbmir.demo.page.alerts import alerts_html
 from cbmir.demo.page.findings import novelty_html, threshold_probability
 from cbmir.demo.page.markup import escape, image_uri, spelled, static, table
@@ -45,11 +45,12 @@ def report_html(
     if findings:
         head = ("Finding", "Verdict", "Calibrated probability", threshold)
         found = table(head, [_row(card, finding) for finding in findings])
+    bar = f'<p class="phantoms">{escape(OF_PHANTOMS)}</p>' if OF_PHANTOMS in card.notes else ""
     alike = [_alike(rank, gallery.case_id(n.id), n) for rank, n in enumerate(analysis.neighbours[:_SHOWN], 1)]
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>cbmir report</title>'
         f"<style>{static('report.css')}</style>"
-        f'</head><body><p class="device">{escape(NOT_A_DEVICE)}</p><h1>cbmir: report of a case</h1>'
+        f'</head><body>{bar}<p class="device">{escape(NOT_A_DEVICE)}</p><h1>cbmir: report of a case</h1>'
         f'<p class="fine">{when} · {escape(name)}</p>'
         f'{alerts_html(analysis.warnings)}<div class="case"><div>'
         f"{_figure('The X-ray', image.picture, 'The image')}"

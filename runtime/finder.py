@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cbmir.card import BALANCED, WITHOUT_FINDINGS, ModelCard
+from cbmir.card import BALANCED, ModelCard
 from cbmir.choices import RANKS, Mode, Rank
 from cbmir.errors import EngineError, ImageError, UserError
 from cbmir.labels import canonical
@@ -181,7 +181,7 @@ class Finder(Closing):
         cells = None if region is None else RegionCells.of(region, feature_map.shape[1:], self.card.preprocess)
         vector = embedding if cells is None else cells.vector(feature_map)
         predicted = {finding.label for finding in findings if finding.predicted}
-        warnings: list[str] = [*radiograph.warnings, *(() if self.card.has_findings else (WITHOUT_FINDINGS,))]
+        warnings: list[str] = [*self.card.notes, *radiograph.warnings]
         analysis = Analysis(
             image=radiograph.name,
             findings=findings,
@@ -207,7 +207,8 @@ class Finder(Closing):
         found, novelty = query.search_with_novelty(self.gallery, embedding, known, patients)
         warnings += notes
         if novelty is not None and novelty.flagged:
-            warnings.insert(sum(warning in SENTENCES.values() for warning in warnings), NOTHING_ALIKE)
+            first = (*self.card.notes, *SENTENCES.values())
+            warnings.insert(sum(warning in first for warning in warnings), NOTHING_ALIKE)
         if known:
             analysis = replace(analysis, query_labels=tuple(sorted({name for one in known for name in one.positive})))
         analysis = replace(

@@ -70,6 +70,7 @@ class Evaluation:
             queries` (the negative class counted as a label).
         thresholds: Of each label, from the model's card; empty where there is no card.
         calibration: The same.
+        notes: What the card says that every answer must say.
     """
 
     labels: tuple[str, ...]
@@ -80,6 +81,7 @@ class Evaluation:
     retrieval: dict[str, RetrievalValues]
     thresholds: Sequence[float | None] = ()
     calibration: Sequence[Calibration | None] = ()
+    notes: Sequence[str] = ()
 
     def rankings(self, column: str) -> Rankings:
         """The lists, with the labels that count in one column."""
@@ -131,7 +133,8 @@ class Evaluation:
         counts = {"k": self.k, "queries": len(self.query.patients), "gallery": len(self.gallery.patients)}
         counts["patients"] = len(set(self.query.patients))
         counts["scores_findings"] = self.scores_findings
-        return counts | pool.figures() | references | self._decisions(pool.weights)
+        notes = {"notes": list(self.notes)}
+        return notes | counts | pool.figures() | references | self._decisions(pool.weights)
 
     def _decisions(self, weights: Floats) -> dict[str, Any]:
         """What holds at the thresholds. Unknown and uncertain labels do not count."""
@@ -174,7 +177,7 @@ def evaluate(
     for column, counted in COUNTED.items():
         sides = (counted(query.labels), counted(gallery.labels), query.patients, gallery.patients)
         retrieval[column] = metrics.retrieval_values(similarity, *sides, k=k)
-    decisions = (card.thresholds, card.calibration) if card else ()
+    decisions = (card.thresholds, card.calibration, card.notes) if card else ()
     return Evaluation(labels, k, query, gallery, neighbours, retrieval, *decisions)
 
 

@@ -67,6 +67,7 @@ def text_report(summary: dict[str, Any], title: str) -> str:
         scored, lost, thresholds = [], [], ["This model scores no findings: what needs a score is not measured."]
     parts = [
         f"# {title}",
+        *(f"**{note}**" for note in summary["notes"]),
         f"{summary['queries']} queries of {summary['patients']} patients against a gallery of {summary['gallery']} "
         f"images, k = {k}, each query's own patient left out. In brackets: 95% bootstrap interval over patients.",
         "## The paper's metrics",

@@ -8,14 +8,6 @@ from typing import Any
 from cbmir.card import NOT_A_DEVICE, WITHOUT_FINDINGS, ModelCard
 from cbmir.demo.page.markup import escape, spelled, table
 
-#: Above everything else where the model was trained on phantoms.
-OF_PHANTOMS = "This model was trained on drawn phantoms. Its answers about real images mean nothing."
-
-
-def is_of_phantoms(card: ModelCard) -> bool:
-    return card.training.get("source") == "phantom"
-
-
 _LIMITS = (
     "It knows frontal chest X-rays of adults like those it was trained on. Of others, its numbers mean nothing; the "
     "flag above the findings catches most, not all of them.",

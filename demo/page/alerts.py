@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cbmir.card import WITHOUT_FINDINGS
+from cbmir.card import OF_PHANTOMS, WITHOUT_FINDINGS
 from cbmir.demo.page.markup import escape
 from cbmir.errors import CbmirError, GalleryError
 from cbmir.runtime.neighbours import IN_GALLERY, NOTHING_ALIKE, PATIENT_NOT_FOUND, PATIENT_UNKNOWN
@@ -39,10 +39,10 @@ def is_grave(warning: str) -> bool:
 
 
 def alerts_html(warnings: Sequence[str], left_out: Sequence[str] = ()) -> str:
-    """All that is to be known before an answer is read. Empty where there is nothing."""
+    """All that is to be known before an answer is read, but for what a red bar says. Empty where there is nothing."""
     grave = [warning for warning in warnings if is_grave(warning)]
     routine = [warning for warning in warnings if _is_routine(warning)]
-    rest = [warning for warning in warnings if warning not in (*grave, *routine)]
+    rest = [warning for warning in warnings if warning not in (*grave, *routine, OF_PHANTOMS)]
     notes = [_note("bad", _headline(warning), escape(warning)) for warning in grave]
     notes += [_note("warn", "", escape(warning)) for warning in rest]
     if left_out:

@@ -8,11 +8,11 @@ from typing import Any
 
 import gradio as gr
 
-from cbmir.card import NOT_A_DEVICE
+from cbmir.card import NOT_A_DEVICE, OF_PHANTOMS
 from cbmir.demo.controls import MOST_NEIGHBOURS
 from cbmir.demo.desk import Desk
 from cbmir.demo.examples import Example
-from cbmir.demo.page.about import OF_PHANTOMS, card_html, is_of_phantoms
+from cbmir.demo.page.about import card_html
 from cbmir.demo.page.findings import REST
 from cbmir.demo.page.markup import escape, image_uri, spelled, static
 from cbmir.demo.page.similar_images import similar_images
@@ -65,7 +65,7 @@ def lay_out(desk: Desk, whole: Callable[[Any], str | None], add_map: Callable[[]
     card, gallery = desk.finder.card, desk.gallery
     own = [(spelled(name), name) for name in card.labels.names]
     points = list(card.operating_points) or [desk.finder.operating_point]
-    if is_of_phantoms(card):
+    if OF_PHANTOMS in card.notes:
         html(f'<p id="phantoms" role="alert">{escape(OF_PHANTOMS)}</p>')
     html(static("bar.html").replace("DEVICE", escape(NOT_A_DEVICE)), elem_id="bar",
          js_on_load=static("bar.js"))  # fmt: skip

@@ -10,6 +10,7 @@ from highdicom.ko import KeyObjectSelection
 from pydicom import Dataset
 from pydicom.uid import KeyObjectSelectionDocumentStorage
 
+from cbmir.card import OF_PHANTOMS
 from cbmir.runtime.dicom_output import identifiers as own
 from cbmir.runtime.dicom_output.content import Content
 from cbmir.runtime.dicom_output.objects import document, item, observer, references
@@ -34,6 +35,7 @@ def key_objects(content: Content, *, copies: bool = True) -> list[Dataset]:
         f"{number}. study of {prior.source.day or 'unknown day'}: cosine similarity {prior.cosine:.3f}"
         for number, prior in enumerate(content.priors, 1)
     ]
+    warnings = [OF_PHANTOMS] * (OF_PHANTOMS in content.warnings)
     images = [content.source, *(prior.source for prior in content.priors)]
     selections: list[Dataset] = []
     for study, of_study in studies.items():
@@ -42,7 +44,7 @@ def key_objects(content: Content, *, copies: bool = True) -> list[Dataset]:
             # highdicom takes each for an image, since it has rows and columns
             referenced_objects=[item(SOPClassUID=i.sop_class, SOPInstanceUID=i.uid, Rows=1, Columns=1) for i in images],
             observer_device_context=observer(content),
-            description="\r\n".join((own.DISCLAIMER, _INTRODUCTION, *lines)),
+            description="\r\n".join((own.DISCLAIMER, *warnings, _INTRODUCTION, *lines)),
         )
         made = document(content, "kos", of_study, KeyObjectSelectionDocumentStorage, "KO", tree[0], uid=uids[study])
         made.ReferencedPerformedProcedureStepSequence = []

@@ -102,7 +102,7 @@ class FinderService:
             gallery = _gallery(finder)
             _check_patient(gallery, search.patient_id)
             wanted = _filter(search, gallery)
-            excluded, itself, warnings = {search.patient_id.strip()}, None, []
+            excluded, itself, warnings = {search.patient_id.strip()}, None, [*finder.card.notes]
             if search.case is not None:
                 itself = _entry(gallery, search.case)
                 vector = gallery.vector(itself.id)

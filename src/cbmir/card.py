@@ -31,6 +31,8 @@ INTENDED_USE_WITHOUT_FINDINGS = (
 BALANCED = "balanced"  # the operating point that decides unless another is chosen
 #: The warning of an embedding model, so that an answer without findings is not taken for a healthy image.
 WITHOUT_FINDINGS = "This model scores no findings: it only finds images that look alike."
+#: The warning of a model that was trained on drawings.
+OF_PHANTOMS = "This model was trained on drawings (phantoms): its answers about real images mean nothing."
 NOT_A_DEVICE = "Research use only. Not a medical device, not for diagnosis."
 
 
@@ -172,6 +174,12 @@ class ModelCard:
     def has_findings(self) -> bool:
         """Whether the model scores findings; one with head `none` gives embeddings alone."""
         return len(self.labels) > 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that must stand in every answer of this model."""
+        found = {OF_PHANTOMS: self.training.get("source") == "phantom", WITHOUT_FINDINGS: not self.has_findings}
+        return tuple(note for note, holds in found.items() if holds)
 
     @property
     def weights(self) -> str:

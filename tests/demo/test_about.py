@@ -6,7 +6,7 @@ import html
 import re
 
 from cbmir.card import NOT_A_DEVICE, ModelCard, OperatingPoint
-from cbmir.demo.page.about import card_html, is_of_phantoms
+from cbmir.demo.page.about import card_html
 
 NASTY = "<script>alert('x')</script> {{constructor}} ${1+1}"
 
@@ -41,9 +41,3 @@ def test_card_page_lists_operating_points(tiny_card: ModelCard) -> None:
     text = text_of(card_html(tiny_card.with_(operating_points=points)))
     assert "Effusion, sensitive0.25090%40%31%not availableEffusion, specific0.75050%92%60%80%" in text
     assert "Mass, s" not in text
-
-
-def test_a_model_of_phantoms_is_known_by_its_card(tiny_card: ModelCard) -> None:
-    assert is_of_phantoms(tiny_card.with_(training={"source": "phantom"}))
-    assert not is_of_phantoms(tiny_card.with_(training={"source": "nih"}))
-    assert not is_of_phantoms(tiny_card)

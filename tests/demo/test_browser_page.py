@@ -12,8 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from cbmir.card import NOT_A_DEVICE
-from cbmir.demo.page.about import OF_PHANTOMS
+from cbmir.card import NOT_A_DEVICE, OF_PHANTOMS
 from cbmir.demo.page.findings import GATE
 from cbmir.manifest import Manifest, Row
 from cbmir.runtime import build_gallery, open_engine

@@ -60,9 +60,11 @@ writes_manifest = together(
            help="Manifest to write (.csv, .csv.gz or .parquet); its sidecar .about.json says how it was made."),
     json_option,
 )  # fmt: skip
-missing_option = option("--missing", type=click.Choice(["error", "skip"]), default="error",
-                         help="If an image file is missing: stop with an error, or skip the row (the sidecar counts "
-                         "them).")  # fmt: skip
+reads_images = together(
+    option("--missing", type=click.Choice(["error", "skip"]), default="error",
+           help="If an image file is missing: stop with an error, or skip the row (the sidecar counts them)."),
+    writes_manifest,
+)  # fmt: skip
 
 
 def _names(ctx: click.Context, option: click.Parameter, text: str) -> tuple[str, ...]:
@@ -108,8 +110,7 @@ def _values(ctx: click.Context, option: click.Parameter, text: str) -> dict[str,
 @option("--unlabelled", is_flag=True, help="No label is known: the images can only be searched. --labels then only "
         "names the findings.  [default: those of NIH]")  # fmt: skip
 @option("--images", type=PATH, metavar="DIR", help="Where relative image paths start. Default: FILE's folder.")
-@missing_option
-@writes_manifest
+@reads_images
 def table(
     file: Path, labels: tuple[str, ...], label_values: dict[str, int], labels_column: str | None, separator: str,
     labels_format: Any, date_format: str | None, unlabelled: bool, images: Path | None, missing: Any, seed: int,

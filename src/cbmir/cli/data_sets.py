@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cbmir.cli.data import missing_option, write, writes_manifest
+from cbmir.cli.data import reads_images, write, writes_manifest
 from cbmir.cli.options import PATH, command, option, together
 
 _frontal_option = option("--frontal-only/--all-views", default=True, help="Whether to leave out lateral images.")
@@ -41,8 +41,7 @@ _folder = click.argument("folder", type=PATH)
 @option("--boxes", type=PATH, metavar="CSV", help="NIH's BBox_List_2017.csv: where findings are.")
 @option("--findings", type=click.Choice([13, 14]), help="With --entries: 13 leaves Hernia out, as the paper does; an "
         "image that shows only a hernia then has no finding.  [default: 14]")  # fmt: skip
-@missing_option
-@writes_manifest
+@reads_images
 def nih(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of NIH ChestX-ray14.
 
@@ -63,8 +62,7 @@ def nih(output: Path, as_json: bool, **options: Any) -> None:
         "test_labels.csv. Several keep the publisher's splits; one is split 70:10:20 by patient.")  # fmt: skip
 @_frontal_option
 @_chexpert_labels
-@missing_option
-@writes_manifest
+@reads_images
 def chexpert(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of CheXpert.
 
@@ -83,8 +81,7 @@ def chexpert(output: Path, as_json: bool, **options: Any) -> None:
         "or mimic-cxr-reports in it.")  # fmt: skip
 @_frontal_option
 @_chexpert_labels
-@missing_option
-@writes_manifest
+@reads_images
 def mimic(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of MIMIC-CXR-JPG.
 
@@ -101,8 +98,7 @@ def mimic(output: Path, as_json: bool, **options: Any) -> None:
 @_folder
 @_frontal_option
 @_chexpert_labels
-@missing_option
-@writes_manifest
+@reads_images
 def brax(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of BRAX.
 
@@ -121,8 +117,7 @@ def brax(output: Path, as_json: bool, **options: Any) -> None:
 @option("--damaged", type=PATH, metavar="TXT", help="Names of images to leave out, one per line, besides those known "
         "to be damaged.")  # fmt: skip
 @_frontal_option
-@missing_option
-@writes_manifest
+@reads_images
 def padchest(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of PadChest.
 
@@ -142,8 +137,7 @@ def padchest(output: Path, as_json: bool, **options: Any) -> None:
         "a finding for a label 1 and its boxes; fewer make it uncertain.")  # fmt: skip
 @option("--sizes", type=PATH, metavar="CSV", help="For converted images: columns image_id,dim0,dim1, the height and "
         "width of the originals, since boxes are in their pixels.")  # fmt: skip
-@missing_option
-@writes_manifest
+@reads_images
 def vindr(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of VinDr-CXR, with boxes.
 
@@ -159,8 +153,7 @@ def vindr(output: Path, as_json: bool, **options: Any) -> None:
 
 @command("cbmir data rsna rsna-pneumonia/ -o manifest.csv")
 @_folder
-@missing_option
-@writes_manifest
+@reads_images
 def rsna(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of the RSNA Pneumonia Detection Challenge, with boxes.
 
@@ -175,8 +168,7 @@ def rsna(output: Path, as_json: bool, **options: Any) -> None:
 
 @command("cbmir data siim siim/ -o manifest.csv")
 @_folder
-@missing_option
-@writes_manifest
+@reads_images
 def siim(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of SIIM-ACR Pneumothorax Segmentation, with a box around each mask.
 
@@ -199,8 +191,7 @@ def siim(output: Path, as_json: bool, **options: Any) -> None:
 @option("--guess-frontal", is_flag=True, help="If no image of a report is frontal by its caption, take the first one "
         "whose caption does not say.")  # fmt: skip
 @_frontal_option
-@missing_option
-@writes_manifest
+@reads_images
 def openi(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of Open-i's chest X-rays.
 
@@ -216,8 +207,7 @@ def openi(output: Path, as_json: bool, **options: Any) -> None:
 @command("cbmir data covid covid-chestxray-dataset/ -o manifest.csv")
 @_folder
 @_frontal_option
-@missing_option
-@writes_manifest
+@reads_images
 def covid(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of ieee8023's COVID-19 image data collection.
 
@@ -232,8 +222,7 @@ def covid(output: Path, as_json: bool, **options: Any) -> None:
 
 @command("cbmir data ralo ralo/ -o manifest.csv")
 @_folder
-@missing_option
-@writes_manifest
+@reads_images
 def ralo(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of Stony Brook's X-rays of COVID-19, scored for lung opacity (RALO).
 
@@ -259,8 +248,7 @@ def tuberculosis(output: Path, as_json: bool, **options: Any) -> None:
 
 @command("cbmir data tbx11k TBX11K/ -o manifest.csv")
 @_folder
-@missing_option
-@writes_manifest
+@reads_images
 def tbx11k(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of TBX11K, tuberculosis with boxes: its training and validation images.
 
@@ -273,8 +261,7 @@ def tbx11k(output: Path, as_json: bool, **options: Any) -> None:
 
 @command("cbmir data object-cxr object-cxr/ -o manifest.csv", name="object-cxr")
 @_folder
-@missing_option
-@writes_manifest
+@reads_images
 def object_cxr(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of Object-CXR, foreign objects on chest X-rays.
 

@@ -51,7 +51,7 @@ def _words(card: ModelCard) -> list[str]:
         }  # fmt: skip
         shown = (f"{title} {_interval(one)}" for title, one in values.items())
         lines.append(f"{name.removesuffix(' auc').capitalize()}: {'; '.join(shown)}")
-    return [*lines, f"Licence: {card.licence}", card.intended_use]
+    return [*card.notes, *lines, f"Licence: {card.licence}", card.intended_use]
 
 
 def _interval(figure: dict[str, float]) -> str:

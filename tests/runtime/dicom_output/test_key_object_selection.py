@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pydicom import Dataset, dcmread
 
+from cbmir.card import OF_PHANTOMS
 from cbmir.manifest import Manifest, Row, read_manifest, write_manifest
 from cbmir.runtime import Finder, Pseudonyms, build_gallery, open_engine
 from cbmir.runtime.dicom_output import make_results
@@ -65,7 +66,13 @@ def test_own_priors_are_marked_the_most_similar_first(clinic: Any) -> None:
     }
     texts = {one.ConceptNameCodeSequence[0].CodeValue: one for one in kos.ContentSequence if one.ValueType == "TEXT"}
     text = texts["113012"].TextValue
-    assert "For research, not for diagnosis" in text and "study of 2013-03-04" in text
+    assert "For research, not for diagnosis" in text and "study of 2013-03-04" in text and OF_PHANTOMS not in text
+
+
+def test_a_model_of_drawings_is_said_to_be_one(clinic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clinic.finder, "card", clinic.finder.card.with_(training={"source": "phantom"}))
+    texts = [one.TextValue for one in clinic.results(kinds=["kos"]).kos.ContentSequence if one.ValueType == "TEXT"]
+    assert any(OF_PHANTOMS in text for text in texts)
 
 
 def test_each_study_has_a_copy_that_knows_the_others(clinic: Any) -> None:
