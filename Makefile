@@ -6,7 +6,7 @@ NIH ?=
 BIN := .venv/bin
 CBMIR := $(BIN)/cbmir
 
-.PHONY: help venv constraints chromium test docs fuzz attack soak demo demo-steps clean-demo FORCE
+.PHONY: help venv constraints test docs fuzz attack soak demo demo-steps clean-demo FORCE
 
 help:  ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -14,20 +14,38 @@ help:  ## this text
 	@echo '  make demo NIH=DIR   the same on a folder of NIH ChestX-ray14 (images, Data_Entry_2017*.csv, splits.csv if any)'
 	@echo '  make demo PORT=8080, make test PYTHON=python3.12'
 
-# --- set-up: repeated only when pyproject.toml or constraints.txt change -----------------------------------------
+# --- set-up: one .venv, in which `make demo` installs what it needs and `make venv` the rest. Repeated only when
+# pyproject.toml or constraints.txt change. uv, where it is there, is faster than pip. --------------------------------
+
+UV := $(shell command -v uv)
+INSTALL := $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install) -c constraints.txt
+# PyTorch's builds without CUDA, which PyPI does not have for Linux on x86-64. Empty: take PyPI's.
+TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org/whl/cpu)
 
 venv: .venv/installed  ## set up .venv with everything
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
 		{ echo "cbmir needs Python 3.11 to 3.13, found $$($(PYTHON) --version 2>&1); try: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
+
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) -e ".[dev]"
+	@touch $@ .venv/demo
+
+.venv/demo: pyproject.toml constraints.txt | .venv/bin/python
+	$(call step,1,install the packages,2 min,7 min)
+ifeq ($(shell uname -sm),Linux x86_64)
+	@test -z "$(TORCH_INDEX)" || $(BIN)/python -c 'import torch' 2> /dev/null || \
+		PIP_RETRIES=1 UV_HTTP_RETRIES=1 $(INSTALL) --no-deps --index-url "$(TORCH_INDEX)" torch torchvision || \
+		echo "$(TORCH_INDEX) has no such PyTorch or cannot be reached; PyPI's takes 4 GB more, for CUDA." >&2
+endif
+	$(INSTALL) -e ".[train,export,cpu,dicom,demo]"
 	@touch $@
 
 constraints: venv  ## renew constraints.txt: the newest versions that pyproject.toml allows
 	$(BIN)/python -m pip install --upgrade --upgrade-strategy eager -e ".[dev]"
-	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt.part && mv constraints.txt.part constraints.txt
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt.part && mv constraints.txt.part constraints.txt
 
 # --- checks ------------------------------------------------------------------------------------------------------
 
@@ -62,14 +80,21 @@ soak: .venv/installed  ## serve and the node under good and hostile load (SOAK_S
 	test -d soak/gallery || $(CBMIR) index build starter soak/phantoms/manifest.csv -o soak/gallery
 	$(BIN)/python tests/attack/soak.py starter soak/gallery soak/phantoms/images --seconds $(SOAK_SECONDS) -o soak/soak.json
 
-# --- demo: each file is a step that is done once, so a stopped `make demo` goes on where it was ------------------
+# --- demo: each file is a step that is done once, so a stopped `make demo` goes on where it was. The times are those
+# of two cores and drawn X-rays. --------------------------------------------------------------------------------------
+
+# $(call step,NUMBER,WHAT,HOW LONG,TIME TO THE PAGE)
+step = @printf '\nStep $1 of 6: $2$(if $(NIH),,, about $3; the page opens in about $4)\n'
+# A browser needs a screen.
+OPEN := $(if $(CI),,$(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname -s)),--open))
 
 ifeq ($(strip $(NIH)),)
 DATA := demo-data
 MANIFEST := $(DATA)/phantoms/manifest.csv
 TRAIN ?= --encoder resnet18 --image-size 128 --epochs 12 --lr 5e-4
 
-$(MANIFEST): | .venv/installed
+$(MANIFEST): | .venv/demo
+	$(call step,2,draw 800 X-rays,15 s,5 min)
 	$(CBMIR) data phantom -n 800 --seed 0 -o $(@D)
 else
 DATA := demo-data-nih
@@ -85,20 +110,25 @@ $(DATA)/source.txt: FORCE
 		{ echo "$(DATA) was made from $$(cat $@); 'make clean-demo' first" >&2; exit 1; }
 	@test -e $@ || echo "$(abspath $(NIH))" > $@
 
-$(MANIFEST): $(DATA)/source.txt | .venv/installed
+$(MANIFEST): $(DATA)/source.txt | .venv/demo
+	$(call step,2,read the tables of NIH ChestX-ray14)
 	$(CBMIR) data nih --images "$(NIH)" --entries "$(ENTRIES)" $(if $(SPLITS),--splits "$(SPLITS)") --missing skip -o $@
 endif
 
 $(DATA)/run/card.json: $(MANIFEST)
+	$(call step,3,train a model,4 min,5 min)
 	$(CBMIR) train $(MANIFEST) -o $(@D) $(TRAIN) --resume
 
 $(DATA)/evaluation/per_query.csv: $(DATA)/run/card.json
+	$(call step,4,measure the model,10 s,1 min)
 	$(CBMIR) evaluate $(DATA)/run $(MANIFEST) -o $(@D)
 
 $(DATA)/model.fp16.onnx: $(DATA)/run/card.json
+	$(call step,5,export the model to ONNX,30 s,1 min)
 	$(CBMIR) export $(DATA)/run -o $(DATA)/model.onnx --fp16
 
 $(DATA)/gallery/current: $(DATA)/model.fp16.onnx
+	$(call step,6,build the gallery,15 s,20 s)
 	$(CBMIR) index build $(DATA)/model.onnx $(MANIFEST) -o $(@D)
 
 $(DATA)/gallery/map.npz: $(DATA)/gallery/current
@@ -107,7 +137,7 @@ $(DATA)/gallery/map.npz: $(DATA)/gallery/current
 demo-steps: $(DATA)/evaluation/per_query.csv $(DATA)/gallery/map.npz  ## everything for the demo, without the page
 
 demo: demo-steps  ## from synthetic X-rays to a page in the browser: data, training, evaluation, export, gallery
-	$(CBMIR) demo $(DATA)/model.onnx $(DATA)/gallery --port $(PORT)
+	$(CBMIR) demo $(DATA)/model.onnx $(DATA)/gallery --port $(PORT) $(OPEN)
 
 clean-demo:  ## throw away what `make demo` made
 	rm -rf demo-data demo-data-nih

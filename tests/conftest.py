@@ -28,6 +28,7 @@ from cbmir.manifest import Manifest, Row, read_manifest, write_manifest
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.engines import nvidia
 from cbmir.runtime.engines.openvino import import_openvino
+from set_up import find_chromium
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -98,7 +99,7 @@ def require_programs(*programs: str) -> None:
     """Skip the test where one of a PACS's programs, or a library given by its path, is absent; fail it in CI."""
     absent = [name for name in programs if not (Path(name).exists() if "/" in name else shutil.which(name))]
     if absent and os.environ.get("CBMIR_REQUIRE_PACS") == "1":
-        pytest.fail(f"{', '.join(absent)}: required here (CBMIR_REQUIRE_PACS=1) and missing; .ci/run installs them")
+        pytest.fail(f"{', '.join(absent)}: required here (CBMIR_REQUIRE_PACS=1) and missing; 'make test' installs them")
     if absent:
         pytest.skip(f"{', '.join(absent)}: not installed")
 
@@ -109,7 +110,6 @@ def require_pacs() -> Callable[..., None]:
     return require_programs
 
 
-CHROMIUM = Path("/usr/bin/chromium")
 CHROMIUM_ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
@@ -118,17 +118,18 @@ CHROMIUM_ARGUMENTS = [
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Debian's Chromium by Playwright: skipped where it is absent, required in CI.
+    """A Chromium by Playwright: skipped where there is none, required in CI.
 
     For a module: as long as it is there, Playwright's event loop runs in this thread, and no other can.
     """
-    if not CHROMIUM.exists():
+    chromium = find_chromium()
+    if chromium is None:
         if os.environ.get("CBMIR_REQUIRE_BROWSER") == "1":
-            pytest.fail(f"{CHROMIUM} is required here (CBMIR_REQUIRE_BROWSER=1) and is missing")
-        pytest.skip(f"{CHROMIUM} is not installed")
+            pytest.fail("Chromium is required here (CBMIR_REQUIRE_BROWSER=1) and is missing")
+        pytest.skip("Chromium is not installed")
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
         yield browser
         browser.close()
 

@@ -398,6 +398,6 @@ def test_a_demo_that_is_made_is_not_made_again(
     shutil.copyfile(tiny_export / "model.fp16.onnx", data / "model.fp16.onnx")
     assert run("index", "build", tiny_model, tiny_manifest, "-o", data / "gallery", "--workers", 1) == 0
     assert run("index", "map", data / "gallery", "--method", "pca") == 0
-    steps = ["make", "-n", "-o", ".venv/installed", "demo-steps", f"DATA={data}"]
+    steps = ["make", "-n", "-o", ".venv/demo", "demo-steps", f"DATA={data}"]
     made = subprocess.run(steps, cwd=ROOT, capture_output=True, text=True, check=True)
     assert ".venv/bin/cbmir" not in made.stdout

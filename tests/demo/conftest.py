@@ -158,6 +158,6 @@ def require_axe() -> str:
     script = Path(__file__).parent / "node_modules/axe-core/axe.min.js"
     if not script.exists():
         if os.environ.get("CBMIR_REQUIRE_BROWSER") == "1":
-            pytest.fail("axe-core is required here (CBMIR_REQUIRE_BROWSER=1): npm install --prefix tests/demo")
-        pytest.skip("axe-core is not installed: npm install --prefix tests/demo")
+            pytest.fail("axe-core is required here (CBMIR_REQUIRE_BROWSER=1); 'make test' installs it")
+        pytest.skip("axe-core is not installed: 'make test' installs it")
     return script.read_text(encoding="utf-8")

@@ -232,3 +232,15 @@ def test_missing_model_is_told_before_gradio_loads(tmp_path: Path, capsys: pytes
         main(["demo", str(tmp_path / "model.onnx"), str(tmp_path)])
     assert stop.value.code == 2
     assert "no such model file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [[], ["--open"]])
+def test_open_shows_the_page(
+    options: list[str], tiny_model: Path, tiny_gallery: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("cbmir.demo.serve", lambda finder, *, ready, **others: ready("http://127.0.0.1:1"))
+    with pytest.raises(SystemExit):
+        main(["demo", str(tiny_model), str(tiny_gallery), *options])
+    assert opened == ["http://127.0.0.1:1"] * len(options)

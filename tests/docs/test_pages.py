@@ -179,7 +179,8 @@ def test_a_slip_in_a_command_is_found(line: str, said: str) -> None:
 @pytest.mark.parametrize("page", ["docs/quickstart.md"])
 def test_what_is_done_by_hand_is_what_make_demo_does(page: str) -> None:
     # In a folder that is not there, so that each step is still to be done.
-    make = subprocess.run(["make", "-n", "demo", "DATA=no-data"], cwd=ROOT, capture_output=True, text=True, check=True)
+    command = ["make", "-n", "demo", "DATA=no-data", "OPEN="]
+    make = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     lines = make.stdout.replace("no-data", "demo-data").splitlines()
     made = [shlex.split(line)[1:] for line in lines if line.startswith(".venv/bin/cbmir ")]
     by_hand = [words for block in blocks_of(page) for words in block.commands()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import webbrowser
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,14 @@ from cbmir.cli.options import (
 @option("--login", metavar="FILE|env:NAME",
         help="Ask visitors for NAME:PASSWORD, read from a file that only you can read or from an environment variable. "
         "It is sent unencrypted: put HTTPS in front on a network that you do not trust.")  # fmt: skip
+@option("--open", "open_page", is_flag=True, help="Open the page in this machine's browser.")
 @operating_point_option
 @pseudonyms_option
 @engine_option
 def demo(
-    model: Path, gallery: str, host: str, port: int, examples: Path | None, login: str | None, **opening: Any
-) -> None:
+    model: Path, gallery: str, host: str, port: int, examples: Path | None, login: str | None, open_page: bool,
+    **opening: Any,
+) -> None:  # fmt: skip
     """Show MODEL and GALLERY as a page in the browser, until Ctrl-C. Nothing leaves this machine.
 
     Run 'cbmir index map GALLERY' first to show a map of the gallery on the page.
@@ -42,8 +45,13 @@ def demo(
     from cbmir.runtime.finder import Finder
     from cbmir.runtime.imaging.decoder_process import DecoderPool
 
+    def ready(url: str) -> None:
+        announce(url)
+        if open_page:
+            webbrowser.open(url)
+
     with DecoderPool(1) as decoders, Finder.open(model, gallery, read=decoders.read, **opening) as finder:
         from cbmir.demo import load_login, serve  # takes seconds; after the files are known to be good
 
         known = None if login is None else load_login(login)
-        serve(finder, host=host, port=port, examples=examples, login=known, ready=announce)
+        serve(finder, host=host, port=port, examples=examples, login=known, ready=ready)

