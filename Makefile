@@ -6,7 +6,7 @@ NIH ?=
 BIN := .venv/bin
 CBMIR := $(BIN)/cbmir
 
-.PHONY: help venv constraints test docs fuzz attack soak demo demo-steps clean-demo FORCE
+.PHONY: help venv constraints lint test-tools test test-all docs fuzz attack soak demo demo-steps clean-demo FORCE
 
 help:  ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,17 +49,24 @@ constraints: venv  ## renew constraints.txt: the newest versions that pyproject.
 
 # --- checks ------------------------------------------------------------------------------------------------------
 
-chromium:
-	@command -v chromium || command -v chromium-browser || command -v google-chrome || \
-		{ echo "The browser test needs Chromium; on Debian: sudo apt-get install chromium" >&2; exit 1; }
-
 # A process per processor runs tests, so one thread each is enough: more of them wait for each other.
-test: .venv/installed chromium  ## style, types, direction of imports, then all tests with coverage
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+
+lint: .venv/installed  ## style, types, direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --cov --cov-report=term --cov-fail-under=90
+
+# axe-core, a browser and a PACS: installed where that is possible, or the tests that need them are skipped.
+test-tools: .venv/installed
+	@$(BIN)/python tests/helpers/set_up.py
+
+test: lint test-tools  ## lint, then the tests that are not slow
+	$(PYTEST)
+
+test-all: lint test-tools  ## what CI runs: lint, then the slow tests too, with at least 90% of lines covered
+	$(PYTEST) -m 'not release' --cov --cov-report=term --cov-fail-under=90
 
 docs: .venv/installed  ## build the documentation into site/; no network, no warnings
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

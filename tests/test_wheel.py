@@ -243,7 +243,7 @@ def find_python(version: str) -> Path:
     pytest.skip(f"there is no Python {version} here")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 def test_what_pip_installs(wheel: Path, tmp_path: Path, tiny_model: Path, tiny_gallery: Path, version: str) -> None:
     """`pip install "cbmir[cpu,dicom]"` from the package index; prints the environment's size."""

@@ -200,7 +200,7 @@ def test_an_encoder_that_cannot_be_exported() -> None:
         to_onnx(RetrievalModel(Loops(), head), card_for(head))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_densenet121(precision: Any, tmp_path: Path) -> None:
     from cbmir.export.parity import LIMITS, Cases, measure_parity

@@ -370,7 +370,7 @@ def test_a_file_without_a_card_is_refused(tiny_model: Path, images: Images) -> N
         to_int8(model.SerializeToString(), images)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.usefixtures("exact_int8")
 @pytest.mark.parametrize("name", ["densenet121", "resnet18", "mobilenet_v3_large", "timm:efficientnet_lite0"])
 def test_encoders(name: str, make_xray: Any) -> None:

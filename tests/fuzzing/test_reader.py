@@ -47,7 +47,7 @@ def test_the_memory_of_this_process_is_not_counted(tmp_path: Path) -> None:
     assert line["most"] < ballast.nbytes / 2**20
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [200, pytest.param(20_000, marks=pytest.mark.release)])
 def test_broken_files(count: int, tmp_path: Path) -> None:
     for name, data in broken_files(count, seed=count):
         (tmp_path / name).write_bytes(data)

@@ -15,7 +15,7 @@ def test_whole_tables_are_taken(tmp_path: Path) -> None:
     assert {name for name, data in whole_tables().items() if not read_as_table(data, tmp_path)} == set()
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.release)])
 def test_broken_tables(count: int, tmp_path: Path) -> None:
     taken = [read_as_table(data, tmp_path) > 0 for data in broken_tables(count, seed=count)]
     assert count / 20 < sum(taken) < count

@@ -417,7 +417,7 @@ def test_parallel_branches_become_one_convolution(name: str, trained: int, fused
         )
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(
     "name", ["mobilenet_v3_large", "mobilenet_v3_small", "timm:tf_efficientnet_lite0", "timm:repvgg_a0"]
 )

@@ -203,7 +203,7 @@ def test_warming_up_finds_every_kind() -> None:
     warm_up()
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_what_is_warm_imports_nothing_more(clinic: Any, tiny_model: Path, tmp_path: Path) -> None:
     """In a process of its own, which has imported nothing yet."""
     (tmp_path / "chest.dcm").write_bytes(clinic.image)

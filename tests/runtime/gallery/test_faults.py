@@ -34,7 +34,7 @@ def test_a_writer_that_is_killed_loses_nothing(server: Server, tmp_path: Path) -
     assert len(list(kill_writers(server, tmp_path / "g", 20))) == 20
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_writer_that_is_killed_at_300_moments_loses_nothing(server: Server, tmp_path: Path) -> None:
     assert len(list(kill_writers(server, tmp_path / "g", 300))) == 300
 
@@ -43,7 +43,7 @@ def test_a_build_that_is_killed_is_whole_or_not_there(server: Server, tmp_path: 
     assert len(list(kill_builders(server, tmp_path, 10))) == 10
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_build_that_is_killed_at_60_moments_is_whole_or_not_there(server: Server, tmp_path: Path) -> None:
     assert len(list(kill_builders(server, tmp_path, 60))) == 60
 
@@ -61,6 +61,6 @@ def test_damage_gives_no_wrong_answer(server: Server, undamaged: Path, tmp_path:
     assert len(list(damage_files(server, undamaged, tmp_path, 40))) == 40
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_200_damages_give_no_wrong_answer(server: Server, undamaged: Path, tmp_path: Path) -> None:
     assert len(list(damage_files(server, undamaged, tmp_path, 200))) == 200

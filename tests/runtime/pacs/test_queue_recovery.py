@@ -143,7 +143,7 @@ def killed_while_putting(folder: Path, after: int) -> int:
     return last
 
 
-@pytest.mark.parametrize("after", [0, 7, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("after", [0, 7, pytest.param(500, marks=pytest.mark.release)])
 def test_sigkill_loses_nothing_that_was_acknowledged(tmp_path: Path, after: int) -> None:
     last = killed_while_putting(tmp_path / "queue", after)
     assert last >= after
@@ -172,7 +172,7 @@ def test_a_full_database_is_a_full_queue(queue: DurableQueue) -> None:
     assert (len(queue), spooled(queue)) == (0, [])
 
 
-@pytest.mark.parametrize("flips", [20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flips", [20, pytest.param(200, marks=pytest.mark.release)])
 def test_a_damaged_database_is_a_typed_error(queue: DurableQueue, clock: Clock, flips: int) -> None:
     """Or gives what it can. A bit is flipped anywhere in it; no error of SQLite's own gets out."""
     for image in range(5):

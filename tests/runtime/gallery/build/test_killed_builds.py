@@ -141,7 +141,7 @@ def test_killed_and_gone_on(tmp_path: Path, tiny_model: Path, tiny_manifest: Pat
     check(kind, results)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("kind", ["build", "add"])
 def test_killed_at_many_points(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, kind: str) -> None:
     check(kind, kill(tmp_path, tiny_model, tiny_manifest, kind, 150, 1))
