@@ -243,6 +243,12 @@ class Snapshot:
             parts[0] &= self.live
         return np.concatenate(parts)
 
+    def count(self, selection: Selection) -> int:
+        """How many rows count and pass."""
+        mask = self.passing(selection)
+        assert mask is not None  # there is a selection
+        return int(np.count_nonzero(mask))
+
     def passing_base(self, selection: Selection | None, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Those of the base's rows at these positions that count and pass, in their order."""
         if self.live is not None:

@@ -322,10 +322,8 @@ class Gallery(EditableGallery):
     # -- looking up
 
     def count(self, filter: Filter) -> int:
-        selection = Selection(filter, self._meta)
         with self._index.moment() as (_, snapshot):
-            mask = snapshot.passing(selection)
-            return len(snapshot.base) + len(snapshot.tail) if mask is None else int(np.count_nonzero(mask))
+            return snapshot.count(Selection(filter, self._meta))
 
     def entry(self, id: str) -> Entry:
         with self.reading() as reader:
