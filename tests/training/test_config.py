@@ -22,6 +22,7 @@ PLANNED = json.loads(json.dumps(asdict(Plan("nih", "m.csv", "abc", ("bce",), tun
 SHARED_FOLDER = settings(PROPERTY, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@pytest.mark.slow
 @SHARED_FOLDER
 @given(st.sampled_from(sorted(places(CONFIG), key=str)), VALUES)
 def test_any_value_of_a_config(tmp_path: Path, place: tuple[Any, ...], value: Any) -> None:
@@ -33,6 +34,7 @@ def test_any_value_of_a_config(tmp_path: Path, place: tuple[Any, ...], value: An
     assert TrainConfig.from_json(json.loads(json.dumps(asdict(read)))) == read
 
 
+@pytest.mark.slow
 @SHARED_FOLDER
 @given(st.sampled_from(sorted(places(PLANNED), key=str)), VALUES)
 def test_any_value_of_a_plan(tmp_path: Path, place: tuple[Any, ...], value: Any) -> None:

@@ -218,6 +218,7 @@ def test_the_gallery_is_embedded_by_the_gallery_model(
     assert embedded == {student: 60}
 
 
+@pytest.mark.slow
 def test_a_stopped_student_resumes_to_the_same_weights(
     teacher: Path, squares: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +242,7 @@ def test_a_stopped_student_resumes_to_the_same_weights(
     assert facts[0] == facts[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"loss": "bce"}, {"negative_proxies": False, "proxies_per_class": "auto"}])
 def test_other_heads(options: dict[str, Any], squares: Path, tmp_path: Path) -> None:
     run = train(config(squares, encoder="timm:test_resnet", epochs=1, **options), tmp_path / "teacher").path
@@ -359,6 +361,7 @@ def test_a_gallery_of_another_space_is_refused(
 # What is exported
 
 
+@pytest.mark.slow
 def test_exported_student_queries_the_teachers_gallery(
     student: Path, teacher: Path, tiny_model: Path, squares: Path, tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ def test_summary_has_both_columns_and_says_who_was_left_out() -> None:
     json.dumps(summary, allow_nan=False)
 
 
+@pytest.mark.slow
 def test_rankings_that_ignore_the_query_against_loops() -> None:
     """Tied images count by the mean over their orders: here as the mean over many drawn orders."""
     labels = np.array([[1, 0], [1, 1], [0, 0], [0, 1], [0, 0], [NAN, 0], [1, -1]], dtype=np.float32)

@@ -138,6 +138,7 @@ def worse_every_epoch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return started
 
 
+@pytest.mark.slow
 def test_resume_goes_on_after_the_last_epoch_not_after_the_best(
     squares: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +192,7 @@ harness.train(TrainConfig.from_json(json.loads(sys.argv[1])), Path(sys.argv[2]))
 """
 
 
+@pytest.mark.slow
 def test_a_run_killed_within_an_epoch_resumes(squares: Path, tmp_path: Path) -> None:
     options, run = config(squares), tmp_path / "killed"
     command = [sys.executable, "-c", _KILLED, json.dumps(asdict(options)), str(run)]
@@ -231,6 +233,7 @@ def test_bf16_and_folds(squares: Path, tmp_path: Path) -> None:
     assert facts["images"]["test"] == 24
 
 
+@pytest.mark.slow
 def test_two_processes_train_one_model(squares: Path, tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "cbmir", "train", str(squares), "-o", str(tmp_path / "run"), "--encoder",
@@ -342,6 +345,7 @@ def test_crops_differ_between_epochs_and_images_and_repeat(squares: Path) -> Non
     assert not torch.equal(first[0], data[0][0])
 
 
+@pytest.mark.slow
 def test_the_default_recipe_ends_with_a_linear_fit(squares: Path, tmp_path: Path) -> None:
     """Averaged weights, a schedule, full augmentation; stopped in the middle, it ends as an unbroken run does."""
     recipe = RECIPES["fitted"] | {"batch_size": 8, "epochs": 4, "lr": 1e-2, "projection": 16}

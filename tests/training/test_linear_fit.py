@@ -78,6 +78,7 @@ def test_scores_rank_as_the_strong_ridge_does() -> None:
     np.testing.assert_allclose(at_the_mean[0], np.nanmean(targets.numpy(), axis=0), atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size"),
     # Of 40 pixels one stage has 3 cells and the last 2; of 48 DenseNet's have 3 and 1.

@@ -24,7 +24,7 @@ def models(as_json: bool) -> None:
     found, lines = {}, []
     for name in MODELS:
         file = model_file(name)
-        with open_engine(file, engine="onnxruntime") as opened:
+        with open_engine(file) as opened:
             card = opened.card
         found[name] = {"file": file, "bytes": file.stat().st_size, "card": card.to_json()}
         lines += [name]

@@ -37,6 +37,7 @@ def test_the_same_file_twice_is_refused() -> None:
         ids_of("/a/x.png", "/b/x.png", "/a/x.png")
 
 
+@pytest.mark.slow
 def test_ids_of_a_data_set_as_large_as_chexpert() -> None:
     """Every file of CheXpert has one of a few names: 32 bits of a digest were not enough to tell 188,000 apart."""
     paths = [

@@ -30,6 +30,7 @@ def server() -> Iterator[Server]:
     one.close()
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_killed_loses_nothing(server: Server, tmp_path: Path) -> None:
     assert len(list(kill_writers(server, tmp_path / "g", 20))) == 20
 
@@ -39,6 +40,7 @@ def test_a_writer_that_is_killed_at_300_moments_loses_nothing(server: Server, tm
     assert len(list(kill_writers(server, tmp_path / "g", 300))) == 300
 
 
+@pytest.mark.slow
 def test_a_build_that_is_killed_is_whole_or_not_there(server: Server, tmp_path: Path) -> None:
     assert len(list(kill_builders(server, tmp_path, 10))) == 10
 
@@ -57,6 +59,7 @@ def undamaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_damage_gives_no_wrong_answer(server: Server, undamaged: Path, tmp_path: Path) -> None:
     assert len(list(damage_files(server, undamaged, tmp_path, 40))) == 40
 

@@ -29,6 +29,7 @@ def nearest(vectors: NDArray[np.float32], queries: NDArray[np.float32], k: int) 
     return [set(row.tolist()) for row in np.argsort(-(queries @ vectors.T), axis=1)[:, :k]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codes", BOTH)
 def test_every_vector_is_found_though_several_threads_add(codes: Codes) -> None:
     """Else an image is never found again: in nearly each build of so many, of one or more of them."""

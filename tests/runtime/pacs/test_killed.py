@@ -42,6 +42,7 @@ setattr(kind, {method!r}, killed)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "point", [p if p in IN_CI else pytest.param(p, marks=pytest.mark.release) for p in POINTS], ids=lambda p: p
 )

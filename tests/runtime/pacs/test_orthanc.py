@@ -118,6 +118,7 @@ def node_options(options: list[str], orthanc: Orthanc) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_by_c_store(orthanc: Orthanc, all_studies: Studies, node_options: list[str], tmp_path: Path) -> None:
     studies = all_studies
     send_with_dcmtk(studies, "ORTHANC", orthanc.dicom_port)
@@ -147,6 +148,7 @@ def gallery_of_priors(tiny_model: Path, studies: Studies, tmp_path: Path) -> Pat
     return tmp_path / "priors"
 
 
+@pytest.mark.slow
 def test_by_the_change_feed(
     orthanc: Orthanc, studies: Studies, options: list[str], gallery_of_priors: Path, tmp_path: Path
 ) -> None:
@@ -182,6 +184,7 @@ def _is_quiet_since(orthanc: Orthanc, number: int) -> bool:
     return stable > 0 or orthanc.get("/changes?last")["Last"] == number
 
 
+@pytest.mark.slow
 def test_by_qido(orthanc: Orthanc, studies: Studies, options: list[str], tmp_path: Path) -> None:
     send_with_dcmtk(studies, "ORTHANC", orthanc.dicom_port)
     follow = ["pacs", "follow", "--dicomweb", f"{orthanc.url}/dicom-web", "--since", "1990-01-01", "--interval", "0.2"]
@@ -190,6 +193,7 @@ def test_by_qido(orthanc: Orthanc, studies: Studies, options: list[str], tmp_pat
         assert node.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle(orthanc: Orthanc, studies: Studies, node_options: list[str], tmp_path: Path) -> None:
     send_with_dcmtk(studies, "ORTHANC", orthanc.dicom_port)
     with node_process(tmp_path / "node.log", *node_options) as node:

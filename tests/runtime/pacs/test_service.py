@@ -70,6 +70,7 @@ def test_from_start_to_stop(
         assert "Traceback" not in text
 
 
+@pytest.mark.slow
 def test_what_waits_when_it_stops_is_done_after(
     receiver: Receiver, radiograph: Callable[..., bytes], tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -97,6 +98,7 @@ def test_what_waits_when_it_stops_is_done_after(
     assert status.keys() == {"time", "waiting", "unsent", "oldest_s", "dead_letters", "reused_uids", "refused"}
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once(
     radiograph: Callable[..., bytes], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

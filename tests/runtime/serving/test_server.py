@@ -199,6 +199,7 @@ def test_sigterm_lets_a_request_under_way_end(tiny_model: Path, png: bytes) -> N
             socket.create_connection((host, service.port))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_a_decoder_that_hangs_costs_one_request_and_holds_up_no_stop(tiny_model: Path, png: bytes) -> None:
     def stop_decoder() -> None:
@@ -248,6 +249,7 @@ serve(ReloadableFinder(lambda: Finder.open(sys.argv[1], threads=1)), Settings(ti
 """
 
 
+@pytest.mark.slow
 def test_what_hangs_does_not_outlive_a_stop(tiny_model: Path, png: bytes, tmp_path: Path) -> None:
     image = tmp_path / "image.png"
     image.write_bytes(png)

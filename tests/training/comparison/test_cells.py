@@ -32,6 +32,7 @@ PART = Part(0, 0, 0)
 HASHING = ("ssh", "itq", "sdh", "dsh", "osdh")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_answers_every_query(
     method: str, tiny_report: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell]

@@ -45,6 +45,7 @@ def folds(squares: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["proxy", "fitted"])
 def test_every_image_trains_and_the_folds_decide(method: str, folds: Path, tmp_path: Path) -> None:
     run = train_final(folds, tmp_path / "run", method)
@@ -75,6 +76,7 @@ def test_every_image_trains_and_the_folds_decide(method: str, folds: Path, tmp_p
     assert (type(model.encoder).__name__ == "TwoStageEncoder") is (method == "fitted")
 
 
+@pytest.mark.slow
 def test_a_finished_or_stopped_one_goes_on(folds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = RunFolder(tmp_path / "run")
     with pytest.raises(SystemExit) as end:

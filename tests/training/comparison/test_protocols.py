@@ -111,6 +111,7 @@ def test_sizes_of_a_sweep() -> None:
     assert sweep_sizes(TABLE, [_table(100), _table(50)]) == (7, 15, 30, 0)  # 60 of its images train
 
 
+@pytest.mark.slow
 def test_nih_on_the_official_table(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     table = read_entries(shared / "nih" / "Data_Entry_2017_v2020.full.csv.gz")

@@ -99,6 +99,7 @@ def test_intervals_are_wilsons(count: int, of: int) -> None:
     assert command.wilson(count, of) == pytest.approx((expected.low, expected.high), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_of_a_few_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command.torch, "set_num_threads", lambda threads: None)  # it would hold for other tests
     monkeypatch.setattr(command, "_PHANTOMS", (4, 2))

@@ -228,6 +228,7 @@ def test_the_real_part_survives_the_disk(shared: Path, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_whole_official_table(shared: Path) -> None:
     table = read_entries(shared / "nih" / "Data_Entry_2017_v2020.full.csv.gz")
     assert len(table) == 112_120
@@ -242,6 +243,7 @@ def _nih(shared: Path, **options: Any) -> Manifest:
     return read_nih(nih / "images", nih / "Data_Entry_2017_v2020.csv", **options)
 
 
+@pytest.mark.slow
 def test_the_official_split(shared: Path) -> None:
     manifest = _nih(shared, official=shared / "nih", seed=1)
     with gzip.open(shared / "nih" / "test_list.txt.gz", "rt") as stream:

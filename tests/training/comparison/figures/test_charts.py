@@ -96,6 +96,7 @@ def test_comparison_holds_measured_random_and_the_papers_own(tmp_path: Path) -> 
     assert "9 queries with at least one finding" in picture.caption and "over 10 queries" in picture.caption
 
 
+@pytest.mark.slow
 def test_factorial_has_every_chart_for_both_columns(tmp_path: Path) -> None:
     rows = [row("bce", size, "", 0.2) for size in (100, 200)]
     for place, method in enumerate(("proxy", "proxy-negative")):
