@@ -20,6 +20,7 @@ from cbmir.manifest import read_manifest
 BETTER_THAN_RANDOM = 2.5
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_from_phantoms_to_the_browser(
     tmp_path: Path,

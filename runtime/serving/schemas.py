@@ -218,7 +218,7 @@ REFINE: dict[str, Any] = {
 _EXAMPLE = AnalyzeAnswer(
     model=Model(
         fingerprint="b3c1f0", weights="b3c1f0", encoder="densenet121", engine="onnxruntime", device="cpu",
-        precision="float32", version="0.1.0",
+        precision="float32", version="0.2.0",
     ),
     known=[],
     operating_point=BALANCED,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # (microsoft/onnxruntime#27379): nothing of a hospital's machine is to leave it unasked.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["__version__", "load"]
 
 

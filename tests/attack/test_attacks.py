@@ -34,6 +34,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return SCRIPT.Lab.made_in(tmp_path_factory.mktemp("lab"))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("attack", SCRIPT.ATTACKS, ids=lambda attack: attack.name)
 def test_attack(attack: Any, lab: Any) -> None:

@@ -82,6 +82,7 @@ def call(report: Path, manifest: Path, *more: object) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_from_a_table_to_a_report(tiny_manifest: Path, tmp_path: Path) -> None:
     """One cell of three fails and is shown; a second call trains only what is missing; a third only reports."""
     report = tmp_path / "report"
@@ -109,6 +110,7 @@ def test_from_a_table_to_a_report(tiny_manifest: Path, tmp_path: Path) -> None:
     assert (report / "benchmark.json").read_text() == before
 
 
+@pytest.mark.slow
 def test_cells_as_ray_tasks_of_two_local_workers(tiny_manifest: Path, tmp_path: Path) -> None:
     report = tmp_path / "report"
     found = call(report, tiny_manifest, "--methods", "bce,proxy", "--ray", "auto")

@@ -37,6 +37,7 @@ def test_train_then_evaluate(tiny_manifest: Path, tmp_path: Path, capsys: pytest
     assert capsys.readouterr().out.startswith("# run on manifest.csv\n")
 
 
+@pytest.mark.slow
 def test_distil_then_query_the_teachers_gallery(
     tiny_manifest: Path, tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_recipe_gives_defaults_and_an_option_changes_one(
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_distil_a_fitted_teacher_by_the_recipe_fitted(
     tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

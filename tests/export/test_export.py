@@ -336,6 +336,7 @@ def test_a_plan_is_let_in_unseen_only_where_it_cannot_run(
         assert not (tmp_path / "model.sm86.plan").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_graph")
 def test_every_kind_of_file(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "why_not", lambda engine: "no GPU")
@@ -364,6 +365,7 @@ def test_every_kind_of_file(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.
             assert opened.card.fingerprint == report[name]["fingerprint"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_graph")
 def test_int8_is_tried_with_more_and_more_layers_in_float(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from ctypes.util import find_library
 from pathlib import Path
 
 NODE_MODULES = Path(__file__).resolve().parent.parent / "demo" / "node_modules"
@@ -30,8 +31,15 @@ DEBIAN = {
 }  # fmt: skip
 
 
+def node_runs() -> bool:
+    """Whether Node.js, which npm and Playwright run on, has the library that Debian keeps in a package of its own."""
+    return sys.platform != "linux" or find_library("atomic") is not None
+
+
 def find_chromium() -> Path | None:
-    """A Chromium or Chrome on the PATH, or the one that npm brought."""
+    """A Chromium or Chrome on the PATH, or the one that npm brought; None where it could not be driven."""
+    if not node_runs():
+        return None
     for name in ("chromium", "chromium-browser", "google-chrome"):
         if found := shutil.which(name):
             return Path(found)
@@ -60,7 +68,8 @@ def unpack(packed: Path) -> None:
     (folder / "chromium").write_bytes(brotli.decompress((packed / "chromium.br").read_bytes()))
     for name in ("al2023", "fonts", "swiftshader"):
         with tarfile.open(fileobj=io.BytesIO(brotli.decompress((packed / f"{name}.tar.br").read_bytes()))) as archive:
-            archive.extractall(folder, filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # since Python 3.11.4
+            archive.extractall(folder)
     fonts = folder / "fonts.conf"
     fonts.write_text(fonts.read_text().replace("/tmp/fonts", f"{UNPACKED}/fonts"))
     (folder / "start").write_text(_SCRIPT.format(folder=UNPACKED))
@@ -70,9 +79,9 @@ def unpack(packed: Path) -> None:
 
 
 def missing_packages() -> list[str]:
-    """Debian's packages of what is absent."""
+    """Debian's packages of what is absent, but for a browser."""
     absent = [package for name, package in DEBIAN.items() if not (shutil.which(name) or Path(name).exists())]
-    return absent if find_chromium() else [*absent, "chromium"]
+    return absent if node_runs() else [*absent, "libatomic1"]
 
 
 def install_from_debian(packages: list[str]) -> None:
@@ -82,7 +91,10 @@ def install_from_debian(packages: list[str]) -> None:
     if shutil.which("apt-get") is None:
         return
     if os.geteuid() != 0:
-        if subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode != 0:
+        if (
+            shutil.which("sudo") is None
+            or subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode != 0
+        ):
             return
         command = ["sudo", "-n", *command]
     print(f"For the tests, apt-get installs {', '.join(packages)}")  # noqa: T201
@@ -91,12 +103,14 @@ def install_from_debian(packages: list[str]) -> None:
 
 
 def main() -> None:
-    on_linux = (platform.system(), platform.machine()) == ("Linux", "x86_64")
-    if not (NODE_MODULES / "axe-core").is_dir() or (on_linux and find_chromium() is None):
-        install_from_npm()
     if packages := missing_packages():
         install_from_debian(packages)
-    if packages := missing_packages():
+    on_linux = (platform.system(), platform.machine()) == ("Linux", "x86_64")
+    if node_runs() and (not (NODE_MODULES / "axe-core").is_dir() or (on_linux and find_chromium() is None)):
+        install_from_npm()
+    if find_chromium() is None:
+        install_from_debian(["chromium"])
+    if packages := [*missing_packages(), *(["chromium"] if find_chromium() is None else [])]:
         print(f"Skipped: the tests of a browser or of a PACS that need what is not here. To run them: "  # noqa: T201
               f"sudo apt-get install {' '.join(packages)}")  # fmt: skip
 

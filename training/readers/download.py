@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import platform
 import shutil
 import tarfile
 import tempfile
@@ -71,10 +72,13 @@ def unpack(archive: Path, folder: Path) -> None:
     What a process that was killed while unpacking left is deleted.
 
     Raises:
-        DownloadError: The archive is damaged, or holds a path outside of itself.
+        DownloadError: The archive is damaged, or holds a path outside of itself; or Python is older than 3.11.4.
     """
     if folder.is_dir():
         return
+    if not hasattr(tarfile, "data_filter"):  # which refuses paths outside of the folder
+        raise DownloadError(f"expected Python 3.11.4 or later, found {platform.python_version()}; unpack {archive} "
+                            f"into {folder} yourself")  # fmt: skip
     prefix = f".{folder.name}.unpacked-"
     for left in folder.parent.glob(f"{prefix}*"):
         shutil.rmtree(left)

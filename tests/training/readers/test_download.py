@@ -173,6 +173,15 @@ def test_unpacking(tmp_path: Path) -> None:
     unpack(archive, tmp_path / "a")  # which is there
 
 
+def test_without_the_filter_of_python_3_11_4_nothing_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("tarfile.data_filter")
+    (tmp_path / "a.tgz").write_bytes(_tar("one.png"))
+    with pytest.raises(DownloadError, match=r"expected Python 3\.11\.4 or later"):
+        unpack(tmp_path / "a.tgz", tmp_path / "a")
+
+
 def test_what_a_killed_process_left_is_deleted(tmp_path: Path) -> None:
     archive = tmp_path / "a.tgz"
     archive.write_bytes(_tar("one.png"))
