@@ -34,7 +34,7 @@ venv: .venv/installed  ## set up .venv with everything
 	@touch $@ .venv/demo
 
 .venv/demo: pyproject.toml constraints.txt | .venv/bin/python
-	$(call step,1,install the packages,2 min,7 min)
+	$(call step,1,install the packages,3 min,8 min)
 ifeq ($(shell uname -sm),Linux x86_64)
 	@test -z "$(TORCH_INDEX)" || $(BIN)/python -c 'import torch' 2> /dev/null || \
 		PIP_RETRIES=1 UV_HTTP_RETRIES=1 $(INSTALL) --no-deps --index-url "$(TORCH_INDEX)" torch torchvision || \
