@@ -51,8 +51,8 @@ def run_sample(config: TrainConfig, card: ModelCard, images: Path | None) -> Sam
     Raises RunError where the run's own are gone or changed, ManifestError or SplitError for those of the manifest.
     """
     if config.fold == EVERY_IMAGE and not images:
-        log.warning("No image was held out of this run's training: files are compared on images that the model has "
-                    "seen, which lie further apart than new ones. Give others by --images.")  # fmt: skip
+        log.warning("No image was held out of this run's training: files are compared on images that it was trained "
+                    "on, which lie further apart than new ones. Give others with --images.")  # fmt: skip
     with _explained(images, "An exported file is compared with PyTorch on real images", "--images"):
         return sample_of(splits_of(card, read_manifest(images)) if images else training_manifest(config), card)
 
@@ -66,7 +66,7 @@ def _explained(given: Path | None, why: str, option: str) -> Iterator[None]:
         if given:
             raise
         raise RunError(
-            f"{error}. {why}, at first those of the run: bring them back, or give others by {option} manifest.csv"
+            f"{error}. {why}, by default those of the run: restore them, or give others with {option} manifest.csv"
         ) from error
 
 
@@ -101,7 +101,7 @@ def calibration_pixels(
 
     Raises RunError where the run's own are gone or changed, ManifestError for those of the manifest.
     """
-    with _explained(manifest, "int8 is set by real images", "--calibrate"):
+    with _explained(manifest, "int8 is calibrated on real images", "--calibrate"):
         table = read_manifest(manifest) if manifest else training_manifest(config)
         return calibration_of(table, card, count, queries)
 
@@ -115,8 +115,8 @@ def calibration_of(table: Manifest, card: ModelCard, count: int, queries: Collec
     rows = table.split("train").rows or table.rows
     others = tuple(row for row in rows if row.patient_id not in queries)
     if not others:
-        log.warning("int8 is set and judged on the same patients, since there are no others: it may do less well on "
-                    "new ones.")  # fmt: skip
+        log.warning("int8 is calibrated and checked on the same patients, since there are no others: it may do worse "
+                    "on new ones.")  # fmt: skip
     return read_pixels(Manifest(table.labels, evenly(others or rows, count)), card.preprocess)
 
 
@@ -156,7 +156,8 @@ def compare_models(a: Path, b: Path, manifest: Path, tolerances: Sequence[str] =
             raise UserError(f"expected two models of the same labels, found {names[0]} and {names[1]}")
         if card.preprocess != other.preprocess:
             raise UserError(
-                f"expected two models that take images alike, found {card.preprocess} and {other.preprocess}"
+                f"expected two models that preprocess images in the same way, found {card.preprocess} and "
+                f"{other.preprocess}"
             )
         found = sample.answers(embedder, b.name)
     limits = limits_of(card, other).for_images(card, sample.cases)
@@ -166,6 +167,6 @@ def compare_models(a: Path, b: Path, manifest: Path, tolerances: Sequence[str] =
 def limits_of(a: ModelCard, b: ModelCard) -> ParityLimits:
     """The limits for two files of one model; none for two models, also where they share an embedding space."""
     if a.weights != b.weights:
-        log.warning("These are two models, of the embedding spaces %s and %s.", a.fingerprint, b.fingerprint)
+        log.warning("These two models have different embedding spaces, %s and %s.", a.fingerprint, b.fingerprint)
         return ParityLimits()
     return LIMITS[max(a.precision, b.precision, key=list(LIMITS).index)]

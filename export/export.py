@@ -45,10 +45,10 @@ REPORT = "parity.json"
 #: How many layers of an int8 file are left in float, tried in this order until it holds its limits.
 KEPT = (0, 2, 4, 8, 16, 24)
 _ADVICE = {
-    "float32": "That is a fault of the exporter: please report it.",
+    "float32": "This is a bug in the exporter: please report it.",
     "float16": "This model needs float32: export it without --fp16.",
     "bfloat16": "This model needs float32: export it without --openvino bf16.",
-    "int8": "Give more images by --calibrate and --calibration-images, or export it without int8.",
+    "int8": "Give more images with --calibrate and --calibration-images, or export it without int8.",
 }
 #: Writes a file of int8 with these layers left in float; other files have no choice of layers.
 Write = Callable[[Path, Sequence[str]], object]
@@ -145,7 +145,7 @@ def export_encoder(
     """
     target = _target(output, options)
     if options.images is None:
-        raise UserError("expected images to compare the files with PyTorch on, found none; give a manifest by --images")
+        raise UserError("expected images to compare with PyTorch on, found none; give a manifest with --images")
     model, card = embedding_model(encoder, weights, image_size=image_size, grey_range=grey_range, intensity=intensity)
     sample = sample_of(splits_of(card, read_manifest(options.images)), card)
     pixels = None
@@ -171,7 +171,7 @@ def _write(model: RetrievalModel, export: _Export, pixels: NDArray[np.uint8] | N
     card, options = export.card, export.options
     if options.int8 and isinstance(model.encoder, PatchTokens):
         raise UserError("expected a convolutional encoder for --int8, found a transformer, which ONNX Runtime would "
-                        "still run in float almost throughout; take --openvino int8 or bf16, or --fp16")  # fmt: skip
+                        "still run almost entirely in float; use --openvino int8 or bf16, or --fp16")  # fmt: skip
     exact = to_onnx(model, card)
     export.add(".onnx", lambda path, _: path.write_bytes(exact))  # all others are made of it
     half = to_onnx(model, card, "float16") if options.fp16 else None

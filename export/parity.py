@@ -108,7 +108,7 @@ class Parity:
 
     Attributes:
         score_difference: The largest difference of a score, in [0, 1]; NaN without findings.
-        decisions: The share of findings called alike by the thresholds; NaN without thresholds.
+        decisions: The share of findings decided alike by the thresholds; NaN without thresholds.
         overlap: The share of a query's ten nearest neighbours that both find, each in its own embeddings.
         cross_overlap: The same, where the file's queries search the source's embeddings.
         ndcg: The file's figure less the source's, over queries with a positive label.
@@ -160,20 +160,20 @@ class Parity:
             "images": f"{self.images}, of which {self.queries} are queries",
             "cosine of the embeddings": f"{self.cosine_min:.7f} at least, {self.cosine_mean:.7f} on average",
             "difference of scores": f"{self.score_difference:.2g} at most",
-            "findings called alike": f"{self.decisions:.2%}",
+            "findings decided alike": f"{self.decisions:.2%}",
             f"unchanged top-{k} neighbours": f"{self.overlap.share()}; across: {self.cross_overlap.value:.4f}",
             f"difference of nDCG@{k}": str(self.ndcg),
             f"difference of nDCG@{k}, all queries": str(self.ndcg_all),
             "difference of AUC": str(self.auc),
         }  # fmt: skip
         if math.isnan(self.score_difference):  # no findings
-            for name in ("difference of scores", "findings called alike", "difference of AUC"):
+            for name in ("difference of scores", "findings decided alike", "difference of AUC"):
                 del rows[name]
         lines = [f"{name + ':':<38} {text}" for name, text in rows.items()]
         return "\n".join([*lines, *(f"Beyond its limit: {text}." for text in self.failures)])
 
     def __str__(self) -> str:
-        scores = f"score difference max {self.score_difference:.1e}, {self.decisions:.2%} of findings called alike; "
+        scores = f"score difference max {self.score_difference:.1e}, {self.decisions:.2%} of findings decided alike; "
         return (
             f"on {self.images} images, {self.queries} of them queries: cosine min {self.cosine_min:.7f}, mean "
             f"{self.cosine_mean:.7f}; {'' if math.isnan(self.score_difference) else scores}"
@@ -272,7 +272,7 @@ def _estimate(values: Floats, weights: Floats) -> Estimate:
 
 def _size(difference: Estimate) -> tuple[float, str]:
     """Its absolute value; and in words, or the reason that it is not defined."""
-    lacking = "none: not defined on these images; give labelled ones (cbmir export: by --images)"
+    lacking = "none: not defined on these images; give labelled ones (cbmir export: with --images)"
     return abs(difference.value), lacking if math.isnan(difference.value) else str(difference)
 
 

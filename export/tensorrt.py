@@ -61,7 +61,7 @@ def write_plan(model: bytes, path: Path, target: str, max_batch: int = 32) -> No
     if logger.warnings:
         log.info("TensorRT's warnings: %s", "; ".join(logger.warnings))
     if built is None:
-        raise ModelError(f"{flavour} cannot build a plan for {target}: {'; '.join(logger.errors) or 'it gave no word'}")
+        raise ModelError(f"{flavour} cannot build a plan for {target}: {'; '.join(logger.errors) or 'unknown reason'}")
     plan = bytes(built)
     info = PlanInfo(
         card=card.with_(versions=card.versions | {flavour: trt.__version__}), head=decode_head(head, card, path),
@@ -95,8 +95,8 @@ def _builder_for(target: str) -> tuple[Any, str, str]:
     target = here if current else target
     if flavour == "tensorrt":
         if target != here:
-            raise EngineError(f"TensorRT builds only for the GPU that is here ({here}), and {target} was asked for; "
-                              f'to build for others: pip install "cbmir[tensorrt-rtx]"')  # fmt: skip
+            raise EngineError(f"TensorRT builds only for this machine's GPU ({here}), but {target} was requested; "
+                              'to build for others: pip install "cbmir[tensorrt-rtx]"')  # fmt: skip
         return trt, flavour, target
     known = [name.lower() for name in trt.ComputeCapability.__members__ if name.startswith("SM")]
     if target not in known:
@@ -115,7 +115,7 @@ def _parse(trt: Any, builder: Any, logger: Any, model: bytes) -> Any:
     errors = [parser.get_error(number) for number in range(parser.num_errors)]
     words = [f"node {e.node()} {e.node_name()!r} ({e.node_operator()}): {e.desc()}" if e.node() >= 0 else e.desc()
              for e in errors]  # fmt: skip
-    raise ModelError(f"TensorRT's parser does not take this file: {'; '.join(words or logger.errors)}")
+    raise ModelError(f"TensorRT's parser does not accept this file: {'; '.join(words or logger.errors)}")
 
 
 def _check_tensors(trt: Any, network: Any, card: ModelCard) -> None:

@@ -135,7 +135,7 @@ class RegionCells:
         if held < LEAST_CELLS:
             raise UserError(
                 f"expected a region of at least half a cell of the model's {shape[0]}x{shape[1]}, which cover the "
-                f"image from {first:.3f} to {last:.3f} both ways; found {held:.2f} cells: choose a larger one"
+                f"image from {first:.3f} to {last:.3f} in both directions; found {held:.2f} cells: choose a larger one"
             )
         return cells
 
@@ -160,7 +160,7 @@ class RegionCells:
         """
         mean = np.einsum("dhw,h,w->d", feature_map.astype(np.float64), self.down, self.across)
         if not np.linalg.norm(mean):
-            raise UserError("expected a region in which the model sees something, found none: choose another")
+            raise UserError("expected a region in which the model sees something, found an empty one: choose another")
         return unit_vector(mean).astype(np.float32)
 
 
@@ -170,7 +170,7 @@ def parse_region(text: str) -> Region:
         x0, y0, x1, y1 = map(float, text.split(","))
     except ValueError:
         raise UserError(
-            f"expected a region x0,y0,x1,y1 in fractions of the image, as 0.1,0.5,0.4,0.9; found {text!r}"
+            f"expected a region x0,y0,x1,y1 in fractions of the image, such as 0.1,0.5,0.4,0.9; found {text!r}"
         ) from None
     return x0, y0, x1, y1
 
@@ -235,15 +235,15 @@ def combination_vector(card: ModelCard, head: NDArray[np.float32], labels: Seque
     the model does not have.
     """
     if not card.has_findings:
-        raise UserError("expected a model with findings to search by them, found an embedding model; narrow a "
-                        "search by the images' known labels instead")  # fmt: skip
+        raise UserError("expected a model that scores findings, to search by them, found an embedding model; filter "
+                        "by the images' known labels instead")  # fmt: skip
     rows = sorted(card.labels.index(label) for label in labels)
     if not rows or len(set(rows)) < len(rows):
         raise UserError(f"expected one or several findings, each once, found {', '.join(labels) or 'none'}")
     of_labels = _rows_of_labels(card, head)
     mean = np.mean([unit_vector(of_labels[row].mean(axis=0)) for row in rows], axis=0)
     if np.linalg.norm(mean) < 1e-6:
-        raise UserError(f"expected findings that can go together, found {', '.join(labels)}, which cancel out")
+        raise UserError(f"expected findings that can be combined, found {', '.join(labels)}, which cancel out")
     return unit_vector(mean).astype(np.float32)
 
 

@@ -174,7 +174,7 @@ class Finder(Closing):
         if rank not in RANKS:
             raise UserError(f"expected a rank among {', '.join(RANKS)}; found {rank!r}")
         if region is not None and rank == "findings":
-            raise UserError("expected rank nearness with a region, found findings: these are the whole image's")
+            raise UserError("expected rank nearness with a region, found findings, which are those of the whole image")
         radiograph = image if isinstance(image, Radiograph) else self.read(image)
         outputs, feature_map = self._run(radiograph)
         embedding, findings = outputs.embedding[0], self._findings(outputs.scores[0])

@@ -92,7 +92,7 @@ class ReloadableFinder(Closing):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise NotReadyError("expected a service that goes on, found it closed")
+            raise NotReadyError("expected a running service, found it closed")
 
     def _let_go(self, shared: _SharedFinder | None) -> None:
         """The last holder closes the finder. A failure is logged and goes no further: its users have their answers."""

@@ -23,11 +23,11 @@ from cbmir.runtime.results import Finding, Neighbour
 RERANKED = 200
 #: The warning where `Novelty.flagged` is true.
 NOTHING_ALIKE = (
-    "Nothing in the gallery looks like this image: it may be no chest X-ray, inverted or turned. Its findings and "
-    "neighbours are not to be relied on."
+    "Nothing in the gallery looks like this image: it may not be a chest X-ray, or may be inverted or rotated. Do not "
+    "rely on its findings and neighbours."
 )
 #: The warning where `Analysis.known` has ids.
-IN_GALLERY = "This image is in the gallery itself."
+IN_GALLERY = "This image is in the gallery."
 #: The warnings where the same patient's images are to be left out, and the patient is not known or has none.
 PATIENT_UNKNOWN = (
     "The patient of this image is not known, so neighbours may be images of the same patient; give the patient's id to "

@@ -116,9 +116,9 @@ class Refinement:
 
     def __post_init__(self) -> None:
         if not (self.alike or self.unlike or self.findings):
-            raise UserError("expected images that are alike or unlike, or findings, to refine by; found none")
+            raise UserError("expected similar or dissimilar images, or findings, to refine by; found none")
         if both := set(self.alike) & set(self.unlike):
-            raise UserError(f"expected an image to be alike or unlike, found both: {', '.join(sorted(both))}")
+            raise UserError(f"expected each image as either alike or unlike, found as both: {', '.join(sorted(both))}")
         for name, weight in self.findings.items():
             if not -1 <= weight <= 1:  # not so for NaN
                 raise UserError(f"expected a weight from -1 to 1 for {name}, found {weight:g}")
@@ -182,7 +182,7 @@ class Analysis:
         query_labels: Those known of the image, where it is in the gallery, or else predicted.
         known: Ids of the gallery's entries that were made from the same file.
         patients: Ids of the patients that the image may be of, as the gallery names patients. Not in `to_json`.
-        operating_point: Whose thresholds the findings have.
+        operating_point: Which thresholds the findings have.
         query: float32 [D], unit norm: what was searched for. The embedding, unless it was a region, or refined.
         region: The part of the image that was searched for; None: all of it.
         refinement: What the search was refined by (`Finder.refine`); None: it was not.

@@ -23,8 +23,8 @@ def bound(host: str, port: int) -> socket.socket:
         if listener is not None:
             listener.close()
         raise UserError(
-            f"expected a free port to listen on, found that {host} port {port} cannot be had ({error.strerror}); "
-            f"choose another with --port (0: any free one)"
+            f"{host} port {port} is in use or not allowed ({error.strerror}); choose another with --port (0: any free "
+            "one)"
         ) from error
     return listener
 

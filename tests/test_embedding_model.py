@@ -91,7 +91,7 @@ def wanted_labels(id: str, finder: Finder) -> tuple[str, ...]:
 
 
 def test_what_needs_findings_is_refused(finder: Finder, image: Path, embedding_model: Path) -> None:
-    with pytest.raises(UserError, match="expected a model with findings"):
+    with pytest.raises(UserError, match="expected a model that scores findings"):
         finder.search_by_findings(["Mass"])
     with pytest.raises(UserError, match="rank by nearness"):
         finder.analyze(image, rank="findings")

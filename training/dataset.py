@@ -96,7 +96,7 @@ def _decode(manifest: Manifest, spec: PreprocessSpec, images: NDArray[np.uint8],
     if broken:
         shown = "\n  ".join(sorted(broken)[:10])
         raise ManifestError(
-            f"{len(broken)} of {len(manifest)} images cannot be read; take them out of the manifest or mend them:\n"
+            f"{len(broken)} of {len(manifest)} images cannot be read; remove them from the manifest or repair them:\n"
             f"  {shown}"
         )
 

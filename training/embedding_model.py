@@ -34,8 +34,8 @@ def embedding_model(
         EncoderError: As `build_encoder`.
     """
     if weights == "none":
-        raise UserError("expected weights of the encoder, found none: random ones find nothing; give a file by "
-                        "--weights, or imagenet")  # fmt: skip
+        raise UserError("expected weights of the encoder, found none: random ones find nothing useful; give a file "
+                        "with --weights, or imagenet")  # fmt: skip
     size = image_size or own_input(encoder).image_size
     spec, own = PreprocessSpec(resize=size, crop=size, intensity=intensity), grey_range_of(encoder, grey_range)
     network, dim = build_encoder(encoder, weights, image_size=size, grey_range=own, complete=True)

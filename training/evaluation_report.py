@@ -64,7 +64,7 @@ def text_report(summary: dict[str, Any], title: str) -> str:
         f"{figure(counts['true'])} true.",
     ]
     if not summary["scores_findings"]:
-        scored, lost, thresholds = [], [], ["This model scores no findings: what needs a score is not measured."]
+        scored, lost, thresholds = [], [], ["This model scores no findings: metrics of scores are left out."]
     parts = [
         f"# {title}",
         *(f"**{note}**" for note in summary["notes"]),

@@ -263,12 +263,13 @@ def _check_folder(folder: RunFolder, config: TrainConfig, resume: bool) -> None:
             log.info("%s is new: nothing to resume, starting.", folder.path)
         return
     if not resume:
-        raise RunError(f"{folder.path}: a run is here already; go on with it by --resume, or choose another -o")
+        raise RunError(
+            f"{folder.path}: this folder already holds a run; continue it with --resume, or choose another -o"
+        )
     differences = folder.read_config().differences(config)
     if differences:
         raise RunError(
-            f"{folder.path}: --resume must have the options that the run began with; "
-            f"different: {'; '.join(differences)}"
+            f"{folder.path}: --resume needs the options that the run began with; different: {'; '.join(differences)}"
         )
 
 

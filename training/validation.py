@@ -153,7 +153,7 @@ def write_card(folder: RunFolder, validation: Validation, model: RetrievalModel)
     balanced = [point[BALANCED] for point in points]
     lost = [name for name, point in zip(config.labels, balanced, strict=True) if point is None]
     if lost and not np.isnan(held_out.scores).all():  # hashing methods have no scores, and need no warning
-        log.warning("No threshold or probability for %s: the images held out lack both values.", ", ".join(lost))
+        log.warning("No threshold or probability for %s: the held-out images do not show both values.", ", ".join(lost))
     head = model.head
     fingerprint = embedding_fingerprint(model, config.preprocess)
     keep = ("loss", "weights", "epochs", "batch_size", "lr", "weight_decay", "seed", "fold", "manifest_fingerprint")

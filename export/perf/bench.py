@@ -207,7 +207,7 @@ def _open(
         else:
             processes[contender.name] = process
     if not opened:
-        raise EngineError("none of these files can be run here; the warnings above say why")
+        raise EngineError("none of these files can run here; the warnings above say why")
     return processes, opened
 
 

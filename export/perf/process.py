@@ -50,8 +50,8 @@ class RemoteObject(Closing):
         except (EOFError, ConnectionError):
             self._process.join()
             raise EngineError(
-                f"{self.name}: its process ended (exit code {self._process.exitcode}) where an answer was expected; "
-                f"with a large model that is most often for want of memory"
+                f"{self.name}: its process ended (exit code {self._process.exitcode}) before it answered; with a large "
+                "model the usual cause is too little memory"
             ) from None
         if isinstance(answer, CbmirError):
             raise answer

@@ -27,7 +27,7 @@ MANUFACTURER = MODEL_NAME = "cbmir"
 VERSION = __version__
 ALGORITHM = "cbmir chest X-ray findings and retrieval"
 #: The warning where an embedding model has no gallery, or may show no image of it.
-NOTHING_TO_REPORT = "There are neither findings nor look-alikes of this image: no structured report is made."
+NOTHING_TO_REPORT = "This image has neither findings nor similar images, so no structured report is made."
 MOST = 10  # priors that are marked
 _LOOKED_AT = 100  # nearest images of the patient: later ones and those of the same study are among them
 

@@ -95,10 +95,10 @@ NO_UNITS = Code("UCUM", "1", "no units")
 
 SCORE = Code(SCHEME, "score", "Score of the model")
 PREDICTED = Code(SCHEME, "predicted", "Score exceeds the threshold")
-LOOK_ALIKE = Code(SCHEME, "look-alike", "Image of the reference collection that looks alike")
+LOOK_ALIKE = Code(SCHEME, "look-alike", "Similar image of the reference collection")
 COSINE = Code(SCHEME, "cosine", "Cosine similarity of embeddings")
-LABEL = Code(SCHEME, "label", "Label of the look-alike")
-UNCERTAIN_LABEL = Code(SCHEME, "uncertain-label", "Uncertain label of the look-alike")
+LABEL = Code(SCHEME, "label", "Label of the similar image")
+UNCERTAIN_LABEL = Code(SCHEME, "uncertain-label", "Uncertain label of the similar image")
 
 #: Coding schemes as FHIR names them.
 SYSTEMS = {

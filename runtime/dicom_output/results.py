@@ -76,7 +76,7 @@ def make_results(
     if unknown or isinstance(kinds, str):
         raise UserError(f"expected kinds of results among {', '.join(KINDS)}; found {', '.join(unknown) or kinds}")
     if analysis.rank != "nearness":
-        raise UserError(f"expected neighbours ranked by nearness, for results show what looks alike; found "
+        raise UserError(f"expected neighbours ranked by nearness, since results show similar images; found "
                         f"{analysis.rank}")  # fmt: skip
     if predecessor and not re.fullmatch(r"[0-9.]{1,64}", predecessor):
         raise UserError("expected the SOP Instance UID of an SR for predecessor, or none; found another text")

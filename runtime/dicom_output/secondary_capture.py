@@ -43,7 +43,7 @@ def _draw_page(content: Content, analysis: Analysis, image: Radiograph, spec: Pr
     """uint8 [HEIGHT, WIDTH, 3], RGB."""
     sheet = _Sheet()
     sheet.text(_MARGIN, 26, "cbmir", 36)
-    sheet.text(_MARGIN + 124, 38, "chest X-ray: findings and look-alikes", 22, _PALE)
+    sheet.text(_MARGIN + 124, 38, "chest X-ray: findings and similar images", 22, _PALE)
     sheet.notice(34)
     small = np.array(ImageOps.contain(Image.fromarray(image.pixels), (_PICTURE, _PICTURE), Image.Resampling.LANCZOS))
     sheet.picture(_MARGIN, "The image", small)
@@ -67,14 +67,12 @@ def _explained(content: Content, analysis: Analysis) -> tuple[str, str, NDArray[
     """Title, legend and map of the evidence for the first finding; without findings, for the nearest look-alike."""
     if content.findings:
         top = next((one for one in content.findings if one.predicted), content.findings[0])
-        legend = (
-            "Orange, +: cells that speak for it, not for other findings. Blue, -: less so. Line: what the model sees."
-        )
+        legend = "Orange, +: areas that support it more than other findings. Blue, -: less. Line: what the model sees."
         return f"Evidence for {readable(top.label)}", legend, analysis.evidence_for_finding(top.label)
     if analysis.neighbours:
-        legend = "Orange, +: cells that make the two alike. Blue, -: less so. Line: what the model sees."
+        legend = "Orange, +: areas that make the two similar. Blue, -: less. Line: what the model sees."
         nearest = analysis.evidence_for_neighbour(analysis.neighbours[0].id)
-        return "Evidence for the nearest look-alike", legend, nearest
+        return "Evidence for the most similar image", legend, nearest
     return None
 
 
@@ -117,7 +115,7 @@ def _draw_findings(sheet: _Sheet, findings: Sequence[Finding], operating_point: 
         sheet.text(left, y + 8, f"and {len(findings) - len(shown)} more", 18, _PALE)
         y += 26
     note = (
-        "Certainty: the probability by the model's validation data, where these were enough to calibrate it. Over: the "
+        "Certainty: the probability, for findings with enough validation data to calibrate it. Over: the "
         f"score exceeds the model's {operating_point} threshold. A low score does not exclude a finding."
     )
     sheet.lines(left, y + 10, note, 17, right - left, at_most=4)
@@ -247,7 +245,7 @@ def page(content: Content, analysis: Analysis, image: Radiograph, spec: Preproce
     made.DateOfSecondaryCapture, made.TimeOfSecondaryCapture = made.ContentDate, made.ContentTime
     made.BurnedInAnnotation = source.burned_in or "YES"  # it shows the image: where that does not say, it may
     made.ImageComments = own.DISCLAIMER
-    made.DerivationDescription = "Page of findings, evidence and look-alikes"
+    made.DerivationDescription = "Page of findings, evidence and similar images"
     reference = item(ReferencedSOPClassUID=source.sop_class, ReferencedSOPInstanceUID=source.uid)
     reference.PurposeOfReferenceCodeSequence = [own.concept(own.SOURCE_IMAGE)]
     made.SourceImageSequence = [reference]

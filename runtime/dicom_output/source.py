@@ -46,7 +46,7 @@ class SourceImage:
     def read(cls, stream: BinaryIO) -> Self:
         """Of a DICOM file. Raises NotAnImageError, DamagedImageError, and DicomImageError where a UID is missing."""
         if not is_dicom(stream.read(132)):
-            raise NotAnImageError("expected a DICOM file, which results are made for; found another format")
+            raise NotAnImageError("expected a DICOM file, since results refer to one; found another format")
         stream.seek(0)
         with collected_warnings() as collected, pydicom_unlogged():
             try:
@@ -60,13 +60,13 @@ class SourceImage:
                 uid = _text(found, keyword, collected)
                 if not uid or not re.fullmatch(r"[0-9.]{1,64}", uid):
                     raise DicomImageError(
-                        f"expected {tag_name(keyword)} in the image, found none that is valid: nothing can refer to it"
+                        f"expected {tag_name(keyword)} in the image, found no valid one: no result can refer to it"
                     )
                 setattr(header, keyword, uid)
             for keyword in (*_PRESENT, *OPTIONAL):
                 text = _text(found, keyword, collected)
                 if text is None:
-                    warnings.append(f"{tag_name(keyword)} of the image is not as DICOM has it: left out of the results")
+                    warnings.append(f"{tag_name(keyword)} of the image is not valid in DICOM: left out of the results")
                 if text or keyword in _PRESENT:
                     setattr(header, keyword, text or "")
             words = ("InstanceNumber", "Modality", "BurnedInAnnotation")

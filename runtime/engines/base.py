@@ -127,7 +127,7 @@ class Engine(Closing):
         if batch.dtype != np.uint8 or batch.ndim != 4 or batch.shape[1:] != (1, size, size):
             raise EngineError(
                 f"expected a batch uint8 [N, 1, {size}, {size}], found {batch.dtype} {list(batch.shape)}; "
-                f"cbmir.runtime.imaging.preprocess makes the images of one"
+                f"cbmir.runtime.imaging.preprocess makes its images"
             )
         if not len(batch):
             empty = [np.empty(shape, np.float32) for shape in ((0, dim), (0, labels), (0, dim, 0, 0))]

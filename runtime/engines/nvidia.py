@@ -38,13 +38,13 @@ def current_gpu() -> Gpu:
     try:
         driver = ctypes.CDLL(library)
     except OSError as error:
-        raise EngineError(f"no NVIDIA GPU with a driver is here ({library} cannot be loaded); install its driver, and "
-                          f'what runs on it: pip install "cbmir[tensorrt]" or "cbmir[gpu]"') from error  # fmt: skip
+        raise EngineError(f"this machine has no NVIDIA GPU with a driver ({library} cannot be loaded); install its "
+                          'driver, and pip install "cbmir[tensorrt]" or "cbmir[gpu]"') from error  # fmt: skip
 
     def ask(function: str, *arguments: Any) -> None:
         if status := getattr(driver, function)(*arguments):
-            raise EngineError(f"no NVIDIA GPU that works is here ({function}: CUDA error {status}); 'nvidia-smi' says "
-                              f"more")  # fmt: skip
+            raise EngineError(f"this machine has no working NVIDIA GPU ({function}: CUDA error {status}); 'nvidia-smi' "
+                              "says more")  # fmt: skip
 
     device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     name, memory = ctypes.create_string_buffer(256), ctypes.c_size_t()

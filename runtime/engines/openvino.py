@@ -63,7 +63,7 @@ def check(engine: str) -> str:
     openvino = import_openvino()
     if "CPU" not in (found := openvino.Core().available_devices):
         others = ", ".join(found) or "nothing"
-        raise EngineError(f"OpenVINO finds no CPU that it can use, only {others}; install its wheel again")
+        raise EngineError(f"OpenVINO finds no CPU that it can use, only {others}; reinstall its wheel")
     return f"OpenVINO {openvino.__version__}"
 
 
@@ -97,11 +97,11 @@ class OpenVinoEngine(Engine):
         head = decode_head(_metadata(self._model, HEAD_KEY, self._path), card, path)
         super().__init__(card, head, threads=threads, mode=mode)
         if self.threads > available_threads():  # OpenVINO takes no more than there are
-            self.warn(f"{self.threads} threads were asked for, OpenVINO runs on the {available_threads()} there are")
+            self.warn(f"{self.threads} threads were requested; OpenVINO runs on {available_threads()}, all there are")
             self.threads = available_threads()
         if self._path.suffix.lower() == ".onnx" and card.precision not in ("float32", "bfloat16"):
             raise EngineError(f"{path}: expected an .onnx file in float32 for OpenVINO, found one in {card.precision}, "
-                              f"which it would not compute in; open model.onnx")  # fmt: skip
+                              f"in which it would not compute; open model.onnx")  # fmt: skip
         types, found = {"u8": "uint8", "f32": "float32"}, {}
         for port in (*self._model.inputs, *self._model.outputs):
             kind, sides = port.element_type.to_string(), list(port.partial_shape)[1:]
@@ -133,7 +133,7 @@ class OpenVinoEngine(Engine):
         if found["INFERENCE_PRECISION_HINT"] != self._precision:
             raise EngineError(f"{self._path}: expected OpenVINO to compute in {self._precision}, found {found}")
         if found != asked:
-            self.warn(f"OpenVINO was asked for {asked} and took {found}")
+            self.warn(f"OpenVINO was asked for {asked} and used {found}")
         if self._mode != "auto" or self.threads == 1 or self._runners:  # nothing more will be compiled
             self._model = None
         return _runner_of([compiled.create_infer_request() for _ in range(streams)])

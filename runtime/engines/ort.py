@@ -91,7 +91,7 @@ def check(engine: str) -> str:
         raise EngineError("ONNX Runtime fell back to the CPU: the driver or the CUDA and cuDNN libraries are missing")
     (answer,) = session.run(None, {"x": value})
     if not np.array_equal(answer, value):
-        raise EngineError(f"{engine} answers {answer} where {value} is right")
+        raise EngineError(f"{engine} answers {answer} where {value} is correct")
     return f"ONNX Runtime {ort.__version__}"
 
 
@@ -137,7 +137,7 @@ class OnnxEngine(Engine):
         gpu, precision, cache = current_gpu(), self.card.precision, None
         if self._engine == "onnxruntime-tensorrt":
             if precision == "float32" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0":
-                self.warn("TensorRT may round float32 to TF32, which ONNX Runtime has no option against; set "
+                self.warn("TensorRT may round float32 to TF32, and ONNX Runtime has no option against it; set "
                           "NVIDIA_TF32_OVERRIDE=0")  # fmt: skip
             if self._cache is not None:
                 sha256 = input_digest(self._path, MOST_MODEL)
@@ -163,14 +163,14 @@ class OnnxEngine(Engine):
             )  # fmt: skip
         except self._errors as error:
             if wanted != "CPUExecutionProvider":  # the CPU has loaded the file: the fault is not in it
-                raise EngineError(f"{self._path}: ONNX Runtime cannot load it by {wanted}: {error}; 'cbmir doctor' "
+                raise EngineError(f"{self._path}: ONNX Runtime cannot load it with {wanted}: {error}; 'cbmir doctor' "
                                   f"says what is missing") from error  # fmt: skip
             raise ModelError(f"{self._path}: expected an ONNX model written by 'cbmir export', ONNX Runtime cannot "
-                             f"load it by {wanted}: {error}") from error  # fmt: skip
+                             f"load it with {wanted}: {error}") from error  # fmt: skip
         # ONNX Runtime goes on without a provider that it cannot load: what counts is what the session has.
         if session.get_providers()[0] != wanted:
             raise EngineError(
-                f"engine {self._engine!r} was asked for, and ONNX Runtime fell back to {session.get_providers()[0]}; "
+                f"engine {self._engine!r} was requested, but ONNX Runtime fell back to {session.get_providers()[0]}; "
                 f"'cbmir doctor' says what is missing"
             )
         give_back_freed_memory()  # loading took the model's size several times over

@@ -118,13 +118,13 @@ def open_engine(
             raise ModelError(f"{path}: no file in this folder is for engine {engine}; 'cbmir export --help' says how "
                              f"to make one")  # fmt: skip
         others = " or ".join(name for _, name in every)
-        raise EngineError(f"{path.name} is run by {others}, not by {engine}")
+        raise EngineError(f"{path.name} runs on {others}, not on {engine}")
     absent: dict[tuple[Path, str], str] = {}
     for file, name in choices:
         if why := _why_not(file, name):
             absent[file, name] = why
             continue
-        reason = f"asked for {engine}"
+        reason = f"{engine} was requested"
         if engine == "auto":
             reason = "; ".join([f"{name} runs {file.name}", *_words(absent)])
         opened = _open(file, name, engine, reason, threads, mode, cache)
@@ -132,12 +132,12 @@ def open_engine(
         return opened
     if engine == "auto":  # what is most easily installed first
         absent = dict(sorted(absent.items(), key=lambda one: one[0][1] != "onnxruntime"))
-        raise EngineError(f"{path}: nothing that runs it works here: {'; '.join(_words(absent))}")
+        raise EngineError(f"{path}: no engine for it works here: {'; '.join(_words(absent))}")
     whys = "; ".join(dict.fromkeys(absent.values()))
     on_cpu = [file for file, name in every if name == "onnxruntime"]
     if not allow_fallback or engine == "onnxruntime" or not on_cpu:
-        raise EngineError(f"engine {engine} was asked for, but cannot be used here: {whys}")
-    warning = f"engine {engine} was asked for and cannot be used: {whys}. Running on onnxruntime instead."
+        raise EngineError(f"engine {engine} was requested, but cannot be used here: {whys}")
+    warning = f"engine {engine} was requested, but cannot be used: {whys}. Running on onnxruntime instead."
     opened = _open(on_cpu[0], "onnxruntime", engine, warning, threads, mode, cache)
     opened.warn(warning)
     return opened

@@ -92,7 +92,7 @@ def read_plan_info(plan: Path) -> PlanInfo:
                         f"the model again") from error  # fmt: skip
     wrong = [name for name, kind in _FACTS.items() if not isinstance(facts[name], kind)]
     if wrong or not isinstance(head, str):
-        raise CardError(f"{path}: expected text and numbers of a plan, found others in "
+        raise CardError(f"{path}: expected the text and numbers of a plan, found others in "
                         f"{', '.join(wrong or [HEAD_KEY])}; export the model again")  # fmt: skip
     model = ModelCard.loads(card, source=str(path))
     return PlanInfo(model, decode_head(head, model, path), **facts)
@@ -258,7 +258,7 @@ class TensorRtEngine(Engine):
         self._cuda("cudaStreamSynchronize", self._stream)
         context = self._contexts[count]
         if self._info.flavour == "tensorrt-rtx" and not context.is_stream_capturable(int(self._stream)):
-            raise EngineError("TensorRT for RTX says that this plan cannot be")
+            raise EngineError("TensorRT for RTX cannot capture this plan")
         mode = self._cuda.api.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self._cuda("cudaStreamBeginCapture", self._stream, mode)
         try:
@@ -271,6 +271,6 @@ class TensorRtEngine(Engine):
         return graph
 
     def _failure(self, what: str) -> EngineError:
-        words = "; ".join(self._logger.errors) or "it gave no word"
+        words = "; ".join(self._logger.errors) or "unknown reason"
         self._logger.errors.clear()
         return EngineError(f"TensorRT {what}: {words}")

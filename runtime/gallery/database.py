@@ -40,10 +40,10 @@ _SETTINGS = (
     f"PRAGMA journal_size_limit = {64 << 20}",  # a log that a large merge has swollen shrinks again
 )
 _PASSING = {
-    "SQLITE_BUSY": "another is writing to it, and did not end in time; try again when it has ended",
+    "SQLITE_BUSY": "another process is writing to it, and did not finish in time; try again later",
     "SQLITE_FULL": "the disk is full; nothing was changed: make room, then try again",
-    "SQLITE_IOERR": "the disk refused; nothing was changed: make room or look after the disk, then try again",
-    "SQLITE_READONLY": "it may not be written to; check the permissions of the folder",
+    "SQLITE_IOERR": "the disk returned an error; nothing was changed: make room or check the disk, then try again",
+    "SQLITE_READONLY": "it is not writable; check the permissions of the folder",
     "SQLITE_CANTOPEN": "check the permissions of the folder",
     "SQLITE_PERM": "check the permissions of the folder",
 }
@@ -83,7 +83,7 @@ def live_folder(folder: Path) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         return folder
     except OSError as error:
-        raise GalleryError(f"{folder}: cannot look into the gallery's folder ({error.strerror})") from error
+        raise GalleryError(f"{folder}: cannot read the gallery's folder ({error.strerror})") from error
     if VERSION.fullmatch(name) is None:
         raise GalleryError(f"{folder / POINTER}: expected the name of a folder beside it, gallery-..., found something "
                            f"else; write that name, or delete the file and build again")  # fmt: skip
@@ -279,4 +279,4 @@ def translated(kind: DatabaseKind, folder: Path, verb: str) -> Iterator[None]:
         cause = error if _is_quotable(error) else None
         raise kind.error(f"{folder}: cannot {verb} the {kind.noun} ({said(error)}): {advice}") from cause
     except UnicodeEncodeError:
-        raise kind.error(f"{folder}: expected text in UTF-8, found text that is none; nothing was changed") from None
+        raise kind.error(f"{folder}: expected text in UTF-8, found other text; nothing was changed") from None

@@ -83,7 +83,7 @@ class Filter:
         for name in ("where", "view", "since", "until"):
             given = getattr(self, name)
             if not isinstance(given, str):
-                raise GalleryError(f"expected a text for {name}, which may be empty, found {given!r}")
+                raise GalleryError(f"expected text for {name}, which may be empty, found {given!r}")
             object.__setattr__(self, name, given.strip())
         if self.first_day > self.last_day:
             raise GalleryError(f"expected days in order, found since {self.since} and until {self.until}")

@@ -134,7 +134,7 @@ class Gallery(EditableGallery):
         try:
             exists = ((live := live_folder(path)) / DATABASE).is_file()
         except OSError as error:
-            raise GalleryError(f"{path}: cannot look into the gallery's folder ({error.strerror})") from error
+            raise GalleryError(f"{path}: cannot read the gallery's folder ({error.strerror})") from error
         if not exists:
             found = "no gallery there" if path.is_dir() else "a file" if path.exists() else "nothing there"
             if live != path:
@@ -217,8 +217,8 @@ class Gallery(EditableGallery):
             removed = writer.remove(ids=ids, patient_ids=patient_ids, study_ids=study_ids)
         if removed:
             if not self._connections.empty_log(wait=False):
-                log.info("%s: someone is reading the gallery, so its log still holds what was removed; "
-                         "it goes with the next 'cbmir index compact'", self.path)  # fmt: skip
+                log.info("%s: another process is reading the gallery, so its log still holds what was removed; the "
+                         "next 'cbmir index compact' deletes it", self.path)  # fmt: skip
             for name in (*LISTS, MAP):  # they may name the same images
                 (self.path / name).unlink(missing_ok=True)
             self._index.drop_removed()
@@ -266,8 +266,8 @@ class Gallery(EditableGallery):
         with self._connections.use("compact") as database:
             database.execute("VACUUM").close()
         if not self._connections.empty_log(wait=True):
-            raise GalleryError(f"{self.path}: the database is compact, but someone is reading the gallery, so its log "
-                               f"still holds the old pages; compact it again when no one does")  # fmt: skip
+            raise GalleryError(f"{self.path}: the database is compact, but another process is reading the gallery, so "
+                               "its log still holds the old pages; compact it again later")  # fmt: skip
 
     # -- searching
 
@@ -316,8 +316,8 @@ class Gallery(EditableGallery):
             if len(trusted) == count:
                 return trusted
             self._index.forget(snapshot)
-        raise GalleryError(f"{self.path}: expected to answer from vectors as they were stored, found others, even once "
-                           f"loaded anew; check memory and disk, and run 'cbmir index verify'")  # fmt: skip
+        raise GalleryError(f"{self.path}: expected the vectors in memory to be those stored, found others, even after "
+                           "loading again; check memory and disk, and run 'cbmir index verify'")  # fmt: skip
 
     # -- looking up
 

@@ -156,7 +156,7 @@ class PcaInt8Codec:
                 directions = saved["directions"]
                 return cls(saved["mean"], directions if len(directions) else None, float(saved["scale"]))
         except (BadZipFile, KeyError) as error:
-            raise ValueError("expected how codes are made, found something else") from error
+            raise ValueError("expected a description of the codes, found something else") from error
 
     def _kept(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         centred = vectors - self.mean
@@ -277,8 +277,8 @@ class HnswIndex:
                 self._index.add(keys, self._coded(vectors[keys]), threads=1)
             lost = lost[self._lost(vectors[lost])]
         if len(lost):
-            log.warning("%d of %d vectors are out of the index's reach, as many are equal; 'cbmir index rebuild "
-                        "--index exact' finds all", len(lost), len(self))  # fmt: skip
+            log.warning("the index cannot reach %d of %d vectors, since many are equal; after 'cbmir index rebuild "
+                        "--index exact' all are found", len(lost), len(self))  # fmt: skip
 
     def _lost(self, vectors: NDArray[np.float32]) -> NDArray[np.int64]:
         """Which of the vectors that are in the index cannot be found by themselves, nor one that is equal."""

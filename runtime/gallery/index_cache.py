@@ -125,8 +125,8 @@ class IndexCache:
 
     def forget(self, snapshot: Snapshot) -> None:
         """Load again, as what this snapshot holds cannot be trusted any more."""
-        log.warning("%s: what a search answered from is not what was stored, and is loaded anew; memory or the disk "
-                    "may be failing: 'cbmir index verify' tells", self._path)  # fmt: skip
+        log.warning("%s: the search data in memory differed from what was stored, and was loaded again; memory or the "
+                    "disk may be failing: 'cbmir index verify' checks it", self._path)  # fmt: skip
         with self._refreshing:
             if self._snapshot is snapshot:
                 self._snapshot = None
@@ -202,15 +202,13 @@ class IndexCache:
         if self._writable and _must_be_written(self._path, reader, snapshot):
             with index_files.lock(self._path, wait=False) as is_ours:
                 if is_ours:
-                    waiting = (
-                        "" if reader.codes is None else " with an index: this search, and the end of SQLite's log, wait"
-                    )
-                    log.info("%s: writing what searches need of %d entries%s", self._path, reader.count, waiting)
+                    waiting = "" if reader.codes is None else " with an index: this search and SQLite's cleanup wait"
+                    log.info("%s: writing the search files of %d entries%s", self._path, reader.count, waiting)
                     blocks = reader.columns() if snapshot is None else snapshot.blocks()
                     try:
                         return self._write(self._stamp(reader), blocks, snapshot)
                     except OSError as error:
-                        log.warning("%s: cannot write what searches need (%s); going on without", self._path, error)
+                        log.warning("%s: cannot write the search files (%s); going without", self._path, error)
         if snapshot is not None:
             return snapshot
         vectors = np.empty((reader.count, self._meta.card.embedding_dim), np.float32)
@@ -242,7 +240,7 @@ class IndexCache:
         try:
             written = self._write(stamp, blocks, former)
         except OSError as error:
-            raise GalleryError(f"{self._path}: cannot write what searches need ({error}); nothing is lost: make room, "
+            raise GalleryError(f"{self._path}: cannot write the search files ({error}); nothing is lost: make room, "
                                f"then 'cbmir index rebuild'") from error  # fmt: skip
         with self._refreshing:
             self._snapshot = written

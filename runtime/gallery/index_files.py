@@ -95,7 +95,7 @@ def load(folder: Path, gallery: str) -> Snapshot | None:
         try:
             return _mapped(place, _verified(place, gallery))
         except (OSError, ValueError, GalleryError) as error:  # also where it has gone, or another usearch wrote it
-            log.info("%s: %s; it is made again when it is needed", place, error)
+            log.info("%s: %s; it is rebuilt when it is needed", place, error)
     return None
 
 
@@ -150,8 +150,8 @@ def drop(folder: Path) -> bool:
                 _remove(_leftovers(folder))
         sync(folder)
     except OSError as error:
-        raise GalleryError(f"{folder}: cannot remove what is derived there ({error}), which holds what was removed "
-                           f"from the gallery; delete its folders derived-* by hand") from error  # fmt: skip
+        raise GalleryError(f"{folder}: cannot remove the derived files there ({error}), which still hold what was "
+                           "removed from the gallery; delete the folders derived-* by hand") from error  # fmt: skip
     return bool(places)
 
 
@@ -266,7 +266,7 @@ def _read_about(place: Path, gallery: str) -> dict[str, Any]:
     if about["format"] != _FORMAT:
         raise ValueError(f"its format is {about['format']}, and this cbmir reads {_FORMAT}")
     if about["gallery"] != gallery or _generation(place) != about["generation"]:
-        raise ValueError("it is of another gallery or moment")
+        raise ValueError("it belongs to another gallery, or to another state of it")
     return about
 
 

@@ -34,10 +34,10 @@ from cbmir.runtime.imaging.radiograph import ImageLimits
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.milvus.gallery import MilvusGallery
 
-_COPY = "bring back a copy of the gallery, or build it again"
-_REPLACE = "remove these entries and add their images again, or bring back a copy of the gallery"
-_COMPACT = "'cbmir index compact' makes the database's indexes anew"
-_REBUILD = "nothing is lost: it is made again when it is needed, or now by 'cbmir index rebuild'"
+_COPY = "restore a copy of the gallery, or build it again"
+_REPLACE = "remove these entries and add their images again, or restore a copy of the gallery"
+_COMPACT = "'cbmir index compact' rebuilds the database's indexes"
+_REBUILD = "nothing is lost: it is rebuilt when it is needed, or at once by 'cbmir index rebuild'"
 _OF_INDEX = re.compile(r"(row \d+ missing from|wrong # of entries in|non-unique entry in) index")
 _MOST = 100  # complaints of SQLite's own, each of which may follow from the one before
 _BLOCK = 1024  # entries in memory at once, with their embeddings and thumbnails
@@ -114,7 +114,7 @@ class _Check:
         if self._reader.changes_since(self._reader.pruned) is None:
             self._note("the record of changes is damaged", _COMPACT)
         for table, number, parent, _ in self._rows("PRAGMA foreign_key_check"):
-            self._note(f"{table} {number} refers to a {parent} that is not there", _REPLACE)
+            self._note(f"{table} {number} refers to a {parent} that does not exist", _REPLACE)
         return [GalleryProblem(what, tuple(sorted(ids)), remedy) for (what, remedy), ids in self._found.items()]
 
     def _note(self, what: str, remedy: str, *ids: str) -> None:
@@ -127,7 +127,7 @@ class _Check:
         except DAMAGE as error:
             if is_passing(error):
                 raise
-            self._note(f"the database cannot be read through ({database.said(error)})", _COPY)
+            self._note(f"the database cannot be read completely ({database.said(error)})", _COPY)
 
     def _entry(self, number: int, name: str) -> None:
         """Its parts, up to the first that is damaged."""
@@ -169,8 +169,8 @@ def merge(target: Gallery | MilvusGallery, source: Gallery) -> Added:
                            f"{', '.join(missing)} in {source.path}")  # fmt: skip
     if source.pseudonym_check not in ("", target.pseudonym_check):
         raise GalleryError(f"{source.path} keeps pseudonyms, and {target.place} "
-                           f"{'others' if target.pseudonym_check else 'none'}: one patient would pass for two; merge "
-                           f"only galleries with pseudonyms of one key")  # fmt: skip
+                           f"{'others' if target.pseudonym_check else 'none'}: one patient would count as two; merge "
+                           "only galleries whose pseudonyms come from one key")  # fmt: skip
     if target.cell_codec is not None and source.cell_codec is None:
         raise GalleryError(f"{target.place} keeps cells, and {source.path} none: build that one again with --cells")
     if not isinstance(target, Gallery):

@@ -83,10 +83,10 @@ class GalleryProjection:
             return None
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise GalleryError(
-                f"{path}: expected a map of a gallery, found {error}; make it anew with 'cbmir index map'"
+                f"{path}: expected a map of a gallery, found {error}; make it again with 'cbmir index map'"
             ) from error
         if points.shape != (len(ids), 2) or about.shape != (2,) or not np.isfinite(points).all():
-            raise GalleryError(f"{path}: expected a point for every id, found others; make it anew: 'cbmir index map'")
+            raise GalleryError(f"{path}: expected a point for every id; make it again with 'cbmir index map'")
         return cls(tuple(ids.tolist()), points.astype(np.float32), *about.tolist())
 
 

@@ -56,7 +56,7 @@ class Reader:
         self._ended = False
         values = read_meta(database, meta.path, "gallery", "generation", "count", "pruned", "index")
         if values["gallery"] != meta.uuid:
-            raise GalleryError(f"{meta.path}: the gallery was replaced by another; open it again")
+            raise GalleryError(f"{meta.path}: the gallery was replaced; open it again")
         self.generation = int(values["generation"])
         self.count = int(values["count"])
         self.index_setting = values["index"]
@@ -88,7 +88,7 @@ class Reader:
     def query(self, sql: str, *values: object) -> list[Any]:
         """All rows of a statement: none of it is left open."""
         if self._ended:  # its connection may be another's by now
-            raise GalleryError(f"{self.meta.path}: expected to be read within the 'with' block, found it ended")
+            raise GalleryError(f"{self.meta.path}: expected a read within the 'with' block, found one after its end")
         return self.database.execute(sql, values).fetchall()
 
     def changes_since(self, generation: int) -> NDArray[np.int64] | None:
@@ -322,7 +322,7 @@ class Reader:
         return repr(found[0][0]) if found else f"number {number}"
 
     def _damaged(self, what: str) -> GalleryError:
-        return GalleryError(f"{self.meta.path}: {what}{SEE_VERIFY}: bring back a copy of the gallery, or build it "
+        return GalleryError(f"{self.meta.path}: {what}{SEE_VERIFY}: restore a copy of the gallery, or build it "
                             f"again")  # fmt: skip
 
 

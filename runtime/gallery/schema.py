@@ -143,7 +143,7 @@ def _check_tables(database: sqlite3.Connection, path: Path) -> None:
     if found != DEFINITIONS:
         names = sorted(name for name in found.keys() | DEFINITIONS if found.get(name) != DEFINITIONS.get(name))
         raise GalleryError(f"{path}: expected the tables of schema {SCHEMA}, found others ({', '.join(map(str, names))}"
-                           f" differ); the gallery is damaged: bring back a copy, or build it again")  # fmt: skip
+                           f" differ); the gallery is damaged: restore a copy, or build it again")  # fmt: skip
 
 
 def digest(values: Iterable[object]) -> int:
@@ -292,12 +292,12 @@ def read_meta(database: sqlite3.Connection, path: Path, *keys: str) -> dict[str,
     values = {}
     for key, value, found in database.execute(f"SELECT key, value, digest FROM meta {where}", keys).fetchall():
         if digest((key, value)) != found:
-            raise GalleryError(f"{path}: the gallery's {key!r} is damaged; bring back a copy, or build it again")
+            raise GalleryError(f"{path}: the gallery's {key!r} is damaged; restore a copy, or build it again")
         values[key] = value
     missing = sorted(set(keys) - values.keys())
     if missing:
-        raise GalleryError(f"{path}: expected {missing[0]!r} in the gallery, found none; it is damaged: bring back a "
-                           f"copy, or build it again")  # fmt: skip
+        raise GalleryError(f"{path}: expected {missing[0]!r} in the gallery, found none; it is damaged: restore a "
+                           "copy, or build it again")  # fmt: skip
     return values
 
 
@@ -353,9 +353,9 @@ class LastCommit:
         if self.generation > generation:
             raise GalleryError(
                 f"{folder}: expected generation {self.generation}, the last that was acknowledged, found generation "
-                f"{generation}: its write-ahead log was lost or damaged, or an older database put in its place. Bring "
-                f"back a whole copy; to go on without the {self.generation - generation} writes that are lost, delete "
-                f"{LAST_COMMIT}"
+                f"{generation}: its write-ahead log was lost or damaged, or an older database was put in its place. "
+                f"Restore a whole copy; to continue without the {self.generation - generation} writes that are lost, "
+                f"delete {LAST_COMMIT}"
             )
 
 

@@ -224,7 +224,7 @@ def check_one_patient_each(found: Collection[tuple[object, object]], place: obje
     """Raise GalleryError where a study among these (study, patient) is of several patients."""
     most = max(Counter(study for study, _ in set(found)).values(), default=0)
     if most > 1:
-        raise GalleryError(f"{place}: expected a study id that is one patient's, found one of {most} patients; "
+        raise GalleryError(f"{place}: expected a study id that belongs to one patient, found one of {most} patients; "
                            f"nothing was removed: name the patient as well")  # fmt: skip
 
 
@@ -244,4 +244,4 @@ def check_vectors(vectors: NDArray[np.float32], count: int, dim: int) -> None:
         found = f"{vectors.dtype} {list(vectors.shape)}"
         raise GalleryError(f"expected embeddings float32 {list(expected)}, found {found}")
     if not schema.are_unit(vectors).all():
-        raise GalleryError("expected finite embeddings of norm 1, found others; take them as the engine gives them")
+        raise GalleryError("expected finite embeddings of norm 1, found others; pass them as the engine returns them")

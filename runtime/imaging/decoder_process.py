@@ -98,7 +98,7 @@ class DecoderPool(Closing):
         except _DIED:
             reason = process.why_it_died()
             if self._closed:
-                raise NotReadyError("expected a service that goes on, found it closed") from None
+                raise NotReadyError("expected a running service, found it closed") from None
             log.warning("a decoder died", extra=fields(reason=reason))
             raise DecodingError(f"{name}: expected an image, found a file whose decoder {reason}") from None
         finally:
@@ -253,7 +253,7 @@ class _Process:
     def why_it_died(self) -> str:
         code = self._child.wait()
         if code == -signal.SIGKILL:
-            return "was killed (SIGKILL): so Linux ends a process when memory runs out"
+            return "was killed (SIGKILL), as Linux does when memory runs out"
         return f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended (exit code {code})"
 
 

@@ -48,7 +48,7 @@ class Chain:
         inverted = photometric == "MONOCHROME1"
         shape = tags.text("PresentationLUTShape").upper()
         if shape == ("IDENTITY" if inverted else "INVERSE"):  # PS3.3 C.8.11.3: one must follow the other
-            sentence = f"contradicts {tag_name('PhotometricInterpretation')}, which decides"
+            sentence = f"contradicts {tag_name('PhotometricInterpretation')}, which takes precedence"
             tags.warn("contradictory polarity", f"{tag_name('PresentationLUTShape')} {sentence}")
         voi, name = _voi(tags, modality) if intensity == "header" else (None, "")
         return cls(values, modality, voi, name, _padding(tags, values), inverted, intensity)
@@ -56,7 +56,7 @@ class Chain:
     @classmethod
     def _of_colour(cls, tags: Tags, values: NDArray[np.float64], intensity: str, photometric: str) -> Chain:
         """Of luma, or of a palette's stored values."""
-        sentence = f"is {photometric}, and the image is grey in fact: read as a picture, without windows"
+        sentence = f"is {photometric}, but the image is grey: read as a picture, without windows"
         tags.warn("colour", f"{tag_name('PhotometricInterpretation')} {sentence}")
         colourful, luma = None, values / 255
         padding = np.zeros(len(values), dtype=bool)
@@ -152,7 +152,7 @@ def _voi(tags: Tags, values: NDArray[np.float64]) -> tuple[NDArray[np.float64] |
     for number, (centre, width) in enumerate(zip(centres, widths, strict=False)):
         if math.isfinite(centre) and math.isfinite(width) and (width >= 1 or (width > 0 and function != "LINEAR")):
             if number:
-                sentence = f"{tag_name('WindowWidth')}: window {number + 1} taken, those before are invalid"
+                sentence = f"{tag_name('WindowWidth')}: window {number + 1} is used, since those before it are invalid"
                 tags.warn("invalid window skipped", sentence)
             name = f"{tag_name('WindowCenter')} {centre:g} with {tag_name('WindowWidth')} {width:g}"
             return window(values, centre, width, function), name

@@ -171,10 +171,10 @@ class Tags:
     def refusal(self, keyword: str, expected: str, *, found: str = "") -> DicomImageError:
         """The error to raise. `found` replaces the tag's value, and must hold nothing of a patient."""
         text = found[:64] or self.text(keyword)
-        said = repr(text) if text else "it missing or empty"
+        said = repr(text) if text else "it absent or empty"
         # No code or number: a damaged length may take in other tags.
         if not found and (len(text) > 16 or not text.isprintable()):
-            said = f"{len(text)} characters that are no such value"
+            said = f"{len(text)} characters that are not such a value"
         return DicomImageError(f"{self.name}: {tag_name(keyword)}: {expected}, found {said}", keyword)
 
 
@@ -202,10 +202,10 @@ def _check_class(tags: Tags) -> None:
 
         name = UID(sop_class).name  # of a private class the UID itself, which may point at a place
         if name == sop_class:
-            sentence = f"{tag_name('SOPClassUID')} is of no standard class: not known to be a radiograph"
+            sentence = f"{tag_name('SOPClassUID')} is not a standard class: not known to be a radiograph"
             tags.warn("modality unknown", sentence)
         else:
-            raise tags.refusal("SOPClassUID", "expected a CR or DX image, as Modality has it", found=name)
+            raise tags.refusal("SOPClassUID", "expected a CR or DX image, as Modality says", found=name)
 
 
 def _check_body_part(tags: Tags) -> None:
@@ -215,12 +215,12 @@ def _check_body_part(tags: Tags) -> None:
     if named == {"other"}:
         raise tags.refusal("BodyPartExamined", "expected CHEST")
     if region and region not in _CHEST_REGIONS:
-        also = ", as BodyPartExamined has it" if "chest" in named else ""
+        also = ", as BodyPartExamined says" if "chest" in named else ""
         raise tags.refusal("AnatomicRegionSequence", f"expected the code of the chest{also}", found=region)
     doubt = (
         "" if named == {"chest"} or (region and not named)
-        else "names another part beside the chest" if named
-        else "names no body part that is known here" if part
+        else "names another part besides the chest" if named
+        else "names no known body part" if part
         else "is missing"
     )  # fmt: skip
     if doubt:
@@ -238,7 +238,7 @@ def _check_species(tags: Tags) -> None:
         else ""
     )  # fmt: skip
     if keyword:
-        tags.warn("animal", f"{tag_name(keyword)} names no human: not a radiograph of a person")
+        tags.warn("animal", f"{tag_name(keyword)} is not that of a human: not a radiograph of a person")
 
 
 def _view(tags: Tags, allow_lateral: bool) -> str:
@@ -252,14 +252,14 @@ def _view(tags: Tags, allow_lateral: bool) -> str:
     if coded not in allowed:
         raise tags.refusal("ViewCodeSequence", f"expected {wanted}", found=code)
     if {view, coded} in ({"PA", "LATERAL"}, {"AP", "LATERAL"}, {"FRONTAL", "LATERAL"}, {"PA", "AP"}):
-        raise tags.refusal("ViewPosition", f"expected the view that ViewCodeSequence has, {coded}")
+        raise tags.refusal("ViewPosition", f"expected the view that ViewCodeSequence gives, {coded}")
     view = next((found for found in (view, coded) if found in ("PA", "AP", "LATERAL")), "")
     if not text and not code:
         tags.warn("view unknown", f"{tag_name('ViewPosition')} is missing: not known to be frontal")
         _doubt(tags, "SeriesDescription")  # of a whole series: it says nothing where the image has its own view
     elif not view:
         keyword = "ViewPosition" if text else "ViewCodeSequence"
-        tags.warn("view unknown", f"{tag_name(keyword)} is none of PA and AP: not known to be frontal")
+        tags.warn("view unknown", f"{tag_name(keyword)} is neither PA nor AP: not known to be frontal")
     if view == "LATERAL":
         tags.warn("lateral view", "lateral view: the model's findings are those of frontal radiographs")
     else:
@@ -298,7 +298,7 @@ def _code(tags: Tags, keyword: str) -> str:
     if not code.isprintable() or not 1 <= len(code) <= 16:  # the longest of an SH
         raise tags.refusal(keyword, "expected an item with a CodeValue")
     if item.text("CodingSchemeDesignator").upper() not in _SCHEMES:
-        tags.warn("unknown code", f"{tag_name(keyword)} holds a code of an unknown scheme, which says nothing here")
+        tags.warn("unknown code", f"{tag_name(keyword)} holds a code of an unknown scheme, which is ignored")
         return ""
     return code
 

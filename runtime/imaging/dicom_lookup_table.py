@@ -76,7 +76,7 @@ def white_of(tables: Sequence[LookupTable], tags: Tags, keyword: str) -> int:
     reached, stated = highest.bit_length(), max(table.bits for table in tables)
     if not 1 <= stated <= 16:
         raise DicomImageError(
-            f"{tags.name}: {tag_name(keyword)}: expected entries of 1 to 16 bits, found them said to be of {stated}",
+            f"{tags.name}: {tag_name(keyword)}: expected entries of 1 to 16 bits, found a stated size of {stated}",
             keyword,
         )
     if not highest or reached == stated:

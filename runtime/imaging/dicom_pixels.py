@@ -230,7 +230,7 @@ def find_frame(tags: Tags, buffer: bytes) -> Frame:
         if len(data) < expected:
             raise damaged
         if len(data) > expected + expected % 2:
-            tags.warn("excess pixel data", f"{tag_name('PixelData')} is longer than the image: the rest is left out")
+            tags.warn("excess pixel data", f"{tag_name('PixelData')} is longer than the image: the rest is ignored")
         if allocated == 8 and not syntax.is_little_endian and element.VR == "OW":
             data = np.frombuffer(data, "u2").byteswap().tobytes()  # two pixels a word, the first in its low byte
         data = data[:expected]

@@ -68,7 +68,7 @@ def read_dicom(
     if chain.padding.any():  # which is a grey of its own
         chain.check_shown(stored, greys, tags)
     if collected:
-        sentence = f"DICOM: {len(collected)} deviation(s) from the standard, read as well as they allow"
+        sentence = f"DICOM: {len(collected)} deviation(s) from the standard, read as far as possible"
         tags.warn("nonstandard file", sentence)
     reduction = None if halved is None else Reduction(2**times, frame.shape)
     return Radiograph(
@@ -90,7 +90,7 @@ def _study_date(tags: Tags) -> str:
     day = f"{text[:4]}-{text[4:6]}-{text[6:]}" if text else ""
     if is_date(day):
         return day
-    tags.warn("date left out", f"{tag_name('StudyDate')} is no date YYYYMMDD: left out")
+    tags.warn("date left out", f"{tag_name('StudyDate')} is not a date YYYYMMDD: left out")
     return ""
 
 
@@ -158,7 +158,7 @@ def _inflated(data: bytes, name: str, limits: ImageLimits) -> bytes:
     if not inflater.eof and len(dataset) == (most := limits.max_inflated):
         raise ImageSizeError(f"{name}: expected a data set of at most {most:,} bytes; it inflates to more")
     if not inflater.eof or _deflated_from(dataset) is not None:
-        raise DamagedImageError(f"{name}: the deflated data set is cut off or not one")
+        raise DamagedImageError(f"{name}: the deflated data set is cut off or damaged")
     return dataset
 
 
@@ -185,7 +185,7 @@ def _check_pixels(tags: Tags, limits: ImageLimits) -> None:
     if tags.number("NumberOfFrames") not in (None, 1):
         raise tags.refusal("NumberOfFrames", "expected one frame")
     if "PixelData" not in tags.dataset:
-        raise DicomImageError(f"{tags.name}: expected {tag_name('PixelData')}, found none; the object is no image")
+        raise DicomImageError(f"{tags.name}: expected {tag_name('PixelData')}, found none; the object is not an image")
     if (allocated := tags.integer("BitsAllocated")) not in ((8,) if colour else (8, 16)):
         raise tags.refusal("BitsAllocated", "expected 8" if colour else "expected 8 or 16")
     if tags.integer("PixelRepresentation") not in (0, 1):

@@ -31,15 +31,15 @@ OUTPUTS: Final = ("chest", "part", "other", "inverted", "turned 0", "turned 1", 
 _OF_MIRROR_IMAGE = [0, 1, 2, 3, 4, 7, 6, 5, 8]
 _ENOUGH = 256  # pixels of the shorter side from which a thumbnail is made: more change nothing
 
-_UNRELIABLE = "Its findings and neighbours are not to be relied on."
+_UNRELIABLE = "Do not rely on its findings and neighbours."
 #: What is said, by kind and, for `turned`, quarter turns.
 SENTENCES: Final = {
     "other": ImageWarning("not a chest", f"This image does not look like a frontal chest X-ray. {_UNRELIABLE}"),
-    "part": ImageWarning("part of a chest", f"This image looks like a part of a chest X-ray only. {_UNRELIABLE}"),
+    "part": ImageWarning("part of a chest", f"This image looks like only a part of a chest X-ray. {_UNRELIABLE}"),
     "inverted": ImageWarning("inverted", f"This image looks inverted: bone dark and air bright. {_UNRELIABLE}"),
-    "turned 1": ImageWarning("turned", f"This image looks turned by 90° anticlockwise. {_UNRELIABLE}"),
+    "turned 1": ImageWarning("turned", f"This image looks rotated by 90° anticlockwise. {_UNRELIABLE}"),
     "turned 2": ImageWarning("turned", f"This image looks upside down. {_UNRELIABLE}"),
-    "turned 3": ImageWarning("turned", f"This image looks turned by 90° clockwise. {_UNRELIABLE}"),
+    "turned 3": ImageWarning("turned", f"This image looks rotated by 90° clockwise. {_UNRELIABLE}"),
     "mirrored": ImageWarning("perhaps mirrored", "This image may be mirrored, or the heart lies on the right: compare "
                              "the side marker."),
 }  # fmt: skip

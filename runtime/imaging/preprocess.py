@@ -52,7 +52,7 @@ def preprocess(image: Radiograph | NDArray[np.uint8], spec: PreprocessSpec, *, t
     if radiograph is image and radiograph.intensity != spec.intensity:
         raise UserError(
             f"{radiograph.name}: expected an image that was read by intensity {spec.intensity!r}, as the model was "
-            f"trained; found {radiograph.intensity!r}; read it by Finder.read, or read_image(…, intensity=…)"
+            f"trained; found {radiograph.intensity!r}; read it with Finder.read, or read_image(…, intensity=…)"
         )
     bands = min(_MOST_BANDS, 1 + radiograph.stored.size // _BAND)
     edges = [round(band * spec.crop / bands) for band in range(bands + 1)]

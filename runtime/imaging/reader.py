@@ -222,12 +222,12 @@ def _kind(data: bytes) -> str:
     """A description of the bytes that quotes none of them (they may name a patient)."""
     for signature, kind in _FOREIGN.items():
         if data.startswith(signature):
-            return f"{kind}, which is not read here; convert it to PNG"
+            return f"{kind}, which cbmir does not read; convert it to PNG"
     try:
         text = data[:512].decode("utf-8", "ignore" if len(data) > 512 else "strict")
     except UnicodeDecodeError:
         text = "\0"
-    return "text" if "".join(text.split()).isprintable() else "no image format known here"
+    return "text" if "".join(text.split()).isprintable() else "no known image format"
 
 
 def _decoded(image: ImageFile.ImageFile, name: str) -> tuple[NDArray[Any], int, tuple[ImageWarning, ...]]:

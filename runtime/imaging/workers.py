@@ -87,13 +87,13 @@ def _why_broken(processes: Iterable[BaseProcess], workers: int) -> str:
     codes = {process.exitcode for process in processes}
     if _KILLED in codes:
         return (
-            f"one of {workers} worker processes was killed (SIGKILL): so Linux ends a process when memory runs out; "
+            f"one of {workers} worker processes was killed (SIGKILL), as Linux does when memory runs out; "
             f"use fewer workers, or 0"
         )
     found = ", ".join(sorted(str(code) for code in codes - {0, None, _TERMINATED})) or "unknown"
     return (
         f"one of {workers} worker processes died (exit code {found}): a decoder crashed, or a script starts workers "
-        f'outside of `if __name__ == "__main__":`; with 0 workers all is done in one process'
+        f'outside of `if __name__ == "__main__":`; with 0 workers everything is done in one process'
     )
 
 

@@ -36,7 +36,7 @@ class BoundedSocket(AssociationSocket):
     def check_size(self, count: int) -> None:
         """Raises OSError where so many bytes are more than may come now."""
         if count > LONGEST_UNIT:
-            pacs_log.warning("connection closed: more was announced than any unit has", extra=fields(bytes=count))
+            pacs_log.warning("connection closed: the announced length is too large", extra=fields(bytes=count))
             raise OSError("too long")
 
     def recv(self, nr_bytes: int) -> bytearray:

@@ -166,7 +166,7 @@ class StoreScu:
         try:
             status = association.send_c_store(dataset).get("Status")
         except ValueError:  # there is no context for it
-            return f"does not take {dataset.SOPClassUID.name}"
+            return f"does not accept {dataset.SOPClassUID.name}"
         except (RuntimeError, AttributeError) as error:  # the connection is gone
             raise DeliveryAwayError(f"{self.to}: ended the association ({type(error).__name__})") from None
         if status is None:

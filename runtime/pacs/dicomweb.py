@@ -94,15 +94,15 @@ class DicomWeb(HttpServer):
             is_new = not read_page.keys() <= found.keys()
             found |= read_page
             if len(found) + invalid > most:
-                raise PacsError(f"{self.url}: expected at most {most:,} {what}, found more; begin at a later day")
+                raise PacsError(f"{self.url}: expected at most {most:,} {what}, found more; begin at a later date")
             if not is_new:
-                why = f"the server gives the same {what} again, whatever the offset"
+                why = f"the server returns the same {what} for every offset"
                 if len(page) == _PAGE:
-                    raise PacsError(f"{self.url}: {why}: expected the next page, found no way to get at it")
-                pacs_log.error(f"a list was ended: {why}", extra=fields(server=self.url, found=len(found)))
+                    raise PacsError(f"{self.url}: {why}: expected the next page, found no way to request it")
+                pacs_log.error(f"a list was cut short: {why}", extra=fields(server=self.url, found=len(found)))
                 break
         if invalid:
-            pacs_log.warning("passed over: what has no valid UID", extra=fields(server=self.url, count=invalid))
+            pacs_log.warning("skipped: no valid UID", extra=fields(server=self.url, count=invalid))
         return found
 
     def retrieve(self, found: InstanceFound, max_bytes: int) -> bytes | None:
@@ -152,9 +152,9 @@ class OrthancRest(HttpServer):
             studies = dict.fromkeys(each["ID"] for each in page["Changes"] if each["ChangeType"] == "StableStudy")
             last, is_newest = int(page["Last"]), bool(page["Done"])
             if len(studies) > _CHANGES or not all(re.fullmatch(r"[0-9A-Za-z-]{1,64}", each) for each in studies):
-                raise ValueError("other changes than were asked for")
+                raise ValueError("changes that were not requested")
         if last == since and not is_newest:
-            raise PacsError(f"{self.url}: expected the change feed to go on from {since}, found that it stays there")
+            raise PacsError(f"{self.url}: expected the change feed to continue from {since}, found that it stays there")
         return list(studies), last, is_newest
 
     def last_change(self) -> int:

@@ -103,7 +103,7 @@ class HttpServer(Closing):
             except Exception as raised:  # noqa: BLE001 - raised again, but for what libraries say
                 error = raised
             if exchange.is_cut:  # even without an error: the answer may look whole, and not be
-                found = "stopped" if self._cancelled else f"no whole answer within {within:g} seconds"
+                found = "stopped" if self._cancelled else f"no complete answer within {within:g} seconds"
                 raise PacsAwayError(f"{self.url}: cannot {what}: {found}") from None
             if error is not None:
                 raise self._translated(what, error) from None
@@ -123,7 +123,7 @@ class HttpServer(Closing):
         if isinstance(error, requests.RequestException):
             return PacsError(f"{self.url}: cannot {what}: {type(error).__name__}")
         if isinstance(error, LookupError | TypeError | ValueError | AttributeError | OverflowError | RecursionError):
-            found = f"the answer is not as the standard has it ({what_failed(error)})"
+            found = f"the answer does not follow the standard ({what_failed(error)})"
             return PacsError(f"{self.url}: cannot {what}: {found}")
         return error
 
@@ -143,7 +143,7 @@ class HttpServer(Closing):
                 if answer.is_redirect:  # it is read without bounds, and may lead anywhere
                     raise requests.HTTPError(response=answer)
             if answer.headers.get("Content-Encoding", "identity") != "identity":
-                raise ValueError("it is packed, though it was asked for as it is")
+                raise ValueError("it is compressed, though it was requested uncompressed")
             body = bytearray()
             while chunk := answer.raw.read(_CHUNK):
                 body += chunk

@@ -24,8 +24,8 @@ FREE_SPACE = 2**29  # bytes of the disk that stay free, or a full queue could no
 _GROUP_LENGTH = b"\x02\x00\x00\x00UL\x04\x00"  # (0002,0000), of 4 bytes
 
 _KIND = DatabaseKind(
-    "queue", QueueError, QueueError, "it is damaged; move its folder away to begin anew",
-    busy="another process has this queue; give each its own folder", exclusive=True,
+    "queue", QueueError, QueueError, "it is damaged; move its folder away to start with a new one",
+    busy="another process uses this queue; give each its own folder", exclusive=True,
 )  # fmt: skip
 _VERSION = 2  # of the tables below; other tables get another number
 #: `done` keeps UIDs as SHA-256 alone.
@@ -101,7 +101,7 @@ class Spool:
     def write(self, name: str, data: bytes) -> None:
         """On disk when this returns, name and all. Raises OSError, and ENOSPC while there is some space left."""
         if shutil.disk_usage(self._spool).free < len(data) + FREE_SPACE:
-            raise OSError(errno.ENOSPC, "no more is left than what stays free")
+            raise OSError(errno.ENOSPC, "only the space that stays reserved is left")
         with open(os.open(self._file(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:  # noqa: PTH123
             stream.write(data)
             stream.flush()
@@ -168,7 +168,7 @@ def open_database(folder: Path) -> Connections:
             if version != _VERSION and database.execute("SELECT 1 FROM sqlite_schema").fetchall():
                 raise QueueError(
                     f"{folder / DATABASE}: expected a queue of version {_VERSION}, found version {version}: another "
-                    f"cbmir made it; let that one work it off, then move its folder away"
+                    "version of cbmir made it; let that version finish it, then move its folder away"
                 )
             database.execute("PRAGMA journal_mode = WAL").fetchall()
             database.executescript(f"BEGIN; {_TABLES} COMMIT;")

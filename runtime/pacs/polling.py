@@ -58,8 +58,8 @@ class OrthancChanges:
         studies, last, is_newest = self._rest.changes(self._last)
         if last < self._last:
             raise PacsError(
-                f"expected Orthanc's change feed to go on from {self._last}, found that it ends at {last}: is it "
-                f"another database? Say --since 0 to begin anew"
+                f"expected Orthanc's change feed to continue from {self._last}, found that it ends at {last}: is it "
+                "another database? Use --since 0 to start from the beginning"
             )
         for study in studies:
             self._pending.setdefault(study, self._last)
@@ -158,7 +158,7 @@ class Studies:
                     raise
                 pacs_log.warning("a study cannot be read", extra=about)
                 return False
-            pacs_log.error("passed over: a study that cannot be read", extra=about)
+            pacs_log.error("skipped: a study that cannot be read", extra=about)
         self._failed.pop(study, None)
         return True
 

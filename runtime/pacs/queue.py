@@ -87,7 +87,7 @@ class DurableQueue(Closing):
             if self._is_known(arrival.sop_instance_uid, digest, fingerprint):
                 return False
             if len(self) + len(self._arriving) >= self.capacity:
-                raise QueueFullError(f"{self.folder}: the queue holds {self.capacity:,} files, as many as it may")
+                raise QueueFullError(f"{self.folder}: the queue holds {self.capacity:,} files, which is its limit")
             self._arriving.add(name)
         is_new = False
         try:
@@ -281,7 +281,7 @@ class DurableQueue(Closing):
                 with self._writing() as database:
                     database.execute("DELETE FROM job WHERE number = ?", (job.number,))
             elif job.attempts >= self.attempts:
-                self.bury(job, f"the process ended at work on it, at the last of {job.attempts} attempts")
+                self.bury(job, f"the process ended while working on it, in the last of {job.attempts} attempts")
         self.spool.keep_only({name for (name,) in self._rows("SELECT name FROM job")})
 
     def _add(self, name: str, digest: bytes, arrival: Arrival) -> bool:
@@ -314,7 +314,7 @@ class DurableQueue(Closing):
             database.execute(
                 "INSERT INTO mark VALUES (?, '1') ON CONFLICT (key) DO UPDATE SET value = value + 1", (_REUSED,)
             )
-            pacs_log.warning("a SOP Instance UID came again with other content: both are answered",
+            pacs_log.warning("a SOP Instance UID was received again with other content: both are analysed",
                              extra=fields(job=name, source=arrival.source))  # fmt: skip
 
     def _is_known(self, sop_instance_uid: str, digest: bytes, fingerprint: str) -> bool:

@@ -53,7 +53,7 @@ def run(
         ready()
         _wait(queue, workers, live)
     finally:
-        pacs_log.info("stopping: what is begun is ended; a second signal ends it at once")
+        pacs_log.info("stopping: work in progress is finished; a second signal stops at once")
         with _signals_end_it():
             queue.stop()
             for source in sources:
@@ -87,8 +87,8 @@ def _wait(queue: DurableQueue, workers: Workers, live: ReloadableFinder) -> None
         elif received is not None:
             return
         if not workers.alive:
-            raise WorkerError("expected all workers at work, found that one has ended; start the process again: what "
-                              "waits is on disk")  # fmt: skip
+            raise WorkerError("expected all workers to run, found that one has ended; restart the process: what waits "
+                              "is on disk")  # fmt: skip
 
 
 def _report(queue: DurableQueue, before: dict[str, Any]) -> dict[str, Any]:
@@ -109,6 +109,6 @@ def _reload(live: ReloadableFinder) -> None:
     try:
         live.reload()
     except Exception as error:  # noqa: BLE001 - a bad model must not end a good one
-        pacs_log.error("not reloaded: the old model and gallery stay", extra=fields(reason=what_failed(error)))
+        pacs_log.error("not reloaded: the old model and gallery stay in use", extra=fields(reason=what_failed(error)))
     else:
         pacs_log.info("reloaded", extra=fields(generation=live.generation))

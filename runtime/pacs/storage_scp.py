@@ -237,7 +237,7 @@ class _SenderSocket(BoundedSocket):
         super().check_size(count)
         self._size += count
         if self._size > self._server.max_message:
-            pacs_log.warning("connection closed: more came than any image has", extra=fields(bytes=self._size))
+            pacs_log.warning("connection closed: more data than any image has", extra=fields(bytes=self._size))
             raise OSError("too long")
 
     def _shutdown_socket(self) -> None:

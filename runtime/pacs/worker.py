@@ -78,7 +78,7 @@ class Workers:
                 self._queue.keep(job, results, fingerprint)
             if results and self._queue.is_holding:
                 self._queue.hold_back(job)
-                pacs_log.info("analysed: its results wait", extra=fields(**_about(job, began)))
+                pacs_log.info("analysed: its results wait to be sent", extra=fields(**_about(job, began)))
                 return
             self._destination.send(results)
             report = next((each.uid for each in results if each.kind == "sr"), "")

@@ -30,7 +30,7 @@ from cbmir.runtime.serving.telemetry import Audit, Metrics, Observer
 
 _T = TypeVar("_T")
 _CHECK_S = 5.0  # that health checks, metrics and the like may take
-_PATIENT = "The image's patient, as the gallery names patients: left out. In a header, since URLs end in logs."
+_PATIENT = "The id of the image's patient in the gallery, to leave out their images. A header, since URLs are logged."
 
 #: Without a token, since monitors and browsers have none; the answers say nothing but whether the service is up.
 _OPEN = ("/", "/health", "/health/live", "/health/ready")
@@ -39,7 +39,7 @@ _PAGE = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>cbmir</title></head><body>
 <h1>cbmir {__version__} over HTTP</h1>
 <p><strong>{NOT_A_DEVICE}</strong></p>
-<p>This service answers programs. For people there is the command <code>cbmir demo</code>.</p>
+<p>This service is for programs. For people there is the command <code>cbmir demo</code>.</p>
 <ul>
 <li><a href="openapi.json">openapi.json</a>: every route, with examples</li>
 <li><a href="v1/about">v1/about</a>: the model, the gallery and the limits</li>
@@ -48,7 +48,7 @@ _PAGE = f"""<!doctype html>
 </ul>
 <p>Send an image:
 <code>curl --data-binary @chest.dcm -H 'Content-Type: application/dicom' 'http://ADDRESS/v1/analyze?k=5'</code></p>
-<p>Where the service has a token, all but this page and health need the header
+<p>If the service has a token, everything except this page and health needs the header
 <code>Authorization: Bearer TOKEN</code>.</p>
 </body></html>
 """
@@ -162,7 +162,9 @@ async def search(request: Request) -> schemas.SearchAnswer:
     return await _search(request, schemas.Search)
 
 
-@guarded.post("/v1/refine", summary="The same, refined by what is alike and what is not", openapi_extra=schemas.REFINE)
+@guarded.post(
+    "/v1/refine", summary="The same, refined by cases to move towards or away from", openapi_extra=schemas.REFINE
+)
 async def refine(request: Request) -> schemas.SearchAnswer:
     """unit(query + 0.75 mean(alike) - 0.15 mean(unlike) + the sum of weight * unit(direction of a finding))."""
     return await _search(request, schemas.Refine)
@@ -185,7 +187,7 @@ async def about(request: Request) -> schemas.About:
     return await _check(request, request.app.state.service.about)
 
 
-@guarded.post("/v1/reload", summary="Open model and gallery anew")
+@guarded.post("/v1/reload", summary="Reload model and gallery")
 async def reload(request: Request) -> schemas.Reloaded:
     """Requests under way end with what they began with; until the new model is warm, the old one answers."""
     return await asyncio.to_thread(request.app.state.service.reload)
@@ -244,6 +246,6 @@ def _parsed(body: bytes, shape: type[schemas.Search]) -> schemas.Search:
         return shape.model_validate_json(body)
     except ValidationError as error:
         if error.error_count() > MOST_ERRORS:  # of which a list takes long
-            raise Problem(422, "parameters", f"{error.error_count():,} things are not as expected.") from None
+            raise Problem(422, "parameters", f"{error.error_count():,} values are not as expected.") from None
         errors = error.errors(include_url=False, include_context=False, include_input=False)
         raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in errors]) from None

@@ -61,7 +61,7 @@ class RequestLimiter:
             if future is None or (future.done() and not future.cancelled()):  # another's
                 raise
             raise Problem(503, "timeout", f"Expected an answer within {self._timeout:g} s, found none; try again when "
-                                          f"there is less to do.", retry_after=5) from None  # fmt: skip
+                                          "there is less load.", retry_after=5) from None  # fmt: skip
         finally:
             self._leave(None) if future is None else future.add_done_callback(self._leave)
 
@@ -124,7 +124,7 @@ async def body_chunks(request: Request, most: int, timeout_s: float) -> AsyncGen
     """The body as it comes, counted and timed. Raises Problem: 413 for more than `most` bytes, 408 after `timeout_s`,
     400 if cut off, 415 if encoded."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Problem(415, "encoding", "Expected a body without Content-Encoding, found one; send it as it is.")
+        raise Problem(415, "encoding", "Expected a body without Content-Encoding, found one; send it plain.")
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > most:
         raise _too_large(most)

@@ -30,13 +30,13 @@ class Neighbours(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     k: int = Field(10, ge=0, le=MOST_NEIGHBOURS, description="How many neighbours.")
-    where: _Short = Field("", description="Only neighbours with these findings: names, and, or, not, parentheses; a "
-                          "name with blanks in quotes.", examples=["Effusion and not Pneumothorax"])  # fmt: skip
+    where: _Short = Field("", description="Only neighbours with these findings: names, and, or, not, parentheses; "
+                              "quote names with spaces.", examples=["Effusion and not Pneumothorax"])  # fmt: skip
     view: _View = Field("", description="Only neighbours of this view.")
     since: _Short = Field("", description="Only neighbours of this day (YYYY-MM-DD) or later.")
     until: _Short = Field("", description="Only neighbours of this day (YYYY-MM-DD) or earlier.")
-    exact: bool = Field(False, description="Compare every image of the gallery, rather than ask its index.")
-    include_same_patient: bool = Field(False, description="Let images of the same patient be neighbours.")
+    exact: bool = Field(False, description="Compare every image of the gallery, instead of using its index.")
+    include_same_patient: bool = Field(False, description="Include images of the same patient.")
 
 
 class AnalyzeOptions(Neighbours):
@@ -44,9 +44,9 @@ class AnalyzeOptions(Neighbours):
 
     results: _Short = Field("", description="Objects to make of a DICOM file, with commas between: sr, sc, kos, fhir.",
                             examples=["sr,fhir"])  # fmt: skip
-    rank: Rank = Field("nearness", description="The order of neighbours: nearness, what looks alike first; findings, "
-                       "another question: whose known labels agree most with the image's probabilities. It compares "
-                       "every image of the gallery.")  # fmt: skip
+    rank: Rank = Field("nearness", description="The order of neighbours. nearness: the most similar first. findings: "
+                                   "those first whose known labels agree most with the image's probabilities, which "
+                                   "compares every image of the gallery.")  # fmt: skip
     region: _Short = REGION
 
 
@@ -62,10 +62,10 @@ class Search(Neighbours):
     """Of /v1/search: one of `embedding` and `case`."""
 
     embedding: Annotated[list[FiniteFloat], Field(max_length=65536, fail_fast=True)] | None = Field(
-        None, description="Unit norm, of this model: as /v1/embed answers."
+        None, description="Of this model and of unit norm, as /v1/embed returns it."
     )
     case: _Case | None = Field(None, description="A neighbour's id in an earlier answer.")
-    patient_id: _Short = Field("", description="A patient whose images are left out, as the gallery names patients.")
+    patient_id: _Short = Field("", description="A patient whose images are left out, by the id that the gallery has.")
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -77,8 +77,8 @@ class Search(Neighbours):
 class Refine(Search):
     """Of /v1/refine: besides, what is alike, and what is not."""
 
-    alike: list[_Case] = Field([], max_length=100, description="Ids of cases that are like the image.")
-    unlike: list[_Case] = Field([], max_length=100, description="Ids of cases that are not.")
+    alike: list[_Case] = Field([], max_length=100, description="Ids of cases that are similar to what you look for.")
+    unlike: list[_Case] = Field([], max_length=100, description="Ids of cases that are not similar to it.")
     findings: dict[_Short, FiniteFloat] = Field(
         {}, max_length=100, description="How far to go towards a finding of the model, from -1 (away from it) to 1."
     )
@@ -95,14 +95,16 @@ class Case(BaseModel):
     shared: list[str] = Field(description="Those of them that the image has or is predicted to have.")
     uncertain: list[str] = Field(description="Those of them that are not known to be positive.")
     report: str | None = None
-    place: Annotated[Region | None, Field(description="What matches the region, where the gallery keeps cells.")] = None
-    boxes: Annotated[list[Box] | None, Field(description="Where people have drawn findings, where known.")] = None
+    place: Annotated[
+        Region | None, Field(description="The place that matches the region, if the gallery keeps cells.")
+    ] = None
+    boxes: Annotated[list[Box] | None, Field(description="Where people have drawn findings, if known.")] = None
 
 
 class Model(BaseModel):
     """The model that answered."""
 
-    fingerprint: str = Field(description="Names the embedding space: only vectors of one may be compared.")
+    fingerprint: str = Field(description="Names the embedding space: only vectors of the same space can be compared.")
     weights: str
     encoder: str
     engine: str
@@ -120,10 +122,10 @@ class AnalyzeAnswer(_Answer):
     """As `Analysis.to_json`, without what would name another patient."""
 
     known: list[str] = Field(description="Case ids of the gallery's images that were made from the same file.")
-    operating_point: str = Field(description="Whose thresholds the findings have.")
-    findings: list[Finding] = Field(description="Empty where the model scores no findings; a warning says so then.")
+    operating_point: str = Field(description="Which thresholds the findings have.")
+    findings: list[Finding] = Field(description="Empty if the model scores no findings, which a warning then says.")
     rank: Rank = Field(description="The order of the neighbours.")
-    region: Region | None = Field(None, description="What was searched by; null: the whole image.")
+    region: Region | None = Field(None, description="The region searched by; null for the whole image.")
     neighbours: list[Case]
     agreement: list[LabelAgreement]
     novelty: Novelty | None
@@ -154,7 +156,7 @@ class About(_Answer):
     thresholds: list[float | None] = Field(description="Of the operating point.")
     embedding_dim: int
     gallery: dict[str, Any] | None
-    shared: list[str] = Field(description="What is shown of other patients' images beside labels.")
+    shared: list[str] = Field(description="What is shown of other patients' images besides labels.")
     most_neighbours: int = MOST_NEIGHBOURS
     max_upload_bytes: int
 
@@ -188,7 +190,7 @@ _FILE = {"schema": {"type": "string", "format": "binary"}}
 UPLOAD: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": "The file itself, not a form. What it is, its content says.",
+        "description": "The file itself, not a form. Its format is found from its content.",
         "content": dict.fromkeys(("application/dicom", "image/png", "image/jpeg"), _FILE),
     }
 }
@@ -246,14 +248,14 @@ NOT_READY: _Responses = {503: {"model": Health, "description": "Not ready."}}
 
 _WORDS = {
     400: "No body, or one that is cut off.",
-    401: "No token, or another.",
-    403: "Not shared, or asked for by another site's page.",
+    401: "No token, or a wrong one.",
+    403: "Not shared, or requested by another site's page.",
     404: "No such case, gallery or route.",
     408: "The body came too slowly.",
-    409: "Reloading failed; what was there goes on.",
+    409: "Reloading failed; the old model and gallery stay in use.",
     413: "The body is too large.",
-    415: "No image file, or one in an encoding that is not read here.",
-    421: "Asked for by a name that is not this service's.",
+    415: "No image file, or one in an encoding that is not supported.",
+    421: "Requested by a host name that is not this service's.",
     422: "An image that cannot be analysed, or parameters that are not as expected.",
     429: "All places are taken: try again after `Retry-After` seconds.",
     501: "Results were asked for, and the extra that makes them is not installed.",

@@ -110,8 +110,8 @@ def serve(
     """
     with bound(host, port) as listener:
         if not is_loopback(host):
-            who = "who bears the token" if settings.token else "EVERYONE"
-            log.warning("%s is open to %s on other machines, and nothing is encrypted: put a proxy with TLS before it",
+            who = "those with the token" if settings.token else "EVERYONE"
+            log.warning("%s is open to %s on other machines, without encryption: put a proxy with TLS in front of it",
                         host, who)  # fmt: skip
         app = create_app(live, settings)
         config = uvicorn.Config(
@@ -124,7 +124,7 @@ def serve(
             server.run(sockets=[listener])
         finally:
             if app.state.limiter.working or app.state.checks.working:  # the interpreter would wait for their threads
-                log.warning("ended while something was worked on, for nobody any more")
+                log.warning("shut down with requests still running; their clients had disconnected")
                 os._exit(128 + signal.SIGTERM)
     if server.failed is not None:
         raise server.failed
@@ -157,7 +157,7 @@ class FinderServer(Server):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: self._begin(self._reload()))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        log.info("stopping: requests under way end")
+        log.info("stopping: requests in progress are finished")
         await super().shutdown(sockets)
         log.info("stopped")
 
@@ -177,7 +177,7 @@ class FinderServer(Server):
         try:
             await asyncio.to_thread(warm_up)
         except Exception as error:  # noqa: BLE001 - logged: everything else is answered without it
-            log.error("no results can be made: the extra dicom is broken", extra=fields(**error_fields(error)))
+            log.error("results are not available: the extra dicom is broken", extra=fields(**error_fields(error)))
 
     async def _reload(self) -> None:
         try:
@@ -186,7 +186,7 @@ class FinderServer(Server):
         except Problem as problem:
             log.error("%s", problem.detail)
         except Exception as error:  # noqa: BLE001 - logged: the old model goes on
-            log.error("reloading failed; what was there goes on", extra=fields(**error_fields(error)))
+            log.error("reloading failed; the old model and gallery stay in use", extra=fields(**error_fields(error)))
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -157,11 +157,11 @@ class FinderService:
     def reload(self) -> schemas.Reloaded:
         """Open model and gallery again. Raises Problem 409 where that fails (the old ones go on) or is under way."""
         if not self._reloading.acquire(blocking=False):
-            raise Problem(409, "reloading", "A reload is under way; ask for another when it has ended.", retry_after=5)
+            raise Problem(409, "reloading", "A reload is in progress; try again when it has finished.", retry_after=5)
         try:
             self.live.reload()
         except (UserError, OSError) as error:
-            raise Problem(409, "reload", f"Reloading failed; what was there goes on. {error}") from error
+            raise Problem(409, "reload", f"Reloading failed; the old model and gallery stay in use. {error}") from error
         finally:
             self._reloading.release()
         with self.live.use() as finder:
@@ -182,7 +182,7 @@ class FinderService:
 def _entry(gallery: SearchableGallery, case: str) -> Entry:
     found = gallery.find_case(case)
     if found is None:
-        raise Problem(404, "no-case", "The gallery has no such case (any more); search again.")
+        raise Problem(404, "no-case", "The gallery does not have this case, or no longer has it; search again.")
     return found
 
 
@@ -258,7 +258,7 @@ def _results(data: bytes, analysis: Analysis, finder: Finder, kinds: list[str], 
         raise Problem(501, "no-results", str(error)) from error
     except ImportError as error:
         raise Problem(501, "no-results", "Expected the extra dicom, which makes results; found that it cannot be "
-                                         "loaded: install it anew.") from error  # fmt: skip
+                                         "loaded: reinstall it.") from error  # fmt: skip
 
 
 def _encoded(results: Results, kinds: list[str]) -> dict[str, Any]:

@@ -52,5 +52,5 @@ def load_token(path: Path) -> str:
     data = read_secret(str(path), "a token", _ADVICE)
     if not re.fullmatch(rb"[A-Za-z0-9._~+/-]+=*", data) or len(data) < _LEAST:
         raise UserError(f"{path}: expected a token of {_LEAST} to 4096 letters, digits and -._~+/ in one line, found "
-                        f"{len(data)} bytes that are none; {_ADVICE}")  # fmt: skip
+                        f"{len(data)} bytes that are not; {_ADVICE}")  # fmt: skip
     return data.decode("ascii")

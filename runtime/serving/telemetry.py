@@ -75,9 +75,9 @@ class Metrics(Collector):
             buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60), registry=self.registry,
         )  # fmt: skip
         self._problems = Counter(
-            "cbmir_http_problems_total", "Errors answered, by the end of their type.", ["kind"], registry=self.registry
+            "cbmir_http_problems_total", "Error responses, by the end of their type.", ["kind"], registry=self.registry
         )
-        self._bytes = Counter("cbmir_uploaded_bytes_total", "Bytes of bodies taken.", registry=self.registry)
+        self._bytes = Counter("cbmir_uploaded_bytes_total", "Bytes of bodies received.", registry=self.registry)
 
     def count(self, trace: Trace, route: str, method: str, seconds: float) -> None:
         self._requests.labels(route, method, str(trace.status)).inc()
@@ -93,8 +93,8 @@ class Metrics(Collector):
         return []  # else `collect` would be called to register it
 
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily("cbmir_requests_working", "Requests that a thread works on.", self._limiter.working)
-        yield GaugeMetricFamily("cbmir_requests_waiting", "Requests that are uploaded or wait.", self._limiter.waiting)
+        yield GaugeMetricFamily("cbmir_requests_working", "Requests in a thread.", self._limiter.working)
+        yield GaugeMetricFamily("cbmir_requests_waiting", "Requests in upload or waiting.", self._limiter.waiting)
         yield GaugeMetricFamily("cbmir_requests_capacity", "Places for requests in all.", self._limiter.capacity)
         yield CounterMetricFamily("cbmir_models_opened", "Since the start.", self._live.generation)
         yield InfoMetricFamily("cbmir_build", "The software.", {"version": __version__})
@@ -115,7 +115,7 @@ class Metrics(Collector):
 
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-_NO_AUDIT = Problem(503, "audit", "The audit trail cannot be written, so nothing is answered.", retry_after=60)
+_NO_AUDIT = Problem(503, "audit", "The audit trail cannot be written, so no request is answered.", retry_after=60)
 
 
 class Observer:

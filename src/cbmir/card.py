@@ -21,16 +21,16 @@ SCHEMA = 2
 CARD_KEY = "cbmir.card"
 HEAD_KEY = "cbmir.head"
 INTENDED_USE = (
-    "Decision support for research: finds chest radiographs that are alike and scores findings on frontal chest "
-    "radiographs. It is not a medical device and must not be used for diagnosis or treatment."
+    "Decision support for research: finds similar chest radiographs and scores findings on frontal ones. It is not a "
+    "medical device and must not be used for diagnosis or treatment."
 )
 INTENDED_USE_WITHOUT_FINDINGS = (
-    "Decision support for research: finds chest radiographs that are alike. It scores no findings: nothing was trained "
+    "Decision support for research: finds similar chest radiographs. It scores no findings, since it was not trained "
     "on labels of this data. It is not a medical device and must not be used for diagnosis or treatment."
 )
 BALANCED = "balanced"  # the operating point that decides unless another is chosen
 #: The warning of an embedding model, so that an answer without findings is not taken for a healthy image.
-WITHOUT_FINDINGS = "This model scores no findings: it only finds images that look alike."
+WITHOUT_FINDINGS = "This model scores no findings: it only finds similar images."
 #: The warning of a model that was trained on drawings.
 OF_PHANTOMS = "This model was trained on drawings (phantoms): its answers about real images mean nothing."
 NOT_A_DEVICE = "Research use only. Not a medical device, not for diagnosis."
@@ -82,7 +82,7 @@ def _check_figures(value: dict[str, Any], where: str) -> None:
         if isinstance(one, dict) and "value" in one:
             figure = from_json(_Figure, one, f"{where}.{name}")
             if (figure.get("low") is None) != (figure.get("high") is None):
-                raise ValueError(f"{where}.{name}: expected both ends of an interval or none, found one")
+                raise ValueError(f"{where}.{name}: expected both ends of an interval or neither, found one")
         elif isinstance(one, dict):
             _check_figures(one, f"{where}.{name}")
 
@@ -163,7 +163,7 @@ class ModelCard:
         columns = {"thresholds": self.thresholds, "calibration": self.calibration} | self.operating_points
         for name, values in columns.items():
             if len(values) != len(self.labels):
-                raise CardError(f"model card: expected {len(self.labels)} {name}, one a label, found {len(values)}")
+                raise CardError(f"model card: expected {len(self.labels)} {name}, one per label, found {len(values)}")
         classes = len(self.labels) + self.negative_proxies
         if self.head == "proxy" and len(self.proxies_per_class) != classes:
             raise CardError(

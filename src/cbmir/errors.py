@@ -63,7 +63,7 @@ class DicomImageError(ImageError):
     `reason` is the keyword of the tag that decided, where one did.
     """
 
-    def __init__(self, message: str, reason: str = "no DICOM radiograph") -> None:
+    def __init__(self, message: str, reason: str = "not a DICOM radiograph") -> None:
         super().__init__(message)
         self.reason = reason
 

@@ -113,7 +113,7 @@ def read_secret(place: str, what: str, advice: str, error: type[UserError] = Use
         name = place.removeprefix("env:")
         text = os.environ.get(name)
         if text is None:
-            raise error(f"expected {what} in the environment variable {name}, found it not set; {advice}")
+            raise error(f"expected {what} in the environment variable {name}, found none; {advice}")
         data = os.fsencode(text)
     else:
         try:

@@ -186,7 +186,7 @@ def read_manifest(path: str | Path) -> Manifest:
             raise ValueError("no object")
     except (OSError, ValueError) as error:
         raise ManifestError(
-            f"{sidecar}: expected JSON beside the manifest, found {error}; delete it to go on"
+            f"{sidecar}: expected JSON beside the manifest, found {error}; delete it to continue"
         ) from error
     return Manifest(labels, rows, about, tuple(name for name in FIXED_COLUMNS if name not in columns))
 

@@ -164,13 +164,13 @@ def _encoding(path: Path, data: bytes, recognise: bool) -> str:
         encoding = "cp1252"
         zeros = _zeros(data, encoding)
     if zeros:
-        raise ManifestError(f"{path}: expected a table of text, found a zero byte in it: another kind of file")
+        raise ManifestError(f"{path}: expected a table of text, found a zero byte: it is another kind of file")
     if encoding == "cp1252":
-        logger.warning("%s: not UTF-8; read as Windows-1252 (Latin-1). Look at letters with accents", path)
+        logger.warning("%s: not UTF-8; read as Windows-1252 (Latin-1). Check accented letters", path)
     elif encoding == "utf-16":
         logger.info("%s: read as UTF-16", path)
     elif recognise and data.startswith(b"\xef\xbb\xbf"):
-        logger.info("%s: begins with a byte order mark, which is passed over", path)
+        logger.info("%s: begins with a byte order mark, which is skipped", path)
     return encoding
 
 
@@ -226,7 +226,7 @@ def _read_parquet(path: Path, only: Collection[str] | None) -> TextTable:
             for cell in _cells(arrow, column):
                 letters += len(cell)
                 if letters > MOST_TABLE:
-                    raise ManifestError(f"{path}: expected a table of at most {MOST_TABLE:,} letters, found more")
+                    raise ManifestError(f"{path}: expected a table of at most {MOST_TABLE:,} characters, found more")
                 cells.append(cell)
         except (ValueError, TypeError) as error:
             raise ManifestError(f"{path}: column {name!r} cannot be read as text: {error}") from error
@@ -244,7 +244,7 @@ def _check_parquet(path: Path, metadata: Any, kept: Collection[str]) -> None:
             if not any(outer in kept for outer in accumulate(leaf.path.split("."), "{}.{}".format)):
                 continue
             if part.num_values < 0 or part.total_uncompressed_size < 0:
-                raise ValueError(f"a column {leaf.path!r} of less than nothing")
+                raise ValueError(f"a column {leaf.path!r} of negative size")
             values += part.num_values
             size += part.total_uncompressed_size + part.num_values * leaf.length  # 0 where lengths differ
     _check_size(path, metadata.num_rows, values)

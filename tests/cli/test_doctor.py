@@ -109,7 +109,7 @@ def test_missing_and_too_old(installed: Callable[..., None]) -> None:
     assert "gradio" not in report["packages"]
     text = doctor.text(report)
     assert '  demo         missing gradio: pip install "cbmir[demo]"\n' in text
-    assert "  none is decoded: no pydicom" in text
+    assert "  nothing is decoded: pydicom" in text
 
 
 def test_extras_of_extras_count(installed: Callable[..., None]) -> None:
@@ -250,4 +250,4 @@ def test_what_imports_and_does_not_work_is_a_problem(monkeypatch: pytest.MonkeyP
     ]
     assert (report["devices"], report["codecs"]) == ([], {})
     assert report["engines"] == {}
-    assert "  none is decoded: no pydicom" in doctor.text(report)
+    assert "  nothing is decoded: pydicom" in doctor.text(report)

@@ -73,7 +73,7 @@ def test_a_manifest_without_splits_goes_in_as_a_whole(
     table = read_manifest(tiny_manifest)
     write_manifest(table.with_splits([""] * len(table)), tmp_path / "none.csv")
     assert run("index", "build", tiny_model, tmp_path / "none.csv", "-o", tmp_path / "gallery") == 0
-    assert "The manifest has no splits: every image is taken." in capsys.readouterr().err
+    assert "The manifest has no splits: all images are used." in capsys.readouterr().err
     with Gallery.open(tmp_path / "gallery") as gallery:
         assert len(gallery) == 24
     assert run("index", "build", tiny_model, tmp_path / "none.csv", "-o", tmp_path / "other", "--split", "val") == 2
@@ -265,7 +265,7 @@ def test_damage_does_not_stand_in_the_way_of_a_removal(gallery: Path, capsys: Ca
     assert run("index", "remove", gallery, "--patient-id", "patient_10") == 2
     captured = capsys.readouterr()
     assert captured.out == f"{gallery}: 2 images removed\n"
-    assert "cannot tell whether all that was given was in the gallery" in captured.err
+    assert "cannot check whether all given ids were in the gallery" in captured.err
 
 
 def test_verify_rebuild_and_compact(gallery: Path, capsys: Captured) -> None:
@@ -342,7 +342,7 @@ def test_by_ray(
     assert asked == [("auto", tiny_model, str(tmp_path / "g"), "auto", ("train",), False)]
     for more in (["--workers", 2], ["--shard", "1/2"]):
         assert run(*build, *more) == 2
-        assert "--workers and --shard mean nothing with --ray" in capsys.readouterr().err
+        assert "--workers and --shard cannot be used with --ray" in capsys.readouterr().err
 
 
 def test_pseudonyms(
@@ -351,11 +351,11 @@ def test_pseudonyms(
     monkeypatch.setenv("CBMIR_TEST_KEY", bytes(range(64, 96)).hex())
     build = ["index", "build", tiny_model, tiny_manifest, "-o", tmp_path / "g", "--split", "test"]
     assert run(*build, "--pseudonyms", "env:CBMIR_TEST_KEY") == 0
-    assert "reports, SOP instance UIDs and dates stay in clear" in capsys.readouterr().err
+    assert "reports, SOP instance UIDs and dates stay in plain text" in capsys.readouterr().err
     assert run("index", "info", tmp_path / "g") == 0
-    assert "reports, SOP instance UIDs and dates stay in clear" in capsys.readouterr().err
+    assert "reports, SOP instance UIDs and dates stay in plain text" in capsys.readouterr().err
     assert run(*build) == 2
-    assert "--replace builds anew in its place" in capsys.readouterr().err
+    assert "--replace replaces it" in capsys.readouterr().err
     with Gallery.open(tmp_path / "g") as opened:
         assert all(entry.patient_id.startswith("patient-") for entry in opened.every_entry())
     assert run("index", "remove", tmp_path / "g", "--patient-id", "patient_10") == 2
@@ -380,7 +380,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr("cbmir.runtime.gallery.build.work.embed_pictures", pressed)
         assert run(*build) == 130
-    assert "What is done is kept: the same command goes on from there." in capsys.readouterr().err
+    assert "Finished work is kept: run the same command again to continue." in capsys.readouterr().err
     assert run(*build) == 0
 
 

@@ -40,7 +40,7 @@ def test_help_lists_the_commands(capsys: Captured) -> None:
     assert run("--help") == 0
     text = capsys.readouterr().out
     assert "Not a medical device" in text
-    listed = text.split("Show this message and exit.\n")[1].split("The five steps")[0]
+    listed = text.split("Show this message and exit.\n")[1].split("Five steps")[0]
     assert re.findall(r"^(\S[^:]*):\n|^  (\S+)  ", listed, re.MULTILINE) == [
         ("Data", ""), ("", "data"),
         ("Train and evaluate", ""), ("", "train"), ("", "evaluate"), ("", "benchmark"), ("", "final"),

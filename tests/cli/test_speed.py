@@ -63,7 +63,7 @@ def test_against_torch(tiny_export: Path, capsys: Captured) -> None:
     lines = printed.out.splitlines()
     for name in ("model.onnx", "peer torch", "peer torch channels_last"):
         assert len([line for line in lines if line.startswith(f"{name}  ")]) == 2
-    assert lines[-1] == "ratio: times as fast as peer torch, by round"
+    assert lines[-1] == "ratio: speed relative to peer torch, by round"
     assert "Traceback" not in printed.err
 
 
@@ -74,7 +74,7 @@ def test_a_folder_s_first_file_may_be_one_that_cannot_be_run(
     (tmp_path / "model.fp16.onnx").write_bytes(tiny_model.read_bytes())
     assert run("speed", tmp_path, "--batch", 1, "--threads", 1, "--seconds", 0.05) == 0
     printed = capsys.readouterr()
-    assert "ratio: times as fast as model.fp16.onnx" in printed.out
+    assert "ratio: speed relative to model.fp16.onnx" in printed.out
     assert "Left out model.onnx" in printed.err
 
 
@@ -101,7 +101,7 @@ def test_ctrl_c_prints_what_was_measured(tiny_model: Path, capsys: Captured, mon
 
     monkeypatch.setattr(BenchProcess, "turn", turn)
     assert run("-q", "speed", tiny_model, "--batch", 1, "--threads", 1, "--seconds", 0.1) == 130
-    assert capsys.readouterr().out.endswith("ratio: times as fast as tiny.onnx, by round; stopped early\n")
+    assert capsys.readouterr().out.endswith("ratio: speed relative to tiny.onnx, by round; stopped early\n")
     assert multiprocessing.active_children() == []
 
 
@@ -116,7 +116,7 @@ def test_errors(tiny_model: Path, tmp_path: Path, capsys: Captured, monkeypatch:
     assert "tiny.onnx is run by" in capsys.readouterr().err
     (tmp_path / "model.onnx").write_text("this is not a model")
     assert run("speed", tmp_path, "--engine", "tensorrt") == 2
-    assert "none of these files can be run here: model.onnx is run by" in capsys.readouterr().err
+    assert "none of these files can run here: model.onnx is run by" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "onnx", None)
     assert run("speed", tiny_model, "--peak") == 2
     assert 'pip install "cbmir[export]"' in capsys.readouterr().err

@@ -65,17 +65,17 @@ def test_a_model_that_every_image_trained_has_none_to_be_judged_on(
     table = read_manifest(tiny_manifest)
     config = TrainConfig(str(tiny_manifest), table.fingerprint, table.labels.names, fold="all")
     assert run_sample(config, tiny_card, None).cases.queries == len(table)
-    assert "images that the model has seen" in caplog.text
+    assert "images that it was trained on" in caplog.text
     caplog.clear()
     run_sample(replace(config, fold=""), tiny_card, None)
-    assert "has seen" not in caplog.text
+    assert "it was trained on" not in caplog.text
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"labels": LabelSet(("Effusion", "Mass", "Hernia"))}, "the same labels, found Effusion, Mass, Nodule and"),
-        ({"preprocess": PreprocessSpec(resize=40, crop=32)}, "take images alike"),
+        ({"preprocess": PreprocessSpec(resize=40, crop=32)}, "preprocess images in the same way"),
     ],
 )
 def test_models_that_cannot_be_compared(

@@ -127,7 +127,7 @@ def test_openvino_quantises_a_transformer(vit: Path, tiny_manifest: Path, tmp_pa
 def test_what_cannot_be_exported_is_refused(vit: Path, tiny_manifest: Path, tmp_path: Path) -> None:
     own = {"images": tiny_manifest}
     cases: list[tuple[str, str, dict[str, Any], type[Exception], str]] = [
-        ("timm:test_vit", str(vit), {}, UserError, "give a manifest by --images"),
+        ("timm:test_vit", str(vit), {}, UserError, "give a manifest with --images"),
         ("timm:test_vit", "none", own, UserError, "random ones find nothing"),
         ("timm:test_vit", str(vit), own | {"int8": True}, UserError, "expected a convolutional encoder for --int8"),
         ("timm:test_resnet", str(vit), own, EncoderError, "have a match"),

@@ -228,7 +228,7 @@ def test_int8_is_not_set_by_the_patients_that_judge_it(
     compare.calibration_pixels(*arguments, patients[:20])
     assert [row.patient_id for row in read[-1]] == patients[20:] and not caplog.messages
     compare.calibration_pixels(*arguments, patients)
-    assert len(read[-1]) == 24 and "set and judged on the same patients" in caplog.text
+    assert len(read[-1]) == 24 and "calibrated and checked on the same patients" in caplog.text
 
 
 def _rows_in(manifest: Path, folder: Path) -> tuple[Row, ...]:

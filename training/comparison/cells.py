@@ -80,8 +80,8 @@ def read_answers(report: Path, plan: Plan, cell: Cell) -> CellAnswers:
         scores, neighbours = arrays["scores"], arrays["neighbours"].astype(np.intp)
     except KeyError as error:
         raise RunError(
-            f"{folder / VALUES}: expected the answers of this version of cbmir, found none of {error}; remove "
-            f"{folder / FACTS}, and --resume makes them from the training run that is there"
+            f"{folder / VALUES}: expected the answers of this version of cbmir, found no {error}; remove "
+            f"{folder / FACTS}, and --resume makes them from the existing training run"
         ) from error
     queries, none = selection.split("test").rows, np.empty(0, np.float32)
     query, gallery = Vectors.of_split(selection, "test", none, scores), Vectors.of_split(selection, "train", none)
@@ -210,10 +210,10 @@ def _bce(report: Path, cell: Cell) -> dict[str, NDArray[np.float32]]:
     """The vectors of the BCE network on the same part."""
     bce = Cell(cell.part, "bce")
     if not is_finished(report, bce):
-        raise RunError(f"{cell.name} works on the BCE network's features, and {bce.name} is not finished")
+        raise RunError(f"{cell.name} works on the BCE network's features, but {bce.name} is not finished")
     folder = cell_folder(report, bce)
     if not (folder / VECTORS).exists():
-        why = f"{cell.name} works on the BCE network's features, which {folder} lacks: it comes from elsewhere"
+        why = f"{cell.name} works on the BCE network's features, which {folder} lacks: it was copied from elsewhere"
         raise RunError(f"{why}; remove its {FACTS}, and --resume runs it")
     return read_vectors(folder)
 

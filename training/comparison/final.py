@@ -53,8 +53,8 @@ def train_final(report: Path, run: Path, method: str, *, seed: int = 0, resume: 
     unfinished = [cell.name for cell in cells if not is_finished(report, cell)]
     if not plan.folds or not cells or unfinished:
         missing = ", ".join(unfinished) or f"{plan.folds} folds, with {plan.seeds} seeds"
-        raise RunError(f"{report}: expected finished folds of {method} with seed {seed}, found not: {missing}; make "
-                       f"them by 'cbmir benchmark … --folds 5'")  # fmt: skip
+        raise RunError(f"{report}: expected finished folds of {method} with seed {seed}, found these unfinished: "
+                       f"{missing}; finish them with 'cbmir benchmark … --folds 5'")  # fmt: skip
     answers = [read_answers(report, plan, cell) for cell in cells]
     path = Path(plan.manifest)
     config = replace(

@@ -253,14 +253,15 @@ def prepare(report: Path, plan: Plan, manifest: Manifest, *, resume: bool) -> Pl
         if not is_empty(report) and not brought:
             raise RunError(f"{report}: expected a new or empty folder for the report, found files; choose another -o")
     elif not resume:
-        raise RunError(f"{report}: a benchmark is here already; go on with it by --resume, or choose another -o")
+        raise RunError(
+            f"{report}: this folder already holds a benchmark; continue it with --resume, or choose another -o"
+        )
     else:
         before = Plan.read(report)
         changed = before.differences(plan)
         if changed:
             raise RunError(
-                f"{report}: --resume must have the options that the benchmark began with; "
-                f"different: {'; '.join(changed)}"
+                f"{report}: --resume needs the options that the benchmark began with; different: {'; '.join(changed)}"
             )
         plan = before.extended(plan)
     for part, selection in select_parts(plan, manifest).items():

@@ -97,7 +97,7 @@ def build_encoder(
     grey_range = grey_range or grey_range_of(name)
     library_weights = weights == "imagenet"
     if library_weights and (name == "rad-dino" or name.startswith("xrv:")):
-        raise EncoderError(f"encoder {name}: expected its weights as a file, found 'imagenet', which it has none of")
+        raise EncoderError(f"encoder {name}: expected its weights as a file, found 'imagenet', which it lacks")
     if name.startswith("timm:") or name == "rad-dino":
         architecture = _RAD_DINO_ARCHITECTURE if name == "rad-dino" else name[5:]
         encoder = _timm(architecture, library_weights, grey_range.channels, image_size)
@@ -141,7 +141,7 @@ def _dimension(name: str, encoder: nn.Module) -> int:
         small, large = (encoder(torch.zeros(1, 1, size, size)).shape for size in _PROBES)
     except (AssertionError, RuntimeError, ValueError) as error:  # a transformer of a fixed image size
         raise EncoderError(
-            f"encoder {name}: takes no image of {_PROBES[0]} pixels ({error}); choose another"
+            f"encoder {name}: does not accept images of {_PROBES[0]} pixels ({error}); choose another"
         ) from error
     if len(small) != 4 or small[1] != large[1] or not (small[2] < large[2] and small[3] < large[3]):
         raise EncoderError(
@@ -173,7 +173,7 @@ def _torchvision(name: str, pretrained: bool, channels: int) -> nn.Module:
     elif name.startswith(_CHAINS):
         layers = {key: module for key, module in children.items() if key not in ("avgpool", "fc", "classifier")}
     else:
-        raise EncoderError(f"encoder {name}: no feature map to take from it; choose a DenseNet, ResNet, EfficientNet …")
+        raise EncoderError(f"encoder {name}: it provides no feature map; choose a DenseNet, ResNet, EfficientNet …")
     encoder = nn.Sequential(OrderedDict(layers))  # under torchvision's own names, so that its weights fit
     if channels == 1:
         _read_one_channel(encoder)

@@ -92,7 +92,7 @@ def find_optional_file(folder: Path, patterns: Sequence[str], what: str) -> Path
     found = sorted({path for one in patterns for level in (one, f"*/{one}") for path in folder.glob(level)})
     packed = [path for path in found if path.suffix == ".gz" and path.with_suffix("") in found]
     for path in packed:
-        logger.info("%s: not read, but the file beside it that is unpacked", path)
+        logger.info("%s: not read, since the unpacked file beside it is", path)
     found = [path for path in found if path not in packed]
     if len(found) > 1:
         names = ", ".join(path.relative_to(folder).as_posix() for path in found[:3])

@@ -90,7 +90,7 @@ def read_ralo(folder: Path, *, missing: common.Missing = "error", seed: int = 0)
     scores = [place for place, name in enumerate(header) if name.strip() == _SCORES]
     if len(scores) != 2 or not {"Subject_ID", "Exam_DateTime"} <= set(header):
         raise ManifestError(
-            f"{path}: expected in its second line Subject_ID, Exam_DateTime and twice {_SCORES}, found "
+            f"{path}: expected a second line with Subject_ID, Exam_DateTime and twice {_SCORES}, found "
             f"{', '.join(header) or 'no such line'}"
         )
     days, rows = common.Days(), []

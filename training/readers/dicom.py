@@ -128,7 +128,7 @@ def _read(
     except OSError as error:
         raise DamagedImageError(f"{path}: cannot be read: {error.strerror}") from error
     if not is_dicom(start):
-        raise NotAnImageError(f"{path}: no DICOM file")
+        raise NotAnImageError(f"{path}: not a DICOM file")
     radiograph = read_image(path, intensity=intensity, allow_lateral=allow_lateral)
     row = Row(path, radiograph.patient_id, labels, radiograph.study_id, radiograph.view, date=radiograph.date)
     return row, radiograph.sop_instance_uid, radiograph.warnings

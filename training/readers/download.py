@@ -117,7 +117,7 @@ def _fetch_whole(url: str, part: Path, tries: int, wait: Callable[[float], None]
             wait(2.0**number)
     size = part.stat().st_size if part.exists() else 0
     raise DownloadError(
-        f"{url}: {failure}, {tries} times; {size:,} bytes are kept: the same command goes on from there"
+        f"{url}: {failure}, {tries} times; {size:,} bytes are kept: run the same command again to continue"
     )
 
 

@@ -104,8 +104,8 @@ def read_openi(
         logger.warning(
             "%s: %d reports have no image whose caption says that it is frontal: %s", folder, silent,
             "its first image is taken as frontal, a guess" if guess_frontal else
-            "the views of their images are not known; a table given by --projections tells, --guess-frontal takes the "
-            "first image",
+            "the views of their images are not known; give a table with --projections, or take the first image with "
+            "--guess-frontal",
         )  # fmt: skip
     policies = choice.policies(rows, folder)
     index = common.index_images(folder)

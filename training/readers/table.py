@@ -49,7 +49,7 @@ class LabelCells:
 
     Attributes:
         column: The column that joins findings ("Mass|Nodule"); None where each has a column.
-        separator: What joins them.
+        separator: Their separator.
         format: `text`, or `list` for cells as Python or JSON print a list: ['Mass', 'Nodule'].
         values: What words in label columns mean, besides 1, 0, -1, yes, no, true, false and nothing.
     """
@@ -100,10 +100,9 @@ def read_own_table(
     if columns.patient not in source.columns:
         raise ManifestError(
             f"{table}: expected the column {columns.patient!r} with each image's patient, found "
-            f"{', '.join(source.columns)}. "
-            f"Images of one patient look alike: spread over training and test, or retrieved for each other, they make "
-            f"every figure too good. Name the column with --patient-column; if each image truly is another patient, "
-            f"say so with --patient-column {columns.image}"
+            f"{', '.join(source.columns)}. Images of one patient look similar: spread over training and test, or "
+            "retrieved for each other, they make every result look too good. Name the column with --patient-column; "
+            f"if each image really is of a different patient, say so with --patient-column {columns.image}"
         )
     twice = sorted({name for name in used if source.columns.count(name) > 1})
     if twice:
@@ -237,8 +236,7 @@ def _date(text: str, date_format: str | None) -> str:
     day = common.read_day(midnight[1] if midnight else text)
     if day is None:
         raise ManifestError(
-            f"expected YYYY-MM-DD or nothing, found {text!r}; say how dates are written by --date-format, such as "
-            f"%d.%m.%Y"
+            f"expected YYYY-MM-DD or nothing, found {text!r}; give their format with --date-format, such as %d.%m.%Y"
         )
     return day
 
@@ -250,7 +248,7 @@ def _value_of(values: Mapping[str, int | None]) -> Callable[[str], int | None]:
         if text.lower() not in known:
             raise ManifestError(
                 f"expected 1, 0, -1 (uncertain), yes, no, true, false or nothing (unknown), found {text!r}; say what "
-                f"it means by --label-values, such as {text.replace(',', '')}=1"
+                f"it means with --label-values, such as {text.replace(',', '')}=1"
             )
         return known[text.lower()]
 
@@ -275,15 +273,15 @@ def _names_in(text: str, cells: LabelCells, labels: Sequence[str]) -> frozenset[
             continue
         if set("[]{}") & set(name) or name[0] in "'\"" or name[-1] in "'\"":
             raise ManifestError(
-                f"expected findings joined by {cells.separator!r}, found {text!r}, a list; read lists by "
-                f"--labels-format list"
+                f"expected findings joined by {cells.separator!r}, found {text!r}, a list; read lists with "
+                "--labels-format list"
             )
         _check_finding(name, expected)
         other = next((mark for mark in _SEPARATORS if mark in name), None)
         if other:
             raise ManifestError(
-                f"expected findings joined by {cells.separator!r}, found {text!r}; join them by --separator {other!r}, "
-                f"or name all findings by --labels if {name!r} is one"
+                f"expected findings joined by {cells.separator!r}, found {text!r}; join them with --separator "
+                f"{other!r}, or name all findings with --labels if {name!r} is one"
             )
     return frozenset(names)
 
@@ -295,7 +293,7 @@ def _check_finding(name: str, expected: Collection[str]) -> None:
     if name.lower() in MISSING_WORDS or resembles_no_finding(name):
         raise ManifestError(
             f"expected findings, found {name!r}: write {NO_FINDING!r} if all are absent, leave the cell empty if "
-            f"nothing is known, or name all findings by --labels if {name!r} is one"
+            f"nothing is known, or name all findings with --labels if {name!r} is one"
         )
 
 

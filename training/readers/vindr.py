@@ -180,7 +180,7 @@ def _size(image: Path, sizes: Path | None) -> tuple[int, int]:
     if not is_dicom_file(image):
         raise ManifestError(
             f"{image}: expected a DICOM file, in whose pixels VinDr's boxes are, or its size in "
-            f"{sizes or 'a table given by --sizes'}"
+            f"{sizes or 'a table given with --sizes'}"
         )
     header = read_header(image)
     return header.width, header.height

@@ -75,7 +75,7 @@ def build_gallery(
     digest = work.digest(index, pseudonyms.check if pseudonyms else "", *["cells"] * cells)
     if is_milvus(path):
         if shard is not None:
-            raise UserError("expected a folder for a shard, found a Milvus collection; build that at once")
+            raise UserError("expected a folder for a shard, found a Milvus collection; build it without a shard")
         if cells:
             raise UserError("expected a folder for a gallery that keeps cells, found a Milvus collection")
         return _fill_collection(str(path), engine, work, pseudonyms, index)
@@ -93,7 +93,7 @@ def build_gallery(
     def fill(gallery: Gallery) -> IndexReport:
         done = {entry.image for entry in gallery.every_entry()}
         if done:
-            log.info("Going on with %d images that an earlier run embedded.", len(done))
+            log.info("Continuing with %d images that an earlier run embedded.", len(done))
         tasks = [Task(row, own) for row, own in zip(work.rows, ids, strict=True) if str(row.image) not in done]
         return work.fill(gallery, engine, tasks, resumed=len(done))
 
@@ -179,7 +179,7 @@ def _under_construction(
     Raises GalleryError for one that cannot be read at this moment: what has been embedded is not thrown away for that.
     """
     if part.exists() and (what := _damage(part)):
-        log.warning("%s: what an earlier run left is damaged, and all is embedded anew (%s)", part, what)
+        log.warning("%s: unfinished work is damaged; all images are embedded again (%s)", part, what)
         shutil.rmtree(part)
     if part.exists():
         gallery = Gallery.open(part, pseudonyms=pseudonyms)
@@ -205,7 +205,7 @@ def _check_nothing_lost(folder: GalleryFolder, images: Collection[str], check: s
     """Raise GalleryError where a gallery that is there holds other images, or keeps ids in another way."""
     if not folder.has_gallery():
         return
-    advice = "'cbmir index add' adds to it; --replace builds anew in its place"
+    advice = "'cbmir index add' adds to it; --replace replaces it"
     try:
         with Gallery.open(folder.path) as gallery:
             others = sum(entry.image not in images for entry in gallery.every_entry())
@@ -214,7 +214,7 @@ def _check_nothing_lost(folder: GalleryFolder, images: Collection[str], check: s
         if is_passing(error):
             raise
         raise GalleryError(f"{folder.path}: expected a gallery whose images are all in this manifest, found one that "
-                           f"cannot be read ({error}); --replace builds anew in its place") from error  # fmt: skip
+                           f"cannot be read ({error}); --replace replaces it") from error  # fmt: skip
     if others:
         raise GalleryError(f"{folder.path}: expected a gallery whose images are all among the {len(images)} to build "
                            f"it of, found {others} others in it, which would be lost; {advice}")  # fmt: skip

@@ -56,8 +56,8 @@ class GalleryFolder:
             with FileLock(self.path / _LOCK, timeout=0, mode=0o600):
                 yield
         except Timeout as error:
-            raise GalleryError(f"{self.path}: another process builds this gallery, or adds to it, at this moment; "
-                               f"wait for it") from error  # fmt: skip
+            raise GalleryError(f"{self.path}: another process is building this gallery or adding to it; wait until it "
+                               "has finished") from error  # fmt: skip
         except OSError as error:
             raise GalleryError(
                 f"{self.path}: cannot write the gallery there ({error}); choose another place"
@@ -80,7 +80,7 @@ class GalleryFolder:
             if place == version or place.name in (POINTER, _LOCK) or not _is_own(place.name):
                 continue
             if VERSION.fullmatch(place.name) and place != former:
-                log.warning("%s: removed, the work of a build that was stopped", place)
+                log.warning("%s: removed the unfinished work of a build that was stopped", place)
             _delete(place)
 
     def unfinished(self) -> list[Path]:
@@ -102,7 +102,7 @@ class GalleryFolder:
             with self.locked() if places else nullcontext():
                 return [failed for place in places if (failed := self._remove_from(place, pseudonyms, given))]
         except GalleryError as error:
-            return [f"{error}; then remove again, from the unfinished work too"]
+            return [f"{error}; then remove again, so that the unfinished work is covered too"]
 
     def _remove_from(self, place: Path, pseudonyms: Pseudonyms | None, given: dict[str, Sequence[str]]) -> str:
         """Why entries may have stayed in unfinished work; empty where none has."""
@@ -125,8 +125,8 @@ class GalleryFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         names = sorted(file.name for file in self.path.iterdir())
         if not all(map(_is_own, names)) or (names and not {DATABASE, POINTER, _LOCK} & set(names)):
-            raise GalleryError(f"{self.path}: expected a gallery, an empty folder or none, found {', '.join(names)}; "
-                               f"nothing was changed: choose another -o")  # fmt: skip
+            raise GalleryError(f"{self.path}: expected a gallery, an empty folder or a new one, found "
+                               f"{', '.join(names)}; nothing was changed: choose another -o")  # fmt: skip
         self.path.chmod(0o700)
 
 

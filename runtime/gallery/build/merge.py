@@ -122,7 +122,7 @@ def build_on_ray(
     from tqdm import tqdm
 
     if is_milvus(str(path)):
-        raise UserError(f"{path}: expected a folder to build in by Ray, found the place of a Milvus collection")
+        raise UserError(f"{path}: expected a folder to build in with Ray, found a Milvus collection")
     card = read_card(model)
     work = Work.of(card, manifest, splits, reduced_jpeg2000, None)
     digest = work.digest(index, pseudonyms.check if pseudonyms else "")
@@ -148,7 +148,7 @@ def build_on_ray(
                     progress.update(sum(ray.get(done)))
                 except ray.exceptions.RayError as error:
                     raise WorkerError(f"Ray could not build a shard ({str(error).splitlines()[0]}); the same command "
-                                      f"goes on with the others") from error  # fmt: skip
+                                      "continues with the others") from error  # fmt: skip
         return _merge_each(gallery, in_order(shards), lambda path, added: None)
 
     with folder.locked(make=True):

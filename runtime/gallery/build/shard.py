@@ -43,7 +43,7 @@ class Shard:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, TypeError, UserError) as error:
-            raise GalleryError(f"{path}: cannot tell what it is a shard of ({error}); build it again") from error
+            raise GalleryError(f"{path}: cannot read which build it is a shard of ({error}); build it again") from error
 
 
 def in_order(galleries: Sequence[Path]) -> list[Path]:
@@ -58,7 +58,7 @@ def in_order(galleries: Sequence[Path]) -> list[Path]:
     first = next(iter(shards))
     stray = [str(path) for shard, path in found if shard is None or (shard.of, shard.build) != (first.of, first.build)]
     if stray:
-        raise GalleryError(f"expected shards of one build, as {shards[first]} is, found others: {', '.join(stray)}")
+        raise GalleryError(f"expected shards of the same build as {shards[first]}, found others: {', '.join(stray)}")
     if len(shards) < len(found):
         raise GalleryError(f"expected each shard once, found {len(found)} galleries of {len(shards)} shards")
     missing = [str(number) for number in range(1, first.of + 1) if number not in {shard.number for shard in shards}]

@@ -86,7 +86,7 @@ class Work:
         """The rows of these splits ("all": every row; "train" too, where no row has a split, so that nothing is held
         out). Raises SplitError where there are none."""
         if tuple(splits) == ("train",) and not any(row.split for row in manifest):
-            log.info("The manifest has no splits: every image is taken.")
+            log.info("The manifest has no splits: all images are used.")
             splits = ("all",)
         rows = [row for row in manifest if "all" in splits or row.split in splits]
         if not rows:

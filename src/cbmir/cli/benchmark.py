@@ -17,9 +17,9 @@ from cbmir.text_table import read_table
 
 @command(
     "cbmir benchmark nih nih.csv -o report --weights imagenet        the paper's Table 1: 12,000 images, 3 seeds",
-    "cbmir benchmark nih Data_Entry_2017_v2020.csv --dry-run         only which images that would be",
+    "cbmir benchmark nih Data_Entry_2017_v2020.csv --dry-run         only show which images it would use",
     "cbmir benchmark chexpert cxp.csv -o report --sweep train-size   1,024 to 65,536 images",
-    "cbmir benchmark table own.csv -o report --folds 5 --seeds 1     every image is a query once",
+    "cbmir benchmark table own.csv -o report --folds 5 --seeds 1     each image is a query once",
     "cbmir benchmark table own.csv -o report --methods proxy,bce --resume",
 )
 @click.argument("protocol", type=click.Choice(["nih", "chexpert", "table"]))
@@ -27,26 +27,27 @@ from cbmir.text_table import read_table
 @option("-o", "--output", "report", type=PATH, help="REPORT folder to create.")
 @option("--methods", default="all", metavar="A,B,…",
         help="all, or some of ssh, itq, sdh, dsh, osdh, texture, community, bce, ml-proxy-nca, proxy, proxy-negative, "
-        "proxy-auto, proxy-anchor, soft-ndcg, proxy-fitted, fitted. With a sweep, all are bce, proxy and "
+        "proxy-auto, proxy-anchor, soft-ndcg, proxy-fitted, fitted. With a sweep, all means bce, proxy and "
         "proxy-negative.")  # fmt: skip
 @option("--seeds", default=3, help="Number of selections (nih, chexpert) and of training runs.")
 @option("--folds", default=0, show_default=False,
-        help="Number of folds by patient to cut a table into.  [default: the table's splits]")  # fmt: skip
+        help="Number of folds, split by patient, for a table.  [default: the table's splits]")  # fmt: skip
 @option("--sweep", "sweeps", multiple=True,
         type=click.Choice(["proxies-per-class", "train-size", "negative-proxies", "none"]), help="Compare numbers of "
         "proxies (1 to 32), sizes of the training set, negative proxies on and off. Repeat to cross them.")  # fmt: skip
 @option("--tuned", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE.json",
-        help='Options of single methods, as a search on validation found them: lr, epochs, head_rate, and how many of '
-        'the seeds: {"bce": {"lr": 0.0003, "seeds": 1}}.')  # fmt: skip
+        help='Options of single methods, as tuned on validation data: lr, epochs, head_rate and the number of '
+        'seeds, such as {"bce": {"lr": 0.0003, "seeds": 1}}.')  # fmt: skip
 @option("--code-bits", default=64, help="Code length of the hashing methods.")
-@option("--pairs", multiple=True, metavar="A/B", help="Labels to tell apart in a t-SNE map; may be repeated.")
-@option("--jobs", type=click.IntRange(min=1), default=None, help="Cells to run at a time, shared out over the GPUs.  "
+@option("--pairs", multiple=True, metavar="A/B", help="Pair of labels to compare in a t-SNE map; may be repeated.")
+@option("--jobs", type=click.IntRange(min=1), default=None, help="Cells to run at a time, spread over the GPUs.  "
         "[default: the number of GPUs, or 1]")  # fmt: skip
 @option("--ray", default="", metavar="auto|ADDRESS",
-        help="Run the cells as Ray tasks on this cluster; auto: that of RAY_ADDRESS, or here.")  # fmt: skip
+        help="Run the cells as Ray tasks on this cluster; auto: the cluster of RAY_ADDRESS, or this "
+        "machine.")  # fmt: skip
 @option("--resume", is_flag=True, help="Continue the benchmark in -o; methods, seeds and sweeps may be added.")
 @option("--report-only", is_flag=True, help="Only write the report of the finished cells in -o.")
-@option("--dry-run", is_flag=True, help="Only print selections and cells.")
+@option("--dry-run", is_flag=True, help="Only print the selections and cells.")
 @training_options
 def benchmark(
     protocol: str, manifest: Path, report: Path | None, methods: str, seeds: int, folds: int, sweeps: tuple[str, ...],
@@ -100,7 +101,7 @@ def benchmark(
     try:
         failed = run_cells(report, plan, jobs=jobs or max(1, torch.cuda.device_count()), ray=ray)
     except KeyboardInterrupt:
-        click.echo("Go on with --resume; --report-only shows what is finished.", err=True)
+        click.echo("Continue with --resume; --report-only shows what is finished.", err=True)
         raise
     click.echo(write_report(report, plan))
     if failed:

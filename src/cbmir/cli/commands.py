@@ -107,23 +107,18 @@ pacs = CommandGroup(
         "": {"benchmark-cell": "benchmark"},
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="\b\nAn answer from the model that comes with cbmir, over your own images:\n"
-    "  cbmir data dicom archive/ -o manifest.csv\n"
-    "  cbmir index build starter manifest.csv -o gallery --split all\n"
-    "  cbmir query starter gallery chest.dcm\n"
-    "\n\b\nThe five steps from nothing to a browser:\n"
-    "  cbmir data phantom -n 800 -o phantoms\n"
-    "  cbmir train phantoms/manifest.csv -o run --encoder resnet18 --image-size 64 --epochs 10\n"
-    "  cbmir export run -o model.onnx --fp16\n"
-    "  cbmir index build model.onnx phantoms/manifest.csv -o gallery\n"
-    "  cbmir demo model.onnx gallery\n"
-    "\nFirst aid: 'cbmir doctor' says what is installed, what works here, and how to get the rest.\n"
-    "\nExit codes: 0 done; 1 failed, or a limit was missed; 2 an argument, a file, a folder to write to or some of the "
-    "images were not as expected (the other images are done); 130 stopped by Ctrl-C.",
+    epilog="\b\nSearch your own images with the model that comes with cbmir:\n  cbmir data dicom archive/ -o "
+    "manifest.csv\n  cbmir index build starter manifest.csv -o gallery --split all\n  cbmir query starter gallery "
+    "chest.dcm\n\n\b\nFive steps from an empty folder to the demo in the browser:\n  cbmir data phantom -n 800 -o "
+    "phantoms\n  cbmir train phantoms/manifest.csv -o run --encoder resnet18 --image-size 64 --epochs 10\n  cbmir "
+    "export run -o model.onnx --fp16\n  cbmir index build model.onnx phantoms/manifest.csv -o gallery\n  cbmir demo "
+    "model.onnx gallery\n\nIf something does not work: 'cbmir doctor' shows what is installed, what works here, and "
+    "how to install the rest.\n\nExit codes: 0 done; 1 failed, or a limit was missed; 2 an argument, an input file, "
+    "an output folder or some of the images were not as expected (the other images are done); 130 stopped by Ctrl-C.",
 )
 @click.version_option(__version__, prog_name="cbmir")
-@click.option("-v", "--verbose", count=True, help="Say more (-vv: everything).")
-@click.option("-q", "--quiet", is_flag=True, help="Say only warnings and errors.")
+@click.option("-v", "--verbose", count=True, help="Log more (-vv: everything).")
+@click.option("-q", "--quiet", is_flag=True, help="Log only warnings and errors.")
 def cli(verbose: int, quiet: bool) -> None:
     """Find similar chest X-rays, and the findings that they show.
 

@@ -55,7 +55,7 @@ data = CommandGroup(
 #: The options that every reader shares.
 writes_manifest = together(
     option("--seed", type=click.IntRange(min=0), default=0,
-           help="Seed for drawing the patients of train, val and test, if no splits are given."),
+           help="Seed for assigning patients to train, val and test, if no splits are given."),
     option("-o", "--output", type=PATH, required=True, metavar="MANIFEST",
            help="Manifest to write (.csv, .csv.gz or .parquet); its sidecar .about.json says how it was made."),
     json_option,
@@ -87,24 +87,24 @@ def _values(ctx: click.Context, option: click.Parameter, text: str) -> dict[str,
 )
 @click.argument("file", type=PATH)
 @option("--image-column", "image", default="image", help="Path of the image.")
-@option("--patient-column", "patient", default="patient_id", help="Patient of the image. A patient's "
-        "images are kept in one split, and are not found for each other. Name the image column if each image is of "
-        "another patient.")  # fmt: skip
+@option("--patient-column", "patient", default="patient_id", help="Patient of the image. A patient's images stay in "
+        "one split, and are not returned for each other. Name the image column if each image is of a different "
+        "patient.")  # fmt: skip
 @option("--study-column", "study", help="Study of the image.")
 @option("--view-column", "view", help="PA, AP, LATERAL or empty.")
 @option("--split-column", "split", help="train, val, test or empty. Default: patients are split 70:10:20.")
 @option("--report-column", "report", help="Text of the report, shown beside the image.")
 @option("--source-column", "source", help="Hospital or data set, by which 'cbmir benchmark' breaks its figures down.")
 @option("--date-column", "date", help="Date of the study: YYYY-MM-DD, YYYYMMDD or empty.")
-@option("--date-format", metavar="FORMAT", help="How dates are written otherwise: '%d.%m.%Y' for 31.5.2019.")
-@option("--labels", callback=_names, metavar="A,B,C", default="", help="Findings with a column each, holding 1, 0, -1 "
-        "(uncertain), yes, no, true, false or nothing (unknown). With --labels-column: the findings to expect there, "
-        "in this order.")  # fmt: skip
+@option("--date-format", metavar="FORMAT", help="Format of other dates: '%d.%m.%Y' for 31.5.2019.")
+@option("--labels", callback=_names, metavar="A,B,C", default="", help="Findings that have their own column, with 1, "
+        "0, -1 (uncertain), yes, no, true, false or nothing (unknown). With --labels-column: the findings to expect "
+        "there, in this order.")  # fmt: skip
 @option("--label-values", callback=_values, metavar="WORD=VALUE,…", default="", help="What other words mean in label "
         "columns: present=1,absent=0,equivocal=-1.")  # fmt: skip
 @option("--labels-column", help='One column that joins the findings ("Mass|Nodule"). "No Finding" or "normal" means '
         "none; an empty cell means unknown.")  # fmt: skip
-@option("--separator", default="|", help="What joins them.")
+@option("--separator", default="|", help="Their separator.")
 @option("--labels-format", type=click.Choice(["text", "list"]), default="text", help="list: the cells are lists as "
         "Python or JSON print them, ['Mass', 'Nodule'].")  # fmt: skip
 @option("--unlabelled", is_flag=True, help="No label is known: the images can only be searched. --labels then only "
@@ -140,7 +140,7 @@ def table(
 @click.argument("place", type=PATH, metavar="DIR")
 @option("--labels", callback=_names, metavar="A,B,C", default="",
         help="Label columns of the manifest, all unknown.  [default: the 14 findings of NIH]")  # fmt: skip
-@option("--allow-lateral", is_flag=True, help="Take lateral views too, as view LATERAL.")
+@option("--allow-lateral", is_flag=True, help="Include lateral views, as view LATERAL.")
 @option("--intensity", type=click.Choice(INTENSITIES), default="header", help="How stored values become grey (see "
         "'cbmir train --help'). A file that cannot be read that way is left out.")  # fmt: skip
 @option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one per processor]")
@@ -191,7 +191,7 @@ def phantom(count: int, seed: int, image_format: str, size: int, output: Path, a
 
 @command("cbmir data check manifest.csv", "cbmir data check manifest.csv --json > check.json")
 @click.argument("manifest", type=PATH)
-@option("--quick", is_flag=True, help="Check the table and that the files exist, but open no image.")
+@option("--quick", is_flag=True, help="Check the table and that the files exist, without opening the images.")
 @option("--workers", type=click.IntRange(min=1), default=os.cpu_count() or 1, show_default="processors",
         help="Threads that read images.")  # fmt: skip
 @json_option

@@ -15,7 +15,7 @@ _frontal_option = option("--frontal-only/--all-views", default=True, help="Wheth
 _chexpert_labels = together(
     option("--findings", type=click.Choice([9, 13]), default=9,
            help='The paper\'s nine, or all columns but "No Finding" (Support Devices included).'),
-    option("--blank", type=click.Choice(["zero", "unknown"]), default="zero", help="What an empty cell means, a "
+    option("--blank", type=click.Choice(["zero", "unknown"]), default="zero", help="How to read an empty cell, for a "
            "finding that the report does not mention: absent, or unknown. -1 is uncertain."),
 )  # fmt: skip
 
@@ -37,7 +37,7 @@ _folder = click.argument("folder", type=PATH)
 @option("--splits", type=PATH, metavar="CSV",
         help="Columns image,split (train, val, test). Default: patients are split 70:10:20.")  # fmt: skip
 @option("--official-splits", "official", type=PATH, metavar="DIR", help="Folder with NIH's train_val_list.txt and "
-        "test_list.txt: its test split; one in eight of the other patients is in val.")  # fmt: skip
+        "test_list.txt: NIH's test split; one in eight of the other patients goes into val.")  # fmt: skip
 @option("--boxes", type=PATH, metavar="CSV", help="NIH's BBox_List_2017.csv: where findings are.")
 @option("--findings", type=click.Choice([13, 14]), help="With --entries: 13 leaves Hernia out, as the paper does; an "
         "image that shows only a hernia then has no finding.  [default: 14]")  # fmt: skip
@@ -133,8 +133,8 @@ def padchest(output: Path, as_json: bool, **options: Any) -> None:
 @command("cbmir data vindr vindr-cxr/1.0.0 -o manifest.csv",
          "cbmir data vindr resized/ --sizes train_meta.csv -o manifest.csv")  # fmt: skip
 @_folder
-@option("--agree", type=click.IntRange(1), default=2, help="Number of an image's radiologists who must agree on "
-        "a finding for a label 1 and its boxes; fewer make it uncertain.")  # fmt: skip
+@option("--agree", type=click.IntRange(1), default=2, help="Number of radiologists who must agree on a finding for "
+        "label 1 and its boxes; with fewer, it is uncertain.")  # fmt: skip
 @option("--sizes", type=PATH, metavar="CSV", help="For converted images: columns image_id,dim0,dim1, the height and "
         "width of the originals, since boxes are in their pixels.")  # fmt: skip
 @reads_images
@@ -186,10 +186,10 @@ def siim(output: Path, as_json: bool, **options: Any) -> None:
 @option("--download", "fetch", is_flag=True, help="Fetch the publisher's archives into FOLDER first, about 1.3 GB, and "
         "unpack them. After an interruption the same command continues.")  # fmt: skip
 @_mapped_labels
-@option("--projections", type=PATH, metavar="CSV", help="Columns filename,projection (Frontal, Lateral). Default: "
-        "what the captions say.")  # fmt: skip
-@option("--guess-frontal", is_flag=True, help="If no image of a report is frontal by its caption, take the first one "
-        "whose caption does not say.")  # fmt: skip
+@option("--projections", type=PATH, metavar="CSV", help="Columns filename,projection (Frontal, Lateral). Default: the "
+        "projection that the caption states.")  # fmt: skip
+@option("--guess-frontal", is_flag=True, help="If no caption of a report states a frontal view, take the first image "
+        "whose caption states none.")  # fmt: skip
 @_frontal_option
 @reads_images
 def openi(output: Path, as_json: bool, **options: Any) -> None:

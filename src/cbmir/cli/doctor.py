@@ -87,7 +87,7 @@ def text(report: dict[str, Any]) -> str:
     for name, is_decoded in report["codecs"].items():
         lines.append(f"  {'decoded' if is_decoded else 'no decoder':<12} {name}")
     if not report["codecs"]:
-        lines.append("  none is decoded: no pydicom or imagecodecs that works")
+        lines.append("  nothing is decoded: pydicom or imagecodecs does not work")
     lines += ["", "Packages", *(f"  {name:<24} {version}" for name, version in report["packages"].items())]
     if report["problems"]:
         lines += ["", "Problems", *(f"  {problem}" for problem in report["problems"])]

@@ -26,7 +26,7 @@ _NEEDS = (
     "cbmir export run -o models/ --fp16                      and models/model.fp16.onnx, for GPUs",
     "cbmir export run -o models/ --openvino bf16 --int8      the fastest on recent CPUs, and int8",
     "cbmir export run -o models/ --fp16 --tensorrt --target sm86,sm89",
-    "cbmir export run -o model.onnx --images nih.csv         the run's own images are elsewhere now",
+    "cbmir export run -o model.onnx --images nih.csv         the run's own images have moved",
     "cbmir export --encoder xrv:densenet121 --weights densenet121-res224-all.pt --images nih.csv -o model.onnx",
 )
 @click.argument("run", type=PATH, required=False)
@@ -42,11 +42,11 @@ _NEEDS = (
 @option("--max-batch", default=32, type=click.IntRange(1), help="Largest batch of the plans.")
 @option("--calibrate", type=PATH, metavar="MANIFEST",
         help="Images that set the ranges of int8.  [default: the run's training images]")  # fmt: skip
-@option("--calibration-images", default=96, type=click.IntRange(1), help="Most images to calibrate with.")
+@option("--calibration-images", default=96, type=click.IntRange(1), help="Maximum number of images for calibration.")
 @option("--calibration-percentile", "percentile", type=click.FloatRange(50, 100, min_open=True),
         help="Percentage of the values that the ranges cover.  [default: all]")  # fmt: skip
 @option("--images", type=PATH, metavar="MANIFEST",
-        help="Compare with PyTorch on these images, where the run's own are gone or with --encoder.")  # fmt: skip
+        help="Images for the comparison with PyTorch, if the run's own are gone or with --encoder.")  # fmt: skip
 @option("--encoder", help="Export this encoder with published --weights instead of a RUN. Nothing is trained: the "
         "model finds similar images and scores no findings.")  # fmt: skip
 @option("--weights", default="none", show_default=False,

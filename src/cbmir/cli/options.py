@@ -103,19 +103,19 @@ def tell_warnings(images: int, kinds: Mapping[str, int], listed: Path | str) -> 
 
 def announce(url: str) -> None:
     """Say where a service listens, once it does."""
-    click.echo(f"{url}  (Ctrl-C ends it)\n{NOT_A_DEVICE}")
+    click.echo(f"{url}  (Ctrl-C to stop)\n{NOT_A_DEVICE}")
 
 
 engine_option = option("--engine", type=click.Choice(ENGINES), default="auto",
-                       help="What runs the model. auto runs a file on CUDA or the CPU, and picks the fastest file of "
-                       "a folder that runs here. Any other engine must be installed, or it is an error.")  # fmt: skip
+                       help="The engine that runs the model. auto runs a file on CUDA or the CPU, and picks the "
+                       "fastest file of a folder. Any other engine must be installed.")  # fmt: skip
 allow_lateral_option = option("--allow-lateral", is_flag=True, help="Accept lateral views too, with a warning. They "
                               "are refused by default: the findings are those of frontal radiographs.")  # fmt: skip
 operating_point_option = option("--operating-point", type=click.Choice(OPERATING_POINTS), default=BALANCED,
                                 help="Which of the model's thresholds to use: balanced, or those with a "
                                 "sensitivity or a specificity of at least 0.90 on its validation "
                                 "images.")  # fmt: skip
-threads_option = option("--threads", type=click.IntRange(1), help="Threads for one answer.  [default: the processors, "
+threads_option = option("--threads", type=click.IntRange(1), help="Threads per answer.  [default: the processors, "
                         "divided by the number of answers at once]")  # fmt: skip
 
 
@@ -170,11 +170,11 @@ def _load_key(ctx: click.Context, option: click.Parameter, place: str | None) ->
 
 
 PATIENT_DATA = (
-    "A gallery is patient data: its images, reports and embeddings identify patients. Keep it as safe as the images."
+    "A gallery is patient data: its images, reports and embeddings identify patients. Protect it like the images."
 )
 STAYS_CLEAR = (
-    "Of patients and studies only the ids are pseudonyms: images' ids and paths, reports, SOP instance UIDs and dates "
-    "stay in clear, and may name patients."
+    "Only the ids of patients and studies are pseudonyms. Ids and paths of images, reports, SOP instance UIDs and "
+    "dates stay in plain text, and may name patients."
 )
 #: Gives the command a `Pseudonyms`, or None.
 pseudonyms_option = option("--pseudonyms", callback=_load_key, metavar="FILE|env:NAME",
@@ -203,17 +203,17 @@ reading_options = together(
            "and within one grey level for all but a few pixels."),
 )  # fmt: skip
 tolerance_option = option("--tolerance", "tolerances", multiple=True, metavar="NAME=NUMBER",
-                          help="Change a limit: overlap or cross (least share of the top 10 neighbours that is kept), "
-                          "ndcg, auc or score (greatest difference), cosine (least). May be repeated.")  # fmt: skip
+                          help="Change a limit: overlap or cross (least share of the top 10 neighbours kept), ndcg, "
+                          "auc or score (largest difference), cosine (least). May be repeated.")  # fmt: skip
 
 
 @contextmanager
-def resumable(kept: str = "What is done is kept") -> Iterator[None]:
+def resumable(kept: str = "Finished work is kept") -> Iterator[None]:
     """Say, where Ctrl-C stops what is within, that it was not for nothing."""
     try:
         yield
     except KeyboardInterrupt:
-        log.warning("%s: the same command goes on from there.", kept)
+        log.warning("%s: run the same command again to continue.", kept)
         raise
 
 
@@ -237,9 +237,9 @@ training_options = together(
     option("--encoder", default="densenet121",
            help="A torchvision classification model (densenet121, resnet18 …), timm:NAME, xrv:densenet121 "
            "(torchxrayvision), or rad-dino."),
-    option("--weights", default="none", help="Where the encoder starts: none (random), imagenet (downloaded by "
+    option("--weights", default="none", help="Initial weights of the encoder: none (random), imagenet (downloaded by "
            "torchvision or timm), or a file: a state dict, safetensors, or a model of torchxrayvision."),
-    recipe_option("--epochs", help="Most epochs to train; the best one by AUC and corrected nDCG is kept."),
+    recipe_option("--epochs", help="Maximum number of epochs; the best one by AUC and corrected nDCG is kept."),
     recipe_option("--patience", help="Stop after this many epochs without improvement."),
     recipe_option("--batch-size", help="Images per step, on all devices together."),
     recipe_option("--lr", help="Learning rate of AdamW; with --schedule cosine, the highest one."),

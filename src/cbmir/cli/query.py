@@ -80,33 +80,35 @@ def _parse_day(ctx: click.Context, option: click.Parameter, text: str) -> str:
 @click.argument("images", metavar="IMAGE...", nargs=-1, required=True, type=click.Path())
 @option("-k", type=click.IntRange(0), default=10, help="How many neighbours to show.")
 @json_option
-@option("--report", type=PATH, metavar="FILE.html", help="Also write a page about one IMAGE, to keep or to print: the "
-        "image, its evidence, findings and neighbours. It names no file and no patient.")  # fmt: skip
+@option("--report", type=PATH, metavar="FILE.html", help="Also write a page about one IMAGE, that you can keep or "
+        "print: the image, its evidence, findings and neighbours. It names no file and no patient.")  # fmt: skip
 @option("--evidence", type=PATH, metavar="DIR", help="Also draw the evidence as PNG files: for each predicted finding "
         "(or else the most probable one), and for each neighbour, beside its own image.")  # fmt: skip
-@option("--patient-id", help="The patient of these images, as the gallery names patients.")
+@option("--patient-id", help="The patient of these images, by the id that the gallery has.")
 @option("--exclude-same-patient/--include-same-patient", default=True,
         help="Whether to leave out the same patient's images.")  # fmt: skip
 @option("--where", default="", metavar="LABELS",
-        help="Only neighbours with these findings: names, and, or, not, parentheses; a name with blanks in quotes. An "
-        "uncertain finding counts as present; 'not' takes only images that are known to be without it.")  # fmt: skip
+        help="Only neighbours with these findings: names, and, or, not, parentheses; quote names with spaces. "
+        "An uncertain finding counts as present; 'not' takes only images known to be without it.")  # fmt: skip
 @option("--view", type=click.Choice(["PA", "AP", "LATERAL"], case_sensitive=False),
         help="Only neighbours of this view.")  # fmt: skip
 @option("--since", default="", callback=_parse_day, metavar="YYYY[-MM[-DD]]",
-        help="Only neighbours of this day or later.")  # fmt: skip
+        help="Only neighbours from this date or later.")  # fmt: skip
 @option("--until", default="", callback=_parse_day, metavar="YYYY[-MM[-DD]]",
-        help="Only neighbours of this day or earlier.")  # fmt: skip
+        help="Only neighbours from this date or earlier.")  # fmt: skip
 @option("--exact", is_flag=True, help="Compare every image of the gallery instead of using its index.")
 @option("--rank", type=click.Choice(RANKS), default="nearness",
         help="The order of the neighbours. nearness: the most similar images first. findings: first those whose known "
         "labels agree most with this image's probabilities; this compares every image.")  # fmt: skip
 @option("--region", callback=_parse_region, metavar="X0,Y0,X1,Y1",
-        help="Search by this part of the image alone: fractions of its width and height, from its upper left "
+        help="Search by only this part of the image: fractions of its width and height, from its upper left "
         "corner.")  # fmt: skip
-@option("--alike", multiple=True, metavar="ID", help="Search nearer to this image of the gallery. May be repeated.")
-@option("--unlike", multiple=True, metavar="ID", help="Search farther from this image of the gallery. May be repeated.")
+@option("--alike", multiple=True, metavar="ID", help="Search nearer to this gallery image. May be "
+        "repeated.")  # fmt: skip
+@option("--unlike", multiple=True, metavar="ID", help="Search away from this gallery image. May be "
+        "repeated.")  # fmt: skip
 @option("--towards", multiple=True, callback=_parse_weights, metavar="FINDING=WEIGHT",
-        help="Search nearer to a finding by a weight of up to 1, or farther from it by one down to -1. May be "
+        help="Search nearer to a finding by a weight of up to 1, or away from it down to -1. May be "
         "repeated.")  # fmt: skip
 @finder_options
 def query(
@@ -127,7 +129,7 @@ def query(
     from cbmir.runtime.gallery.filters import Filter
 
     if report is not None and len(images) > 1:
-        raise click.UsageError(f"--report is about one IMAGE, found {len(images)}; give them one by one.")
+        raise click.UsageError(f"--report takes one IMAGE, found {len(images)}; run the command once per image.")
     refining = bool(alike or unlike or towards)
     if refining and rank != "nearness":
         raise click.UsageError(f"--alike, --unlike and --towards rank by nearness, found --rank {rank}; leave one out.")

@@ -33,7 +33,7 @@ def _list_of(kind: Any) -> Callable[[click.Context, click.Parameter, str | None]
 
 @command(
     "cbmir speed models/                                      every file of the export that runs here",
-    "cbmir speed models/ --against torch,onnxruntime          beside code that one would write by hand",
+    "cbmir speed models/ --against torch,onnxruntime          compared with handwritten code",
     "cbmir speed model.onnx --engine onnxruntime,openvino --batch 1,8,32",
     "cbmir speed models/ --mode latency,throughput --json > speed.json",
 )
@@ -46,9 +46,9 @@ def _list_of(kind: Any) -> Callable[[click.Context, click.Parameter, str | None]
 @option("--mode", "modes", callback=_list_of(click.Choice(MODES)), default="auto", metavar="A,B,…", help="auto, "
         "latency (a batch with all threads at once), throughput (its images on streams of one thread).")  # fmt: skip
 @option("--against", "peers", callback=_list_of(click.Choice(["torch", "onnxruntime", "openvino"])), metavar="A,B,…",
-        help="Also time what one would write by hand on the CPU: torch (eager, random weights), onnxruntime, openvino "
+        help="Also time handwritten code on the CPU: torch (eager, random weights), onnxruntime, openvino "
         "(default options). The first of these is the baseline.")  # fmt: skip
-@option("--peak", is_flag=True, help="Also time the same arithmetic as bare matrix products: a lower limit.")
+@option("--peak", is_flag=True, help="Also time the same arithmetic as bare matrix products: a lower bound.")
 @option("--seconds", type=click.FloatRange(min=0, min_open=True), default=5.0,
         help="Time to measure each contender at each batch size.")  # fmt: skip
 @json_option
@@ -56,7 +56,7 @@ def speed(
     models: tuple[Path, ...], engines: tuple[str, ...], batches: tuple[int, ...], threads: int | None,
     modes: tuple[Any, ...], peers: tuple[str, ...], peak: bool, seconds: float, as_json: bool,
 ) -> None:  # fmt: skip
-    """Time exported MODEL files, or those of a folder, side by side, and beside code that one would write by hand.
+    """Time exported MODEL files, or those of a folder, side by side, and compared with handwritten code.
 
     Each contender has its own process, and they take turns in short rounds, since times change with the load of the
     machine. Trust the ratios, which are taken round by round (median, and 10th to 90th percentile). "1 - cos" is the
@@ -88,7 +88,7 @@ def _card(contenders: Sequence[ModelContender]) -> ModelCard:
             if not one.optional:
                 raise
             whys.append(str(error))
-    raise EngineError(f"none of these files can be run here: {'; '.join(whys)}")
+    raise EngineError(f"none of these files can run here: {'; '.join(whys)}")
 
 
 def text(report: BenchReport) -> str:
@@ -117,7 +117,7 @@ def text(report: BenchReport) -> str:
             "",
             *table(("contender", "batch", "ms a batch", "p99", "images/s", "ratio", "10-90%"), speeds, words=1),
             "",
-            f"ratio: times as fast as {report.baseline}, by round" + ("" if report.finished else "; stopped early"),
+            f"ratio: speed relative to {report.baseline}, by round" + ("" if report.finished else "; stopped early"),
         ]
     )
 

@@ -42,8 +42,8 @@ _TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_we
         "auto is own for xrv:NAME and rad-dino, else signed.")  # fmt: skip
 @option("--seed", default=0, help="Seed of the training run.")
 @option("--fold", default="", metavar="I/N", help="Use fold I of N by patient instead of the manifest's splits.")
-@option("--distill", "teacher", type=PATH, metavar="RUN", help="Train a light encoder to answer as the finished RUN "
-        "does, in its embedding space: what RUN's model has indexed, the light one queries.")  # fmt: skip
+@option("--distill", "teacher", type=PATH, metavar="RUN", help="Train a light encoder that answers as the finished "
+        "RUN does, in the same embedding space: it can query galleries that RUN's model has indexed.")  # fmt: skip
 @option("--resume", is_flag=True, help="Continue the run in -o from its last complete epoch.")
 @json_option
 @click.pass_context
@@ -61,7 +61,7 @@ def train(
     for name in idle if teacher or options["linear_fit"] else (*idle, "projection"):
         if name in given:  # refused rather than ignored
             without = "--no-linear-fit" if name == "projection" and not teacher else choice
-            raise click.UsageError(f"--{name.replace('_', '-')} means nothing with {without}.")
+            raise click.UsageError(f"--{name.replace('_', '-')} has no effect with {without}.")
     require("lightning", "train")
     from cbmir.training.config import TrainConfig
     from cbmir.training.harness import first_process

@@ -255,7 +255,7 @@ def test_what_goes_wrong_in_a_process_is_told(tmp_path: Path) -> None:
         bench([Ending("ending")], 8)
     with pytest.raises(EngineError, match="failing: ValueError: no batches here"):
         bench([Failing("failing")], 8, batches=(2,), seconds=0.01)
-    with pytest.raises(EngineError, match="none of these files can be run here"):
+    with pytest.raises(EngineError, match="none of these files can run here"):
         bench([ModelContender("gone", tmp_path / "gone.onnx", optional=True)], 8)
     assert multiprocessing.active_children() == []
 

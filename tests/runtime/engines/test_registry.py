@@ -108,7 +108,7 @@ def test_where_nothing_works_every_reason_is_given(
     with pytest.raises(EngineError) as error:
         open_engine(tiny_model)
     first, *others = str(error.value).split("; not ")
-    assert first.startswith(f"{tiny_model}: nothing that runs it works here: not onnxruntime (tiny.onnx): onnxruntime")
+    assert first.startswith(f"{tiny_model}: no engine for it works here: not onnxruntime (tiny.onnx): onnxruntime")
     assert first.endswith('pip install "cbmir[cpu]"')
     assert [other.split(" ")[0] for other in others] == ["onnxruntime-cuda", "openvino"]
     (folder / "model.sm86.plan").unlink()
@@ -118,7 +118,7 @@ def test_where_nothing_works_every_reason_is_given(
 
 def test_auto_leaves_out_what_compiles_for_minutes(tiny_model: Path, here: Callable[..., Opened]) -> None:
     opened = here(tiny_model, "onnxruntime-tensorrt")
-    with pytest.raises(EngineError, match="nothing that runs it works here"):
+    with pytest.raises(EngineError, match="no engine for it works here"):
         open_engine(tiny_model)
     open_engine(tiny_model, engine="onnxruntime-tensorrt").close()
     assert opened == [("tiny.onnx", "onnxruntime-tensorrt")]

@@ -236,7 +236,7 @@ def test_all_of_it_is_dropped(folder: Path) -> None:
 
 def test_what_cannot_be_dropped_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.rmtree", lambda path, ignore_errors: None)
-    with pytest.raises(GalleryError, match="delete its folders"):
+    with pytest.raises(GalleryError, match="delete the folders"):
         index_files.drop(folder)
 
 

@@ -30,7 +30,7 @@ DAMAGES = {
     "a vector gone": ("DELETE FROM embedding WHERE number = 8", "the embedding", ("id0007",), "remove these entries"),
     "a thumbnail": ("UPDATE thumbnail SET jpeg = x'00' WHERE number = 8", "the thumbnail", ("id0007",), "remove"),
     "a thumbnail gone": ("DELETE FROM thumbnail WHERE number = 8", "the thumbnail", ("id0007",), "remove"),
-    "an entry gone": ("DELETE FROM entry WHERE number = 8", "expected 60 entries, found 59", (), "bring back a copy"),
+    "an entry gone": ("DELETE FROM entry WHERE number = 8", "expected 60 entries, found 59", (), "restore a copy"),
     "a patient": ("UPDATE entry SET patient_id = 'x' WHERE patient_id = 'patient0001'", "the entry",
                   tuple(f"id{n:04}" for n in range(6, 12)), "remove these entries"),
     "a change": ("UPDATE change SET numbers = x'00'", "the record of changes", (), "'cbmir index compact'"),
@@ -70,7 +70,7 @@ def test_a_damaged_index_of_the_database_is_made_anew_by_compact(store: Gallery)
     damage_page(store.path / "gallery.sqlite", "entry_id", rename)
     problems = verify(store.path)
     assert problems
-    assert {problem.remedy for problem in problems} == {"'cbmir index compact' makes the database's indexes anew"}
+    assert {problem.remedy for problem in problems} == {"'cbmir index compact' rebuilds the database's indexes"}
     with Gallery.open(store.path) as again:
         with pytest.raises(GalleryError):
             again.entry("id0007")
@@ -87,7 +87,7 @@ def test_a_page_that_is_gone_affects_what_the_index_still_names(store: Gallery) 
     problems = verify(store.path)
     (missing,) = [p for p in problems if "embedding is missing" in p.what]
     assert missing.affected == tuple(f"id{n:04}" for n in range(COUNT))
-    assert any("cannot be read through" in p.what for p in problems)
+    assert any("cannot be read completely" in p.what for p in problems)
     with Gallery.open(store.path) as again:
         assert again.entry("id0007").id == "id0007"  # what is whole is still read
         with pytest.raises(GalleryError, match="damaged"):
@@ -100,7 +100,7 @@ def test_what_cannot_be_opened_is_one_problem(store: Gallery, tmp_path: Path) ->
     path.write_bytes(b"\0" * 100 + path.read_bytes()[100:])
     (problem,) = verify(store.path)
     assert problem.affected == ()
-    assert problem.remedy == "bring back a copy of the gallery, or build it again"
+    assert problem.remedy == "restore a copy of the gallery, or build it again"
     with pytest.raises(GalleryError, match="nothing there"):
         verify(tmp_path / "none")
 

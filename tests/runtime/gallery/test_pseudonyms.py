@@ -65,7 +65,7 @@ def test_a_key_comes_from_a_file_or_the_environment(
     file.chmod(0o640)
     with pytest.raises(GalleryError, match="chmod 600"):
         Pseudonyms.load(str(file))
-    for place, message in (("env:NO_KEY", "found it not set"), (str(tmp_path / "none"), "cannot read the key")):
+    for place, message in (("env:NO_KEY", "found none"), (str(tmp_path / "none"), "cannot read the key")):
         with pytest.raises(GalleryError, match=message):
             Pseudonyms.load(place)
 

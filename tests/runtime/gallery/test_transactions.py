@@ -57,7 +57,7 @@ def test_what_is_left_half_read_holds_nothing_back(store: Gallery) -> None:
     assert generation(store) == 2
     assert len(store.ids()) == COUNT - 1
     for late in (lambda: next(blocks), reader.ids, lambda: reader.entries([5])):
-        with pytest.raises(GalleryError, match="found it ended"):
+        with pytest.raises(GalleryError, match="found one after its end"):
             late()
 
 
@@ -88,7 +88,7 @@ def test_a_second_writer_waits_then_is_refused(
         writer.add(new[:1], make_vectors(1))
         with Gallery.open(store.path, wait=0.05) as other:
             assert len(other) == COUNT  # readers go on
-            with pytest.raises(GalleryError, match="another is writing to it"):
+            with pytest.raises(GalleryError, match="another process is writing to it"):
                 other.add(new[1:], make_vectors(1))
     assert len(store) == COUNT + 1
     with Gallery.open(store.path) as other, ThreadPoolExecutor(1) as pool:
@@ -247,7 +247,7 @@ def test_another_database_in_the_same_file_is_noticed(store: Gallery, tmp_path: 
     with Gallery.open(store.path, read_only=True) as reader:
         assert len(reader) == COUNT
         (store.path / "gallery.sqlite").write_bytes((tmp_path / "other" / "gallery.sqlite").read_bytes())
-        with pytest.raises(GalleryError, match="replaced by another; open it again"):
+        with pytest.raises(GalleryError, match="the gallery was replaced; open it again"):
             len(reader)
 
 
@@ -282,7 +282,7 @@ def test_openers_of_a_restored_copy_give_it_one_name(store: Gallery, monkeypatch
     real = LastCommit.write
 
     def write(record: LastCommit, folder: Path) -> None:
-        with pytest.raises(GalleryError, match="another is writing to it"):
+        with pytest.raises(GalleryError, match="another process is writing to it"):
             Gallery.open(folder, wait=0.01)
         real(record, folder)
 

@@ -48,7 +48,7 @@ def check(data: bytes, photometric: str, tolerance: int = 0) -> None:
     assert np.abs(radiograph.pixels.astype(int) - GREY).max() <= tolerance
     (warning,) = radiograph.warnings
     assert warning.kind == "colour"
-    assert f"PhotometricInterpretation (0028,0004) is {photometric}, and the image is grey in fact" in warning
+    assert f"PhotometricInterpretation (0028,0004) is {photometric}, but the image is grey" in warning
 
 
 @pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, ExplicitVRBigEndian])

@@ -129,7 +129,7 @@ def test_a_study_date_that_is_none_is_a_warning(text: str) -> None:
         data = make_dicom(StudyDate=text)
     radiograph = read(data)
     assert radiograph.date == ""
-    assert "StudyDate (0008,0020) is no date YYYYMMDD: left out" in radiograph.warnings
+    assert "StudyDate (0008,0020) is not a date YYYYMMDD: left out" in radiograph.warnings
     assert not any("SECRET" in warning for warning in radiograph.warnings)
 
 

@@ -260,7 +260,7 @@ def test_an_answer_that_drips_ends_at_its_deadline(
     monkeypatch.setattr(http_server, "ANSWER_TIME", 0.2)
     monkeypatch.setattr(dicomweb, "FILE_TIME", 0.2)
     hostile.behave = lambda request: hostile.drip(request, head)
-    with pytest.raises((PacsAwayError, DeliveryAwayError), match=r"no whole answer within 0\.2 seconds"):
+    with pytest.raises((PacsAwayError, DeliveryAwayError), match=r"no complete answer within 0\.2 seconds"):
         ask(web, rest)
 
 

@@ -53,7 +53,7 @@ def test_a_file_that_ends_the_process_is_given_up(queue: DurableQueue, clock: Cl
         queue = reopened(queue, clock)
         clock.now += 2
     assert (len(queue), queue.state()["dead_letters"]) == (0, 1)
-    assert "the process ended at work on it" in next((queue.folder / DEAD_LETTERS).glob("*.json")).read_text()
+    assert "the process ended while working on it" in next((queue.folder / DEAD_LETTERS).glob("*.json")).read_text()
     queue.close()
 
 
@@ -90,7 +90,7 @@ def test_marks_are_kept(queue: DurableQueue, clock: Clock) -> None:
 
 def test_one_process_has_it(queue: DurableQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "WAIT", 0.05)
-    with pytest.raises(QueueError, match="another process has this queue"):
+    with pytest.raises(QueueError, match="another process uses this queue"):
         DurableQueue(queue.folder)
     put(queue)
 

@@ -138,7 +138,7 @@ def test_what_is_refused_is_counted_by_reason(
         with pytest.raises(ImageError):
             intake.take(data, "SENDER")
     counts = {"BodyPartExamined": 2, "SOPClassUID": 1, "StudyInstanceUID": 1, "ViewPosition": 1, "WindowCenter": 1,
-              "no DICOM radiograph": 1, "no image": 1}  # fmt: skip
+              "not a DICOM radiograph": 1, "no image": 1}  # fmt: skip
     assert queue.state()["refused"] == counts
     queue.close()
     with DurableQueue(tmp_path / "queue") as again:

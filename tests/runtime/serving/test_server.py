@@ -191,7 +191,7 @@ def test_sigterm_lets_a_request_under_way_end(tiny_model: Path, png: bytes) -> N
         connection.sendall(request(len(png), "Expect: 100-continue"))
         assert connection.recv(100).startswith(b"HTTP/1.1 100")  # it is being read
         service.signal(signal.SIGTERM)
-        service.wait_for("stopping: requests under way end")
+        service.wait_for("stopping: requests in progress are finished")
         connection.sendall(png)
         assert answer_of(connection)[0] == 200
         assert service.process.wait(60) in (0, -signal.SIGTERM)
@@ -221,7 +221,7 @@ def test_a_decoder_that_hangs_costs_one_request_and_holds_up_no_stop(tiny_model:
         connection.sendall(request(len(png), "Expect: 100-continue"))
         assert connection.recv(100).startswith(b"HTTP/1.1 100")
         service.signal(signal.SIGTERM)
-        service.wait_for("stopping: requests under way end")
+        service.wait_for("stopping: requests in progress are finished")
         connection.sendall(png)
         assert answer_of(connection)[0] == 422
         assert service.process.wait(60) in (0, -signal.SIGTERM)
@@ -273,7 +273,7 @@ def test_without_what_makes_results_it_answers_the_rest(
         one = server.FinderServer(uvicorn.Config(app), app, live, lambda: opened.append(live.ready))
         asyncio.run(one._open())
         assert (opened, one.failed) == ([True], None)
-    assert "no results can be made" in caplog.text
+    assert "results are not available" in caplog.text
 
 
 def test_what_cannot_be_opened_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

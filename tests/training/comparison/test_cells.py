@@ -88,7 +88,7 @@ def test_what_is_kept_is_small_and_answers_of_another_version_are_refused(
     folder.mkdir(parents=True)
     (folder / FACTS).write_text("{}")
     np.savez(folder / VALUES, scores=np.zeros((12, 2)))
-    with pytest.raises(RunError, match="--resume makes them from the training run"):
+    with pytest.raises(RunError, match="--resume makes them from the existing training run"):
         read_answers(tmp_path, tiny_plan, cell)
 
 
@@ -178,7 +178,7 @@ def test_cells_from_another_machine_are_taken_where_images_and_options_are_the_s
     plan = prepare(report, tiny_plan, table, resume=True)
     check_finished(report, plan)
     assert read_answers(report, plan, Cell(PART, "dsh")).query.scores.shape
-    with pytest.raises(RunError, match=r"which .*bce lacks: it comes from elsewhere"):
+    with pytest.raises(RunError, match=r"which .*bce lacks: it was copied from elsewhere"):
         run_cell(report, plan, Cell(PART, "itq"))
 
     file = report / "cells/seed0/dsh" / FACTS

@@ -65,7 +65,7 @@ def test_scores_of_two_readers(ralo: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("Total GEOGRAPHIC,Total OPACITY\n", "Total GEOGRAPHIC\n", "in its second line Subject_ID"),
+        ("Total GEOGRAPHIC,Total OPACITY\n", "Total GEOGRAPHIC\n", "a second line with Subject_ID"),
         ("1.5", "high", "row 3: expected a number in column 'Total OPACITY', found 'high'"),
         ("s2,", ",", "row 5: expected a subject and two scores"),
     ],

@@ -36,7 +36,7 @@ class ITQ:
     def __init__(self, features: NDArray[np.floating], *, bits: int, seed: int) -> None:
         if not 1 <= bits <= min(features.shape):
             raise RunError(
-                f"ITQ has one principal component a bit: expected 1 to {min(features.shape)} bits for "
+                f"ITQ has one principal component per bit: expected 1 to {min(features.shape)} bits for "
                 f"{features.shape[0]} images with {features.shape[1]} features each, found {bits}; take fewer bits"
             )
         self._pca = PCA(bits, svd_solver="covariance_eigh").fit(features.astype(np.float64))

@@ -115,7 +115,7 @@ METHODS: dict[str, Method] = {
             "itq", "Gong et al. (ITQ)",
             "Y. Gong, S. Lazebnik, A. Gordo, F. Perronnin, Iterative Quantization, TPAMI 2013",
             _ndcg(0.16), answer=_itq, needs_bce=True,
-            chosen="On the BCE network's embeddings, in which labels have had their say; the original needs none.",
+            chosen="On the BCE network's embeddings, which were trained on labels; the original method needs none.",
         ),
         Method(
             "sdh", "Erin Liong et al. (SDH)",
@@ -169,13 +169,13 @@ METHODS: dict[str, Method] = {
         Method(
             "proxy-auto", "proxies by frequency", f"future work of {_XING}",
             training={"loss": "proxy", "proxies_per_class": "auto"},
-            chosen="One proxy, one more each time that a class's images double from 64, at most 8; negative proxies.",
+            chosen="One proxy, plus one for each doubling of a class's images from 64, at most 8; negative proxies.",
         ),
         Method(
             "proxy-anchor", "Proxy Anchor, multi-label",
             "S. Kim, D. Kim, M. Cho, S. Kwak, Proxy Anchor Loss for Deep Metric Learning, CVPR 2020",
             training={"loss": "proxy-anchor"},
-            chosen="One proxy a class; images without a finding are one more class.",
+            chosen="One proxy per class; images without a finding are one more class.",
         ),
         Method(
             "soft-ndcg", "proxies and smooth nDCG",

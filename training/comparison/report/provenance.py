@@ -33,7 +33,7 @@ def options_table(results: Results) -> Table:
     defaults = {field.name: field.default for field in fields(TrainConfig) if field.name not in _OWN}
     options = defaults | results["plan"]["training"]
     if options["class_weights"] is None:
-        options["class_weights"] = "as the loss has it"
+        options["class_weights"] = "the loss's own"
     rows = tuple((TableCell(name.replace("_", "-")), TableCell(str(value))) for name, value in options.items())
     note = "Loss, negative proxies and, in a sweep, proxies per class are the method's."
     return Table("options", "Training options", (Column("option"), Column("value")), rows, (note,))

@@ -131,7 +131,7 @@ SIGNIFICANT = 0.05
 
 PATIENTS_NOTICE = (
     "Figures may show images of patients, and selections/ and cells/ hold their identifiers and decoded images: "
-    "protect this folder as the images are."
+    "protect this folder as you protect the images."
 )
 
 
@@ -225,7 +225,7 @@ def statements(results: Results, column: str, metric: str = "ndcg") -> Iterator[
     for row in headline(results):
         if row.get("minus_bce") and row["minus_bce"][column][metric]["p_holm"] is not None:
             found[_direction(row["minus_bce"][column][metric])].append(results["methods"][row["method"]]["title"])
-    words = {"higher": "higher than BCE's", "lower": "lower than BCE's", "alike": "cannot be told apart from BCE's"}
+    words = {"higher": "higher than BCE's", "lower": "lower than BCE's", "alike": "indistinguishable from BCE's"}
     what = f"{metric_title(results, metric)}, {column}"
     if not any(found.values()):
         yield f"{what}: no method could be compared with BCE."

@@ -32,4 +32,4 @@ def add(gallery: str, model: Path, manifest: Path, engine: str, as_json: bool, *
     table = read_manifest(manifest)
     with resumable(), open_engine(model, engine=engine) as opened:
         report = add_to_gallery(opened, table, gallery, **how)
-    finish(gallery, report, f"{gallery}: {report.images} images added, {report.there} were there", as_json)
+    finish(gallery, report, f"{gallery}: {report.images} images added, {report.there} were already there", as_json)

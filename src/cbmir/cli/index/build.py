@@ -90,8 +90,8 @@ def build(
     from cbmir.runtime.gallery.build import build_gallery, build_on_ray
 
     if ray is not None and (workers is not None or shard is not None):
-        raise click.UsageError("--workers and --shard mean nothing with --ray: it makes shards, and each task decodes "
-                               "with its share of processors.")  # fmt: skip
+        raise click.UsageError("--workers and --shard cannot be used with --ray, which makes its own shards, each "
+                               "decoded with its task's processors.")  # fmt: skip
     if ray is not None and cells:
         raise click.UsageError("--cells cannot be built with --ray; build each --shard with --cells, then merge them.")
     table = read_manifest(manifest)
@@ -123,10 +123,11 @@ def finish(gallery: str, report: IndexReport, text: str, as_json: bool) -> None:
     folder = "" if is_milvus(gallery) else f"{gallery}/"
     tell_warnings(len({path for path, _ in report.warned}), kinds, f"{folder}warnings.csv")
     if count := len(report.duplicates):
-        log.warning("%d images have the content of others and were left out: see %sduplicates.csv", count, folder)
+        log.warning("%d images are copies of others and were left out: see %sduplicates.csv", count, folder)
     if count := len(report.changed):
-        log.error("%d images have changed since they went in, and stay as they were: see %schanged.csv; 'cbmir index "
-                  "remove' takes them out, then they can be added anew", count, folder)  # fmt: skip
+        log.error("%d image files have changed since they were added, and the gallery keeps the old entries: see "
+                  "%schanged.csv; to update them, remove them with 'cbmir index remove' and add them "
+                  "again", count, folder)  # fmt: skip
     if report.unreadable:
         log.error("%d images could not be read: see %sunreadable.csv", len(report.unreadable), folder)
     if report.changed or report.unreadable:

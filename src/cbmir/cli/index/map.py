@@ -14,10 +14,11 @@ from cbmir.errors import GalleryError, require
 
 @command("cbmir index map gallery", "cbmir index map gallery --method pca", name="map")
 @click.argument("gallery", type=click.Path())
-@option("--method", type=click.Choice(["auto", "tsne", "pca"]), default="auto", help="auto: t-SNE where scikit-learn "
-        "is installed and there are images enough, else the two principal components.")  # fmt: skip
-@option("--most", type=click.IntRange(3), default=5000, help="Most images to show; a random choice if there are more.")
-@option("--seed", default=0, help="Seed of the layout and of the choice.")
+@option("--method", type=click.Choice(["auto", "tsne", "pca"]), default="auto", help="auto: t-SNE if scikit-learn is "
+        "installed and there are enough images, else the first two principal components.")  # fmt: skip
+@option("--most", type=click.IntRange(3), default=5000, help="Maximum number of images to show, chosen at random if "
+        "there are more.")  # fmt: skip
+@option("--seed", default=0, help="Seed of the layout and of the random choice.")
 @json_option
 def map_command(gallery: str, method: str, most: int, seed: int, as_json: bool) -> None:
     """Make a map of GALLERY in which similar images lie near each other, and save it in the gallery's folder.
@@ -28,7 +29,7 @@ def map_command(gallery: str, method: str, most: int, seed: int, as_json: bool) 
     from cbmir.runtime.gallery.protocol import is_milvus, open_gallery
 
     if is_milvus(gallery):
-        raise GalleryError("expected a gallery in a folder, found one in Milvus: a map lies in the gallery's folder")
+        raise GalleryError("expected a gallery in a folder, found one in Milvus: a map is kept in the gallery's folder")
     with open_gallery(gallery) as opened:
         if method == "auto":  # fewer than 20 images have no neighbourhoods to keep
             method = "tsne" if find_spec("sklearn") is not None and len(opened) >= 20 else "pca"

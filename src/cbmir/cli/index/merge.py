@@ -34,9 +34,9 @@ def merge(gallery: str, others: tuple[Path, ...], pseudonyms: Pseudonyms | None,
         there = len(added.duplicates)
         merged.append({"other": other, "added": len(added.ids), "there": there, "renamed": dict(added.renamed)})
         if not as_json:
-            click.echo(f"{gallery}: {len(added.ids)} images of {other} added, {there} were there")
+            click.echo(f"{gallery}: {len(added.ids)} images of {other} added, {there} were already there")
             for old, new in added.renamed:
-                click.echo(f"added as {new}, since another image has its id: {old}")
+                click.echo(f"{old} was added as {new}, since another image has that id")
 
     try:
         with resumable():

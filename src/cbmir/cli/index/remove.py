@@ -59,7 +59,7 @@ def _unknown(
     try:
         ids = {(entry.patient_id, entry.study_id) for entry in opened.every_entry()}
     except GalleryError as error:
-        return [f"cannot tell whether all that was given was in the gallery ({error})"]
+        return [f"cannot check whether all given ids were in the gallery ({error})"]
     if pseudonyms is not None:
         patients, studies = list(map(pseudonyms.patient, patients)), list(map(pseudonyms.study, studies))
     kinds = ("patient", patients, {patient for patient, _ in ids}), ("study", studies, {study for _, study in ids})

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.argument("gallery", type=click.Path())
 @click.argument("manifest", type=PATH)
 @option("--split", "splits", type=click.Choice(["train", "val", "test", "all"]), multiple=True, default=["all"],
-        help="Which of the manifest's rows to take; may be repeated.")  # fmt: skip
+        help="Split whose rows of the manifest to use; may be repeated.")  # fmt: skip
 @pseudonyms_option
 @json_option
 def update(gallery: str, manifest: Path, splits: tuple[str, ...], pseudonyms: Pseudonyms | None, as_json: bool) -> None:
@@ -41,5 +41,5 @@ def update(gallery: str, manifest: Path, splits: tuple[str, ...], pseudonyms: Ps
     value = {"gallery": gallery, "found": report.found, "changed": report.changed, "absent": report.absent}
     print_answer(as_json, value, "\n".join(lines))
     if report.absent:
-        log.error("%d rows are of images that the gallery does not have", len(report.absent))
+        log.error("%d rows name images that are not in the gallery", len(report.absent))
         sys.exit(2)

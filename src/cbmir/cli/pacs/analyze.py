@@ -89,7 +89,7 @@ def analyze(
             written = write_results(results, output / name)
             done.append({"image": path, "results": written, "warnings": results.warnings})
     if without:
-        log.warning("%d images have no similar prior of their patient in the gallery, so no selection.", without)
+        log.warning("%d images have no similar prior of their patient in the gallery: no selection written.", without)
     text = f"{output}: results of {len(done)} of {len(images)} images\n{NOT_A_DEVICE}"
     print_answer(as_json, {"analysed": done, "failed": failed, "notice": NOT_A_DEVICE}, text)
     if failed or not images:

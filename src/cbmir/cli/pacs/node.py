@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     "cbmir pacs node --model model.onnx --host 0.0.0.0 --allow-calling ORTHANC --tls node.pem node.key ca.pem",
     cls=SignalsHeldCommand,
 )
-@option("--aet", default="CBMIR", help="The node's AE title: senders must call it so.")
+@option("--aet", default="CBMIR", help="The node's AE title: senders must use it.")
 @listen_options(11112)
 @option("--allow-calling", multiple=True, metavar="AET", help="An AE title that may send; may be repeated.")
 @option("--allow-any-calling", is_flag=True, help="Accept images from any AE title.")
 @option("--tls", nargs=3, type=PATH, metavar="CERT KEY CA",
-        help="Mutual TLS with these PEM files: the node's certificate, its key, and the trusted authorities. A sender "
-        "without a certificate of theirs is refused.")  # fmt: skip
+        help="Mutual TLS with these PEM files: the node's certificate, its key, and the trusted authorities. Senders "
+        "without a certificate from these authorities are refused.")  # fmt: skip
 @option("--store-to", metavar="AET@HOST:PORT", help="Send results there.  [default: files in DIR/results]")
-@option("--max-associations", type=click.IntRange(1), default=16, help="Most senders at once.")
+@option("--max-associations", type=click.IntRange(1), default=16, help="Maximum number of senders at once.")
 @service_options
 def node(
     aet: str, host: str, port: int, allow_calling: tuple[str, ...], allow_any_calling: bool,

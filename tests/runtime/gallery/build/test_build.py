@@ -186,7 +186,7 @@ def test_a_part_that_is_damaged_is_made_anew(
         (part / "gallery.sqlite").write_bytes(b"no database")
     report = build_gallery(engine, manifest, tmp_path / "g")
     assert (report.images, report.resumed) == (20, 0)
-    assert any("is damaged, and all is embedded anew" in message for message in caplog.messages)
+    assert any("is damaged; all images are embedded again" in message for message in caplog.messages)
 
 
 def test_a_passing_error_throws_nothing_away(
@@ -203,7 +203,7 @@ def test_a_passing_error_throws_nothing_away(
         patch.setattr(Gallery, "open", partial(Gallery.open, wait=0.0))
         database.execute("PRAGMA locking_mode = EXCLUSIVE").close()
         database.execute("BEGIN EXCLUSIVE").close()
-        with pytest.raises(GalleryError, match="another is writing to it"):
+        with pytest.raises(GalleryError, match="another process is writing to it"):
             build_gallery(engine, manifest, tmp_path / "g")
     assert build_gallery(engine, manifest, tmp_path / "g").resumed == 8
     assert counter.images == 12
@@ -328,7 +328,7 @@ def test_what_a_killed_build_left_is_cleared(
     assert len(unfinished(path)) == 3
     build_gallery(engine, manifest, path, splits=["test"], replace_others=True)
     assert [message for message in caplog.messages if "removed" in message] == [
-        f"{path / 'gallery-0123456789abcdef'}: removed, the work of a build that was stopped"
+        f"{path / 'gallery-0123456789abcdef'}: removed the unfinished work of a build that was stopped"
     ]
     assert names_in(path) == {"current", "build.lock", live_folder(path).name}
 
@@ -341,7 +341,7 @@ def test_one_process_at_a_time_builds_or_adds(
 
     def with_others_beside(*args: object, **options: object) -> object:
         for function in (build_gallery, add_to_gallery):
-            with pytest.raises(GalleryError, match="another process builds this gallery, or adds to it"):
+            with pytest.raises(GalleryError, match="another process is building this gallery or adding to it"):
                 function(engine, manifest, tmp_path / "g")
         return real(*args, **options)  # type: ignore[arg-type]
 
@@ -357,7 +357,7 @@ def test_a_removal_reaches_unfinished_work(tmp_path: Path, engine: Engine, tiny_
         shutil.copytree(tiny_gallery, part)
     with folder.locked():
         (failed,) = folder.remove_from_unfinished(None, patient_ids=["patient_03"])
-    assert failed.endswith("wait for it; then remove again, from the unfinished work too")
+    assert failed.endswith("wait for it; then remove again, so that the unfinished work is covered too")
     assert folder.remove_from_unfinished(None, patient_ids=["patient_03"]) == []
     for part in parts:
         with Gallery.open(part) as gallery:

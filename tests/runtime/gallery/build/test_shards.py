@@ -140,7 +140,7 @@ def test_shards_must_be_all_of_one_build(
     with pytest.raises(GalleryError, match=f"found others: {tmp_path / 'int8'}"):
         merge_galleries(tmp_path / "g", [*shards[:2], tmp_path / "int8"])
     (live_folder(shards[0]) / "shard.json").write_text("{}")
-    with pytest.raises(GalleryError, match="cannot tell what it is a shard of"):
+    with pytest.raises(GalleryError, match="cannot read which build it is a shard of"):
         merge_galleries(tmp_path / "g", shards)
     assert not (tmp_path / "g").exists()
 
@@ -250,7 +250,9 @@ def test_a_build_by_ray_goes_on_with_the_shards_that_are_not_there(
     monkeypatch.setattr(merge, "require", lambda *_: ray)
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     counter.images = 0
-    with pytest.raises(WorkerError, match=r"Ray could not build a shard \(a node is gone\); the same command goes on"):
+    with pytest.raises(
+        WorkerError, match=r"Ray could not build a shard \(a node is gone\); the same command continues"
+    ):
         build_on_ray("auto", tiny_model, table, tmp_path / "ray", splits=["all"])
     assert (counter.images, ray.address) == (15, "head:6379")
     assert not GalleryFolder(tmp_path / "ray").has_gallery()
@@ -263,7 +265,7 @@ def test_a_build_by_ray_goes_on_with_the_shards_that_are_not_there(
     assert not [message for message in caplog.messages if "removed" in message]
     with pytest.raises(GalleryError, match="found 4 others in it, which would be lost"):
         build_on_ray("auto", tiny_model, replace(table, rows=table.rows[:20]), tmp_path / "ray", splits=["all"])
-    with pytest.raises(UserError, match="found the place of a Milvus collection"):
+    with pytest.raises(UserError, match="found a Milvus collection"):
         build_on_ray("auto", tiny_model, table, "milvus:here.db")
 
 

@@ -137,10 +137,10 @@ def test_statements_need_both_p_and_interval() -> None:
     assert list(statements(make(), POSITIVE)) == [
         "nDCG@100, positive queries, higher than BCE's: ML-PROXY-NCA; PROXY.",
         "nDCG@100, positive queries, lower than BCE's: TEXTURE.",
-        "nDCG@100, positive queries, cannot be told apart from BCE's: PROXY-AUTO.",
+        "nDCG@100, positive queries, indistinguishable from BCE's: PROXY-AUTO.",
     ]
     assert list(statements(make(), EVERY)) == [
-        "nDCG@100, all queries, cannot be told apart from BCE's: TEXTURE; ML-PROXY-NCA; PROXY; PROXY-AUTO."
+        "nDCG@100, all queries, indistinguishable from BCE's: TEXTURE; ML-PROXY-NCA; PROXY; PROXY-AUTO."
     ]
     assert list(statements(make(rows=[row("bce", 0.2)]), EVERY)) == [
         "nDCG@100, all queries: no method could be compared with BCE."
