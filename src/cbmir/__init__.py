@@ -1,4 +1,4 @@
-"""cbmir finds chest X-rays that are alike, and says which findings they show.
+"""cbmir finds similar chest X-rays, and says which findings they show.
 
 >>> import cbmir
 >>> finder = cbmir.load("model.onnx", gallery="gallery/")        # doctest: +SKIP
@@ -26,12 +26,12 @@ __all__ = ["__version__", "load"]
 
 
 def load(model: str | Path, gallery: str | Path | None = None, **options: Any) -> Finder:
-    """Open an exported model, with a gallery where neighbours are wanted.
+    """Open an exported model, and a gallery if you want neighbours.
 
     Args:
         model: A model file, a folder that `cbmir export` wrote, or `starter`, the model that comes with cbmir.
         gallery: A gallery's folder, or a `milvus:` place.
-        **options: Those of `cbmir.runtime.Finder.open`, which says what is raised.
+        **options: Those of `cbmir.runtime.Finder.open`, which also lists the errors.
     """
     from cbmir.runtime.finder import Finder
 

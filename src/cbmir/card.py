@@ -1,7 +1,7 @@
-"""The model card: what a model file says of itself. It travels inside the file.
+"""The model card: what a model file says about itself. It is stored inside the file.
 
 In an ONNX file it is the `metadata_props` entry `cbmir.card`. The entry `cbmir.head` beside it has the proxies (or the
-classifier's weights) that evidence maps need. A file without a card, or with one of a newer schema, is refused.
+classifier's weights) that evidence maps need. Files without a card, or with a card of a newer schema, are refused.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Counts(TypedDict, total=False):
 
 
 class _Training(TypedDict, total=False):
-    """What is read of a card's `training`; it may hold more."""
+    """The fields of a card's `training` that are read; it may hold more."""
 
     source: str
     loss: str
@@ -77,7 +77,7 @@ class _Training(TypedDict, total=False):
 
 
 def _check_figures(value: dict[str, Any], where: str) -> None:
-    """Raise ValueError for a metric that is no number, or has half an interval; metrics may stand in groups."""
+    """Raise ValueError for a metric that is not a number, or has half an interval; metrics may be grouped."""
     for name, one in value.items():
         if isinstance(one, dict) and "value" in one:
             figure = from_json(_Figure, one, f"{where}.{name}")
@@ -104,7 +104,7 @@ class Calibration:
 class OperatingPoint:
     """A threshold of one label, and the shares in [0, 1] that the validation split gave with it.
 
-    A predictive value is None where no image was predicted to have the label, or none to lack it.
+    A predictive value is None if no image was predicted to have the label, or all were.
     """
 
     threshold: float
@@ -116,20 +116,20 @@ class OperatingPoint:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """Everything that a user of the model file must know.
+    """Everything that users of the model file must know.
 
     Attributes:
         head: `proxy` (score = maximum over the class's proxies of the Gaussian similarity, METHOD "Scores"), `linear`
             (score = sigmoid of the classifier's logit), in benchmarks `hash` (binary codes), or `none`: an embedding
             model, which has no labels and gives no scores.
         proxies_per_class: In label order, the negative class last if there is one; empty for a linear head.
-        thresholds: For each label, or None if the validation split lacks one of its values: such a finding is never
-            called predicted or not. Those of the operating point `balanced`, unless `at` chose another.
-        calibration: For each label, or None likewise.
-        fingerprint: Names the embedding space: only vectors of one fingerprint may be compared.
+        thresholds: For each label, or None if the validation split lacks positive or negative images: such a finding
+            has no decision. Those of the operating point `balanced`, unless `at` chose another.
+        calibration: For each label, or None for the same reason.
+        fingerprint: Names the embedding space: only vectors with the same fingerprint can be compared.
         metrics: Name -> {"value", "low", "high"} (95% bootstrap interval over patients).
-        operating_points: Name (`cbmir.choices.OPERATING_POINTS`) -> a point for each label, or None likewise. Empty
-            where the model has no scores.
+        operating_points: Name (`cbmir.choices.OPERATING_POINTS`) -> a point for each label, or None for the same
+            reason. Empty if the model has no scores.
     """
 
     labels: LabelSet
@@ -172,7 +172,7 @@ class ModelCard:
 
     @property
     def has_findings(self) -> bool:
-        """Whether the model scores findings; one with head `none` gives embeddings alone."""
+        """Whether the model scores findings; with head `none` it only gives embeddings."""
         return len(self.labels) > 0
 
     @property
@@ -183,14 +183,15 @@ class ModelCard:
 
     @property
     def weights(self) -> str:
-        """Names the weights in any file: `fingerprint` is the teacher's in a distilled model, another in int8 files."""
+        """Names the weights in any file. `fingerprint` differs from it in distilled models (the teacher's) and in int8
+        files."""
         return str(self.training.get("weights_fingerprint") or self.fingerprint.split("-int8-")[0])
 
     def at(self, operating_point: str) -> ModelCard:
-        """A copy whose thresholds are those of an operating point.
+        """A copy with the thresholds of an operating point.
 
         Raises:
-            UserError: The model has no point of this name. Every model has `balanced`.
+            UserError: The model has no operating point of this name. Every model has `balanced`.
         """
         if operating_point not in self.operating_points:
             if operating_point == BALANCED:

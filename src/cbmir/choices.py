@@ -1,4 +1,4 @@
-"""What may be chosen on the command line and in Python alike, without the libraries that carry it out."""
+"""The choices of the command line and of Python, without importing the libraries behind them."""
 
 from __future__ import annotations
 

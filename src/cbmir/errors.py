@@ -1,6 +1,6 @@
 """Every error that cbmir raises on purpose.
 
-A message says what was expected, what was found, and what to do. A `UserError` is a matter of what was given to cbmir.
+A message says what was expected, what was found, and what to do. A `UserError` concerns what was given to cbmir.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ class UserError(CbmirError):
 
 
 class ImageError(UserError):
-    """An image that cannot be analysed. `reason` says why in a word that names nothing of the image, for counts."""
+    """An image that cannot be analysed. `reason` is a short reason that names nothing of the image, for counts."""
 
     reason = "image"
 
 
 class NotAnImageError(ImageError):
-    """Missing, empty, or no image format that cbmir reads."""
+    """Missing, empty, or not in an image format that cbmir reads."""
 
     reason = "no image"
 
 
 class DamagedImageError(ImageError):
-    """The format is known, the content is broken or cut off."""
+    """The format is known, but the content is damaged or cut off."""
 
     reason = "damaged"
 
@@ -60,7 +60,7 @@ class DecodingError(ImageError):
 class DicomImageError(ImageError):
     """A DICOM object that is not one frontal chest radiograph, or whose tags contradict each other.
 
-    `reason` is the keyword of the tag that decided, where one did.
+    `reason` is the keyword of the tag that decided, if one did.
     """
 
     def __init__(self, message: str, reason: str = "not a DICOM radiograph") -> None:
@@ -69,7 +69,7 @@ class DicomImageError(ImageError):
 
 
 class ManifestError(UserError):
-    """A manifest or dataset table that does not hold what it should."""
+    """A manifest or data set table with missing or invalid content."""
 
 
 class SplitError(UserError):
@@ -93,19 +93,19 @@ class CardError(ModelError):
 
 
 class EngineError(UserError):
-    """An engine or device that was asked for and is not there."""
+    """An engine or device that was requested and is not available."""
 
 
 class GalleryError(UserError):
-    """A gallery that is missing, damaged or of another model."""
+    """A gallery that is missing, damaged or belongs to another model."""
 
 
 class GalleryReplacedError(GalleryError):
-    """It was moved, deleted or replaced while it was open: to be opened again."""
+    """The gallery was moved, deleted or replaced while it was open; open it again."""
 
 
 class RankError(GalleryError):
-    """An order of neighbours that this gallery cannot give. The message names no place, for it goes to clients."""
+    """An order of neighbours that this gallery does not support. The message is for clients, so it names no path."""
 
 
 class PacsError(UserError):
@@ -113,11 +113,11 @@ class PacsError(UserError):
 
 
 class PacsAwayError(PacsError):
-    """The PACS cannot be reached, or lets nobody in, now: whatever it is asked for."""
+    """The PACS cannot be reached, or refuses every request, at this moment."""
 
 
 class AnswerSizeError(PacsError):
-    """An answer of the PACS that is longer than it may be."""
+    """An answer of the PACS that exceeds its limit."""
 
 
 class QueueError(UserError):
@@ -129,27 +129,27 @@ class MissingDependencyError(UserError):
 
 
 class NotReadyError(CbmirError):
-    """Nothing is open that could answer: not yet, or no longer."""
+    """No model is open: not yet, or no longer."""
 
 
 class QueueFullError(CbmirError):
-    """No room for one more: to be sent again later."""
+    """The queue is full; send again later."""
 
 
 class DeliveryError(CbmirError):
-    """A result that its receiver did not take."""
+    """A result that its receiver did not accept."""
 
 
 class DeliveryAwayError(DeliveryError):
-    """The receiver is away, or takes nothing now: whatever is sent."""
+    """The receiver cannot be reached, or accepts nothing at this moment."""
 
 
 class DownloadError(CbmirError):
-    """A file that its publisher's server does not give, or gives damaged."""
+    """A file that its publisher's server does not deliver, or delivers damaged."""
 
 
 class WorkerError(CbmirError):
-    """A worker process died before it had answered."""
+    """A worker process died before it answered."""
 
 
 class ParityError(CbmirError):
@@ -157,7 +157,7 @@ class ParityError(CbmirError):
 
 
 class TrainingError(CbmirError):
-    """Training ran into NaN or another state that it cannot leave."""
+    """Training reached NaN or another state that it cannot recover from."""
 
 
 def require(module: str, extra: str) -> ModuleType:

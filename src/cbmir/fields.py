@@ -1,6 +1,4 @@
-"""Values of annotated types from JSON that others wrote: every field of a dataclass, to its depth, or an error that
-names it.
-"""
+"""Values of annotated types from untrusted JSON: each field of a dataclass, at any depth, or an error that names it."""
 
 from __future__ import annotations
 
@@ -18,14 +16,14 @@ _WORDS = {bool: "true or false", int: "a whole number", float: "a finite number"
 
 @dataclass(frozen=True)
 class Within:
-    """In `Annotated`: the least and the largest number that a field may have."""
+    """In `Annotated`: the smallest and the largest number that a field may have."""
 
     low: float
     high: float = math.inf
 
 
 def from_json(kind: Callable[..., _T], value: Any, where: str = "") -> _T:
-    """A value of a type from JSON's.
+    """Convert a JSON value to a type.
 
     Args:
         kind: A dataclass, a TypedDict (which may hold more than it names), `tuple[X, ...]`, `dict[str, X]`, a Literal,
@@ -34,8 +32,8 @@ def from_json(kind: Callable[..., _T], value: Any, where: str = "") -> _T:
         where: The name of the value in messages.
 
     Raises:
-        ValueError: Says which field is wrong, what was expected and what was found. A dataclass's own checks raise
-            what they raise.
+        ValueError: Names the field, what was expected and what was found. Errors of a dataclass's own checks pass
+            through.
     """
     made: _T = _made(kind, value, where)
     return made

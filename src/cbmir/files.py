@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, private ones among them, and secrets that only their owner can read."""
+"""Files that are written completely or not at all, private files, and secrets that only their owner can read."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 
 @contextmanager
 def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
-    """Give a temporary path in the same folder, which replaces `path` when the block ends without an error.
+    """Yield a temporary path in the same folder, which replaces `path` when the block ends without an error.
 
     Args:
-        private: Only its owner can read the file, which holds something of patients (POSIX).
+        private: Only its owner can read the file, which holds patient data (POSIX).
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
@@ -37,7 +37,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 
 def folder_size(folder: Path) -> int:
-    """Bytes of all files in a folder; what another process removes meanwhile counts as nothing."""
+    """Bytes of all files in a folder; files that another process removes at the same time count as 0."""
     size = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -58,7 +58,7 @@ def sync(path: Path) -> None:
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether a folder is missing, or holds nothing but what a killed process left half written."""
+    """Whether a folder is missing, empty, or holds only unfinished files of a killed process."""
     return not folder.exists() or all(path.name.endswith(".part") for path in folder.iterdir())
 
 
@@ -74,7 +74,7 @@ def write_json(path: Path, data: Any, *, private: bool = False) -> None:
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[Any]], *, private: bool = False) -> None:
-    """Write a table in UTF-8, its cells defused; `private` as in `replacing`."""
+    """Write a table in UTF-8 with its cells `defused`; `private` as in `replacing`."""
     with replacing(path, private=private) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
         csv.writer(stream, lineterminator="\n").writerows(
             [defused(str(cell)) if isinstance(cell, str | Path) else cell for cell in row] for row in rows
@@ -82,7 +82,7 @@ def write_csv(path: Path, rows: Iterable[Sequence[Any]], *, private: bool = Fals
 
 
 def defused(cell: str) -> str:
-    """The text of a cell, with an apostrophe before what a spreadsheet would run as a formula. A number stays."""
+    """The text of a cell, with an apostrophe before a text that a spreadsheet would run as a formula. Numbers stay."""
     if not _FORMULA.match(cell):
         return cell
     try:
@@ -93,12 +93,12 @@ def defused(cell: str) -> str:
 
 
 def undefused(cell: str) -> str:
-    """The text of which `defused` made this."""
+    """The inverse of `defused`."""
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
 def read_secret(place: str, what: str, advice: str, error: type[UserError] = UserError) -> bytes:
-    """Read a secret, without the white space around it. No message quotes it.
+    """Read a secret, without surrounding white space. No message quotes it.
 
     Args:
         place: A file, or an environment variable as `env:NAME`.
@@ -107,7 +107,7 @@ def read_secret(place: str, what: str, advice: str, error: type[UserError] = Use
         error: The error to raise.
 
     Raises:
-        UserError: As `error`, if it is missing, longer than 4,096 bytes, or a file that others may read (POSIX).
+        UserError: As `error`: it is missing, longer than 4,096 bytes, or in a file that others may read (POSIX).
     """
     if place.startswith("env:"):
         name = place.removeprefix("env:")

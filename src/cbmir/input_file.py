@@ -1,5 +1,5 @@
-"""Files that others named or made: only regular ones are opened, and none gives more bytes or deeper JSON than bounds
-allow. What is refused is an OSError or a ValueError, as of any file that cannot be read.
+"""Untrusted files: only regular files are opened, within limits on bytes and on the depth of JSON. A refusal is an
+OSError or a ValueError, as for any file that cannot be read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def open_input(path: str | Path) -> BinaryIO:
     """Open a regular file for reading.
 
     Raises:
-        OSError: There is no such file, it is a folder, a device, a pipe or a socket, or it may not be read.
+        OSError: The file does not exist, is a folder, a device, a pipe or a socket, or cannot be read.
         ValueError: No file can have this name.
     """
     _check_regular(Path(path).stat().st_mode, path)  # before it is opened: some devices act on that
@@ -49,7 +49,7 @@ def _check_regular(mode: int, path: str | Path) -> None:
 
 
 def read_input(path: str | Path, most: int) -> bytes:
-    """The bytes of a regular file. Raises as `open_input`, and OSError where it has more than `most`."""
+    """The bytes of a regular file. Raises as `open_input`, and OSError for more than `most` bytes."""
     with open_input(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         data = stream.read(min(size, most) + 1)
@@ -77,8 +77,8 @@ def input_digest(path: str | Path, most: int) -> str:
 
 
 def read_unpacked(path: Path, most: int = MOST_TABLE) -> bytes:
-    """The bytes of a regular file, unpacked where its name ends in `.gz`. Raises as `read_input`, of what is unpacked
-    too, and ValueError for a damaged archive."""
+    """The bytes of a regular file, unpacked if its name ends in `.gz`. Raises as `read_input`, also for the unpacked
+    bytes, and ValueError for a damaged archive."""
     data = read_input(path, most)
     if path.suffix.lower() != ".gz":
         return data
@@ -105,8 +105,8 @@ def read_json(path: str | Path) -> Any:
 
 
 def parse_json(text: str, errors: str = "strict") -> Any:
-    """The value of a JSON text. Raises ValueError for another text, one nested too deeply, and half a character, which
-    `errors` may let pass: "surrogateescape" those of file names that are not UTF-8."""
+    """The value of a JSON text. Raises ValueError for invalid JSON, JSON that is nested too deeply, and lone
+    surrogates; `errors="surrogateescape"` accepts those of file names that are not UTF-8."""
     if len(text) > MOST_JSON:
         raise ValueError(f"more than {MOST_JSON:,} characters")
     try:

@@ -1,4 +1,4 @@
-"""The findings of a model or a manifest in their order, and what data sets and standards call them."""
+"""The findings of a model or a manifest, in order, and their names in data sets and standards."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _ALIASES = {
 
 
 def label_key(name: str) -> str:
-    """By what labels are told apart: case, blanks, hyphens and underscores do not count."""
+    """The key that distinguishes labels: case, blanks, hyphens and underscores are ignored."""
     return " ".join(name.replace("_", " ").replace("-", " ").split()).casefold()
 
 
@@ -80,7 +80,7 @@ def means_no_finding(name: str) -> bool:
 
 
 def resembles_no_finding(name: str) -> bool:
-    """Whether a label begins as "No Finding" or "normal" does ("Normal study"), and may mean it."""
+    """Whether a label begins like "No Finding" or "normal" ("Normal study"), and may mean it."""
     return f"{label_key(name)} ".startswith(("normal", "no "))
 
 
@@ -89,7 +89,7 @@ _CANONICAL = {label_key(name): name for name in (*NIH_14, *CHEXPERT_9)} | _ALIAS
 
 @lru_cache(maxsize=1024)  # it is asked for each label of each similar image
 def canonical(name: str) -> str:
-    """The one name that cbmir uses for a finding that data sets spell differently; an unknown name as it is."""
+    """The name that cbmir uses for a finding that data sets spell differently; unknown names stay as they are."""
     return _CANONICAL.get(label_key(name), name)
 
 
@@ -99,12 +99,12 @@ def readable(label: str) -> str:
 
 
 def code_for(name: str) -> Code | None:
-    """The standard code of a finding, or None where no concept means just that."""
+    """The standard code of a finding, or None if no concept means exactly that."""
     return _CODES.get(canonical(name))
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The end of a message about an unknown finding: the nearest of `names`, or nothing where none is near."""
+    """The end of a message about an unknown finding: the closest of `names`, or "" if none is close."""
     spellings = {canonical(one).casefold(): one for one in names}
     near = get_close_matches(canonical(name).casefold(), spellings, n=1)
     return f". Did you mean {spellings[near[0]]!r}?" if near else ""
@@ -112,7 +112,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class LabelSet:
-    """The findings of a model or a manifest, in their fixed order. Only an embedding model has none."""
+    """The findings of a model or a manifest, in their fixed order. Only embedding models have none."""
 
     names: tuple[str, ...]
 
@@ -139,7 +139,8 @@ class LabelSet:
         return len(self.names)
 
     def index(self, name: str) -> int:
-        """Position of a label, by its name or by what other data sets call it. Raises ManifestError without one."""
+        """Position of a label, by its name or by its name in other data sets. Raises ManifestError for an unknown
+        label."""
         if name in self.names:
             return self.names.index(name)
         wanted = canonical(name)

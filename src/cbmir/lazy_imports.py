@@ -1,4 +1,4 @@
-"""Public names of a package that are imported when they are first used: they need an extra, or load slowly."""
+"""Public names of a package that are imported on first use, since they need an extra or load slowly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine that a figure was measured on: its processor and the versions of what ran there."""
+"""The machine of a measurement: its processor and the versions of the installed packages."""
 
 from __future__ import annotations
 

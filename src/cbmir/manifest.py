@@ -1,4 +1,4 @@
-"""The manifest: the one table that every reader of a data set writes and that everything after it reads.
+"""The manifest: the table that every data set reader writes and every later step reads.
 
 It has one row per image, with these columns and then one per label:
 
@@ -11,7 +11,7 @@ split       train, val, test or empty (not assigned)
 report      free text, may be empty
 source      optional: hospital or data set, by which the benchmark breaks its figures down
 date        optional: date of the study, YYYY-MM-DD or empty
-boxes       optional: where findings are, as JSON [["Mass", 0.21, 0.33, 0.08, 0.09], …]:
+boxes       optional: boxes of findings, as JSON [["Mass", 0.21, 0.33, 0.08, 0.09], …]:
             a label, then the box's left edge, upper edge, width and height as fractions of
             the image's width and height, so that they hold for a resized copy too
 <label>     1, 0, -1 (uncertain) or empty (unknown)
@@ -92,7 +92,7 @@ class Manifest:
     """Rows and their labels, at least one.
 
     Attributes:
-        about: The sidecar: which reader made the manifest, from what, by which policies.
+        about: The sidecar: the reader that made the manifest, its source files and policies.
         absent: Columns of `FIXED_COLUMNS` that the file lacks; their empty values mean nothing.
     """
 
@@ -134,7 +134,7 @@ class Manifest:
 
 
 def _in_split(row: Row, split: str) -> Row:
-    """`replace(row, split=split)` in a fifth of the time: some data sets have 400,000 rows."""
+    """`replace(row, split=split)`, five times as fast: some data sets have 400,000 rows."""
     copy = object.__new__(Row)
     copy.__dict__.update(row.__dict__, split=split)
     return copy
@@ -193,7 +193,7 @@ def read_manifest(path: str | Path) -> Manifest:
 
 @uncollected()
 def write_manifest(manifest: Manifest, path: str | Path) -> None:
-    """Write a manifest and its sidecar, each whole or not at all.
+    """Write a manifest and its sidecar, each completely or not at all.
 
     Raises:
         ManifestError: The name does not end in .csv, .csv.gz or .parquet.
@@ -253,8 +253,8 @@ def _row(where: str, record: dict[str, str], names: tuple[str, ...], base: Path)
 
 
 def parse_boxes(text: str) -> tuple[Box, ...]:
-    """The boxes in a cell of the column `boxes`; none in an empty one. Raises ManifestError for any other text, and for
-    a box that is not inside the image."""
+    """The boxes in a cell of the column `boxes`, which may be empty. Raises ManifestError for other text, and for a box
+    that is not inside the image."""
     if not text.strip():
         return ()
     try:
@@ -267,7 +267,7 @@ def parse_boxes(text: str) -> tuple[Box, ...]:
 
 
 def boxes_text(boxes: Sequence[Box]) -> str:
-    """Boxes as a cell of the column `boxes`; empty without any."""
+    """Boxes as a cell of the column `boxes`; empty without boxes."""
     values = [[box.label, box.left, box.top, box.width, box.height] for box in boxes]
     return json.dumps(values, ensure_ascii=False) if values else ""
 
@@ -284,7 +284,7 @@ def _boxes(where: str, text: str, names: tuple[str, ...]) -> tuple[Box, ...]:
 
 
 def is_date(text: str) -> bool:
-    """Whether a text is a day of the calendar as YYYY-MM-DD, or empty (unknown)."""
+    """Whether a text is a date YYYY-MM-DD, or empty (unknown)."""
     try:
         return not text or date.fromisoformat(text).isoformat() == text  # ISO 8601 has other ways to write a day
     except ValueError:

@@ -1,4 +1,5 @@
-"""How an image becomes the model's input: part of every model card. `cbmir.runtime.imaging.preprocess` does it."""
+"""How an image becomes the model's input, part of every model card. `cbmir.runtime.imaging.preprocess` implements
+it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ PERCENTILES = (1.0, 99.0)
 
 @dataclass(frozen=True)
 class PreprocessSpec:
-    """How a grey image becomes the model's input, in training and afterwards alike.
+    """How a grey image becomes the model's input, in training and at run time.
 
     Attributes:
         resize: The image is resized to a square of this many pixels.

@@ -1,4 +1,4 @@
-"""What belongs to a process: resources that are closed, signals that wait, and the threads it may use."""
+"""Process-wide matters: closing resources, holding signals, and counting threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Self
 
 
 class Closing(ABC):
-    """Makes a context manager of a class that has `close`, which may be called more than once."""
+    """Makes a class with `close` a context manager; `close` may be called more than once."""
 
     @abstractmethod
     def close(self) -> None:
@@ -57,10 +57,10 @@ def sigterm_interrupts() -> Iterator[None]:
 
 
 def available_threads() -> int:
-    """Processors that this process may use, which can be fewer than the machine has."""
+    """Processors that this process may use, which may be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_each(threads: int | None, at_once: int) -> int:
-    """`threads` if given; else so many that answers `at_once` get no more of them than there are processors."""
+    """`threads` if given; else the processors divided by `at_once`, the number of answers at once."""
     return threads or max(1, available_threads() // at_once)

@@ -1,4 +1,4 @@
-"""Tables as people and publishers write them: CSV in its dialects, gzipped or not, and Parquet; each cell as text."""
+"""Tables as people and publishers write them: CSV in its dialects, plain or gzipped, and Parquet; each cell as text."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TextTable:
     Attributes:
         columns: Names of all columns of the file.
         kept: Names of those whose cells are here.
-        rows: For each row its cells in the order of `kept`; fewer where the row ends early.
+        rows: The cells of each row in the order of `kept`; fewer if the row ends early.
     """
 
     path: Path
@@ -70,7 +70,7 @@ class TextTable:
         return len(self.rows)
 
     def column(self, name: str) -> list[str]:
-        """The cells of a kept column. Raises ManifestError where a row ends before it."""
+        """The cells of a kept column. Raises ManifestError if a row ends before it."""
         place = self.kept.index(name)
         try:
             return list(map(itemgetter(place), self.rows))
@@ -88,12 +88,12 @@ def read_table(path: Path, only: Collection[str] | None = None, *, recognise: bo
     """Read a CSV (`.csv`, `.csv.gz`, `.tsv`, `.txt` …) or Parquet table.
 
     Args:
-        only: Columns to keep, those of them that are there; by default all.
-        recognise: Take semicolons and tabs between cells, UTF-16 and Windows-1252 (Latin-1) too, and say so in the log.
-            Without it only commas and UTF-8.
+        only: Columns to keep, if they exist; by default all.
+        recognise: Also accept semicolons and tabs between cells, UTF-16 and Windows-1252 (Latin-1), and report this in
+            the log. Without it only commas and UTF-8.
 
     Raises:
-        ManifestError: The file cannot be read, is damaged or no such table, or larger than any data set's.
+        ManifestError: The file cannot be read, is damaged, is not such a table, or is larger than any data set's.
     """
     if path.suffix.lower() == ".parquet":
         return _read_parquet(path, only)
@@ -152,7 +152,7 @@ def _lines(stream: io.TextIOWrapper) -> Iterator[str]:
 
 
 def _encoding(path: Path, data: bytes, recognise: bool) -> str:
-    """How the bytes are text. Raises UnicodeError, or ManifestError for a file that is no text."""
+    """The encoding of the bytes. Raises UnicodeError, or ManifestError for a file that is not text."""
     encoding = "utf-8-sig"
     if recognise and data.startswith((b"\xff\xfe", b"\xfe\xff")):
         encoding = "utf-16"
@@ -235,7 +235,7 @@ def _read_parquet(path: Path, only: Collection[str] | None) -> TextTable:
 
 
 def _check_parquet(path: Path, metadata: Any, kept: Collection[str]) -> None:
-    """Raise ManifestError for a table that is too large, by what the file says of its columns."""
+    """Raise ManifestError for a table that is too large according to the file's metadata."""
     _check_size(path, metadata.num_rows, metadata.num_rows * len(kept))
     values, size = 0, 0
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
@@ -253,7 +253,7 @@ def _check_parquet(path: Path, metadata: Any, kept: Collection[str]) -> None:
 
 
 def _cells(arrow: Any, column: Any) -> Iterator[str]:
-    """The texts of a Parquet column; values of a dictionary are one object, however often they stand there."""
+    """The texts of a Parquet column; equal values of a dictionary share one object."""
     if arrow.types.is_dictionary(column.type):
         for chunk in column.chunks:
             words = [_text(value) for value in chunk.dictionary.to_pylist()]

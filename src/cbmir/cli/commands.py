@@ -1,7 +1,7 @@
-"""The tree of commands: what there is, in which section of the help, and which file defines it.
+"""The tree of commands: their names, their section in the help, and the file that defines each.
 
-A command's file is imported when the command is asked for, and imports what it needs inside its function: `cbmir query`
-starts without torch, and `cbmir --help` without numpy.
+A command's file is imported when the command is used, and imports what it needs inside its function, so `cbmir query`
+starts without torch and `cbmir --help` without numpy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _QUOTE_PATIENTS = (
 
 
 class CommandGroup(click.Group):
-    """A group that lists its commands in sections, and imports each from its file when it is asked for.
+    """A group that lists its commands in sections, and imports each from its file when it is used.
 
     Args:
         sections: For each section of the help its commands, and the module of `cbmir.cli` that defines each. Commands

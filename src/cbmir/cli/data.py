@@ -146,12 +146,12 @@ def table(
 @option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one per processor]")
 @writes_manifest
 def dicom(place: Path, labels: tuple[str, ...], output: Path, as_json: bool, **reading: Any) -> None:
-    """Manifest of the DICOM studies in a folder, or on a medium with a DICOMDIR.
+    """Manifest of the DICOM studies in a folder, or of a medium with a DICOMDIR.
 
     DIR is searched with its subfolders; a DICOMDIR file gives the files that it lists. Patient, study, view and date
     come from the headers, and findings are unknown. Files that are not chest radiographs are left out and listed with
     the reason in .left-out.csv beside MANIFEST; if some of them are damaged, the exit code is 2. Images that were read
-    with a warning are listed in .warnings.csv. The manifest names patients and paths: keep it as safe as the images.
+    with a warning are listed in .warnings.csv. The manifest names patients and paths: protect it like the images.
     """
     from cbmir.runtime.imaging.image_warning import write_warnings
     from cbmir.training.readers.dicom import read_dicom_studies, write_left_out
@@ -220,13 +220,13 @@ def check(manifest: Path, quick: bool, workers: int, as_json: bool) -> None:
 
 
 def write(manifest: Manifest, path: Path, as_json: bool) -> None:
-    """Write a reader's manifest, and say what it holds."""
+    """Write a reader's manifest and print a summary."""
     write_manifest(manifest, path)
     _tell(manifest, path, as_json)
 
 
 def _tell(manifest: Manifest, path: Path, as_json: bool, **more: Any) -> None:
-    """What the manifest holds; `more` goes into the JSON."""
+    """A summary of the manifest; `more` is added to the JSON."""
     from cbmir.training.manifest_check import summarise
 
     summary = manifest.about.get("counts") or summarise(manifest)

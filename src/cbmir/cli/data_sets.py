@@ -1,4 +1,4 @@
-"""The commands of `cbmir data` that read public data sets, each from what its publisher ships."""
+"""The commands of `cbmir data` that read public data sets, from the files that publishers ship."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _folder = click.argument("folder", type=PATH)
 def nih(output: Path, as_json: bool, **options: Any) -> None:
     """Manifest of NIH ChestX-ray14.
 
-    That is 112,120 frontal X-rays of 30,805 patients, or any part of them. Labels were mined from the reports.
+    112,120 frontal X-rays of 30,805 patients, or any part of them. Labels were mined from the reports.
     """
     from cbmir.training.readers.nih import read_nih
 

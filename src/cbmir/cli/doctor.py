@@ -1,6 +1,6 @@
-"""`cbmir doctor`: what is installed, what really works, and how to get the rest.
+"""`cbmir doctor`: what is installed, what works here, and how to install the rest.
 
-Nothing that is broken stops the examination: it becomes a line of the report.
+Broken packages do not stop the examination: each becomes a line of the report.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _processor(machine: Any) -> dict[str, Any]:
 
 
 def _gpu(nvidia: Any) -> str:
-    """The first NVIDIA GPU; "" where there is none."""
+    """The first NVIDIA GPU; "" without one."""
     try:
         gpu = nvidia.current_gpu()
     except EngineError:
@@ -179,7 +179,7 @@ def _devices(torch: Any) -> list[str]:
 
 
 def _codecs(pydicom: Any) -> dict[str, bool]:
-    """Compressed transfer syntax -> whether it is decoded here; uncompressed ones need pydicom alone."""
+    """Compressed transfer syntax -> whether it is decoded here; uncompressed ones only need pydicom."""
     from pydicom.uid import UID
 
     from cbmir.runtime.imaging.dicom_pixels import COMPRESSED

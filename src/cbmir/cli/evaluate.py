@@ -29,7 +29,7 @@ def evaluate(
 ) -> None:
     """Measure a RUN or an exported MODEL on MANIFEST: AUC, nDCG, ACG and precision, and nDCG corrected for chance.
 
-    Figures have 95% bootstrap intervals over patients and stand beside rankings that ignore the query. Images of a
+    Figures have 95% bootstrap intervals over patients and are shown beside rankings that ignore the query. Images of a
     query's own patient are left out. Also reports sensitivity and specificity at the model's thresholds, and how well
     its probabilities are calibrated.
     """

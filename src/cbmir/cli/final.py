@@ -1,4 +1,4 @@
-"""`cbmir final`: the model that follows from a cross-validation."""
+"""`cbmir final`: the final model of a cross-validation."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from cbmir.cli.options import command, json_option, print_answer
 )
 @json_option
 def models(as_json: bool) -> None:
-    """Show the models that come with cbmir: how each was made, how good it is, and what it must not be used for."""
+    """Show the models that come with cbmir: how each was made, how well it works, and what it must not be used for."""
     from cbmir.runtime import open_engine
     from cbmir.runtime.models.catalog import MODELS, model_file
 

@@ -1,4 +1,4 @@
-"""What several commands share: options, the examples in their help, and how they answer."""
+"""What several commands share: options, examples in their help, and output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATH = click.Path(path_type=Path)
 
 
 class HelpFormatter(click.HelpFormatter):
-    """Breaks lines between words alone, never at the hyphen of an option or of a file's name."""
+    """Breaks lines only between words, never at the hyphen of an option or of a file name."""
 
     _UNBROKEN = "\N{NON-BREAKING HYPHEN}"
 
@@ -52,7 +52,7 @@ class Command(click.Command):
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help: each line is one that can be typed."""
+    """The end of a command's help: lines that can be typed."""
     return "\n  ".join(("\b\nExamples:" if len(lines) > 1 else "\b\nExample:", *lines))
 
 
@@ -82,12 +82,12 @@ json_option = option("--json", "as_json", is_flag=True, help="Print JSON, for a 
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value on stdout, indented; paths as text. Raises TypeError for what JSON does not know."""
+    """Print one JSON value on stdout, indented; paths as text. Raises TypeError for other types."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=os.fspath))
 
 
 def print_answer(as_json: bool, value: Any, text: str) -> None:
-    """Print what a command answers: `value` for a program with --json, or `text` for people."""
+    """Print a command's answer: `value` as JSON with --json, or `text` for people."""
     if as_json:
         print_json(value)
     else:
@@ -102,7 +102,7 @@ def tell_warnings(images: int, kinds: Mapping[str, int], listed: Path | str) -> 
 
 
 def announce(url: str) -> None:
-    """Say where a service listens, once it does."""
+    """Print the address of a service that listens."""
     click.echo(f"{url}  (Ctrl-C to stop)\n{NOT_A_DEVICE}")
 
 
@@ -156,7 +156,7 @@ gallery_argument = click.argument("gallery", type=click.Path(), callback=_refuse
 
 
 def gallery_option(default: str) -> Callable[[Any], Any]:
-    """`--gallery`, and what a command does without it."""
+    """`--gallery`; the help says what happens without it."""
     return option("--gallery", callback=_refuse_model, help="A gallery's folder, or a milvus: place.  "
                   f"[default: {default}]")  # fmt: skip
 
@@ -209,7 +209,7 @@ tolerance_option = option("--tolerance", "tolerances", multiple=True, metavar="N
 
 @contextmanager
 def resumable(kept: str = "Finished work is kept") -> Iterator[None]:
-    """Say, where Ctrl-C stops what is within, that it was not for nothing."""
+    """After Ctrl-C within the block, log that finished work is kept."""
     try:
         yield
     except KeyboardInterrupt:

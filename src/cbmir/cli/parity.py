@@ -1,4 +1,4 @@
-"""`cbmir parity`: whether two models answer alike."""
+"""`cbmir parity`: compare the answers of two models."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _parse_weights(ctx: click.Context, option: click.Parameter, texts: tuple[str
 
 
 def _parse_day(ctx: click.Context, option: click.Parameter, text: str) -> str:
-    """A day, of a month or a year the first for --since and the last for --until; `Filter` looks at any other text."""
+    """A day; of a month or a year, its first day for --since and its last for --until. `Filter` checks other text."""
     is_first = option.name == "since"
     if re.fullmatch(r"\d{4}", text):
         text += "-01" if is_first else "-12"
@@ -119,7 +119,7 @@ def query(
 ) -> None:  # fmt: skip
     """Show each IMAGE's findings by MODEL, and its neighbours in GALLERY.
 
-    Neighbours may be narrowed down; -k of them are shown wherever the gallery has as many. An image that cannot be
+    Filters narrow the neighbours down; -k of them are shown if the gallery has as many. An image that cannot be
     read gets an error line and the others are still answered; the exit code is then 2.
 
     Research use only. Not a medical device, not for diagnosis.
@@ -186,7 +186,7 @@ def query(
 
 
 def _why_none(gallery: SearchableGallery, wanted: Filter, patients: frozenset[str]) -> Iterator[str]:
-    """Lines that say how many images each filter leaves by itself, and which days the gallery has."""
+    """Lines that say how many images each filter leaves by itself, and the range of dates in the gallery."""
     from cbmir.runtime.gallery.filters import Filter
 
     names = [name for name in ("where", "view", "since", "until") if getattr(wanted, name)]
@@ -222,7 +222,7 @@ def _write_report(file: Path, finder: Finder, upload: Upload, analysis: Analysis
 
 
 def _draw(stem: Path, finder: Finder, upload: Upload, analysis: Analysis) -> None:
-    """Write NAME.FINDING.png and NAME.neighbour-1.png … beside each other, for their owner only."""
+    """Write NAME.FINDING.png and NAME.neighbour-1.png … beside each other, readable by their owner only."""
     import numpy as np
     from PIL import Image
 
@@ -311,7 +311,7 @@ def _neighbours(analysis: Analysis) -> Iterator[str]:
 
 
 def _agreement(analysis: Analysis, wide: int) -> list[str]:
-    """A line for each label that some neighbour has, the most agreed on first."""
+    """A line for each label that a neighbour has, the highest agreement first."""
     seen = [of for of in analysis.agreement if of.positive + of.uncertain]
     header = (
         f"  {'label of neighbours':<{wide}} {'share':>7} {'gallery':>7} {'yes':>4} {'no':>4} {'uncertain':>9} "
@@ -329,7 +329,7 @@ _BAR = 10  # signs
 
 
 def _bar(share: float | None) -> str:
-    """A probability as a bar, on a terminal; nothing for another program."""
+    """A probability as a bar on a terminal; empty for another program."""
     if not sys.stdout.isatty():
         return ""
     full, empty = ("█", "·") if (sys.stdout.encoding or "").lower().startswith("utf") else ("#", ".")
@@ -348,7 +348,7 @@ def _wrapped(line: str, indent: int) -> list[str]:
 
 
 def _printable(line: str) -> str:
-    """One line without what a terminal would obey: names and reports come from elsewhere."""
+    """One line without control characters, since names and reports come from others."""
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in line)
 
 

@@ -52,7 +52,7 @@ def serve(
 ) -> None:  # fmt: skip
     """Answer over HTTP: /v1/analyze, /v1/search, /v1/embed, /health, /metrics, /openapi.json (docs/http.md).
 
-    SIGHUP or POST /v1/reload reloads model and gallery without interruption; SIGTERM finishes the requests under way.
+    SIGHUP or POST /v1/reload reloads model and gallery without interruption; SIGTERM finishes the requests in progress.
 
     Research use only. Not a medical device, not for diagnosis.
     """

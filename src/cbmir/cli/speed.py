@@ -22,7 +22,7 @@ WIDTH = 100
 
 
 def _list_of(kind: Any) -> Callable[[click.Context, click.Parameter, str | None], tuple[Any, ...]]:
-    """What turns an option's text into values of a click type, with commas between them and without repeats."""
+    """A parser for an option's comma-separated values of a click type, without duplicates."""
 
     def split(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[Any, ...]:
         words = [] if text is None else text.split(",")
@@ -58,8 +58,8 @@ def speed(
 ) -> None:  # fmt: skip
     """Time exported MODEL files, or those of a folder, side by side, and compared with handwritten code.
 
-    Each contender has its own process, and they take turns in short rounds, since times change with the load of the
-    machine. Trust the ratios, which are taken round by round (median, and 10th to 90th percentile). "1 - cos" is the
+    Each contender has its own process, and they take turns in short rounds, since times depend on the load of the
+    machine. Rely on the ratios, which are taken in each round (median, and 10th to 90th percentile). "1 - cos" is the
     distance of the embeddings from those of the first model. Ctrl-C prints the results so far.
     """
     from cbmir.export.perf.bench import bench as measure
@@ -76,7 +76,7 @@ def speed(
 
 
 def _card(contenders: Sequence[ModelContender]) -> ModelCard:
-    """The card of the first that can be opened here."""
+    """The card of the first model that can be opened here."""
     from cbmir.runtime import open_engine
 
     whys = []
@@ -136,7 +136,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int) -
 
 
 def _shorten(word: str, width: int) -> str:
-    """Its two ends, with a sign of what is left out between them."""
+    """Both ends of the text, with … for what is left out."""
     if len(word) <= width:
         return word
     front = width // 2

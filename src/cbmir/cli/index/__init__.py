@@ -1,1 +1,1 @@
-"""`cbmir index`: build a gallery, keep it, and look after it."""
+"""`cbmir index`: build and maintain a gallery."""

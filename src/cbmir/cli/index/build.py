@@ -1,4 +1,4 @@
-"""`cbmir index build`: images into a gallery; and what `cbmir index add` shares with it."""
+"""`cbmir index build`: build a gallery; also what `cbmir index add` shares with it."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def build(
     model: Path, manifest: Path, output: str, engine: str, cells: bool, ray: str | None, shard: tuple[int, int] | None,
     workers: int | None, as_json: bool, **how: Any,
 ) -> None:  # fmt: skip
-    """Embed the images of MANIFEST with MODEL into a gallery. An older one of these images is replaced at the end.
+    """Embed the images of MANIFEST with MODEL into a gallery. An older gallery of these images is replaced at the end.
 
     After an interruption the same command continues. Images that cannot be read are left out and listed in the
     gallery's unreadable.csv; the exit code is then 2. Of images with the same content only one is added, and the others
     are listed in duplicates.csv. Images that were read with a warning are listed in warnings.csv. A gallery is patient
-    data: keep it as safe as the images.
+    data: protect it like the images.
     """
     from cbmir.runtime.engines.registry import open_engine
     from cbmir.runtime.gallery.build import build_gallery, build_on_ray
@@ -107,7 +107,7 @@ def build(
 
 
 def finish(gallery: str, report: IndexReport, text: str, as_json: bool) -> None:
-    """Print the report, and which images were left out; for some of these the exit code is 2."""
+    """Print the report and the images that were left out; for some of these the exit code is 2."""
     from cbmir.runtime.gallery.protocol import is_milvus
     from cbmir.runtime.imaging.image_warning import count_kinds
 

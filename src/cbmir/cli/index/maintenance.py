@@ -1,4 +1,4 @@
-"""`cbmir index info`, `verify`, `rebuild` and `compact`: what looks after a gallery."""
+"""`cbmir index info`, `verify`, `rebuild` and `compact`: maintenance of a gallery."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def verify(gallery: Path, as_json: bool) -> None:
 @option("--index", "setting", type=click.Choice(INDEX_SETTINGS), help="How to search from now on.")
 @json_option
 def rebuild(gallery: Path, setting: str | None, as_json: bool) -> None:
-    """Rebuild what searches need from the gallery's database. Searches go on meanwhile.
+    """Rebuild the search files from the gallery's database. Searches continue during this.
 
-    Never necessary: files that are damaged or out of date are noticed and rebuilt when they are needed.
+    It is never required: damaged or outdated files are detected and rebuilt when they are needed.
     """
     from cbmir.runtime.gallery import Gallery
 
@@ -80,7 +80,7 @@ def rebuild(gallery: Path, setting: str | None, as_json: bool) -> None:
 @click.argument("gallery", type=PATH)
 @json_option
 def compact(gallery: Path, as_json: bool) -> None:
-    """Rewrite GALLERY's database to free the space of removed images, so that nothing of them stays on the disk."""
+    """Rewrite GALLERY's database to free the space of removed images, and to erase what is left of them."""
     from cbmir.runtime.gallery import Gallery
 
     with Gallery.open(gallery) as opened:

@@ -1,4 +1,4 @@
-"""`cbmir index remove`: images out of a gallery."""
+"""`cbmir index remove`: remove images from a gallery."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def remove(gallery: str, pseudonyms: Pseudonyms | None, as_json: bool, **wanted:
 def _unknown(
     opened: EditableGallery, patients: Sequence[str], studies: Sequence[str], pseudonyms: Pseudonyms | None
 ) -> list[str]:
-    """Lines that say how many of these the gallery does not have. Damage must not stand in the way of a removal."""
+    """Lines that say how many of these the gallery does not have. Damage must not prevent a removal."""
     if not (patients or studies):
         return []
     try:

@@ -1,4 +1,4 @@
-"""`cbmir index update`: labels, reports and what else a manifest says, for images that are in a gallery."""
+"""`cbmir index update`: update labels, reports and other columns of the manifest for images that are in a gallery."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 @pseudonyms_option
 @json_option
 def update(gallery: str, manifest: Path, splits: tuple[str, ...], pseudonyms: Pseudonyms | None, as_json: bool) -> None:
-    """Take over labels, boxes, reports, patients, studies, views, dates and splits of MANIFEST for images of GALLERY.
+    """Update labels, boxes, reports, patients, studies, views, dates and splits of GALLERY's images from MANIFEST.
 
-    All at once, and nothing is embedded again. A row is for the image of the same path, or else of the same content, as
-    after a move. What MANIFEST has no column for stays, and so does what a row leaves empty of study, view and date; a
-    report, split or boxes that a row leaves empty are emptied. Rows whose image GALLERY does not have are listed; the
-    exit code is then 2.
+    The update is one transaction, and no image is embedded again. A row matches the image of the same path, or else of
+    the same content (after a move). Values without a column in MANIFEST stay. An empty study, view or date in a row
+    keeps the old value; an empty report, split or boxes cell clears it. Rows whose image is not in GALLERY are listed;
+    the exit code is then 2.
     """
     from cbmir.runtime.gallery.maintenance import update_gallery
     from cbmir.runtime.gallery.protocol import open_gallery

@@ -1,1 +1,1 @@
-"""`cbmir pacs`: a PACS's side of cbmir. DICOM in, standard results out."""
+"""`cbmir pacs`: cbmir for a PACS: DICOM in, standard results out."""

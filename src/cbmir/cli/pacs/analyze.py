@@ -52,9 +52,9 @@ def analyze(
 ) -> None:  # fmt: skip
     """Analyse DICOM files, and write the results of each into a folder.
 
-    FILE may be a folder: its DICOM files and those of its subfolders are analysed, except results of cbmir. A file that
-    cannot be analysed gets an error line and the others are still analysed; the exit code is then 2. The results hold
-    data of the image's own patient and of no other.
+    FILE may be a folder: its DICOM files and those of its subfolders are analysed, except cbmir's own results. A file
+    that cannot be analysed gets an error line and the others are still analysed; the exit code is then 2. The results
+    hold data of the image's own patient and of no other patient.
 
     Research use only. Not a medical device, not for diagnosis.
     """
@@ -97,8 +97,8 @@ def analyze(
 
 
 def write_results(results: Results, stem: Path) -> list[Path]:
-    """Write each result under the path `stem` with an ending of its kind, for its owner only; none is ever half there.
-    Their paths."""
+    """Write each result to the path `stem` with the ending of its kind, readable by its owner only. Returns the
+    paths."""
     stem.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     written = []
     for name, dataset in results.named():
@@ -112,7 +112,7 @@ def write_results(results: Results, stem: Path) -> list[Path]:
 
 
 def _images(given: Path) -> Iterator[Path]:
-    """The path itself; of a folder, every DICOM file that is neither a DICOMDIR nor made by cbmir."""
+    """The path itself, or each DICOM file of a folder that is neither a DICOMDIR nor made by cbmir."""
     if not given.is_dir():
         yield given
         return
@@ -123,7 +123,7 @@ def _images(given: Path) -> Iterator[Path]:
 
 
 def _is_image(path: Path) -> bool:
-    """Whether a file is DICOM and not made by cbmir. One that cannot be read counts: its analysis tells why."""
+    """Whether a file is DICOM and not made by cbmir. A file that cannot be read counts: its analysis says why."""
     from cbmir.runtime.dicom_output import is_own_result
     from cbmir.runtime.imaging.dicom_header import pydicom_unlogged, read_errors
     from cbmir.runtime.imaging.dicom_reader import is_dicom, parse_header

@@ -1,4 +1,4 @@
-"""`cbmir pacs follow`: the new radiographs of a PACS, and results back."""
+"""`cbmir pacs follow`: read new radiographs of a PACS, and send results back."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from cbmir.errors import require
 def follow(orthanc: str | None, dicomweb: str | None, since: str | None, interval: float, **common: Any) -> None:
     """Follow a PACS: read its new radiographs by WADO-RS, and store results by STOW-RS (docs/pacs.md).
 
-    Credentials are read from ~/.netrc. SIGTERM finishes the work under way, a second one stops at once; SIGHUP reloads
-    model and gallery.
+    Credentials are read from ~/.netrc. SIGTERM finishes the work in progress, a second one stops at once; SIGHUP
+    reloads model and gallery.
 
     Research use only. Not a medical device, not for diagnosis.
     """

@@ -1,4 +1,4 @@
-"""`cbmir pacs node`: radiographs that a PACS sends, and results back."""
+"""`cbmir pacs node`: receive radiographs from a PACS, and send results back."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def node(
     aet: str, host: str, port: int, allow_calling: tuple[str, ...], allow_any_calling: bool,
     tls: tuple[Path, Path, Path] | None, store_to: str | None, max_associations: int, **common: Any,
 ) -> None:  # fmt: skip
-    """Be a DICOM node: C-ECHO, C-STORE of radiographs, and results back by C-STORE (docs/pacs.md).
+    """Run a DICOM node: C-ECHO, C-STORE of radiographs, and results sent by C-STORE (docs/pacs.md).
 
     A sender gets its answer once the image is on disk; from then on it is not lost if this process dies. A report is
-    sent at least once, always under the same UID. SIGTERM finishes the work under way, a second one stops at once;
+    sent at least once, always under the same UID. SIGTERM finishes the work in progress, a second one stops at once;
     SIGHUP reloads model and gallery.
 
     Research use only. Not a medical device, not for diagnosis.

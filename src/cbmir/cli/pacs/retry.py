@@ -1,4 +1,4 @@
-"""`cbmir pacs retry`: dead letters of a node or follower back into its queue."""
+"""`cbmir pacs retry`: put dead letters of a node or follower back into its queue."""
 
 from __future__ import annotations
 

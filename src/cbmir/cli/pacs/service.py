@@ -52,7 +52,7 @@ service_options = together(
 
 
 class SignalsHeldCommand(Command):
-    """A command that holds signals before an option is read: reading the key of pseudonyms imports numpy."""
+    """A command that holds signals before options are read, since reading the key of pseudonyms imports numpy."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with ExitStack() as held:
@@ -67,7 +67,7 @@ def pacs_service(
     open_destination: Callable[[], Destination], *, model: Path, gallery: str | None, state: Path, sr: bool, sc: bool,
     kos: bool, settle: float, workers: int, capacity: int, attempts: int, threads: int | None, **opening: Any,
 ) -> Iterator[tuple[Intake, Callable[[ImageSource, Callable[[], str]], None]]]:  # fmt: skip
-    """What takes files in, and a function that runs a source until a signal ends it, and says when it is ready."""
+    """The intake, and a function that runs a source until a signal ends it, and reports when it is ready."""
     from cbmir.runtime.finder import Finder
     from cbmir.runtime.hot_reload import ReloadableFinder
     from cbmir.runtime.imaging.decoder_process import DecoderPool
@@ -95,7 +95,7 @@ def pacs_service(
 
 
 def log_safely() -> None:
-    """Lines of JSON, of cbmir's own messages alone: other libraries quote the tags of images and UIDs."""
+    """Log JSON lines of cbmir's own messages only: other libraries quote tags and UIDs of images."""
     from cbmir.runtime.logs import log_as_json
 
     log_as_json()
