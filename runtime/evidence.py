@@ -1,14 +1,15 @@
-"""Evidence maps: which cells of an image make a finding likely, or a neighbour similar. Exact, without a gradient.
+"""Evidence maps: which cells of an image make a finding likely, or a neighbour similar. The maps are exact and need no
+gradient.
 
-The embedding e is the mean f of the feature map over its n cells, divided by its norm. Its product with a vector v is
-hence a sum over the cells:  e . v = sum_cells  F[:, cell] . v / (n |f|).
+The embedding e is the mean f of the feature map over its n cells, divided by its norm. So its product with a vector v
+is a sum over the cells:  e . v = sum_cells  F[:, cell] . v / (n |f|).
 
 - A neighbour's map takes the unit vector of its embedding: the cells sum to the cosine of the two images.
-- A finding's map is a contrast. It takes the finding's vector less the mean vector of the other findings: what speaks
-  for every finding alike cancels, and the cells sum to the finding's cosine less the mean of the others' cosines.
+- A finding's map is a contrast. It takes the finding's vector minus the mean vector of the other findings: evidence for
+  all findings cancels, and the cells sum to the finding's cosine minus the mean of the others' cosines.
 
-Drawn over the image, orange and + give more than an even share of the sum, blue and - less. The demo's page draws by
-the same rule (`static/evidence.js`), as contours.
+Drawn over the image, orange and + mark cells with more than an even share of the sum, blue and - cells with less. The
+demo's page draws by the same rule (`static/evidence.js`), as contours.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def evidence_map(feature_map: NDArray[np.float32], vector: NDArray[np.float32]) 
 def contrast_map(
     feature_map: NDArray[np.float32], vectors: Mapping[str, NDArray[np.float32]], finding: str
 ) -> NDArray[np.float32]:
-    """The share of each cell in what sets one finding apart from the others: its map less the mean of their maps.
+    """The share of each cell in what distinguishes one finding from the others: its map minus the mean of their maps.
 
     Args:
         feature_map: float32 [D, h, w].
@@ -58,7 +59,7 @@ def contrast_map(
         finding: One of `vectors`.
 
     Returns:
-        float32 [h, w], which sums to e . v less the mean of e . u over the other findings' vectors u, e being the
+        float32 [h, w], which sums to e . v minus the mean of e . u over the other findings' vectors u, e being the
         embedding. For a proxy head these are cosines; for a linear head they are logits without their bias, divided by
         the norm of the mean feature. Of a single finding, the sum is e . v.
     """
@@ -82,7 +83,7 @@ def finding_vectors(
     """The vector [D] that gave each finding's score to an image with this embedding [D].
 
     For a proxy head it is the class's best proxy (METHOD "Scores": the maximum); for a linear head, the class's weight
-    row. Empty where the model has no findings.
+    row. Empty if the model has no findings.
     """
     if not card.has_findings:
         return {}
@@ -121,7 +122,7 @@ class RegionCells:
     def of(cls, region: Region, shape: Sequence[int], spec: PreprocessSpec) -> Self:
         """Of a feature map of `shape` (h, w). What the model does not see of the image has no cells.
 
-        Raises UserError for no box within the image, and for one that holds less than half a cell.
+        Raises UserError for a box outside the image, and for one that holds less than half a cell.
         """
         x0, y0, x1, y1 = region
         if not (0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1):  # not so for NaN
@@ -141,7 +142,7 @@ class RegionCells:
 
     @property
     def window(self) -> tuple[int, int]:
-        """How many rows and columns of cells are about as large; at least one."""
+        """The number of rows and columns of cells of about the same size; at least one."""
         return max(1, round(float(self.down.sum()))), max(1, round(float(self.across.sum())))
 
     def place(self, corner: tuple[int, int]) -> Region:
@@ -156,7 +157,7 @@ class RegionCells:
     def vector(self, feature_map: NDArray[np.float32]) -> NDArray[np.float32]:
         """float32 [D]: the mean of these cells, at unit length. Of all cells it is the image's embedding.
 
-        Raises UserError where the model sees nothing in them.
+        Raises UserError if the model sees nothing in them.
         """
         mean = np.einsum("dhw,h,w->d", feature_map.astype(np.float64), self.down, self.across)
         if not np.linalg.norm(mean):
@@ -165,7 +166,7 @@ class RegionCells:
 
 
 def parse_region(text: str) -> Region:
-    """`x0,y0,x1,y1`. Raises UserError for anything but four numbers; `RegionCells` looks at what they are."""
+    """`x0,y0,x1,y1`. Raises UserError for anything but four numbers; `RegionCells` checks their values."""
     try:
         x0, y0, x1, y1 = map(float, text.split(","))
     except ValueError:
@@ -188,7 +189,7 @@ def overlay(
     """Blend an evidence map float32 [h, w] over the grey image uint8 [H, W]: uint8 [H, W, 3].
 
     The map is spread over the part that the model sees, whose edge is marked by a thin line. Each cell is shown by its
-    difference from the mean cell: the greatest gets `opacity` in [0, 1], smaller ones less in proportion.
+    difference from the mean cell: the largest gets `opacity` in [0, 1], smaller ones proportionally less.
     """
     height, width = pixels.shape
     top, bottom, left, right = seen_box(height, width, spec)
@@ -210,7 +211,7 @@ def overlay(
 
 
 def _signed(picture: NDArray[np.uint8], shares: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """The picture uint8 [H, W, 3] with a white + or - on black in the cells of `shares` [h, w] that bear a sign."""
+    """The picture uint8 [H, W, 3] with a white + or - on black in the cells of `shares` [h, w] that have a sign."""
     drawn = Image.fromarray(picture)
     draw = ImageDraw.Draw(drawn)
     down, across = picture.shape[0] / shares.shape[0], picture.shape[1] / shares.shape[1]
@@ -227,12 +228,11 @@ def _signed(picture: NDArray[np.uint8], shares: NDArray[np.float32]) -> NDArray[
 
 
 def combination_vector(card: ModelCard, head: NDArray[np.float32], labels: Sequence[str]) -> NDArray[np.float32]:
-    """The direction that stands for one or several of the model's labels together: float32 [D], unit norm.
+    """The direction that represents one or several of the model's labels together: float32 [D], unit norm.
 
     Training draws an image towards the proxies of the findings that it shows (METHOD, "Loss"), so this is the mean of
     the labels' directions: the mean of a label's proxies, or the weight row of a linear head. Raises UserError for a
-    model without findings, no label, one that is given twice, and labels that cancel out; ManifestError for one that
-    the model does not have.
+    model without findings, no label, a repeated label, and labels that cancel out; ManifestError for an unknown label.
     """
     if not card.has_findings:
         raise UserError("expected a model that scores findings, to search by them, found an embedding model; filter "

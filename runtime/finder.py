@@ -1,4 +1,4 @@
-"""From an image to findings and neighbours: the runtime's front door."""
+"""From an image to findings and neighbours: the runtime's main entry point."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _BATCH = 32  # images that `embed_many` gives to the engine at once
 
 
 class Finder(Closing):
-    """A model, and a gallery where neighbours are wanted. One finder serves any number of threads.
+    """A model, and a gallery if you want neighbours. One finder serves any number of threads.
 
     Attributes:
         card: The model's, with the thresholds of `operating_point`.
@@ -62,14 +62,14 @@ class Finder(Closing):
         allow_lateral: bool = False,
         read: ReadImage | None = None,
     ) -> None:
-        """Takes engine and gallery over: `close` closes both.
+        """The finder owns engine and gallery: `close` closes both.
 
         Args:
-            operating_point: Whose thresholds decide, of those in the model's card: `sensitive`, `balanced`,
+            operating_point: The operating point in the model's card whose thresholds apply: `sensitive`, `balanced`,
                 `specific`.
             reduced_jpeg2000: Decode large JPEG 2000 images at a lower resolution (`read_image`, `reduced_for`).
             allow_lateral: Accept DICOM files of lateral views, with a warning.
-            read: Reads images as `read_image`, which is the default; `DecoderPool.read` for files of strangers.
+            read: The function that reads images, by default `read_image`; use `DecoderPool.read` for untrusted files.
 
         Raises:
             UserError: The card has no such operating point.
@@ -134,7 +134,7 @@ class Finder(Closing):
         """Read an image by the intensity policy of this finder's model (`read_image`).
 
         Raises:
-            ImageError: It is no image that can be read within the limits.
+            ImageError: The image cannot be read within the limits.
         """
         return self._read(image, limits=limits, threads=self.engine.threads)
 
@@ -153,22 +153,22 @@ class Finder(Closing):
         """Findings and the k first neighbours of one image.
 
         The same patient's images are left out of the neighbours: those of `patient_id`, of the patients of the
-        gallery's entries made from the same file, and of the DICOM file's patient. A warning says where none of these
-        is known, or none is in the gallery, and where nothing in the gallery looks like the image.
+        gallery's entries made from the same file, and of the DICOM file's patient. A warning says if none of these
+        patients is known, if none is in the gallery, or if nothing in the gallery looks like the image.
 
         Args:
-            patient_id: The id of the image's patient, as it was given to the gallery.
-            filter: As `Gallery.search` has it, and so `exact`.
-            rank: `nearness`: what looks alike comes first. `findings` answers another question: first come those whose
-                known labels agree most with the image's probabilities (`Gallery.search_by_agreement`), of all entries.
-            region: Search by this part of the image alone, (x0, y0, x1, y1) in fractions of its width and height, from
+            patient_id: The id of the image's patient, as the gallery was given it.
+            filter: As in `Gallery.search`; so is `exact`.
+            rank: `nearness`: the most similar come first. `findings`: those come first whose known labels agree most
+                with the image's probabilities (`Gallery.search_by_agreement`), of all entries.
+            region: Search by only this part of the image, (x0, y0, x1, y1) in fractions of its width and height, from
                 its upper left corner: neighbours are those nearest to the unit mean of its cells (`RegionCells`).
-                Findings, novelty and warnings remain those of the whole image.
+                Findings, novelty and warnings are still those of the whole image.
 
         Raises:
             ImageError: The image cannot be read.
-            UserError: An unknown `rank`; `findings` with a region, or where no label of the gallery has a probability;
-                a region that `RegionCells` refuses.
+            UserError: An unknown `rank`; `findings` with a region, or if no label of the gallery has a probability; a
+                region that `RegionCells` refuses.
             GalleryError: As `Gallery.search` and `search_by_agreement`.
         """
         if rank not in RANKS:
@@ -232,22 +232,22 @@ class Finder(Closing):
         exclude_same_patient: bool = True,
         exact: bool | None = None,
     ) -> Analysis:
-        """The neighbours of an analysis again, nearer to what a person calls alike (`refined_vector`).
+        """Search again, nearer to images that a person marked as similar (`refined_vector`).
 
-        It starts from the analysis that is given: to undo a step, go on with an earlier one.
+        It starts from the given analysis: to undo a step, continue from an earlier one.
 
         Args:
-            alike: Ids of images of the gallery that are like the query, neighbours or not.
-            unlike: Ids of those that are not.
-            findings: How far to go towards a finding, from -1 (away from it) to 1.
-            k: How many neighbours; `filter`, `exclude_same_patient` and `exact` as `analyze` has them.
+            alike: Ids of images of the gallery that are similar to the query, whether neighbours or not.
+            unlike: Ids of images that are not.
+            findings: How far to move towards a finding, from -1 (away from it) to 1.
+            k: How many neighbours; `filter`, `exclude_same_patient` and `exact` are as in `analyze`.
 
         Returns:
             A copy with `neighbours`, `agreement`, `query` and `refinement` replaced.
 
         Raises:
-            UserError: No gallery, nothing to refine by, a weight beyond [-1, 1], an id that is both alike and unlike,
-                or what cancels out.
+            UserError: No gallery, nothing to refine by, a weight outside [-1, 1], an id that is both alike and unlike,
+                or a sum that cancels out.
             ManifestError: The model does not have a finding.
             GalleryError: An id is not in the gallery, or as `Gallery.search`.
         """
@@ -270,13 +270,13 @@ class Finder(Closing):
     def search_by_findings(
         self, labels: Sequence[str], k: int = 10, *, filter: Filter = Filter(),  # noqa: B008
     ) -> tuple[Neighbour, ...]:  # fmt: skip
-        """A query without an image: the k entries nearest to a combination of findings (`combination_vector`).
+        """Search without an image: the k entries nearest to a combination of findings (`combination_vector`).
 
         Returns:
             Neighbours, nearest first; `shared` holds those of `labels` that each has.
 
         Raises:
-            UserError: No gallery, a model without findings, no label, one given twice, or labels that cancel out.
+            UserError: No gallery, a model without findings, no label, a repeated label, or labels that cancel out.
             ManifestError: The model does not have a label.
             GalleryError: As `Gallery.search`.
         """
@@ -308,11 +308,11 @@ class Finder(Closing):
         self, images: Iterable[Image], *, workers: int | None = None,
         warned: Callable[[int, tuple[ImageWarning, ...]], None] = lambda at, warnings: None,
     ) -> Iterator[NDArray[np.float32] | ImageError]:  # fmt: skip
-        """Embed any number of images. A bounded number is taken ahead, and read while the engine runs.
+        """Embed any number of images. A limited number is read ahead while the engine runs.
 
         Args:
-            workers: Processes that read images; None takes as many as there are processors, or 0 for a few images.
-            warned: Is called with the place of each image that was read with warnings, and these.
+            workers: Processes that read images; None means one per processor, or 0 for a few images.
+            warned: Called with the position of each image that was read with warnings, and the warnings.
 
         Returns:
             For each image, in order, its embedding float32 [D] of unit norm, or the ImageError that reading it raised.

@@ -1,7 +1,8 @@
-"""What every result says, in any format: findings, look-alikes under case ids, priors, warnings, and by which model.
+"""The content of every result, in any format: findings, similar images under case ids, priors, warnings, and the model.
 
-The patient's own priors are the only other images whose UIDs a result may name. Each is looked up in its DICOM file,
-which must name the same patient, since a gallery knows no series. A prior that can't be read is left out and counted.
+The patient's own priors are the only other images whose UIDs a result may name. The UIDs come from the prior's DICOM
+file, which must name the same patient, since a gallery does not store series. A prior that cannot be read is left out
+and counted.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Prior:
 
 @dataclass(frozen=True)
 class LookAlike:
-    """An image of the gallery as anybody may know it. `labels` are the positive ones, without the `uncertain` ones."""
+    """An image of the gallery, without anything that identifies it. `labels` are the positive ones, without the
+    `uncertain` ones."""
 
     case: str
     cosine: float
@@ -162,7 +164,8 @@ def _look_up(hit: Hit, source: SourceImage) -> SourceImage | None:
 
 
 def _is_same_patient(one: SourceImage, other: SourceImage) -> bool:
-    """By id, and by name or birth date besides: many have the id UNKNOWN, and two hospitals may give the same one."""
+    """By id, and also by name or birth date: many patients have the id UNKNOWN, and two hospitals may use the same
+    id."""
     tags = ("IssuerOfPatientID", "PatientBirthDate", "PatientSex", "PatientName")
     issuer, birth, sex, name = (_agree(one, other, keyword) for keyword in tags)
     if one.patient_id != other.patient_id or False in (issuer, birth, sex):
@@ -173,7 +176,7 @@ def _is_same_patient(one: SourceImage, other: SourceImage) -> bool:
 
 
 def _agree(one: SourceImage, other: SourceImage, keyword: str) -> bool | None:
-    """Whether both state the same; None where one of them states nothing."""
+    """Whether both state the same; None if one of them states nothing."""
     first, second = (str(of.header.get(keyword, "")).casefold().rstrip("^= ") for of in (one, other))
     if keyword == "PatientBirthDate" and any(day.endswith("0101") for day in (first, second)):
         return None  # an unknown birth date is often filled in as January 1

@@ -1,7 +1,7 @@
 """FHIR R4 (4.0.1): a transaction Bundle of DiagnosticReport, Observation, ImagingStudy and Device.
 
-Each resource has an identifier that a second run makes again, and a conditional update by it: a server that receives
-the Bundle twice has it once. The patient is referred to by the image's own Patient ID.
+Each resource has an identifier that a second run reproduces, and a conditional update by it, so a server that receives
+the Bundle twice stores it once. The reference to the patient is the image's own Patient ID.
 """
 
 from __future__ import annotations

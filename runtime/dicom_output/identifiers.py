@@ -1,7 +1,7 @@
-"""The names of results: UIDs that a second run makes again, and codes.
+"""The names of results: UIDs that a second run reproduces, and codes.
 
-A UID is `2.25.` and the integer of a UUID of version 5 (DICOM PS3.5 B.2). Codes are standard ones where a concept means
-just that, else those of cbmir's own scheme 99CBMIR.
+A UID is `2.25.` and the integer of a UUID of version 5 (DICOM PS3.5 B.2). Codes are standard ones if a concept means
+exactly that, else they are from cbmir's own scheme 99CBMIR.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _NAMESPACE = uuid.UUID("4eff4554-5046-4150-90c7-506715ec3988")
 def result_uid(source: SourceImage, pixels: str, fingerprint: str, kind: str) -> str:
     """The SOP Instance UID of one kind of result of one image by one model (`answers_fingerprint`).
 
-    It depends on patient and study too: an archive that corrects them must not keep a result that names the wrong ones.
-    It depends on the pixels, for senders have given two images one UID: neither's result may replace the other's.
+    It depends on patient and study, since an archive that corrects these must not keep a result with the wrong ones. It
+    depends on the pixels, since senders have used one UID for two images, whose results must not replace each other.
 
     Args:
         pixels: Of `pixels_digest`.
@@ -43,7 +43,7 @@ def result_uid(source: SourceImage, pixels: str, fingerprint: str, kind: str) ->
 
 
 def pixels_digest(image: Radiograph) -> str:
-    """What tells an image from another with the same UID; the same in every lossless transfer syntax."""
+    """A digest that distinguishes images with the same UID, and is the same in every lossless transfer syntax."""
     digest = hashlib.sha256(repr(image.stored.shape).encode())
     digest.update(np.ascontiguousarray(image.stored).data)
     return digest.hexdigest()
@@ -62,7 +62,7 @@ def part_uid(result: str, *names: str) -> str:
 def answers_fingerprint(card: ModelCard) -> str:
     """32 hexadecimal digits of what decides a model's answers: the same for models whose results replace each other.
 
-    Precision is no part of it (but for int8, whose embedding space is its own), nor are metrics, versions and gallery.
+    Precision is not part of it (except int8, which has its own embedding space), nor are metrics, versions and gallery.
     """
     of_card = card.to_json()
     names = ("labels", "preprocess", "encoder", "head", "sigma", "thresholds", "calibration", "fingerprint")
@@ -110,7 +110,7 @@ SYSTEMS = {
 
 
 def measured(finding: Finding) -> list[tuple[Code, float, Code]]:
-    """Name, value and unit of all that is known of a finding: certainty, score and threshold."""
+    """Name, value and unit of a finding's certainty, score and threshold, as far as they are known."""
     certainty = None if finding.probability is None else 100 * finding.probability
     every = (CERTAINTY, certainty, PERCENT), (SCORE, finding.score, NO_UNITS), (THRESHOLD, finding.threshold, NO_UNITS)
     return [(name, value, unit) for name, value, unit in every if value is not None]
@@ -128,7 +128,7 @@ def label_code(label: str) -> Code:
 
 
 def concept(code: Code) -> CodedConcept:
-    """A code as highdicom takes it."""
+    """A code for highdicom."""
     from highdicom.sr import CodedConcept
 
     return CodedConcept(code.value, code.scheme, code.meaning)

@@ -1,6 +1,6 @@
 """The Key Object Selection that marks the patient's own similar priors (TID 2010), one in each study that it refers to.
 
-DICOM wants a selection that refers to several studies to be in each of them, and each copy to name the others
+DICOM requires a selection that refers to several studies to exist in each of them, and each copy to name the others
 (PS3.3 C.17.6.2.1).
 """
 

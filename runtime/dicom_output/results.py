@@ -1,4 +1,4 @@
-"""The results of an analysis, in the formats that were asked for."""
+"""The results of an analysis, in the requested formats."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _CLASSES = ("1.2.840.10008.5.1.4.1.1.88.34", "1.2.840.10008.5.1.4.1.1.7", "1.2.8
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """The results that were asked for; None for the rest, for `kos` without a prior of the patient, and for `sr` with
-    neither findings nor look-alikes."""
+    """The requested results; None for the others, for `kos` without a prior of the patient, and for `sr` with neither
+    findings nor similar images."""
 
     sr: Dataset | None = None
     sc: Dataset | None = None
@@ -61,14 +61,14 @@ def make_results(
         data: The file's bytes.
         finder: The finder that made the analysis.
         kinds: Which of `KINDS` to make.
-        image: What was read from the same bytes, if it is at hand: else it is read again.
+        image: The image read from the same bytes, if you have it; else it is read again.
         predecessor: The SOP Instance UID of the SR that an earlier model made of the image, in the same study. The new
             SR names it, unless it replaces it, being of the same model.
-        copies: Whether the selection of priors stands in the priors' studies too, not in the image's own alone.
+        copies: Whether the selection of priors is also written for the priors' studies, not only for the image's own.
 
     Raises:
-        UserError: An unknown kind, a predecessor that is no UID, or neighbours that are not ranked by nearness.
-        ImageError: The data is no DICOM object with its four UIDs.
+        UserError: An unknown kind, a predecessor that is not a UID, or neighbours that are not ranked by nearness.
+        ImageError: The data is not a DICOM object with its four UIDs.
         GalleryError: The gallery does not answer.
         MissingDependencyError: The extra `dicom` is not installed.
     """
@@ -109,7 +109,7 @@ def make_results(
 
 
 def warm_up() -> None:
-    """Import what making results needs, which takes seconds the first time. Raises MissingDependencyError."""
+    """Import the packages that results need, which takes seconds the first time. Raises MissingDependencyError."""
     require("pydicom", "dicom")
     require("highdicom", "dicom")
     for module in ("fhir", "key_object_selection", "secondary_capture", "structured_report"):

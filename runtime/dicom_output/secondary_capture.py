@@ -1,7 +1,7 @@
-"""The page for a radiologist: image, evidence, findings and look-alikes, drawn with Pillow and stored as a Secondary
+"""The page for a radiologist: image, evidence, findings and similar images, drawn with Pillow and stored as a Secondary
 Capture image (PS3.3 A.8) in the study of the image that it shows.
 
-The page is light on black, like the images beside it. No meaning rests on colour alone, and the page names no patient.
+The page is light on black, like the images beside it. Colour is never the only sign, and the page names no patient.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _draw_page(content: Content, analysis: Analysis, image: Radiograph, spec: Pr
 
 
 def _explained(content: Content, analysis: Analysis) -> tuple[str, str, NDArray[np.float32]] | None:
-    """Title, legend and map of the evidence for the first finding; without findings, for the nearest look-alike."""
+    """Title, legend and map of the evidence for the first finding; without findings, for the most similar image."""
     if content.findings:
         top = next((one for one in content.findings if one.predicted), content.findings[0])
         legend = "Orange, +: areas that support it more than other findings. Blue, -: less. Line: what the model sees."
@@ -77,7 +77,8 @@ def _explained(content: Content, analysis: Analysis) -> tuple[str, str, NDArray[
 
 
 def _draw_findings(sheet: _Sheet, findings: Sequence[Finding], operating_point: str) -> None:
-    """A row for each, the most certain first: label, certainty with a bar, score and threshold, whether it exceeds."""
+    """One row per finding, the most certain first: label, certainty with a bar, score and threshold, whether it
+    exceeds."""
     left, right = _TABLE, WIDTH - _MARGIN
     sheet.text(left, _TOP, "Findings", 24)
     if not findings:

@@ -1,7 +1,7 @@
-"""The image that was analysed, as results refer to it: its patient, its study, and its own UIDs.
+"""The analysed image as results refer to it: its patient, its study, and its own UIDs.
 
 A value that the standard does not allow is left empty in the results, with a warning that names the tag. Only the UIDs
-must be there.
+are required.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class SourceImage:
 
 
 def _text(found: Dataset, keyword: str, collected: list[str]) -> str | None:
-    """A tag's one value as text; empty where it has none, None where it is not as the standard has it."""
+    """A tag's single value as text; empty without one, None if it violates the standard."""
     before = len(collected)
     try:
         value = found.get(keyword)
@@ -135,7 +135,7 @@ def _text(found: Dataset, keyword: str, collected: list[str]) -> str | None:
 
 
 def _is_fit(keyword: str, text: str, has_character_set: bool) -> bool:
-    """What `validate_value` leaves open."""
+    """The checks that `validate_value` leaves out."""
     if keyword in _WORDS:
         return text in _WORDS[keyword]
     if keyword == "TimezoneOffsetFromUTC":

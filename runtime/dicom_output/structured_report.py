@@ -1,5 +1,5 @@
 """The Comprehensive 3D SR: TID 1500 "Measurement Report" (DICOM PS3.16), with a TID 1501 group for each finding and for
-each look-alike. It is complete, PRELIMINARY and UNVERIFIED: no physician has verified it."""
+each similar image. It is complete, PRELIMINARY and UNVERIFIED: no physician has verified it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cbmir.runtime.results import Finding
 
 
 def measurement_report(content: Content) -> Dataset | None:
-    """The SR of an analysis, ready to be stored; None without findings and look-alikes, since TID 1500 needs one."""
+    """The SR of an analysis, ready to be stored; None without findings and similar images, since TID 1500 needs one."""
     groups = [
         *(_finding(content, one) for one in content.findings),
         *(_look_alike(content, one) for one in content.look_alikes),

@@ -1,7 +1,7 @@
-"""What an engine is: a batch of preprocessed images in, embeddings and scores out, by any library.
+"""The engine protocol: a batch of preprocessed images in, embeddings and scores out, with any library.
 
-One engine serves any number of threads, and belongs to the process that opened it: after a fork the libraries' own
-threads are gone. Open the model again in each process, and start processes by `spawn` or `forkserver`.
+One engine serves any number of threads, but only the process that opened it: a fork loses the libraries' threads. Open
+the model again in each process, and start processes by `spawn` or `forkserver`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OUTPUTS = ("embedding", "scores", "feature_map")
 
 
 def outputs_of(card: ModelCard) -> tuple[str, ...]:
-    """The outputs of a model's file: without `scores` where it has no findings. The feature map is the last."""
+    """The outputs of a model file: no `scores` without findings. The feature map is the last."""
     return OUTPUTS if card.has_findings else (OUTPUTS[0], OUTPUTS[2])
 
 
@@ -48,7 +48,7 @@ class Outputs:
 
     Attributes:
         embedding: float32 [N, D], unit norm.
-        scores: float32 [N, C] in [0, 1], in the card's label order; C is 0 where the model has no findings.
+        scores: float32 [N, C] in [0, 1], in the card's label order; C is 0 if the model has no findings.
         feature_map: float32 [N, D, h, w], or None if not asked for; its mean over the cells, normed, is the embedding.
     """
 
@@ -59,8 +59,8 @@ class Outputs:
 
 @dataclass(frozen=True)
 class EngineHealth:
-    """What really runs. `requested` is the engine that was asked for, `reason` says why it is this one; `precision` is
-    float32, float16, bfloat16 or int8; `mode` is latency on one thread or a GPU."""
+    """What runs the model. `requested` is the requested engine, and `reason` says why this one was chosen; `precision`
+    is float32, float16, bfloat16 or int8; `mode` is latency on one thread or a GPU."""
 
     engine: str
     requested: str
@@ -74,11 +74,11 @@ class EngineHealth:
 
 
 class Engine(Closing):
-    """A loaded model. A subclass says how to `_open` a runner, and what it is (`_describe`).
+    """A loaded model. A subclass implements `_open`, which makes a runner, and `_describe`.
 
     On a CPU (`streams`), mode `latency` runs a batch with all threads at once; `throughput` runs its images one by one
-    on streams of one thread each: more images a second, and a single one later. `auto` takes the first for one image
-    and the second for more. A GPU has only the first.
+    on streams of one thread each, which is more images per second, but a longer wait for one image. `auto` uses
+    `latency` for one image and `throughput` for more. A GPU only has `latency`.
     """
 
     streams = True
@@ -88,11 +88,11 @@ class Engine(Closing):
     def __init__(
         self, card: ModelCard, head: NDArray[np.float32], *, threads: int | None = None, mode: Mode = "auto"
     ) -> None:
-        """A subclass reads card and head from its file, then calls this.
+        """Subclasses read card and head from their file, then call this.
 
         Args:
             head: float32 [P, D], the unit proxies, class-major in label order with the negative class last; or the C
-                weight rows of a linear head; none of either in an embedding model.
+                weight rows of a linear head; no rows in an embedding model.
             threads: None means every processor that this process may use.
         """
         self.card, self.head = card, head
@@ -120,7 +120,7 @@ class Engine(Closing):
             batch: uint8 [N, 1, S, S], made by `preprocess`; N may be 0.
 
         Raises:
-            EngineError: Another batch, outputs that are not finite, a closed engine, or a forked process.
+            EngineError: An invalid batch, outputs that are not finite, a closed engine, or a forked process.
         """
         self._check_usable()
         size, dim, labels = self.card.preprocess.crop, self.card.embedding_dim, len(self.card.labels)
@@ -159,13 +159,13 @@ class Engine(Closing):
         return list(answers)
 
     def warm_up(self, *batch_sizes: int) -> None:
-        """Run black images, one by default, so that the first request does not wait for what is set up lazily."""
+        """Run black images, one by default, so that the first request does not wait for lazy initialisation."""
         size = self.card.preprocess.crop
         for count in batch_sizes or (1,):
             self.run(np.zeros((count, 1, size, size), np.uint8))
 
     def warn(self, text: str) -> None:
-        """Log a warning, and keep it for `health`."""
+        """Log a warning and add it to `health`."""
         self.warnings += (text,)
         log.warning("%s", text)
 
@@ -178,7 +178,7 @@ class Engine(Closing):
         )  # fmt: skip
 
     def close(self) -> None:
-        """Give the memory back; calls under way in other threads finish normally. May be called again."""
+        """Free the memory; running calls in other threads finish normally. May be called again."""
         if os.getpid() != self._process:  # forked, perhaps while another thread held the lock
             self._closed = True
             return
@@ -210,14 +210,15 @@ class Engine(Closing):
 
 
 def give_back_freed_memory() -> None:
-    """Return to the system what glibc keeps for later allocations: loading a model takes several times its size."""
+    """Return memory that glibc keeps for later allocations to the system: loading a model takes several times its
+    size."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(ctypes.c_size_t(0))
 
 
 def check_graph(path: str | Path, card: ModelCard, inputs: int, found: Mapping[str, tuple[str, Sequence[Any]]]) -> None:
-    """Raise ModelError for a file whose graph is not cbmir's. `found`: type and shape of its inputs and outputs, open
-    dimensions being no numbers."""
+    """Raise ModelError for a file whose graph is not cbmir's. `found`: type and shape of its inputs and outputs, where
+    open dimensions are not numbers."""
     size, dim = card.preprocess.crop, card.embedding_dim
     expected: dict[str, tuple[str, tuple[int | None, ...]]] = {
         "image": ("uint8", (None, 1, size, size)),
@@ -247,7 +248,8 @@ def encode_head(head: NDArray[np.float32]) -> str:
 
 
 def decode_head(text: str, card: ModelCard, path: str | Path) -> NDArray[np.float32]:
-    """What `encode_head` wrote, float32 [P, D]. Raises CardError for another size, damage, or values not finite."""
+    """The inverse of `encode_head`, float32 [P, D]. Raises CardError for another size, damage, or values that are not
+    finite."""
     rows = sum(card.proxies_per_class) if card.head == "proxy" else len(card.labels)
     try:
         data = base64.b64decode(text, validate=True)

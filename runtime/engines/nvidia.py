@@ -1,5 +1,5 @@
-"""NVIDIA's parts: the first GPU (CUDA_VISIBLE_DEVICES says which that is), TensorRT in either of its two builds, and
-CUDA with every status checked."""
+"""NVIDIA's parts: the first GPU (as CUDA_VISIBLE_DEVICES selects it), TensorRT in either of its two builds, and CUDA
+with every status checked."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def current_gpu() -> Gpu:
 
 
 def find_tensorrt(*flavours: str) -> tuple[ModuleType, str]:
-    """TensorRT's module and which of FLAVOURS it is: the first that is installed, of all or of those named.
+    """TensorRT's module and its flavour: the first of these FLAVOURS that is installed.
 
     Raises MissingDependencyError without one, EngineError for one that does not import.
     """
@@ -129,8 +129,8 @@ class Cuda:
 
 
 def cache_key(sha256: str, gpu: str, version: str, precision: str) -> str:
-    """The name of what is compiled for one model, GPU, version and precision, and for no other.
+    """The cache name for one model, GPU, version and precision.
 
-    A cache that two models shared gave wrong answers in the field (microsoft/onnxruntime#6455).
+    Two models that shared a cache gave wrong answers in practice (microsoft/onnxruntime#6455).
     """
     return "-".join(re.sub(r"[^\w.]+", "_", part) for part in (sha256[:16], gpu, version, precision))

@@ -1,8 +1,8 @@
 """OpenVINO on a CPU: the files of `cbmir export --openvino`, and any float .onnx file of cbmir.
 
 An .xml file keeps to the contract of `cbmir.runtime.engines.ort`, with its weights in the .bin beside it. Card and head
-stand in rt_info `framework`, as an ONNX file's metadata do, with the SHA-256 of the weights: OpenVINO would take those
-of another model of the same shape without a word.
+are in rt_info `framework`, where OpenVINO keeps an ONNX file's metadata, with the SHA-256 of the weights, since
+OpenVINO would silently accept those of another model of the same shape.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _LOCK = threading.RLock()  # of sys.modules, while something is hidden
 def import_openvino() -> ModuleType:
     """The module `openvino`, for use by several threads. Raises MissingDependencyError.
 
-    It is imported without its `openvino.tools.ovc`, which reports the import to Google Analytics, writes an identifier
-    into the home folder, and takes as long as all the rest.
+    It is imported without `openvino.tools.ovc`, which reports the import to Google Analytics, writes an identifier into
+    the home folder, and doubles the import time.
     """
     with hidden("openvino.tools.ovc"):
         openvino = require("openvino", "openvino")
@@ -46,7 +46,7 @@ def import_openvino() -> ModuleType:
 
 @contextmanager
 def hidden(*names: str) -> Iterator[None]:
-    """Let importing these modules fail within; for one thread at a time."""
+    """Make importing these modules fail within the block; for one thread at a time."""
     with _LOCK:
         before = {name: sys.modules[name] for name in names if name in sys.modules}
         sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]  # None is what makes the import fail
@@ -59,7 +59,7 @@ def hidden(*names: str) -> Iterator[None]:
 
 
 def check(engine: str) -> str:
-    """OpenVINO's name and version. Raises CbmirError where it cannot run here."""
+    """OpenVINO's name and version. Raises CbmirError if it cannot run here."""
     openvino = import_openvino()
     if "CPU" not in (found := openvino.Core().available_devices):
         others = ", ".join(found) or "nothing"
@@ -68,7 +68,7 @@ def check(engine: str) -> str:
 
 
 def why_no_bfloat16() -> str:
-    """Why OpenVINO cannot compute in bfloat16 on this processor, in a sentence; "" where it can."""
+    """Why OpenVINO cannot compute in bfloat16 on this processor, as a sentence; "" if it can."""
     core = import_openvino().Core()
     if "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         return ""

@@ -1,4 +1,4 @@
-"""ONNX Runtime, on a CPU or by its CUDA and TensorRT providers.
+"""ONNX Runtime, on a CPU or with its CUDA and TensorRT providers.
 
 File contract: input `image` uint8 [N,1,S,S] with dynamic N; outputs `embedding` float32 [N,D], `scores` float32 [N,C]
 (none in a model without findings), `feature_map` float32 [N,D,h,w]; metadata `cbmir.card` (JSON) and `cbmir.head`
@@ -76,7 +76,7 @@ _TYPES = {"tensor(uint8)": "uint8", "tensor(float)": "float32"}
 def check(engine: str) -> str:
     """ONNX Runtime's name and version. Raises CbmirError where an engine, a name of PROVIDERS, cannot run here.
 
-    Its provider must run a model to count: one that is listed may lack its libraries or a driver.
+    The check runs a model, since a provider that is listed may lack its libraries or a driver.
     """
     ort = require("onnxruntime", "cpu" if engine == "onnxruntime" else "gpu")
     provider = PROVIDERS[engine][0]

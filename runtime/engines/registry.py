@@ -1,4 +1,4 @@
-"""The engines by name: which of them work here, and which one opens a model file or an export's folder."""
+"""The engines by name: which ones work here, and which one opens a model file or an export folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def probe(engine: str) -> tuple[str, str]:
     """Find out whether an engine, any of ENGINES but auto, can run here. Never raises.
 
     Returns:
-        Its library and version, as "OpenVINO 2026.4.0", and ""; or "" and why it cannot run and what to install.
+        Its library and version, such as "OpenVINO 2026.4.0", and ""; or "" and why it cannot run and what to install.
     """
     try:
         return str(_MODULES[engine].check(engine)), ""
@@ -49,7 +49,7 @@ def why_not(engine: str) -> str:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """The model files of a folder by their names; hidden ones are of an export that is under way."""
+    """The model files of a folder, sorted by name; hidden files belong to an unfinished export."""
     files = (file for file in folder.iterdir() if not file.name.startswith("."))
     return sorted(file for file in files if file.name.endswith(ENDINGS))
 
@@ -94,15 +94,15 @@ def open_engine(
 ) -> Engine:
     """Open a model file, a folder that `cbmir export` wrote, or a model that comes with cbmir, by its name.
 
-    A file is run in its own precision: by `auto`, an .onnx file on CUDA where it works, else by ONNX Runtime on the
-    CPU, or OpenVINO where ONNX Runtime is missing; an .xml by OpenVINO, a .plan by TensorRT. Of a folder, `auto` takes
-    the fastest file that this machine runs, among those that share an embedding space (so never int8). `health()` says
-    which it was and why.
+    A file runs in its own precision. With `auto`, an .onnx file runs on CUDA if that works, else in ONNX Runtime on the
+    CPU, or in OpenVINO if ONNX Runtime is missing; an .xml file in OpenVINO, a .plan in TensorRT. From a folder, `auto`
+    opens the fastest file that this machine can run, among those that share an embedding space (so never int8).
+    `health()` says which one and why.
 
     Args:
         threads: None means every processor that this process may use.
-        cache: A folder where engines may keep what they compile.
-        allow_fallback: Run on the CPU by ONNX Runtime, with a warning, where the engine that was asked for is missing.
+        cache: A folder for what engines compile.
+        allow_fallback: Run on the CPU with ONNX Runtime, with a warning, if the requested engine is missing.
 
     Raises:
         ModelError: The file is not cbmir's, or has no usable card (CardError).
@@ -165,7 +165,7 @@ def _words(absent: dict[tuple[Path, str], str]) -> list[str]:
 
 
 def _why_not(file: Path, name: str) -> str:
-    """As `why_not`, for this file: a plan is for one GPU, a bfloat16 file for processors that have the arithmetic."""
+    """As `why_not`, for this file: a plan needs its GPU, a bfloat16 file a processor with bfloat16 arithmetic."""
     if why := why_not(name):
         return why
     if name == "tensorrt":
@@ -199,7 +199,8 @@ def _of_file(path: Path) -> list[tuple[Path, str]]:
 
 
 def _of_folder(path: Path) -> list[tuple[Path, str]]:
-    """The folder's files and what runs them, fastest first. Raises ModelError for none, or for those of two models."""
+    """The folder's files and their engines, fastest first. Raises ModelError without files, or for files of two
+    models."""
     files = model_files(path)
     models = sorted({stem(file) for file in files})
     if len(models) != 1:

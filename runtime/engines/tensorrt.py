@@ -1,7 +1,7 @@
 """TensorRT plans on an NVIDIA GPU: TensorRT runs the plan, and `cuda-python` moves the data.
 
-A plan has no room for a model card, so a sidecar, `model.sm86.plan.json`, stands beside it. Batches of 1 and of the
-plan's largest size are captured as a CUDA graph at first, then replayed; others are enqueued kernel by kernel.
+A plan cannot hold a model card, so a sidecar, `model.sm86.plan.json`, is written beside it. Batches of 1 and of the
+plan's largest size are captured as a CUDA graph on first use, then replayed; others are enqueued kernel by kernel.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PlanInfo:
         return {CARD_KEY: self.card.to_json(), HEAD_KEY: encode_head(self.head), **facts}
 
     def why_not(self) -> str:
-        """Why this plan cannot run here, in a sentence; "" where its GPU and its TensorRT are here."""
+        """Why this plan cannot run here, as a sentence; "" if its GPU and its TensorRT are available."""
         try:
             gpu = current_gpu()
             if gpu.target != self.target:
@@ -78,7 +78,7 @@ def sidecar_of(plan: Path) -> Path:
 
 
 def read_plan_info(plan: Path) -> PlanInfo:
-    """Read a plan's sidecar. Raises CardError where it is missing or damaged."""
+    """Read a plan's sidecar. Raises CardError if it is missing or damaged."""
     path = sidecar_of(plan)
     try:
         data = read_json(path)
@@ -99,7 +99,7 @@ def read_plan_info(plan: Path) -> PlanInfo:
 
 
 def read_plan(plan: Path, info: PlanInfo) -> bytes:
-    """The bytes of a plan. Raises ModelError where they are not those that its sidecar was written for."""
+    """The bytes of a plan. Raises ModelError if they do not match its sidecar."""
     try:
         data = read_input(plan, MOST_MODEL)
     except OSError as error:
@@ -123,7 +123,7 @@ class TensorRtEngine(Engine):
     """A plan of `cbmir export --tensorrt` on the first GPU: one thread at a time.
 
     Raises CardError for a sidecar that is missing or damaged, ModelError for a plan that is not the sidecar's,
-    EngineError where its GPU or its TensorRT is not here, MissingDependencyError without cuda-python.
+    EngineError if its GPU or its TensorRT is not available, MissingDependencyError without cuda-python.
     """
 
     streams = False

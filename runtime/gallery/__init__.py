@@ -1,8 +1,8 @@
 """The gallery: labelled images to find neighbours among, with their embeddings, in one folder.
 
-`gallery.sqlite` is the truth (`gallery`); what searches need is derived from it into files beside it (`index_files`).
-A gallery belongs to one embedding space, named by the model card's fingerprint. Where one machine is not enough, Milvus
-keeps a gallery (`milvus`) by the same protocol (`protocol`).
+`gallery.sqlite` holds all data (`gallery`); the search files beside it are derived from it (`index_files`).
+A gallery belongs to one embedding space, named by the model card's fingerprint. If one machine is not enough, Milvus
+can store a gallery (`milvus`) with the same protocol (`protocol`).
 
 A gallery is patient data: chest radiographs identify patients. Its folder is readable by its owner only.
 """

@@ -1,4 +1,4 @@
-"""Compact codes of the cells of a gallery's images, by which a search by region ranks its first candidates again.
+"""Compact codes of the cells of a gallery's images, with which a search by region ranks its first candidates again.
 
 A cell's vector is reduced to the principal components of the gallery's own cells and kept as int8: an image of 8x8
 cells takes 2 kB. Codes are linear in the cells, so the code of a window's mean is the mean of its codes.

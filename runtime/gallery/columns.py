@@ -1,8 +1,8 @@
-"""What a search works on: the columns and vectors of a gallery as of one generation.
+"""The data of a search: the columns and vectors of one generation of a gallery.
 
-Nearly all of it is the base, which was derived from SQLite once and, where it is large, is mapped from files; what
-changed since is the tail, small and in memory. A base row that was changed or removed is dead. So a reader follows a
-writer by reading the difference alone, and a snapshot, once made, never changes.
+Most rows are in the base, which was derived from SQLite and is mapped from files if it is large; later changes are in
+the tail, small and in memory. A base row that was changed or removed is dead. So a reader follows a writer by reading
+only the difference, and a snapshot never changes.
 
 A row is addressed by its position: those of the base first, then those of the tail.
 """

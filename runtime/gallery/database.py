@@ -1,7 +1,7 @@
-"""Every SQLite database of the runtime: how it is opened, used by threads and closed, and what its errors become.
+"""The SQLite databases of the runtime: opening, use by threads, closing, and translation of errors.
 
-The gallery and the queue of the PACS node use it. Both keep patient data: a file is its owner's alone, and what is
-deleted is overwritten. Both acknowledge what they were given: a commit outlives a power failure.
+The gallery and the queue of the PACS node use it. Both keep patient data: only the owner can read a file, and deleted
+data is overwritten. Both acknowledge what they receive: a commit survives a power failure.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class DatabaseKind:
 
 
 def live_folder(folder: Path) -> Path:
-    """The folder that holds a gallery's files: the one that `POINTER` names, or `folder` itself where there is none.
+    """The folder that holds a gallery's files: the one that `POINTER` names, or `folder` itself without a pointer.
 
     Raises GalleryError for a pointer that is damaged.
     """
@@ -237,7 +237,7 @@ def _check_local(folder: Path, kind: DatabaseKind) -> None:
 
 
 def new_file(file: Path, kind: DatabaseKind) -> None:
-    """Make a database's file, empty and for its owner only: SQLite gives its log the same permissions.
+    """Make a database's file, empty and readable by its owner only: SQLite gives its log the same permissions.
 
     Raises FileExistsError where it is there already, and the kind's error where it would be on a network share.
     """

@@ -1,4 +1,4 @@
-"""An image of a gallery, its id, and what a search and an addition answer."""
+"""An image of a gallery, its id, and the results of searches and additions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Entry:
 
     @property
     def positive(self) -> tuple[str, ...]:
-        """Labels that are positive or uncertain: what counts in retrieval (METHOD, "Loss")."""
+        """Labels that are positive or uncertain, which count in retrieval (METHOD, "Loss")."""
         return tuple(name for name, value in (self.labels or {}).items() if value in (1, -1))
 
 
@@ -58,9 +58,9 @@ class Hit:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A search's answer: neighbours in the order that was asked for, as of one generation of the gallery, and how they
-    were found.
-    Where an index proposed them, those of equal distance are in the order of their ids among those that it found.
+    """A search's answer: neighbours in the requested order, from one generation of the gallery, and how they were
+    found. Where an index proposed them, those of equal distance are in the order of their ids among those that it
+    found.
 
     vectors: float32 [n, D], unit norm: the hits' own embeddings, and after them those of the next nearest, where more
     vectors than hits were asked for.

@@ -1,11 +1,11 @@
-"""Which entries a search may answer with: a `Filter`, and the small language of its labels.
+"""Which entries a search may return: a `Filter`, and its small language of labels.
 
     Effusion and not (Pneumothorax or "Lung Opacity")
 
-A name stands for entries in which that finding is positive or uncertain, as everywhere in retrieval. `not` of it stands
-for those in which it is *known* to be absent: where nothing is known of a finding, an entry is neither shown as having
-it nor as free of it. `parse` moves every `not` down to the names, so that a condition is made of `HasLabel`, `AllOf`
-and `AnyOf` alone, and any gallery can say it in its own terms.
+A name selects entries in which that finding is positive or uncertain, as everywhere in retrieval. `not` selects those
+in which it is *known* to be absent: an entry with an unknown label matches neither. `parse` moves every `not` down to
+the names, so that a condition is made of `HasLabel`, `AllOf` and `AnyOf` alone, and any gallery can say it in its own
+terms.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ Condition = HasLabel | AllOf | AnyOf
 
 @dataclass(frozen=True)
 class Filter:
-    """What an entry must be to be among the neighbours; the empty filter lets all pass.
+    """The conditions for an entry to be among the neighbours; the empty filter accepts all.
 
     Attributes:
         exclude_patients: Ids as they were given to `add`.
         exclude_studies: The same of studies; an id excludes that of every patient who has one of this id.
         where: An expression of labels (see the module). Spaces around this text and the others do not count.
         view: A name such as PA, in either case.
-        since, until: The first and the last day, YYYY-MM-DD; an entry without a date does not pass.
-        only_patients: Where it is not empty, only entries of these pass.
+        since, until: The first and the last date, YYYY-MM-DD; entries without a date do not pass.
+        only_patients: If it is not empty, only entries of these patients pass.
 
     Raises:
         GalleryError: A value of another type, a wrong day, days out of order, or an empty id in `only_patients`.
@@ -89,7 +89,7 @@ class Filter:
             raise GalleryError(f"expected days in order, found since {self.since} and until {self.until}")
 
     def __bool__(self) -> bool:
-        """Whether anything is asked of an entry."""
+        """Whether the filter has any condition."""
         return any(getattr(self, one.name) for one in fields(self))
 
     @property

@@ -1,8 +1,8 @@
 """A gallery in a folder: entries, embeddings and thumbnails in SQLite, and the nearest of them to an image.
 
-SQLite (with a write-ahead log) is the truth, read and written by transactions (`Reader`, `Writer`). Each one that
-changes something raises the gallery's generation by one; it is acknowledged once it is on the disk, whatever becomes of
-the process or the power after that. Searches work on what is derived from it (`IndexCache`).
+SQLite (with a write-ahead log) holds all data, read and written in transactions (`Reader`, `Writer`). Each change
+raises the gallery's generation by one, and is acknowledged once it is on the disk, so it survives a crash or power
+failure. Searches use data derived from it (`IndexCache`).
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ def is_gallery_file(name: str) -> bool:
 
 
 class Gallery(EditableGallery):
-    """Made by `create` or `open`. All of it is safe from many threads and processes at once: readers go on during a
-    write, each with the generation that it began with, and writers wait for each other.
+    """Made by `create` or `open`. Many threads and processes can use it at once: readers continue during a write, each
+    with the generation that it began with, and writers wait for each other.
 
-    An answer is of one generation, which it names, and all that was acknowledged before the search began is in it.
-    Every method may raise GalleryError: for a gallery that is closed, damaged, moved or replaced.
+    An answer names its generation and includes all changes that were acknowledged before the search began. Every method
+    may raise GalleryError, for a gallery that is closed, damaged, moved or replaced.
     """
 
     def __init__(self, connections: Connections, pseudonyms: Pseudonyms | None = None) -> None:
-        """Takes the connections over. Raises GalleryError where these lead to no whole gallery of this schema."""
+        """Owns the connections. Raises GalleryError if they do not lead to a complete gallery of this schema."""
         self.path, self.home = connections.folder, connections.home  # as asked for; where its files are now
         self._connections = connections
         try:
@@ -93,10 +93,10 @@ class Gallery(EditableGallery):
 
         Args:
             labels: Those of its entries; by default the model's.
-            pseudonyms: With them the gallery keeps ids of patients and studies as pseudonyms. Paths, entry ids and
+            pseudonyms: If given, the gallery keeps ids of patients and studies as pseudonyms. Paths, entry ids and
                 reports are kept as they are given.
-            index: How it is searched: "exact", by an index in "bf16" or "int8", or "auto", as the size asks for.
-            cells: With it the gallery keeps codes of each image's cells.
+            index: How it is searched: "exact", with an index in "bf16" or "int8", or "auto", which depends on the size.
+            cells: If given, the gallery keeps codes of each image's cells.
 
         Raises:
             GalleryError: There is something at `path`.
@@ -122,10 +122,10 @@ class Gallery(EditableGallery):
         """Open a gallery.
 
         Args:
-            pseudonyms: Needed where the gallery keeps pseudonyms and a patient's or study's id is looked up or
-                written; a missing or another key is an error only then.
-            wait: Seconds for which a write waits for another's.
-            read_only: Write nothing, as where nothing can be written.
+            pseudonyms: Needed if the gallery keeps pseudonyms and a patient's or study's id is looked up or written;
+                only then a missing or wrong key is an error.
+            wait: Seconds that a write waits for another write.
+            read_only: Write nothing, for example on a read-only disk.
 
         Raises:
             GalleryError: The gallery is missing, damaged or of another schema.
@@ -160,7 +160,7 @@ class Gallery(EditableGallery):
 
     @property
     def reference_distances(self) -> NDArray[np.float32]:
-        """As of when the index files were last written; measured now where there are none, or they held too few."""
+        """As of when the index files were last written; measured now if these do not exist, or held too few."""
         return self._index.reference_distances()
 
     @property
@@ -210,8 +210,8 @@ class Gallery(EditableGallery):
     ) -> tuple[str, ...]:
         """As `EditableGallery.remove`, which has its arguments and errors.
 
-        The bytes are overwritten where they stood, and in the log as soon as no one reads (see `compact`). What was
-        derived goes at once if it holds the same, and is made again.
+        The bytes are overwritten in place, and in the log as soon as there is no reader (see `compact`). Derived files
+        that hold the same data are deleted at once and rebuilt.
         """
         with self.writing() as writer:
             removed = writer.remove(ids=ids, patient_ids=patient_ids, study_ids=study_ids)
@@ -227,13 +227,13 @@ class Gallery(EditableGallery):
     # -- what is derived
 
     def write_index(self) -> None:
-        """Write what searches need, unless it is there as of this moment. Raises GalleryError where that fails."""
+        """Write the search files, unless they are up to date. Raises GalleryError where that fails."""
         self._index.write()
 
     def rebuild(self, setting: str | None = None) -> None:
-        """Make what searches need again, from SQLite alone, by another setting (`create`) if one is given.
+        """Rebuild the search files from SQLite, with another setting (`create`) if one is given.
 
-        Searches go on with what is there until then.
+        Searches use the old files until then.
 
         Raises:
             GalleryError: It cannot be written.
@@ -249,14 +249,14 @@ class Gallery(EditableGallery):
         self._index.settle()
 
     def compact(self) -> None:
-        """Write the database again without free pages, and empty the log: nothing that was removed is left in them.
+        """Rewrite the database without free pages, and empty the log, so that no removed data is left.
 
         Needs room for two more copies, one of them in the folder for temporary files (`SQLITE_TMPDIR`), where no other
         process can open it.
 
         Raises:
-            GalleryError: Something in the gallery is damaged, and nothing was changed; or someone goes on reading, so
-                that the log cannot be emptied.
+            GalleryError: The gallery is damaged, and nothing was changed; or another process keeps reading, so that the
+                log cannot be emptied.
         """
         self._index.save()  # now, while it is known what has changed since
         with self.writing() as writer:
@@ -362,7 +362,7 @@ class Gallery(EditableGallery):
             return reader.thumbnails([reader.number(id)])[0]
 
     def info(self) -> dict[str, Any]:
-        """What the gallery is and holds, in plain values for JSON.
+        """A description of the gallery and its content, in plain values for JSON.
 
         `search` says how it is searched; `changed`, how many entries have changed since what is derived was written
         (None: nothing is).

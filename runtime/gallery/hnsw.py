@@ -1,13 +1,13 @@
 """The approximate index of a large gallery: usearch's HNSW graph over bfloat16 or int8 codes of the vectors.
 
-It proposes candidates, which are then ranked by the vectors themselves: codes tell the neighbourhood well, the order
-within it less so. They are compared by Euclidean distance: rounding changes their lengths by more than near neighbours
-differ, which would lead an inner product astray.
+It proposes candidates, which are then ranked by their vectors: codes are good enough to find the neighbourhood, but not
+the order within it. They are compared by Euclidean distance: rounding changes their lengths by more than near
+neighbours differ, which would lead an inner product astray.
 
-Several threads that add at once leave 3 to 10 of 20,000 vectors to which no way through the graph leads: a bug of
-usearch (2.26; https://github.com/unum-cloud/USearch/issues/735). So each vector is searched for by itself, and those
-that are not found are added once more, by one thread. Hundreds of equal vectors may still cut the graph apart: the log
-says how many stay out of reach.
+When several threads add vectors at once, 3 to 10 of 20,000 cannot be reached through the graph: a bug of usearch (2.26;
+https://github.com/unum-cloud/USearch/issues/735). So each vector is searched for by itself, and those that are not
+found are added once more, by one thread. Hundreds of equal vectors may still cut the graph apart: the log says how many
+stay out of reach.
 
 Keys are the vectors' positions. The digest of a saved index must be verified before usearch sees it (`index_files`): a
 flipped bit would crash the process, not raise.
@@ -90,8 +90,8 @@ class PcaInt8Codec:
 
     @classmethod
     def of_size(cls, sample: NDArray[np.float32], size: int) -> Self:
-        """With the first `size` principal components of float32 [N, D], whatever these hold; one value in a thousand is
-        cut, so that the others keep their bits."""
+        """With the first `size` principal components of float32 [N, D], whatever share of the variance they hold; one
+        value in a thousand is cut, so that the others keep their bits."""
         mean = sample.mean(axis=0, dtype=np.float64).astype(np.float32)
         _, directions = np.linalg.eigh(np.cov(sample, rowvar=False))
         kept = np.ascontiguousarray(directions[:, ::-1][:, :size].T.astype(np.float32))
@@ -144,7 +144,7 @@ class PcaInt8Codec:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Raises OSError or ValueError where there is none."""
+        """Raises OSError or ValueError if it is missing."""
         with open_input(path) as stream:
             return cls.read(stream)
 

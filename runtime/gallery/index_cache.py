@@ -1,7 +1,7 @@
-"""What searches of a gallery work on: a snapshot that follows every write, and the index files beside the database.
+"""The data for searches: a snapshot that follows every write, and the index files beside the database.
 
 These files are written when a build ends (`write`), by a writer whose changes have outgrown them (`settle`), and by a
-search that finds none to trust. One process at a time writes them; others go on with what they have.
+search that finds no valid ones. One process at a time writes them; others keep using what they have.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What is derived from SQLite so that searching is fast: a folder of arrays and the index, made again when need be.
+"""Files derived from SQLite for fast searches: a folder of arrays and the index, rebuilt when needed.
 
 `derived-<generation>/` is written whole under a hidden name, synced, then renamed into place, and the one before it is
 removed. Its files never change, since others may have mapped them. `about.json` holds the digest of each file, which is
 compared before the file is used: a flipped bit would give wrong answers, and in the index it would crash the process.
-A folder that does not fit is passed over, for all of it can be had from SQLite.
+An invalid folder is ignored, since everything in it can be rebuilt from SQLite.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def find(folder: Path, gallery: str) -> Stamp | None:
 
 def newest(folder: Path) -> tuple[int, int] | None:
     """The newest derived folder, verified or not: its generation, and a number that tells it from one that was in its
-    place before. None where there is none. It costs a look into the gallery's folder."""
+    place before. None if there is no such folder. It costs one listing of the gallery's folder."""
     try:
         return next(((_generation(place), place.stat().st_ino) for place in _folders(folder)), None)
     except FileNotFoundError:  # it has gone just now
@@ -138,7 +138,7 @@ def write(
 def drop(folder: Path) -> bool:
     """Remove all that is derived, at once: it holds what was removed from SQLite. Whether there was any.
 
-    What another process is writing stays: whoever writes next, under `lock`, removes it. Raises GalleryError where it
+    What another process is writing stays: the next writer, under `lock`, removes it. Raises GalleryError where it
     cannot be removed.
     """
     places = _folders(folder)
@@ -157,7 +157,7 @@ def drop(folder: Path) -> bool:
 
 @contextmanager
 def lock(folder: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold the right to write; the block is told whether it does. The lock ends with the process."""
+    """Hold the right to write; yields whether it was obtained. The lock ends with the process."""
     from filelock import FileLock, Timeout  # takes 0.1 s, and most processes search alone
 
     held = FileLock(folder / LOCK, timeout=-1 if wait else 0, mode=0o600)

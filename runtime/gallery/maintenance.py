@@ -1,4 +1,4 @@
-"""Look after galleries: find damage, merge, copy (de-identified too), and take over a corrected manifest."""
+"""Maintain galleries: find damage, merge, copy (also de-identified), and apply a corrected manifest."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class GalleryProblem:
 
 
 def verify(path: str | Path) -> list[GalleryProblem]:
-    """All that is damaged in the gallery at `path`; empty where nothing is.
+    """All damage in the gallery at `path`; empty without damage.
 
     Looks at the structure of the database, at every row by its digest, at norms, references and counts, and at the
     digests of what is derived. Reads all of the gallery's files and changes nothing.
 
     Raises:
-        GalleryError: There is no gallery or one of another schema, or it cannot be read at this moment.
+        GalleryError: The gallery is missing or has another schema, or cannot be read at this moment.
     """
     try:
         gallery = Gallery.open(path, read_only=True)
@@ -218,15 +218,15 @@ def export_deidentified(source: Gallery, path: str | Path) -> int:
 
     Kept are embeddings, labels, views and splits. Entries get random ids and a random order; patients and studies get
     pseudonyms under a key that is thrown away, so that images of one patient still know each other. The copy says that
-    it keeps pseudonyms: it is never merged with another, since one patient would pass for two. Paths, UIDs, dates,
+    it keeps pseudonyms: it is never merged with another, since one patient would count as two. Paths, UIDs, dates,
     reports, thumbnails, cells and files' digests are left out; so are boxes, which would find an image in its data
     set's list.
 
-    **The embeddings themselves may still identify patients**: an image of the same patient lies near, and whoever has
-    one can find the others (chest radiographs re-identify patients with an AUC of 0.99, PMC9434540). De-identified
+    **The embeddings themselves may still identify patients**: an image of the same patient lies near, and anyone who
+    has one can find the others (chest radiographs re-identify patients with an AUC of 0.99, PMC9434540). De-identified
     does not mean anonymous: do not make such a copy public.
 
-    Raises GalleryError if there is something at `path`, for damage, and for a shard, which is no gallery to hand on.
+    Raises GalleryError if there is something at `path`, for damage, and for a shard, which is only part of a gallery.
     """
     if Shard.load(source.home) is not None:
         raise GalleryError(f"{source.path}: expected a whole gallery to de-identify, found a shard of a build; merge "
@@ -294,10 +294,10 @@ class UpdateReport:
 def update_gallery(gallery: EditableGallery, manifest: Manifest, *, splits: Sequence[str] = ("all",)) -> UpdateReport:
     """Take over patient, study, view, date, split, report, labels, boxes and path of the manifest's rows of `splits`.
 
-    A row is for the entry of the same image path; where there is none, as after a move of the images, for the entry
-    made from a file of the same content, never for one that just bears the same name. What a row leaves empty of study,
-    view and date stays as it is, for it may be what the DICOM file says; a split, report or boxes that it leaves empty
-    are emptied. What the manifest has no column for stays, and so do boxes if no row has any. All in one transaction.
+    A row matches the entry of the same image path, or else (after a move of the images) the entry of a file with the
+    same content, never an entry with only the same name. An empty study, view or date keeps the old value, which may
+    come from the DICOM file; an empty split, report or boxes cell clears it. Values without a column in the manifest
+    stay, and so do boxes if no row has any. The update is one transaction.
 
     Raises:
         GalleryError: Two rows are for one entry.

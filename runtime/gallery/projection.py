@@ -1,8 +1,8 @@
-"""A map of a gallery: every image a point in the plane, images that are alike near each other.
+"""A map of a gallery: each image is a point in the plane, with similar images near each other.
 
-It is made at index time (`cbmir index map`) and lies in the gallery's folder. Distances on a map are a rough picture of
+It is made by `cbmir index map` and stored in the gallery's folder. Distances on a map are a rough picture of
 those in the embedding space: it is there to look around in, not to measure. Coordinates need a layout, a function from
-embeddings to the plane; `principal_plane` needs no package, the command line brings t-SNE where scikit-learn is there.
+embeddings to the plane; `principal_plane` needs no package; the command line adds t-SNE if scikit-learn is installed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class GalleryProjection:
 
     def place(self, neighbours: Sequence[tuple[str, float]]) -> tuple[float, float] | None:
         """Where an image belongs whose nearest entries are given as (id, distance), nearest first: the mean of those
-        `NEAREST` that are on the map, a nearer one weighing more. None where none is."""
+        `NEAREST` that are on the map, a nearer one weighing more. None if none is."""
         where = {name: row for row, name in enumerate(self.ids)}
         near = [(where[name], distance) for name, distance in neighbours if name in where][:NEAREST]
         if not near:
@@ -74,7 +74,7 @@ class GalleryProjection:
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
-        """The map in a gallery's folder, None where there is none. Raises GalleryError for a damaged one."""
+        """The map in a gallery's folder, or None. Raises GalleryError for a damaged one."""
         path = folder / MAP
         try:
             with open_input(path) as stream, np.load(stream, allow_pickle=False) as stored:

@@ -1,8 +1,8 @@
-"""What every gallery can do, wherever it is kept, and how one is opened by its place.
+"""The protocol of every gallery, wherever it is stored, and how to open one by its place.
 
 A place is a folder (`cbmir.runtime.gallery.gallery.Gallery`) or a Milvus collection
 (`cbmir.runtime.gallery.milvus.gallery.MilvusGallery`): `milvus://HOST:19530/NAME`, `milvus+https://HOST:443/NAME`, or
-`milvus:./file.db` for an embedded one. One set of tests holds both to what is written here.
+`milvus:./file.db` for an embedded one. The same tests check both.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _MILVUS = re.compile(r"milvus(\+\w+)?:", re.IGNORECASE)
 
 
 class SearchableGallery(Protocol):
-    """Labelled images with their embeddings, of one embedding space. All of it is safe from many threads.
+    """Labelled images with their embeddings, in one embedding space. Many threads can use it at once.
 
-    Every method may raise GalleryError: for a gallery that is closed, damaged, or cannot be reached. By one a store
-    refuses what it cannot do: members are abstract, so that none is left out and answers None.
+    Every method may raise GalleryError: the gallery is closed, damaged, or cannot be reached, or its store does not
+    support the operation.
 
     Attributes:
         card: Of the model whose embeddings these are.
@@ -50,12 +50,12 @@ class SearchableGallery(Protocol):
     @property
     @abstractmethod
     def finds_patients(self) -> bool:
-        """Whether patients can be looked up by id: not where it keeps pseudonyms and was opened without their key."""
+        """Whether patients can be looked up by id: not if it keeps pseudonyms and was opened without their key."""
 
     @property
     @abstractmethod
     def reference_distances(self) -> NDArray[np.float32]:
-        """float32 [m], sorted: `novelty.reference_distances` of the entries; empty where they are too few."""
+        """float32 [m], sorted: `novelty.reference_distances` of the entries; empty if there are too few."""
 
     @property
     @abstractmethod
@@ -76,21 +76,21 @@ class SearchableGallery(Protocol):
         self, embedding: NDArray[np.float32], k: int, *, filter: Filter = EVERY, exact: bool | None = None,
         vectors: int = 0, cells: bool = False,
     ) -> SearchResult:  # fmt: skip
-        """The k nearest of the entries that pass the filter, nearest first; all where fewer pass.
+        """The k nearest of the entries that pass the filter, nearest first; all if fewer pass.
 
         Distances are exact and float64, equal ones in the order of their ids.
 
         Args:
             embedding: A unit vector, float32 [D].
-            exact: Compare every entry. Else those that an approximate index proposes, where there is one: of equal
-                images, it may then propose others than the first by id.
-            vectors: Where > k, the embeddings of so many nearest are answered, at a fraction of what so many hits
-                would take.
+            exact: Compare every entry. Else only those that an approximate index proposes, if there is one; among equal
+                images it may not propose the first by id.
+            vectors: If > k, the embeddings of this many nearest entries are returned, at a fraction of the cost of this
+                many hits.
             cells: Answer the codes of the hits' cells too, where the gallery keeps them.
 
         Raises:
             GalleryError: The query has another size or norm, or NaN; k < 0; the filter does not fit the gallery's
-                labels; or what was found is damaged.
+                labels; or an entry that was found is damaged.
         """
         return self.search_many(embedding[None], k, filters=[filter], exact=exact, vectors=vectors, cells=cells)[0]
 
@@ -125,7 +125,7 @@ class SearchableGallery(Protocol):
             probabilities: The query's, for some of the gallery's labels; the others are left out.
 
         Raises:
-            RankError: The gallery would have to read every entry for it.
+            RankError: The gallery would have to read every entry.
             GalleryError: As `search`; or no probability, or one of a label that is not the gallery's.
         """
 
@@ -139,11 +139,11 @@ class SearchableGallery(Protocol):
 
     @abstractmethod
     def every_entry(self) -> Iterator[Entry]:
-        """All entries, in the order of `ids`, read as they are asked for."""
+        """All entries, in the order of `ids`, read lazily."""
 
     @abstractmethod
     def ids(self) -> list[str]:
-        """Every id: in the order of adding where the gallery knows it, else sorted."""
+        """Every id: in the order of adding if the gallery knows it, else sorted."""
 
     @abstractmethod
     def find(self, sha256: str) -> list[Entry]:
@@ -158,7 +158,7 @@ class SearchableGallery(Protocol):
 
     @abstractmethod
     def find_case(self, case: str) -> Entry | None:
-        """The entry that a case id stands for; None where there is none."""
+        """The entry of a case id, or None."""
 
     @abstractmethod
     def has_patient(self, patient_id: str) -> bool:
@@ -166,20 +166,20 @@ class SearchableGallery(Protocol):
 
     @abstractmethod
     def vector(self, id: str) -> NDArray[np.float32]:
-        """float32 [D], unit norm. Raises GalleryError for an id that is not there."""
+        """float32 [D], unit norm. Raises GalleryError for an unknown id."""
 
     @property
     @abstractmethod
     def cell_codec(self) -> CellCodec | None:
-        """How the cells of its images are coded; None where it keeps none."""
+        """How the cells of its images are coded; None if it keeps none."""
 
     @abstractmethod
     def thumbnail(self, id: str) -> bytes | None:
-        """JPEG of about 256 pixels, or None where none was stored. Raises GalleryError for an id that is not there."""
+        """JPEG of about 256 pixels, or None if none was stored. Raises GalleryError for an unknown id."""
 
     @abstractmethod
     def info(self) -> dict[str, Any]:
-        """What the gallery is and holds, in plain values for JSON."""
+        """A description of the gallery and its content, in plain values for JSON."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -196,14 +196,14 @@ class SearchableGallery(Protocol):
 
 
 class EditableGallery(SearchableGallery, Protocol):
-    """One whose entries can be changed: every gallery that is built by cbmir."""
+    """A gallery whose entries can be changed: every gallery that cbmir builds."""
 
     @abstractmethod
     def add(
         self, entries: Sequence[Entry], embeddings: NDArray[np.float32], thumbnails: Sequence[bytes] | None = None,
         cells: NDArray[np.float32] | None = None,
     ) -> Added:  # fmt: skip
-        """Add N entries; one whose content (`sha256`) is there already is left out and reported.
+        """Add N entries; an entry whose content (`sha256`) is already in the gallery is left out and reported.
 
         Args:
             embeddings: float32 [N, D] of unit norm.
@@ -211,38 +211,37 @@ class EditableGallery(SearchableGallery, Protocol):
             cells: Feature maps float32 [N, D, h, w], where the gallery keeps cells.
 
         Raises:
-            GalleryError: An id is there with other content, embeddings are unfit, labels are not the gallery's, or
-                cells are missing or not wanted. Nothing is added then.
+            GalleryError: An id exists with other content, embeddings are invalid, labels are not the gallery's, or
+                cells are missing or not expected. Nothing is added then.
         """
 
     @abstractmethod
     def update(self, entries: Sequence[Entry]) -> int:
-        """Replace what is said of entries (all but content, embedding and thumbnail) by their ids.
+        """Replace the data of entries (except content, embedding and thumbnail), by their ids.
 
         Returns:
             How many changed.
 
         Raises:
-            GalleryError: An id is not there, or is there with other content. Nothing is changed then.
+            GalleryError: An id does not exist, or exists with other content. Nothing is changed then.
         """
 
     @abstractmethod
     def remove(
         self, *, ids: Collection[str] = (), patient_ids: Collection[str] = (), study_ids: Collection[str] = ()
     ) -> tuple[str, ...]:
-        """Remove entries with all that belongs to them; what is not there is passed over.
+        """Remove entries with all their data; unknown ids are ignored.
 
         Args:
             ids: Of entries.
-            patient_ids: Of patients, all of whose entries go.
-            study_ids: Of studies; with `patient_ids`, only these studies of these patients go.
+            patient_ids: Of patients, all of whose entries are removed.
+            study_ids: Of studies; with `patient_ids`, only these studies of these patients.
 
         Returns:
-            The ids that went, sorted.
+            The removed ids, sorted.
 
         Raises:
-            GalleryError: Several patients have a study id that is given alone: a study of one must not take another's
-                along. Nothing is removed then.
+            GalleryError: A study id given without a patient belongs to several patients. Nothing is removed then.
         """
 
 
@@ -256,10 +255,10 @@ def is_milvus(place: str | Path) -> bool:
 
 
 def open_gallery(place: str | Path, *, pseudonyms: Pseudonyms | None = None) -> EditableGallery:
-    """Open a gallery by its folder or `milvus:…` place (see the module); `pseudonyms` is as `Gallery.open` has it.
+    """Open a gallery by its folder or `milvus:…` place (see the module); `pseudonyms` is as in `Gallery.open`.
 
     Raises:
-        GalleryError: There is none, or it is damaged, of another schema, or cannot be reached.
+        GalleryError: It is missing, damaged, of another schema, or cannot be reached.
         MissingDependencyError: pymilvus is needed and not installed.
     """
     if is_milvus(place):

@@ -1,8 +1,8 @@
-"""Keyed pseudonyms: a gallery may keep HMAC-SHA256 of patients' and studies' ids in their place.
+"""Keyed pseudonyms: a gallery may keep the HMAC-SHA256 of patients' and studies' ids instead of the ids.
 
-Only who holds the key can tell which patient a pseudonym is: an unkeyed hash would be undone by trying all ids. The key
-is kept apart from the gallery; without it a gallery with pseudonyms is searched as any other, but no patient can be
-looked up by id.
+Only a holder of the key can find the patient of a pseudonym; a hash without a key could be reversed by trying all ids.
+The key is stored apart from the gallery. Without it, a gallery with pseudonyms can be searched like any other, but no
+patient can be looked up by id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _ADVICE = "make one with: python -c 'import secrets; print(secrets.token_hex(32)
 
 
 class Pseudonyms:
-    """Turns ids into pseudonyms. A text that is one stays as it is, so that an entry that was read can be written."""
+    """Turns ids into pseudonyms. A text that is already a pseudonym stays, so that an entry that was read can be
+    written again."""
 
     def __init__(self, key: bytes) -> None:
         """A key in hexadecimal digits counts by the bytes that they stand for, so that 64 digits are 32 bytes.
@@ -45,21 +46,21 @@ class Pseudonyms:
 
     @classmethod
     def load(cls, place: str) -> Self:
-        """The key in a file, or in an environment variable as `env:NAME`; white space around it is left out.
+        """The key in a file, or in an environment variable as `env:NAME`; surrounding white space is ignored.
 
         Raises:
-            GalleryError: There is none, it is weak, or others may read the file.
+            GalleryError: The key is missing or weak, or others may read the file.
         """
         return cls(read_secret(place, "the key for pseudonyms", _ADVICE, GalleryError))
 
     @classmethod
     def throw_away(cls) -> Self:
-        """With a random key that nobody will know."""
+        """With a random key that is not kept."""
         return cls(secrets.token_bytes(64))
 
     @property
     def check(self) -> str:
-        """Tells one key from another without giving it away."""
+        """Identifies the key without revealing it."""
         return self._hashed("check", "cbmir")
 
     def patient(self, id: str) -> str:
@@ -76,7 +77,8 @@ class Pseudonyms:
 
 
 def case_id(key: str, entry_id: str) -> str:
-    """`case-` and 16 hexadecimal digits for an entry, by a gallery's own key: they tell nothing without the gallery."""
+    """`case-` and 16 hexadecimal digits for an entry, with a gallery's own key: without the gallery they reveal
+    nothing."""
     return f"case-{hmac.new(key.encode(), entry_id.encode(), hashlib.sha256).hexdigest()[:16]}"
 
 

@@ -1,4 +1,4 @@
-"""A gallery at one moment, as a read transaction sees it. No row is returned that does not fit its digest."""
+"""A gallery at one moment, as a read transaction sees it. Each row's digest is verified before it is returned."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Reader:
         return [self.entry_of(row) for row in self.rows(numbers)]
 
     def every_entry(self) -> Iterator[Entry]:
-        """All entries, in the order of adding, read as they are asked for."""
+        """All entries, in the order of adding, read lazily."""
         for rows in self._every_row():
             yield from map(self.entry_of, rows)
 
@@ -168,14 +168,14 @@ class Reader:
         return [self._checked_thumbnail(row) for row in self.rows(numbers)]
 
     def number(self, id: str) -> int:
-        """An entry's number. Raises GalleryError for an id that is not there."""
+        """An entry's number. Raises GalleryError for an unknown id."""
         found = self._found_by("id", id)
         if not found:
             raise GalleryError(f"{self.meta.path}: expected the id of an entry of this gallery, found {id!r}")
         return int(found[0][0])
 
     def find_case(self, case: str) -> Entry | None:
-        """The entry that a case id stands for; None where there is none."""
+        """The entry of a case id, or None."""
         found = self._found_by("case_id", case)
         return self.entry_of(found[0]) if found else None
 

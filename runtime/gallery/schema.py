@@ -1,12 +1,12 @@
 """The tables of `gallery.sqlite`, and the digest that every row carries.
 
-SQLite notices a page that is no page, and not a flipped bit within a value. So each row carries a BLAKE2b digest of all
+SQLite detects an invalid page, but not a flipped bit within a value. So each row carries a BLAKE2b digest of all
 its values, which is verified whenever the row is read for an answer: a damaged row is an error, never an answer. The
 digest is kept as a signed 64-bit integer; it guards against accidents, not against an attacker.
 
-Searches tell patients and studies by numbers, which are hashes of their ids. So whether an entry is of a given patient
-never depends on an index in which a damaged page could hide the patient. Studies of two patients may have the same id,
-and so the same number, as in CheXpert: a study is told by both its numbers.
+Searches identify patients and studies by numbers, which are hashes of their ids. So whether an entry is of a given
+patient never depends on an index in which a damaged page could hide the patient. Studies of two patients may have the
+same id, and so the same number, as in CheXpert, so a study is identified by both numbers.
 
 The generation last acknowledged stands in a file beside the database too (`LastCommit`): SQLite drops what a damaged or
 missing write-ahead log held without a word, and the gallery would open as it was some writes ago. The file is written
@@ -210,7 +210,7 @@ def day_number(day: str) -> int:
 
 
 def check_entry(entry: Entry) -> None:
-    """Raise GalleryError for an entry without an id, or with a date that is none."""
+    """Raise GalleryError for an entry without an id, or with an invalid date."""
     if not entry.id:
         raise GalleryError("expected an id for every entry, found an empty one")
     if entry.date:
@@ -247,7 +247,7 @@ class Meta:
         return {patient_number(self.keys.patient(one)) for one in ids} - {0}
 
     def study_numbers(self, ids: Iterable[str]) -> set[int]:
-        """Numbers of studies, as `patient_numbers`: each is that of all studies of this id, of whatever patient."""
+        """Numbers of studies, as `patient_numbers`: each covers all studies of this id, of any patient."""
         return {study_number(self.keys.study(one)) for one in ids} - {0}
 
     @classmethod
@@ -307,7 +307,7 @@ def write_meta(database: sqlite3.Connection, values: Mapping[str, object]) -> No
 
 
 def check_index(setting: str) -> None:
-    """Raise GalleryError for a way to search that is none of `INDEX_SETTINGS`."""
+    """Raise GalleryError unless the setting is in `INDEX_SETTINGS`."""
     if setting not in INDEX_SETTINGS:
         raise GalleryError(f"expected an index setting of {', '.join(INDEX_SETTINGS)}; found {setting!r}")
 
@@ -340,7 +340,7 @@ class LastCommit:
 
     @classmethod
     def read(cls, folder: Path) -> LastCommit | None:
-        """None where there is none, or a damaged one."""
+        """None if it is missing or damaged."""
         try:
             uuid, generation, stamp = read_json(folder / LAST_COMMIT)
             whole = stamp == digest((uuid, generation))

@@ -1,4 +1,4 @@
-"""What changes a gallery: a write transaction, all of which happens or none of it."""
+"""Changes to a gallery: a write transaction, which happens completely or not at all."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ class Writer(Reader):
                            f"with other content; nothing was added")  # fmt: skip
 
     def _digests(self, id: str) -> list[str]:
-        """The file digest of the entry with this id; empty where there is none."""
+        """The file digest of the entry with this id; empty without one."""
         return [sha256 for (sha256,) in self.query("SELECT sha256 FROM entry WHERE id = ?", id)]
 
 

@@ -149,13 +149,13 @@ def test_add(
     assert run("index", "add", gallery, tiny_model, more) == 2
     captured = capsys.readouterr()
     assert captured.out == f"{gallery}: 1 images added, 0 were there\n"
-    assert f"1 images have the content of others and were left out: see {gallery}/duplicates.csv" in captured.err
+    assert f"1 images are copies of others and were left out: see {gallery}/duplicates.csv" in captured.err
     assert f"1 images could not be read: see {gallery}/unreadable.csv" in captured.err
     images[1].write_bytes((tiny_manifest.parent / "image_01.png").read_bytes())
     images[2].unlink()
     more.write_text(f"image,patient_id,split,Mass\n{images[1]},x,train,1\n")
     assert run("index", "add", gallery, tiny_model, more) == 2
-    assert "1 images have changed since they went in, and stay as they were" in capsys.readouterr().err
+    assert "1 image files have changed since they were added" in capsys.readouterr().err
 
 
 def test_update(tmp_path: Path, tiny_manifest: Path, gallery: Path, capsys: Captured) -> None:

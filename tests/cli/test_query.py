@@ -302,7 +302,7 @@ def test_pictures_of_images_of_the_same_name_and_of_neighbours_that_are_gone(
     assert "Neighbour 1 is not drawn: " in capsys.readouterr().err
     assert {file.parent.name for file in (tmp_path / "drawn").rglob("*.png")} == {"a", "b"}
     assert run("query", tiny_model, tiny_gallery, *images, "--report", tmp_path / "out.html") == 2
-    assert "--report is about one IMAGE, found 2" in capsys.readouterr().err
+    assert "--report takes one IMAGE, found 2" in capsys.readouterr().err
 
 
 def test_pictures_of_images_by_relative_paths_stay_in_their_folder(

@@ -113,10 +113,10 @@ def test_errors(tiny_model: Path, tmp_path: Path, capsys: Captured, monkeypatch:
     assert run("speed", tiny_model, "--batch", "0") == 2
     assert "--batch" in capsys.readouterr().err
     assert run("speed", tiny_model, "--engine", "tensorrt") == 2
-    assert "tiny.onnx is run by" in capsys.readouterr().err
+    assert "tiny.onnx runs on" in capsys.readouterr().err
     (tmp_path / "model.onnx").write_text("this is not a model")
     assert run("speed", tmp_path, "--engine", "tensorrt") == 2
-    assert "none of these files can run here: model.onnx is run by" in capsys.readouterr().err
+    assert "none of these files can run here: model.onnx runs on" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "onnx", None)
     assert run("speed", tiny_model, "--peak") == 2
     assert 'pip install "cbmir[export]"' in capsys.readouterr().err

@@ -69,11 +69,11 @@ def test_distil_then_query_the_teachers_gallery(
         (("--devices", "many"), "devices"),
         (("--seed", -1), "seed"),
         (("--weight-decay", -1), "weight_decay"),
-        (("--loss", "bce", "--sigma", 1), "--sigma means nothing with --loss bce"),
+        (("--loss", "bce", "--sigma", 1), "--sigma has no effect with --loss bce"),
         (("--loss", "ml-proxy-nca", "--proxies-per-class", 2), "--proxies-per-class means nothing"),
         (("--loss", "bce", "--no-negative-proxies"), "--negative-proxies means nothing"),
-        (("--distill", "run", "--loss", "bce"), "--loss means nothing with --distill"),
-        (("--distill", "run", "--class-weights"), "--class-weights means nothing with --distill"),
+        (("--distill", "run", "--loss", "bce"), "--loss has no effect with --distill"),
+        (("--distill", "run", "--class-weights"), "--class-weights has no effect with --distill"),
         (("--distill", "nowhere"), "nowhere: expected a folder made by 'cbmir train'"),
     ],
 )
@@ -115,8 +115,8 @@ def test_a_recipe_gives_defaults_and_an_option_changes_one(
     assert run("train", "--help") == 0
     assert "[default: proxy]" in capsys.readouterr().out
     for options, message in (
-        (("--projection", 64), "--projection means nothing with --no-linear-fit."),
-        (("--recipe", "fitted", "--sigma", 1), "--sigma means nothing with --loss bce of this recipe."),
+        (("--projection", 64), "--projection has no effect with --no-linear-fit."),
+        (("--recipe", "fitted", "--sigma", 1), "--sigma has no effect with --loss bce of this recipe."),
     ):
         assert run("train", tiny_manifest, "-o", tmp_path / "refused", *options) == 2
         assert message in capsys.readouterr().err
@@ -140,4 +140,4 @@ def test_distil_a_fitted_teacher_by_the_recipe_fitted(
     capsys.readouterr()
     assert run("evaluate", student, tiny_manifest, "--gallery-model", teacher, "-k", 3) == 0
     assert run("train", tiny_manifest, "-o", tmp_path / "no", *small, *own, "--linear-fit") == 2
-    assert "--linear-fit means nothing with --distill." in capsys.readouterr().err
+    assert "--linear-fit has no effect with --distill." in capsys.readouterr().err

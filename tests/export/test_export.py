@@ -209,7 +209,7 @@ def test_images_to_calibrate_on_that_are_gone_are_said_before_the_work(
     shutil.copytree(tiny_run, run)
     RunFolder(run).write_config(replace(RunFolder(run).read_config(), manifest=str(moved)))
     moved.unlink()
-    with pytest.raises(RunError, match=r"no such manifest.*give others by --calibrate manifest\.csv$"):
+    with pytest.raises(RunError, match=r"no such manifest.*give others with --calibrate manifest\.csv$"):
         export_run(run, tmp_path / "out", ExportOptions(int8=True, images=tiny_manifest))
     assert not list((tmp_path / "out").iterdir())
 

@@ -41,7 +41,7 @@ def test_of_the_whole_crop_it_is_the_embedding() -> None:
         ((0.4, 0.0, 0.3, 1.0), "found 0.4,0,0.3,1"),
         ((0.0, 0.0, 1.0, 1.2), "0 <= y0 < y1 <= 1"),
         ((float("nan"), 0.0, 1.0, 1.0), "0 <= x0 < x1 <= 1"),
-        ((0.0, 0.0, 0.09, 1.0), "from 0.100 to 0.900 both ways; found 0.00 cells"),
+        ((0.0, 0.0, 0.09, 1.0), "from 0.100 to 0.900 in both directions; found 0.00 cells"),
         ((0.5, 0.5, 0.6, 0.6), "at least half a cell of the model's 4x4, .* found 0.25 cells"),
     ],
 )

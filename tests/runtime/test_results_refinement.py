@@ -32,7 +32,7 @@ def test_only_what_is_given_counts() -> None:
 def test_what_cannot_be_refined_by() -> None:
     with pytest.raises(UserError, match="found none"):
         Refinement()
-    with pytest.raises(UserError, match="alike or unlike, found both: a"):
+    with pytest.raises(UserError, match="either alike or unlike, found as both: a"):
         Refinement(alike=("a", "b"), unlike=("a",))
     for weight in (1.5, float("nan")):
         with pytest.raises(UserError, match="a weight from -1 to 1 for Mass"):

@@ -215,7 +215,7 @@ def test_a_long_value_in_many_rows_of_parquet_is_refused(
     assert path.stat().st_size < 2000
     assert len(read_table(path)) == (1 if nested else 2000)
     monkeypatch.setattr(text_table, "MOST_TABLE", 10**7)
-    with pytest.raises(ManifestError, match="at most 10,000,000 letters, found more"):
+    with pytest.raises(ManifestError, match="at most 10,000,000 characters, found more"):
         read_table(path)
 
 

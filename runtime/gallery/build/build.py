@@ -1,9 +1,9 @@
 """Build a gallery from a manifest, whole or one shard of it, and add to one.
 
-A build fills a version of its own in the gallery's folder (`GalleryFolder`), one transaction per batch, which becomes
-the gallery at the end: stopped at any point, it leaves the gallery as it was, and the same call goes on without
-embedding an image again. An addition, and any build on Milvus, writes its batches into the gallery itself: stopped, it
-leaves those that were done, and the same call goes on as well.
+A build writes a new version in the gallery's folder (`GalleryFolder`), one transaction per batch, which becomes the
+gallery at the end. If it is stopped, the old gallery stays as it was, and the same call continues without embedding an
+image again. An addition, and any build on Milvus, writes its batches into the gallery itself: if it is stopped,
+finished batches stay, and the same call continues.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ def build_gallery(
 ) -> IndexReport:  # fmt: skip
     """Build the gallery at `path` from the manifest's rows of `splits` ("all": every row).
 
-    Images that cannot be read are left out, logged as warnings and listed in the gallery's `unreadable.csv`; those
-    whose content is there already in `duplicates.csv`. A build that stops halfway leaves what was there, and the same
-    call goes on with it. Other unfinished work in the gallery's folder is removed once this build is done.
+    Images that cannot be read are left out, logged as warnings and listed in the gallery's `unreadable.csv`; copies of
+    other images are listed in `duplicates.csv`. If a build is stopped, the old gallery stays, and the same call
+    continues. Other unfinished work in the gallery's folder is removed when this build is done.
 
     Args:
-        workers: Processes that read images, as `work_through` has it. What is built does not depend on it.
-        reduced_jpeg2000: As `Finder` has it.
-        pseudonyms: As `Gallery.create` has it.
-        index: As `Gallery.create` has it.
-        replace_others: Replace a gallery also where it holds images that are not among these rows, or keeps ids in
-            another way.
-        shard: Build part i of n alone, given as (i, n), for `merge_galleries` to join. One that is there is kept, and
-            one without a readable image is empty.
+        workers: Processes that read images, as in `work_through`. They do not change the result.
+        reduced_jpeg2000: As in `Finder`.
+        pseudonyms: As in `Gallery.create`.
+        index: As in `Gallery.create`.
+        replace_others: Replace a gallery even if it holds images that are not among these rows, or keeps ids in another
+            way.
+        shard: Build only part i of n, given as (i, n), for `merge_galleries` to join. An existing shard is kept, and a
+            shard without a readable image is empty.
         cells: Keep codes of each image's cells (`CellCodec`), fitted to a sample of these images: a search by region
             ranks its first candidates again by them.
 
     Raises:
-        SplitError: No row is of these splits.
+        SplitError: No row belongs to these splits.
         UserError: A shard, or cells, for a Milvus collection.
-        GalleryError: A gallery is not to be replaced, `path` holds anything but a gallery, no image can be read, or
-            another process builds here.
+        GalleryError: A gallery must not be replaced, `path` holds something other than a gallery, no image can be read,
+            or another process is building here.
         WorkerError: A worker died.
     """
     work = Work.of(engine.card, manifest, splits, reduced_jpeg2000, workers)
@@ -111,15 +111,15 @@ def add_to_gallery(
 ) -> IndexReport:  # fmt: skip
     """Add the manifest's rows of `splits` to the gallery at `path`; the arguments are those of `build_gallery`.
 
-    An image whose path the gallery has stays as it is: it is read only to see whether its content has changed. One
-    whose content is there under another path is left out and reported. Each batch is a transaction: a stop leaves those
-    that were done, and the same call goes on.
+    An image whose path is in the gallery stays as it is: it is only read to check whether its content has changed. An
+    image whose content is in the gallery under another path is left out and reported. Each batch is a transaction: if
+    the call is stopped, finished batches stay, and the same call continues.
 
     Returns:
-        What was added, and what was left out and why.
+        The images that were added, and those that were left out and why.
 
     Raises:
-        SplitError: No row is of these splits.
+        SplitError: No row belongs to these splits.
         GalleryError: The gallery is of another model or keeps ids in another way, or another process builds it or adds
             to it.
         ManifestError: The manifest has labels that the gallery does not have.
@@ -143,10 +143,10 @@ def build_version(
     pseudonyms: Pseudonyms | None, *, index: str, images: Collection[str] | None, shard: Shard | None = None,
     cells: Callable[[], CellCodec] | None = None,
 ) -> IndexReport:  # fmt: skip
-    """Let `fill` fill a version of a gallery, which an earlier call may have begun, and publish it; under the lock.
+    """Call `fill` on a new or unfinished version of a gallery, and publish it; under the lock.
 
-    `images` are those that go in: a gallery that holds others is not replaced. None: it is, whatever it holds. `cells`
-    gives the codec of a version that is begun, where it keeps cells.
+    `images` are those to add: a gallery that holds others is not replaced, unless `images` is None. `cells` gives the
+    codec of a new version that keeps cells.
     """
     check = pseudonyms.check if pseudonyms else ""
     if images is not None:
@@ -174,7 +174,7 @@ def _under_construction(
     part: Path, card: ModelCard, labels: LabelSet, pseudonyms: Pseudonyms | None, index: str,
     cells: Callable[[], CellCodec] | None,
 ) -> Iterator[Gallery]:  # fmt: skip
-    """The gallery in a build's folder, made where there is none; a damaged one is made again.
+    """The gallery in a build's folder, created if it is missing or damaged.
 
     Raises GalleryError for one that cannot be read at this moment: what has been embedded is not thrown away for that.
     """
@@ -191,7 +191,7 @@ def _under_construction(
 
 
 def _damage(part: Path) -> str:
-    """What is damaged in a gallery that an earlier run left; empty where nothing is."""
+    """The damage in a gallery that an earlier run left; empty without damage."""
     try:
         with Gallery.open(part) as left:
             return next((problem.what for problem in verify_database(left)), "")
@@ -202,7 +202,7 @@ def _damage(part: Path) -> str:
 
 
 def _check_nothing_lost(folder: GalleryFolder, images: Collection[str], check: str) -> None:
-    """Raise GalleryError where a gallery that is there holds other images, or keeps ids in another way."""
+    """Raise GalleryError if the existing gallery holds other images, or keeps ids in another way."""
     if not folder.has_gallery():
         return
     advice = "'cbmir index add' adds to it; --replace replaces it"
@@ -226,7 +226,7 @@ def _check_nothing_lost(folder: GalleryFolder, images: Collection[str], check: s
 def open_collection(
     place: str, card: ModelCard, labels: LabelSet, pseudonyms: Pseudonyms | None, index: str | None
 ) -> MilvusGallery:
-    """Open a Milvus collection. With `index`, make it where there is none."""
+    """Open a Milvus collection. With `index`, create it if it is missing."""
     from cbmir.runtime.gallery.milvus.gallery import MilvusGallery
 
     try:

@@ -30,7 +30,7 @@ _SHARDS = re.compile(r"shards-[0-9a-f]{16}")
 
 
 class GalleryFolder:
-    """The folder of a gallery, as builds and additions use it. It need not exist yet."""
+    """The folder of a gallery, as builds and additions use it. It may not exist yet."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).resolve()

@@ -1,4 +1,4 @@
-"""Merge galleries into one, shards of a build above all; and build shards as tasks of Ray, here or on a cluster."""
+"""Merge galleries into one, above all the shards of a build; and build shards as Ray tasks, here or on a cluster."""
 
 from __future__ import annotations
 
@@ -39,15 +39,16 @@ def merge_galleries(
     pseudonyms: Pseudonyms | None = None,
     merged: Callable[[Path, Added], None] = lambda path, added: None,
 ) -> IndexReport:
-    """Merge galleries of one model into the one at `path`, each in one transaction; if there is none, into a new one.
+    """Merge galleries of one model into the gallery at `path`, which is created if it is missing; one transaction each.
 
-    A new one becomes a gallery once all are in it: stopped before, the same call goes on. With shards it is the gallery
-    that a build of the whole manifest makes. One that is there keeps those that were merged before a stop.
+    A new gallery appears once it is complete: if the call is stopped, the same call continues. Merged shards are the
+    same gallery as a build of the whole manifest. An existing gallery keeps what was merged before a stop.
 
-    A Milvus collection is filled in place and in batches: a stop leaves a part, and the same call goes on from there.
+    A Milvus collection is filled in place and in batches: if the call is stopped, a part stays, and the same call
+    continues.
 
     Args:
-        merged: Is called with each gallery that is in, and what became of its entries.
+        merged: Called with each merged gallery, and what happened to its entries.
 
     Raises:
         GalleryError: Shards are missing or of different builds, galleries are of different models, labels or
@@ -107,7 +108,8 @@ def build_on_ray(
     """`build_gallery` by Ray: shards of 1,024 images, each a task that builds a gallery in the folder, then a merge.
 
     Every node must see the model, the images and `path` under the same paths. Finished shards are kept, so the same
-    call goes on after a stop. The key of the pseudonyms stays here: shards keep ids as they are until they are merged.
+    call continues after a stop. The key of the pseudonyms stays here: shards keep ids as they are until they are
+    merged.
 
     Args:
         address: That of a cluster, or "auto": the one that RAY_ADDRESS names, else this machine.

@@ -1,4 +1,4 @@
-"""Which part of a build a gallery is, and whether all parts of it are there."""
+"""Which part of a build a gallery is, and whether all parts are present."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Shard:
 
     @classmethod
     def load(cls, path: Path) -> Shard | None:
-        """What the gallery at `path` is a shard of; None where it is no shard."""
+        """The build that the gallery at `path` is a shard of; None if it is not a shard."""
         try:
             return from_json(cls, read_json(live_folder(path) / _FILE))
         except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,5 @@
-"""What goes into a gallery: rows of a manifest, whose images are read by workers, embedded and added in batches."""
+"""The work of filling a gallery: workers read the images of a manifest's rows, which are embedded and added in
+batches."""
 
 from __future__ import annotations
 
@@ -42,9 +43,9 @@ Listed = tuple[tuple[str, str], ...]
 class IndexReport:
     """What a build or an addition did.
 
-    `images` are in by it, `resumed` of them by an earlier run that was stopped; `there` were in the gallery before, and
-    stay even where their files cannot be read any more. Listed are `unreadable` (path, reason), `duplicates` (path, id
-    of the entry with the same content), `changed` (path, id of the entry of that path, made from other content), and
+    `images` were added, `resumed` of them by an earlier run that was stopped; `there` were in the gallery before, and
+    stay even if their files can no longer be read. The lists are `unreadable` (path, reason), `duplicates` (path, id of
+    the entry with the same content), `changed` (path, id of the entry of that path, made from other content), and
     `warned` (path, kind of a warning; a row each), of a build all, of an addition those of the images that it added.
     """
 
@@ -84,7 +85,7 @@ class Work:
         cls, card: ModelCard, manifest: Manifest, splits: Sequence[str], reduced_jpeg2000: bool, workers: int | None
     ) -> Work:
         """The rows of these splits ("all": every row; "train" too, where no row has a split, so that nothing is held
-        out). Raises SplitError where there are none."""
+        out). Raises SplitError without such rows."""
         if tuple(splits) == ("train",) and not any(row.split for row in manifest):
             log.info("The manifest has no splits: all images are used.")
             splits = ("all",)
@@ -236,8 +237,8 @@ def embed_pictures(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
     """float32 [N, D], unit norm: the engine's embeddings of the pictures' crops; and with `cells`, their feature maps.
 
-    A CPU engine of one thread gets them one by one, as streams of one thread do: the values are then the same, whatever
-    the number of threads, for an engine opened in mode throughput.
+    A CPU engine of one thread gets them one by one, as streams of one thread do: the values then do not depend on the
+    number of threads, for an engine opened in mode throughput.
     """
     crops = np.stack([picture.crop for picture in pictures if picture.crop is not None])[:, None]
     size = 1 if engine.streams and engine.threads == 1 else len(crops)

@@ -1,1 +1,1 @@
-"""Galleries in Milvus, for where one machine is not enough: the same protocol as a gallery in a folder."""
+"""Galleries in Milvus, for when one machine is not enough, with the same protocol as a gallery in a folder."""

@@ -205,7 +205,7 @@ _BYTES = 16 * 2**20  # of one request or answer: a server takes 64 MB, and an en
 
 
 class Collection:
-    """An entry a row, as `records` has them; `index` is the gallery's setting. Every method raises GalleryError
+    """One row per entry, as in `records`; `index` is the gallery's setting. Every method raises GalleryError
     where the server does not answer as it should."""
 
     def __init__(self, connection: Connection, index: str) -> None:

@@ -1,11 +1,11 @@
-"""A gallery kept by Milvus, for where one machine is not enough: the protocol of `EditableGallery` over pymilvus.
+"""A gallery in Milvus, for when one machine is not enough: the protocol of `EditableGallery` over pymilvus.
 
-NAME has an entry a row (`records`), NAME_pictures the thumbnails, NAME_about what the gallery says of itself.
+NAME has one row per entry (`records`), NAME_pictures the thumbnails, NAME_about the gallery's description.
 Milvus finds the candidates; their cosines are computed here in float64 from the vectors that it sends, so that answers
 are those of a gallery on disk. Unlike there:
 
-- there are no transactions: a call that fails halfway leaves a part of its rows. Adding again goes on from there, since
-  content that is there is skipped; it is for the caller that no two programs add the same content at once;
+- there are no transactions: a call that fails halfway leaves a part of its rows. Adding again continues, since existing
+  content is skipped; the caller must prevent two programs from adding the same content at once;
 - there are no generations: `SearchResult.generation` is 0. What a search sees is said by the place's consistency
   level; by default all that was written before it began.
 """
@@ -110,7 +110,7 @@ class MilvusGallery(EditableGallery):
 
     @classmethod
     def open(cls, place: str, *, pseudonyms: Pseudonyms | None = None) -> Self:
-        """Open a gallery. Raises GalleryError where there is none, or it cannot be reached."""
+        """Open a gallery. Raises GalleryError if it is missing or cannot be reached."""
         connection = Connection(MilvusAddress.parse(place))
         try:
             for name in _names(connection):

@@ -144,7 +144,7 @@ def _condition(condition: Condition) -> str:
 
 
 def text(value: str) -> str:
-    """A text in an expression. Raises GalleryError for one that is no Unicode."""
+    """A text in an expression. Raises GalleryError for invalid Unicode."""
     check_length("text", value, LONGEST)
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
         value = value.replace(plain, escaped)

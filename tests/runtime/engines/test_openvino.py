@@ -88,7 +88,7 @@ def test_no_more_threads_than_there_are(tiny_model: Path) -> None:
     with OpenVinoEngine(tiny_model, threads=10_000, mode="latency") as engine:
         health = engine.health()
     assert health.threads == available_threads()
-    assert len(health.warnings) == 1 and "10000 threads were asked for" in health.warnings[0]
+    assert len(health.warnings) == 1 and "10000 threads were requested" in health.warnings[0]
 
 
 @needs_bf16

@@ -296,7 +296,7 @@ def test_a_provider_that_does_not_load_is_no_cpu_in_disguise(tiny_model: Path, m
         "InferenceSession",
         lambda path, options, **_: real(path, options, providers=["CPUExecutionProvider"]),
     )
-    with pytest.raises(EngineError, match="'onnxruntime-cuda' was asked for, and ONNX Runtime fell back to CPU"):
+    with pytest.raises(EngineError, match="'onnxruntime-cuda' was requested, but ONNX Runtime fell back to CPU"):
         OnnxEngine(tiny_model, engine="onnxruntime-cuda")
 
 
@@ -329,10 +329,10 @@ def test_a_file_that_a_gpu_cannot_run_is_told_from_one_that_nothing_can(
 
     monkeypatch.setattr(ort, "current_gpu", lambda: Gpu("a card", "sm86", 2**33))
     monkeypatch.setattr(onnxruntime, "InferenceSession", fails)
-    with pytest.raises(EngineError, match="cannot load it by CUDAExecutionProvider: out of memory"):
+    with pytest.raises(EngineError, match="cannot load it with CUDAExecutionProvider: out of memory"):
         OnnxEngine(tiny_model, engine="onnxruntime-cuda")
     (tmp_path / "text.onnx").write_text("this is not a model")
-    with pytest.raises(ModelError, match="cannot load it by CPUExecutionProvider"):
+    with pytest.raises(ModelError, match="cannot load it with CPUExecutionProvider"):
         OnnxEngine(tmp_path / "text.onnx", engine="onnxruntime-cuda")
 
 

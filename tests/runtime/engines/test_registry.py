@@ -173,7 +173,7 @@ def test_folders_that_cannot_be_chosen_from(folder: Path, tiny_model: Path, tmp_
 def test_an_engine_that_is_not_here_is_an_error(tiny_model: Path, here: Callable[..., Opened]) -> None:
     opened = here(tiny_model, "onnxruntime")
     for name in ("onnxruntime-cuda", "onnxruntime-tensorrt", "openvino"):
-        with pytest.raises(EngineError, match=f"engine {name} was asked for, but cannot be used here: there is no"):
+        with pytest.raises(EngineError, match=f"engine {name} was requested, but cannot be used here: there is no"):
             open_engine(tiny_model, engine=name)
     assert opened == []
 
@@ -192,16 +192,16 @@ def test_a_fall_back_that_is_allowed_is_told(
 def test_a_folder_falls_back_to_its_onnx_file(folder: Path, tiny_model: Path, here: Callable[..., Opened]) -> None:
     opened = here(tiny_model, "onnxruntime")
     with open_engine(folder, engine="openvino", allow_fallback=True) as engine:
-        assert "engine openvino was asked for and cannot be used: there is no openvino" in engine.health().warnings[0]
+        assert "engine openvino was requested, but cannot be used: there is no openvino" in engine.health().warnings[0]
     assert opened == [("model.onnx", "onnxruntime")]
-    with pytest.raises(EngineError, match="engine openvino was asked for, but"):
+    with pytest.raises(EngineError, match="engine openvino was requested, but"):
         open_engine(folder / "model.openvino-bf16.xml", engine="openvino", allow_fallback=True)
 
 
 def test_what_cannot_be_asked_for(tiny_model: Path) -> None:
     with pytest.raises(EngineError, match="expected an engine of auto, onnxruntime"):
         open_engine(tiny_model, engine="cuda")
-    with pytest.raises(EngineError, match=r"is run by onnxruntime-cuda or .*, not by tensorrt"):
+    with pytest.raises(EngineError, match=r"runs on onnxruntime-cuda or .*, not on tensorrt"):
         open_engine(tiny_model, engine="tensorrt")
 
 

@@ -93,7 +93,7 @@ def test_vectors_that_stay_out_of_reach_are_told(
     with caplog.at_level("WARNING"):
         assert index.extended(unit(100)) is not None and not caplog.text
         HnswIndex.build("int8", unit(100))
-    assert "2 of 100 vectors are out of the index's reach" in caplog.text
+    assert "the index cannot reach 2 of 100 vectors" in caplog.text
 
 
 def test_int8_codes_are_not_stretched() -> None:

@@ -89,7 +89,7 @@ def test_a_large_one_derives_at_the_first_search(
                 assert gallery.search(make_vectors(COUNT)[5], 1).method == "hnsw int8"
                 assert gallery.info()["search"] == "hnsw int8"
     assert places(store.path) == ["derived-000000000001"]
-    assert len([text for text in caplog.messages if "writing what searches need of 60 entries" in text]) == 1
+    assert len([text for text in caplog.messages if "writing the search files of 60 entries" in text]) == 1
 
 
 @pytest.mark.usefixtures("low_limits")

@@ -124,7 +124,7 @@ def test_the_unpacked_one_of_two_files_is_taken(mimic: Path, caplog: pytest.LogC
     (mimic / f"{path.name}.gz").write_bytes(gzip.compress(b"another table"))
     with caplog.at_level(logging.INFO, "cbmir"):
         assert read_mimic(mimic) == expected
-    assert f"{path}.gz: not read, but the file beside it that is unpacked" in caplog.text
+    assert f"{path}.gz: not read, since the unpacked file beside it is" in caplog.text
     (mimic / "mimic-cxr-2.1.0-split.csv.gz").touch()
     with pytest.raises(ManifestError, match="expected one file"):
         read_mimic(mimic)

@@ -357,7 +357,7 @@ def test_a_removal_reaches_unfinished_work(tmp_path: Path, engine: Engine, tiny_
         shutil.copytree(tiny_gallery, part)
     with folder.locked():
         (failed,) = folder.remove_from_unfinished(None, patient_ids=["patient_03"])
-    assert failed.endswith("wait for it; then remove again, so that the unfinished work is covered too")
+    assert failed.endswith("wait until it has finished; then remove again, so that the unfinished work is covered too")
     assert folder.remove_from_unfinished(None, patient_ids=["patient_03"]) == []
     for part in parts:
         with Gallery.open(part) as gallery:
