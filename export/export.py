@@ -1,4 +1,4 @@
-"""`cbmir export`: the best model of a run, or an untrained encoder, as files, each let in only when it answers as
+"""`cbmir export`: the best model of a run, or an untrained encoder, as files, each accepted only if it answers as
 PyTorch does."""
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class ExportOptions:
         openvino: Of bf16 and int8.
         targets: TensorRT targets (sm86 …, or current).
         images: A manifest to compare on, in place of the run's own; an encoder has no other.
-        calibrate: A manifest to set int8 by, in place of the run's own, or of `images`.
+        calibrate: A manifest to calibrate int8 on, in place of the run's own, or of `images`.
         percentile: Cuts the activations' range in calibration; in (50, 100].
         tolerances: NAME=NUMBER for `ParityLimits.changed`.
-        accept_parity_loss: Write a file beyond its limits all the same.
+        accept_parity_loss: Also write files that miss their limits.
     """
 
     fp16: bool = False
@@ -95,12 +95,12 @@ class ExportOptions:
 def export_run(run: Path, output: str | Path, options: ExportOptions | None = None) -> list[Path]:
     """Export the best model of a finished run.
 
-    A file beyond its limits is not left behind; an older one of that name stays, and the message says so.
+    A file that misses its limits is removed; an older file of that name stays, and the message says so.
 
     Args:
         run: The folder of a finished run.
-        output: A file that ends in .onnx, or a folder for `model.onnx`. Other files stand beside it, with endings of
-            their own, and the figures of all in `parity.json`.
+        output: A file that ends in .onnx, or a folder for `model.onnx`. Other files are written beside it with other
+            endings, and the figures of all of them to `parity.json`.
 
     Returns:
         The files written.
@@ -108,7 +108,7 @@ def export_run(run: Path, output: str | Path, options: ExportOptions | None = No
     Raises:
         RunError: The run is not finished, or its images are no longer there.
         ManifestError, EncoderError: See the message.
-        ParityError: Files are beyond their limits; the others are written.
+        ParityError: Files miss their limits; the others are written.
     """
     options = options or ExportOptions()
     target = _target(output, options)
@@ -131,7 +131,7 @@ def export_encoder(
     Args:
         encoder: Its name for `build_encoder`.
         weights: A file, or `imagenet`.
-        output: As `export_run` has it, and so what is returned.
+        output: As in `export_run`, like the return value.
         options: With `images`, on which the files are compared with PyTorch.
         image_size: None: that of the published weights.
         grey_range: `own`, `signed` or MEAN,STD (`grey_range_of`).
@@ -141,7 +141,7 @@ def export_encoder(
         UserError: No weights, or no images.
         EncoderError: The encoder is not known, or the weights are not all of its weights.
         ManifestError, SplitError: The images.
-        ParityError: Files are beyond their limits; the others are written.
+        ParityError: Files miss their limits; the others are written.
     """
     target = _target(output, options)
     if options.images is None:
@@ -297,7 +297,7 @@ class _Export:
         return card, measure_parity(self.reference, found, self.sample.cases, limits)
 
     def _let_in(self, staged: Path, card: ModelCard, found: Parity | str, more: Mapping[str, Any] = {}) -> None:
-        """`found` is the comparison, or the reason that there is none; `more` goes into the report."""
+        """`found` is the comparison, or the reason that it is missing; `more` goes into the report."""
         path = self.target.with_name(staged.name)
         machine = describe_machine()
         facts = {

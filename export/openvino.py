@@ -2,7 +2,7 @@
 
 The head (all that follows the feature map: mean, norm, distances, exp) computes in float32 in both. In bfloat16 the CPU
 plugin keeps float32 only after the last convolution or matrix product, so the head's product is written as a
-multiplication and a sum. NNCF is told to leave the head out.
+multiplication and a sum. NNCF is configured to leave the head out.
 """
 
 from __future__ import annotations
@@ -180,8 +180,8 @@ def import_nncf() -> Any:
 
 
 def _save(graph: Any, card: ModelCard, path: Path) -> None:
-    """Write .bin and .xml, which holds the card and the SHA-256 of the .bin, so that two files that do not belong
-    together are told apart, and an int8 file's embedding space from that of any other."""
+    """Write .bin and .xml, which holds the card and the SHA-256 of the .bin, which detects files that do not belong
+    together, and distinguishes an int8 file's embedding space from any other."""
     ov = import_openvino()
     with TemporaryDirectory() as folder:
         xml, weights = Path(folder, "model.xml"), Path(folder, "model.bin")

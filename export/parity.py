@@ -1,5 +1,5 @@
 """Does a file answer as its source does? Two sets of answers to the same images are compared by what a user sees: the
-neighbours that are found, how well they fit, and how well findings are told apart."""
+neighbours that are found, how well they fit, and how well findings are separated."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Parity:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """JSON types; None for what is no number."""
+        """JSON types; None for NaN."""
         return {name: _json(value) for name, value in asdict(self).items()}
 
     def table(self) -> str:

@@ -1,4 +1,4 @@
-"""A finder that can be replaced while it is in use: how a service takes a new model or gallery without a stop.
+"""A finder that can be replaced while it is in use, so that a service gets a new model or gallery without interruption.
 
 >>> live = ReloadableFinder(lambda: Finder.open("model.onnx", "gallery/"))        # doctest: +SKIP
 >>> with live.use() as finder:                                              # doctest: +SKIP
@@ -23,7 +23,7 @@ from cbmir.runtime.logs import error_fields, fields, log
 
 @dataclass(eq=False)
 class _SharedFinder:
-    """A finder and how many hold it: each block in `use`, and the ReloadableFinder whose current one it is."""
+    """A finder and its number of users: each block in `use`, and the ReloadableFinder if it is the current one."""
 
     finder: Finder
     holders: int = 1
@@ -33,7 +33,7 @@ class ReloadableFinder(Closing):
     """A thread-safe Finder that can be replaced while in use: a block that began with the old one ends with it."""
 
     def __init__(self, open: Callable[[], Finder], *, at_once: bool = True) -> None:  # noqa: A002 - what it does
-        """Opens a finder and warms it up; if `at_once` is False, the first `reload` does. Raises as `reload`."""
+        """Opens a finder and warms it up; if `at_once` is False, the first `reload` does this. Raises as `reload`."""
         self._open = open
         self._current: _SharedFinder | None = None
         self.generation = 0  # how many finders have been opened
@@ -84,7 +84,7 @@ class ReloadableFinder(Closing):
         return self._current is not None
 
     def close(self) -> None:
-        """Close the finder once its last user is done; nothing can be used from now on. May be called again."""
+        """Close the finder once its last user is done; it cannot be used after this. May be called again."""
         with self._lock:
             self._closed = True
             old, self._current = self._current, None

@@ -1,6 +1,6 @@
-"""Logs as JSON, a line an event, on stderr: short texts, and fields that name requests and jobs, never patients.
+"""Logs as JSON on stderr, one line per event: short texts, and fields that name requests and jobs, never patients.
 
-Of other libraries' messages, which may quote an image, only the place is logged; of exceptions, the type and place.
+Messages of other libraries may quote an image, so only their place is logged; of exceptions, the type and place.
 """
 
 from __future__ import annotations

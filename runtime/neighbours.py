@@ -1,4 +1,4 @@
-"""Which images of a gallery an answer shows: the search, whose images are left out of it, and the warnings."""
+"""The neighbours in an answer: the search, the images left out of it, and the warnings."""
 
 from __future__ import annotations
 

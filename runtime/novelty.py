@@ -1,4 +1,4 @@
-"""Novelty: does anything in the gallery look like this image at all?
+"""Novelty: does anything in the gallery look like this image?
 
 The measure is the distance from an image's embedding to the nearest mixture of the `NEAREST` images of other patients
 that are nearest to it. Neighbours of a chest X-ray surround it; those of something else all lie to one side of it
@@ -26,8 +26,8 @@ _BLOCK = 4096  # rows compared at once: 16 MB of cosines for 1,000 samples
 
 @dataclass(frozen=True)
 class Novelty:
-    """`distance` in [0, 2] is the measure; `percentile` in [0, 100] says how many per cent of the gallery's own images
-    are nearer to the rest of it; `flagged` is True past `QUANTILE`: nothing in the gallery looks like this image."""
+    """`distance` in [0, 2] is the measure; `percentile` in [0, 100] is the share of the gallery's own images that are
+    nearer to the rest of it; `flagged` is True past `QUANTILE`: nothing in the gallery looks like this image."""
 
     distance: float
     percentile: float

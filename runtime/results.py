@@ -1,4 +1,4 @@
-"""The answer for an image: plain values, and what is needed to explain them."""
+"""The answer for an image: plain values, and the data for evidence maps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cbmir.runtime.novelty import Novelty
 @dataclass(frozen=True)
 class Finding:
     """A label's score in [0, 1]. The calibrated `probability`, `threshold` and `predicted` (score > threshold) are None
-    where the model's validation data could not give them."""
+    if the model's validation data did not suffice."""
 
     label: str
     score: float
@@ -33,10 +33,10 @@ class Finding:
 
 
 def most_probable_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The one order in which people read findings: on the command line, in the demo and in DICOM and FHIR results.
+    """The order of findings for people: on the command line, in the demo and in DICOM and FHIR results.
 
-    By calibrated probability. Findings without one follow, by score, which can't be compared with a probability. Equal
-    ones are in the order of their labels.
+    By calibrated probability. Findings without a probability follow, by score, which cannot be compared with a
+    probability. Ties are in the order of the labels.
     """
     return tuple(sorted(findings, key=lambda f: (f.probability is None, -(f.probability or 0), -f.score, f.label)))
 
@@ -52,10 +52,10 @@ class LabelAgreement:
     """How many of the neighbours have a label as 1, 0, -1 or not at all.
 
     `share` in [0, 1] is the weight of the positive and uncertain ones, divided by the weight of all for which the label
-    is known; None where it is known for none. `gallery` is the share of the gallery's images, of those for which the
-    label is known, each counted alike; None where it is known for none, or the gallery does not say.
+    is known; None if it is known for none. `gallery` is the share of the gallery's images, among those for which the
+    label is known, each with the same weight; None if it is known for none, or the gallery does not state it.
 
-    `above_chance`: so many of the neighbours or more would be positive or uncertain in fewer than 5% of random draws
+    `above_chance`: this many or more positive or uncertain neighbours would occur in fewer than 5% of random draws
     from the gallery (exact binomial test, one-sided, each label by itself).
     """
 
@@ -70,7 +70,7 @@ class LabelAgreement:
 
 
 def agreement(hits: Sequence[Hit], shares: Mapping[str, float | None], sigma: float) -> tuple[LabelAgreement, ...]:
-    """How far the neighbours agree on each label of `shares`, in which the gallery's are; empty without hits.
+    """How far the neighbours agree on each label; `shares` are those of the gallery. Empty without hits.
 
     A neighbour at distance d weighs exp(-d^2 / (2 sigma^2)), as a proxy does in a score (METHOD, "Loss"), with `sigma`
     of the model card.
@@ -149,8 +149,8 @@ class Refinement:
 class Neighbour:
     """An image of the gallery. `distance` is Euclidean between unit vectors, in [0, 2]; of its positive or uncertain
     `labels`, `shared` are those that the query has, and `uncertain` those not known to be positive. `boxes` are where
-    some of its findings are, as drawn by people, where the gallery has them. `view` and `date` (YYYY-MM-DD) are empty
-    where they are not known."""
+    some of its findings are, as drawn by people, if the gallery has them. `view` and `date` (YYYY-MM-DD) are empty if
+    they are unknown."""
 
     id: str
     image: str
@@ -169,23 +169,24 @@ class Neighbour:
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The answer for one image. It stands on its own: it remains usable once the finder that made it is closed.
+    """The answer for one image. It stays usable after the finder that made it is closed.
 
     Attributes:
-        findings: In the model's order; `most_probable_first` gives the order for people. Empty of an embedding model.
+        findings: In the model's order; `most_probable_first` gives the order for people. Empty for an embedding model.
         neighbours: In the order that `rank` names.
-        warnings: Sentences that a reader must see.
+        warnings: Sentences that every reader must see.
         embedding: float32 [D], unit norm.
         feature_map: float32 [D, h, w].
         agreement: One per label of the gallery; empty without neighbours.
-        novelty: None without a gallery, and with a small one.
-        query_labels: Those known of the image, where it is in the gallery, or else predicted.
+        novelty: None without a gallery, or with a small one.
+        query_labels: The image's known labels if it is in the gallery, else the predicted ones.
         known: Ids of the gallery's entries that were made from the same file.
-        patients: Ids of the patients that the image may be of, as the gallery names patients. Not in `to_json`.
-        operating_point: Which thresholds the findings have.
-        query: float32 [D], unit norm: what was searched for. The embedding, unless it was a region, or refined.
-        region: The part of the image that was searched for; None: all of it.
-        refinement: What the search was refined by (`Finder.refine`); None: it was not.
+        patients: Ids in the gallery of the patients that the image may belong to. Not in `to_json`.
+        operating_point: The operating point whose thresholds were used.
+        query: float32 [D], unit norm: the vector that was searched for. It is the embedding, unless the search was by a
+            region or refined.
+        region: The part of the image that was searched for; None for the whole image.
+        refinement: How the search was refined (`Finder.refine`); None if it was not.
         rank: `nearness`: nearest first; `findings`: the greatest expected agreement first (`Finder.analyze`).
     """
 
@@ -210,13 +211,13 @@ class Analysis:
 
     @property
     def labels_known(self) -> bool:
-        """Whether `query_labels` says anything: not of a new image where the model scores no findings."""
+        """Whether `query_labels` is known: it is not for a new image if the model scores no findings."""
         return bool(self.known or self.findings)
 
     def at(self, card: ModelCard, operating_point: str) -> Analysis:
-        """The same by the thresholds of another operating point of the model's card; the model does not run again.
+        """A copy with the thresholds of another operating point of the model's card; the model does not run again.
 
-        `query_labels` and what neighbours share with them follow, unless the image's labels are known.
+        `query_labels` and the neighbours' `shared` change too, unless the image's labels are known.
 
         Raises:
             UserError: The card has no such operating point.
@@ -239,12 +240,12 @@ class Analysis:
         return replace(changed, query_labels=labels, neighbours=neighbours)
 
     def evidence_for_finding(self, label: str) -> NDArray[np.float32]:
-        """float32 [h, w]: each cell's share in what sets the finding apart from the others (`contrast_map`). Raises
+        """float32 [h, w]: each cell's share in what distinguishes the finding from the others (`contrast_map`). Raises
         UserError for another label."""
         return contrast_map(self.feature_map, self.finding_vectors, _known(self.finding_vectors, label, "finding"))
 
     def evidence_for_neighbour(self, id: str) -> NDArray[np.float32]:
-        """float32 [h, w]: each cell's share in the cosine of the whole image to this neighbour, also where a region was
+        """float32 [h, w]: each cell's share in the cosine of the whole image to this neighbour, even if a region was
         searched for. Raises UserError for another id."""
         return evidence_map(self.feature_map, self.neighbour_vectors[_known(self.neighbour_vectors, id, "neighbour")])
 

@@ -1,4 +1,4 @@
-"""What a training run was asked to do: RUN/config.json, written before the first epoch."""
+"""The options of a training run: RUN/config.json, written before the first epoch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TrainConfig:
     """Options of `cbmir train`; the defaults are the paper's ("Implementation"), those of the recipe `paper`.
 
     Attributes:
-        grey_range: What the encoder's weights take for black and white (`encoders.grey_range_of`).
+        grey_range: The input values of the encoder's weights for black and white (`encoders.grey_range_of`).
         batch_size: That of all devices together.
         proxies_per_class: A number, or `auto`.
         class_weights: None is the paper's choice: with the proxy loss, without for BCE; most others have none.

@@ -55,7 +55,7 @@ def cache_folder(manifest: str | Path) -> Path:
 def cached_images(manifest: Manifest, spec: PreprocessSpec, folder: Path) -> NDArray[np.uint8]:
     """Every image of the manifest decoded and resized, uint8 [N, R, R], memory-mapped from `folder`.
 
-    Decodes only what is not there yet, so a stopped run goes on where it was. The cache is keyed by the files' paths,
+    Decodes only what is missing, so a stopped run continues. The cache is keyed by the files' paths,
     sizes and times and by the spec, its intensity policy included. A DICOM file of a lateral view is taken where the
     manifest says that it is one. Raises ManifestError that names the images which cannot be read.
     """

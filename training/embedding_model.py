@@ -1,4 +1,4 @@
-"""An embedding model of an encoder's published weights, without training: images that are alike, and no findings."""
+"""An embedding model of an encoder's published weights, without training: similar images, and no findings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def embedding_model(
         encoder: Its name for `build_encoder`.
         weights: A file with every tensor of the encoder, or `imagenet`.
         image_size: Side of the square; None: that of the published weights (`own_input`).
-        grey_range: What the weights take for black and white (`grey_range_of`).
+        grey_range: The input values of the weights for black and white (`grey_range_of`).
         intensity: How stored values become grey (`PreprocessSpec`).
 
     Raises:

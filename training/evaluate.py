@@ -1,4 +1,4 @@
-"""How good a model is: AUC, and what queries retrieve from a gallery; of vectors, and of a run or model file.
+"""Evaluation: AUC, and retrieval from a gallery; of vectors, and of a run or model file.
 
 An `Evaluation` has what was answered to one set of queries; its figures are those of a `Pool` of one.
 """

@@ -57,7 +57,7 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False, folds: HeldOu
 
     Args:
         run: A new or empty folder, or that of a stopped run.
-        resume: Go on from the last whole epoch; the run then ends as an unbroken one would have.
+        resume: Continue from the last complete epoch; the result is that of an uninterrupted run.
         folds: Where every image trains (`config.fold`), what a cross-validation says of such a model; the last epoch
             is kept.
 

@@ -1,4 +1,4 @@
-"""What a manifest holds, counted for its sidecar and `cbmir data check`, and what is wrong with it."""
+"""The summary of a manifest for its sidecar and `cbmir data check`, and the problems in it."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _read(intensity: str, row: Row) -> Read:
 
 
 def _examples(what: str, examples: Iterable[str], *, note: bool = False) -> Iterator[str]:
-    """How many there are, and the first of them; a note is left out where there are none."""
+    """How many there are, and the first of them; a note is left out if there are no examples."""
     found = list(examples)
     if found or not note:
         yield f"{'note' if note else 'PROBLEM' if found else 'ok':<11}  {what}: {len(found):,}"

@@ -235,7 +235,7 @@ def mean_of_known(values: NDArray[np.floating], otherwise: float = float("nan"))
 
 
 def nanmean(values: Floats, axis: int) -> Floats:
-    """Mean along an axis of the values that are not NaN; NaN where there is none."""
+    """Mean along an axis of the values that are not NaN; NaN without any."""
     known = ~np.isnan(values)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.where(known, values, 0).sum(axis=axis) / known.sum(axis=axis))

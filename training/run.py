@@ -44,7 +44,7 @@ class RunFolder:
         self.metrics, self.curves = path / "metrics.csv", path / "curves.png"
 
     def read_config(self) -> TrainConfig:
-        """The options that the run began with. Raises RunError when the folder is no run."""
+        """The options that the run began with. Raises RunError if the folder is not a run."""
         try:
             return TrainConfig.from_json(read_json(self.config))
         except (OSError, ValueError, TypeError) as error:
@@ -66,7 +66,7 @@ class RunFolder:
     def best_state(self) -> dict[str, Any]:
         """The trained network's state dict from best.ckpt: the average of its weights where the run keeps one.
 
-        Raises RunError when there is none or it is damaged.
+        Raises RunError if it is missing or damaged.
         """
         state = load_checkpoint(self.best)["state_dict"]
         averaged = any(key.startswith("average.module.") for key in state)
@@ -175,7 +175,7 @@ def load_model(run: Path) -> tuple[RetrievalModel, ModelCard, TrainConfig]:
     """The best model of a finished run, in evaluation mode on the CPU, with its card and options.
 
     Raises:
-        RunError: The folder is no finished run, or that of a hashing model.
+        RunError: The folder is not a finished run, or is that of a hashing model.
         CardError: The weights are not those that the card describes.
     """
     folder = RunFolder(run)

@@ -1,4 +1,4 @@
-"""Which patient belongs to which split. A patient is never in two, and the same seed gives the same splits anywhere."""
+"""Splits by patient. A patient is never in two splits, and the same seed gives the same splits on every machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images held out of training: what they say of an epoch, and of the finished model, whose card they fill."""
+"""Held-out images: they measure each epoch and the finished model, and give the numbers of its card."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Prior:
 
 
 @dataclass(frozen=True)
-class LookAlike:
+class SimilarImage:
     """An image of the gallery, without anything that identifies it. `labels` are the positive ones, without the
     `uncertain` ones."""
 
@@ -69,7 +69,7 @@ class Content:
     source: SourceImage
     pixels: str  # `pixels_digest`
     findings: tuple[Finding, ...]  # most probable first; none of an embedding model, and a warning says so
-    look_alikes: tuple[LookAlike, ...]
+    similar_images: tuple[SimilarImage, ...]
     priors: tuple[Prior, ...]  # where they were asked for
     collection: int | None  # images in the gallery
     warnings: tuple[str, ...]
@@ -101,7 +101,9 @@ class Content:
             source=source,
             pixels=pixels,
             findings=most_probable_first(analysis.findings),
-            look_alikes=() if gallery is None else tuple(LookAlike.of(gallery, one) for one in analysis.neighbours),
+            similar_images=()
+            if gallery is None
+            else tuple(SimilarImage.of(gallery, one) for one in analysis.neighbours),
             priors=priors,
             collection=None if gallery is None else len(gallery),
             warnings=(*analysis.warnings, *source.warnings, *notes),

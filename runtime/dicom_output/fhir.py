@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from cbmir.labels import Code, readable
 from cbmir.runtime.dicom_output import identifiers as own
-from cbmir.runtime.dicom_output.content import ALGORITHM, MANUFACTURER, Content, LookAlike
+from cbmir.runtime.dicom_output.content import ALGORITHM, MANUFACTURER, Content, SimilarImage
 from cbmir.runtime.dicom_output.source import SourceImage
 from cbmir.runtime.results import Finding
 
@@ -36,8 +36,8 @@ def bundle(content: Content) -> Resource:
         "note": [{"text": own.DISCLAIMER}],
     }
     answers = {own.part_uid(uid, "finding", one.label): _finding(one) for one in content.findings}
-    if content.look_alikes:
-        answers[own.part_uid(uid, "look-alikes")] = _look_alikes(content.look_alikes)
+    if content.similar_images:
+        answers[own.part_uid(uid, "similar-images")] = _similar_images(content.similar_images)
     observations = [_made(content, "Observation", part) | shared | answer for part, answer in answers.items()]
     over = [readable(one.label) for one in content.findings if one.predicted]
     summary = [f"Scores over the model's {content.operating_point} thresholds: {', '.join(over) or 'none'}."]
@@ -81,13 +81,13 @@ def _finding(finding: Finding) -> Resource:
     }
 
 
-def _look_alikes(look_alikes: Sequence[LookAlike]) -> Resource:
+def _similar_images(similar_images: Sequence[SimilarImage]) -> Resource:
     """A component for each case: its opaque id, similarity and labels in words."""
     components = []
-    for one in look_alikes:
+    for one in similar_images:
         text = f"{one.case}: cosine {one.cosine:.3f}; {one.words}"
-        components.append({"code": _concept(own.LOOK_ALIKE, one.case), "valueString": text})
-    return {"code": _concept(own.LOOK_ALIKE), "component": components}
+        components.append({"code": _concept(own.SIMILAR_IMAGE, one.case), "valueString": text})
+    return {"code": _concept(own.SIMILAR_IMAGE), "component": components}
 
 
 def _imaging_study(content: Content) -> Resource:

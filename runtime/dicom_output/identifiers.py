@@ -95,7 +95,7 @@ NO_UNITS = Code("UCUM", "1", "no units")
 
 SCORE = Code(SCHEME, "score", "Score of the model")
 PREDICTED = Code(SCHEME, "predicted", "Score exceeds the threshold")
-LOOK_ALIKE = Code(SCHEME, "look-alike", "Similar image of the reference collection")
+SIMILAR_IMAGE = Code(SCHEME, "similar-image", "Similar image of the reference collection")
 COSINE = Code(SCHEME, "cosine", "Cosine similarity of embeddings")
 LABEL = Code(SCHEME, "label", "Label of the similar image")
 UNCERTAIN_LABEL = Code(SCHEME, "uncertain-label", "Uncertain label of the similar image")

@@ -53,7 +53,7 @@ def _draw_page(content: Content, analysis: Analysis, image: Radiograph, spec: Pr
         sheet.picture(_MARGIN + _PICTURE + _GAP, title, overlay(small, evidence, spec, opacity=0.6))
         sheet.lines(_MARGIN + _PICTURE + _GAP, below, legend, 18, _PICTURE, at_most=2)
     _draw_findings(sheet, content.findings, content.operating_point)
-    end = _draw_look_alikes(sheet, content, below + 64)
+    end = _draw_similar_images(sheet, content, below + 64)
     if content.priors:
         days = ", ".join(f"{one.source.day or 'unknown day'} ({one.cosine:.3f})" for one in content.priors)
         text = f"Similar earlier images of this patient: {days}"
@@ -122,16 +122,16 @@ def _draw_findings(sheet: _Sheet, findings: Sequence[Finding], operating_point: 
     sheet.lines(left, y + 10, note, 17, right - left, at_most=4)
 
 
-def _draw_look_alikes(sheet: _Sheet, content: Content, y: int) -> int:
+def _draw_similar_images(sheet: _Sheet, content: Content, y: int) -> int:
     """Draw the cases in up to two columns. Returns where they end."""
     left, width = _MARGIN, 2 * _PICTURE + _GAP
-    sheet.text(left, y, "Look-alikes", 24)
+    sheet.text(left, y, "Similar images", 24)
     of = "" if content.collection is None else f"nearest of {content.collection:,} images of the reference collection"
     sheet.text(left + 150, y + 5, of or "no reference collection was searched", 18, _PALE)
-    if content.look_alikes:
+    if content.similar_images:
         sheet.text(left, y + 38, "case, cosine similarity, labels", 17, _PALE)
     y += 66
-    cases = content.look_alikes[:10]
+    cases = content.similar_images[:10]
     rows = (len(cases) + 1) // 2 if len(cases) > 5 else len(cases)
     column = width if rows == len(cases) else width // 2
     for number, one in enumerate(cases):

@@ -11,7 +11,7 @@ from pydicom.uid import Comprehensive3DSRStorage
 
 from cbmir.labels import Code
 from cbmir.runtime.dicom_output import identifiers as own
-from cbmir.runtime.dicom_output.content import ALGORITHM, Content, LookAlike
+from cbmir.runtime.dicom_output.content import ALGORITHM, Content, SimilarImage
 from cbmir.runtime.dicom_output.objects import document, observer, references
 from cbmir.runtime.results import Finding
 
@@ -20,7 +20,7 @@ def measurement_report(content: Content) -> Dataset | None:
     """The SR of an analysis, ready to be stored; None without findings and similar images, since TID 1500 needs one."""
     groups = [
         *(_finding(content, one) for one in content.findings),
-        *(_look_alike(content, one) for one in content.look_alikes),
+        *(_similar_image(content, one) for one in content.similar_images),
     ]
     if not groups:
         return None
@@ -49,11 +49,11 @@ def _finding(content: Content, finding: Finding) -> sr.MeasurementsAndQualitativ
     return _group(content, "finding", finding.label, code, own.measured(finding), [verdict])
 
 
-def _look_alike(content: Content, one: LookAlike) -> sr.MeasurementsAndQualitativeEvaluations:
+def _similar_image(content: Content, one: SimilarImage) -> sr.MeasurementsAndQualitativeEvaluations:
     labels = [(own.LABEL, own.label_code(label)) for label in one.labels]
     labels += [(own.UNCERTAIN_LABEL, own.label_code(label)) for label in one.uncertain]
     cosine = (own.COSINE, one.cosine, own.NO_UNITS)
-    return _group(content, "look-alike", one.case, own.LOOK_ALIKE, [cosine], labels)
+    return _group(content, "similar-image", one.case, own.SIMILAR_IMAGE, [cosine], labels)
 
 
 def _group(

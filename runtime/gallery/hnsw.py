@@ -90,7 +90,7 @@ class PcaInt8Codec:
 
     @classmethod
     def of_size(cls, sample: NDArray[np.float32], size: int) -> Self:
-        """With the first `size` principal components of float32 [N, D], whatever share of the variance they hold; one
+        """With the first `size` principal components of float32 [N, D], regardless of their variance; one
         value in a thousand is cut, so that the others keep their bits."""
         mean = sample.mean(axis=0, dtype=np.float64).astype(np.float32)
         _, directions = np.linalg.eigh(np.cov(sample, rowvar=False))

@@ -198,7 +198,7 @@ class IndexCache:
         return fresh is None or fresh.holds_removed
 
     def _written_or_read(self, reader: Reader, snapshot: Snapshot | None) -> Snapshot:
-        """The snapshot, written where it must be; read into memory where there is none and nothing is written."""
+        """The snapshot, written where it must be; read into memory if it is missing and nothing is written."""
         if self._writable and _must_be_written(self._path, reader, snapshot):
             with index_files.lock(self._path, wait=False) as is_ours:
                 if is_ours:

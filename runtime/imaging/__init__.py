@@ -1,1 +1,2 @@
-"""From a file to the grey image that a model takes: PNG, JPEG, TIFF and DICOM, alike in training and runtime."""
+"""From a file to the grey image that a model takes: PNG, JPEG, TIFF and DICOM, in the same way in training and at run
+time."""

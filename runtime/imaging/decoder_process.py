@@ -1,8 +1,8 @@
-"""Image files of strangers, read by processes that can be killed: a decoder that never ends, crashes or takes too much
-memory is a typed error, and the service goes on.
+"""Untrusted image files, read by processes that can be killed: a decoder that never ends, crashes or takes too much
+memory becomes a typed error, and the service continues.
 
-The file and its pixels pass through memory that both processes have, all else through a socket. The digest is computed
-here, beside the decoder. It is no sandbox: a decoder that is taken over can do what the service may do.
+The file and its pixels pass through shared memory, and everything else through a socket. The digest is computed
+here, beside the decoder. It is not a sandbox: a decoder that is taken over can do what the service may do.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class DecoderPool(Closing):
             self._idle.put(process)
 
     def close(self) -> None:
-        """Kill all processes; what they are reading ends in NotReadyError."""
+        """Kill all processes; unfinished reads raise NotReadyError."""
         with self._lock:
             self._closed = True
             for process in self._processes:

@@ -153,7 +153,7 @@ class Tags:
             raise self.refusal(keyword, "expected numbers") from None
 
     def first_item(self, keyword: str) -> Tags | None:
-        """The first item of a sequence, an empty one for what is no sequence; None where it is absent or empty."""
+        """The first item of a sequence, an empty one for another value; None if it is absent or empty."""
         from pydicom import Dataset, Sequence
 
         sequence = self.value(keyword)

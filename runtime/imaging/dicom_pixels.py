@@ -170,7 +170,7 @@ class Frame:
             raise self.damaged from None
 
     def _with_sign(self, pixels: NDArray[Any]) -> NDArray[Any]:
-        """Samples by PixelRepresentation, whatever sign the codestream gives them; JPEG-LS knows none."""
+        """Samples with the sign of PixelRepresentation, not of the codestream; JPEG-LS has no sign."""
         header = frame_header(self.data)
         if header is None or pixels.dtype.itemsize > 2:
             raise self.damaged
@@ -362,5 +362,5 @@ def _unpacked(segment: bytes | memoryview, size: int) -> NDArray[np.uint8]:
 
 
 def _by_pillow(segment: bytes | memoryview, size: int) -> NDArray[np.uint8]:
-    """The plane, uint8 [size], as one row, since a packet may go on from row to row. ValueError where it is cut off."""
+    """The plane, uint8 [size], as one row, since a packet may continue across rows. ValueError where it is cut off."""
     return np.asarray(Image.frombytes("L", (size, 1), segment, "packbits", "L")).reshape(size)

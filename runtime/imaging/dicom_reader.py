@@ -85,7 +85,7 @@ def _frame(tags: Tags, buffer: bytes) -> Frame | ColourFrame:
 
 
 def _study_date(tags: Tags) -> str:
-    """YYYY-MM-DD; empty, and a warning, for a value that is no day of the calendar."""
+    """YYYY-MM-DD; empty, and a warning, for an invalid date."""
     text = tags.text("StudyDate").replace(".", "")  # ACR-NEMA's YYYY.MM.DD, which PS3.5 6.2 lets readers take
     day = f"{text[:4]}-{text[4:6]}-{text[6:]}" if text else ""
     if is_date(day):

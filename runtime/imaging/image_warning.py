@@ -1,4 +1,4 @@
-"""Warnings of single images: what was odd, and its kind, by which those of many images are counted."""
+"""Warnings about single images, each with a kind by which they are counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEPARATOR = "; "  # between kinds in one text
 
 
 class ImageWarning(str):
-    """A sentence for the user, without a patient's name or ID. `kind` tells what it is about."""
+    """A sentence for the user, without a patient's name or ID. `kind` names its subject."""
 
     kind: Kind
 

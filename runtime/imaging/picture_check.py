@@ -83,8 +83,8 @@ class PictureCheck:
     def scores(self, thumbnails: NDArray[np.uint8]) -> dict[str, Array]:
         """By kind, how much speaks for it against an image as it should be: float32 [N] of thumbnails [N, SIDE, SIDE].
 
-        Answers for an image and for its mirror image are averaged. What is no whole chest is either `other` or `part`;
-        the less likely of the two is -inf.
+        Answers for an image and for its mirror image are averaged. An image without a whole chest is either `other` or
+        `part`; the less likely of the two is -inf.
         """
         logits, mirror = self.logits(thumbnails), self.logits(thumbnails[:, :, ::-1])
         both = (logits + mirror[:, _OF_MIRROR_IMAGE]) / 2

@@ -1,4 +1,4 @@
-"""The one way from a grey image to the model's input; training and runtime both call it.
+"""The conversion of a grey image into the model's input, for training and runtime.
 
 The aspect ratio is squashed to a square, as the paper does and as NIH's own 1024x1024 files were made.
 """

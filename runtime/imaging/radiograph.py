@@ -1,4 +1,4 @@
-"""The grey image that every reader returns, the limits of an image, and grey by the values that an image has."""
+"""The grey image that every reader returns, limits for images, and grey values from the range of an image's values."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Reduction:
 
 @dataclass(frozen=True, eq=False)
 class Radiograph:
-    """One grey image, however it was stored. Texts are empty where they are not known.
+    """One grey image, from any format. Texts are empty if unknown.
 
     Attributes:
         stored: uint8 or uint16 [H,W].
@@ -78,10 +78,10 @@ class Radiograph:
         study_id: Study Instance UID.
         view: PA, AP or LATERAL.
         warnings: Sentences for the user, without a patient's name or ID; each has a `kind`.
-        greys: uint8 [256] or [65536], what each stored value looks like; None where it looks as it is.
+        greys: uint8 [256] or [65536], the grey of each stored value; None if the stored values are the grey values.
         reduction: None unless `stored` is smaller than the image in the file.
         date: Of the study, YYYY-MM-DD.
-        intensity: The policy that made `greys` (PreprocessSpec).
+        intensity: The policy behind `greys` (PreprocessSpec).
     """
 
     stored: NDArray[np.uint8] | NDArray[np.uint16]

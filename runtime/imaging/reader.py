@@ -1,7 +1,7 @@
 """Reading an image: PNG, JPEG, TIFF or DICOM, from a path, bytes or an array, into one grey `Radiograph`.
 
-Intensities are never guessed: a format's full range becomes 0..255 (see `dicom_grayscale` for DICOM), or the policy of
-a model's card decides. An image that cannot be an X-ray raises a typed error; an odd one gets a warning.
+Intensities are never guessed: a format's full range becomes 0..255 (see `dicom_grayscale` for DICOM), or a model card's
+policy applies. An image that cannot be an X-ray raises a typed error; an unusual one gets a warning.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def read_image(
 
     Args:
         source: A path, a file's bytes, or an array, bone bright: uint8 [H,W] or [H,W,3] (RGB), uint16 [H,W] (0..65535).
-        intensity: How stored values become grey, as PreprocessSpec has it; a model takes images read by its own policy.
+        intensity: How stored values become grey, as in PreprocessSpec; a model needs images that were read with its own
+            policy.
         allow_lateral: Accept lateral views in DICOM files, with a warning.
         threads: How many threads may decode one DICOM file.
         reduced_for: Decode a large JPEG 2000 image in a DICOM file at 1/2 or 1/4 of its resolution (`reduction`).

@@ -1,4 +1,5 @@
-"""pynetdicom's connection with bounds: it believes no length, and waits for no unit (PDU) that stays unfinished."""
+"""pynetdicom's connection with limits: it trusts no length, and does not wait for a unit (PDU) that stays
+unfinished."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where results go: to a DICOM node by C-STORE, or into a folder; `dicomweb.DicomWeb` is a destination too.
+"""Destinations of results: a DICOM node by C-STORE, or a folder; `dicomweb.DicomWeb` is a destination too.
 
-UIDs are stable: what is given again is sent again, and a duplicate counts as taken.
+UIDs are stable: results may be sent again, and a duplicate counts as accepted.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Destination(Protocol):
     """Takes the results of one image. Safe from many threads."""
 
     def send(self, results: Sequence[ResultObject]) -> None:
-        """Returns when all were taken. Raises DeliveryAwayError where nothing is taken now, and DeliveryError for what
-        is refused, once the others were sent."""
+        """Returns when all were accepted. Raises DeliveryAwayError if nothing is accepted at this moment, and
+        DeliveryError for refused objects, after the others were sent."""
 
 
 @dataclass(frozen=True)
@@ -67,18 +67,18 @@ def checked_ae_title(text: str) -> str:
 
 @dataclass(frozen=True)
 class Tls:
-    """TLS both ways for DICOM (PS3.15 annex B.12), by PEM files. Raises PacsError where these do not fit."""
+    """Mutual TLS for DICOM (PS3.15 annex B.12), from PEM files. Raises PacsError if these are not valid."""
 
     certificate: Path
     key: Path
     authorities: Path
 
     def server(self) -> ssl.SSLContext:
-        """For connections that come in: a client without a certificate of the authorities is turned away."""
+        """For incoming connections: a client without a certificate from the authorities is refused."""
         return self._context(ssl.PROTOCOL_TLS_SERVER)
 
     def client(self) -> ssl.SSLContext:
-        """For connections that go out: the other side's certificate must bear its host's name."""
+        """For outgoing connections: the other side's certificate must name its host."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
     def _context(self, protocol: int) -> ssl.SSLContext:
@@ -120,7 +120,7 @@ class Folder:
 
 
 class StoreScu:
-    """A DICOM node that takes C-STORE; an association for each image's results."""
+    """A DICOM node that accepts C-STORE; one association for each image's results."""
 
     def __init__(self, to: Address, *, calling: str = "CBMIR", tls: ssl.SSLContext | None = None) -> None:
         """`calling` is our own AE title. Raises MissingDependencyError."""
@@ -162,7 +162,7 @@ class StoreScu:
         return association
 
     def _store(self, association: Any, dataset: Any) -> str:
-        """Send an object: why it was refused, empty where it was taken. Raises DeliveryAwayError."""
+        """Send an object. Returns why it was refused; empty if it was accepted. Raises DeliveryAwayError."""
         try:
             status = association.send_c_store(dataset).get("Status")
         except ValueError:  # there is no context for it

@@ -1,6 +1,6 @@
-"""A DICOMweb server (PS3.18), as much of it as following and answering needs, and Orthanc's REST API.
+"""The parts of DICOMweb (PS3.18) and of Orthanc's REST API that following a PACS and sending results need.
 
-Lists are believed only so far: a page that brings nothing new ends one, and so does its length.
+Lists are limited: a page without new entries ends a list, and so does its length.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OUT_OF_RESOURCES = range(0xA700, 0xA800)  # statuses and reasons (PS3.4 table B.
 
 @dataclass(frozen=True)
 class StudyFound:
-    """A study that QIDO-RS found: its day and the number of its instances, None where the server does not say."""
+    """A study that QIDO-RS found: its date and the number of its instances, None if the server does not state them."""
 
     day: date | None
     count: int | None
@@ -49,7 +49,7 @@ class InstanceFound:
 
 
 class DicomWeb(HttpServer):
-    """A DICOMweb server, such as `http://localhost:8042/dicom-web`: read from, and a destination of results."""
+    """A DICOMweb server, such as `http://localhost:8042/dicom-web`, as a source and as a destination."""
 
     def studies_since(self, first: date, modalities: Collection[str]) -> dict[str, StudyFound]:
         """Studies of a day or later with a series of these modalities, by their UIDs. Raises PacsError."""
@@ -106,7 +106,7 @@ class DicomWeb(HttpServer):
         return found
 
     def retrieve(self, found: InstanceFound, max_bytes: int) -> bytes | None:
-        """The file by WADO-RS, as it is stored; None where it is gone. Raises PacsError and ImageSizeError."""
+        """The file by WADO-RS, as it is stored; None if it is gone. Raises PacsError and ImageSizeError."""
         path = f"/studies/{found.study_uid}/series/{found.series_uid}/instances/{found.sop_instance_uid}"
         accepted = {"Accept": 'multipart/related; type="application/dicom"; transfer-syntax=*'}
         try:
@@ -191,19 +191,19 @@ _UID = re.compile(r"[0-9.]{1,64}")
 
 
 def _uid(answer: dict[str, Any], tag: str) -> str:
-    """As `_value`; empty for what is no UID, and could be another part of an address."""
+    """As `_value`; empty for an invalid UID, which could change the address."""
     value = _value(answer, tag)
     return value if _UID.fullmatch(value) else ""
 
 
 def _value(answer: dict[str, Any], tag: str) -> str:
-    """The first value of a tag in DICOM JSON (PS3.18 annex F), empty where there is none."""
+    """The first value of a tag in DICOM JSON (PS3.18 annex F), or empty."""
     values = answer.get(tag, {}).get("Value") or [""]
     return str(values[0])
 
 
 def _day(answer: dict[str, Any]) -> date | None:
-    """The Study Date; None for an odd one, which is no reason to stop."""
+    """The Study Date; None for an invalid one."""
     try:
         return datetime.strptime(_value(answer, _DAY), "%Y%m%d").date()
     except ValueError:

@@ -1,7 +1,7 @@
-"""An HTTP server that is not trusted: its answers may be only so long and take only so long, and can be broken off.
+"""An untrusted HTTP server: its answers are limited in length and time, and can be interrupted.
 
 `requests` reads credentials from `.netrc` (or the file that `NETRC` names) and authorities from `REQUESTS_CA_BUNDLE`.
-Errors name the server and the HTTP status, never the address asked for, which holds UIDs.
+Errors name the server and the HTTP status, never the requested address, which contains UIDs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PeerAnswer:
 
 
 class HttpServer(Closing):
-    """A server that is asked one thing at a time by each thread. Safe from many threads."""
+    """A server to which each thread sends one request at a time. Many threads can use it."""
 
     def __init__(self, url: str) -> None:
         """`url` is the services' root. Raises PacsError, which does not quote it."""
@@ -74,7 +74,7 @@ class HttpServer(Closing):
             self._session.mount(scheme, _Adapter(lambda connection: self._own.exchange.add(connection)))
 
     def cancel(self) -> None:
-        """Break off what is being asked, in whatever thread, and let nothing more be asked: PacsAwayError."""
+        """Interrupt running requests in all threads, and refuse further ones with PacsAwayError."""
         with self._lock:
             self._cancelled = True
             for exchange in self._asked:

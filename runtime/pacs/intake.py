@@ -1,6 +1,6 @@
-"""How a DICOM file of any source gets into the queue, and how a dead letter gets back into it.
+"""How DICOM files from any source enter the queue, and how dead letters return to it.
 
-Whether a radiograph is one of the chest is not asked here: a sender waits for the answer.
+Whether it is a chest radiograph is checked later, since the sender waits for the answer.
 """
 
 from __future__ import annotations

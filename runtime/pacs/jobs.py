@@ -1,4 +1,4 @@
-"""A job of the queue, and what is kept of it on disk: its rows in the database, and its file."""
+"""A job of the queue, and its data on disk: its rows in the database, and its file."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PRAGMA user_version = {_VERSION};
 
 @dataclass(frozen=True)
 class Arrival:
-    """What the queue must know of a file: its UIDs, and who sent it (an AE title, or the name of a source)."""
+    """The queue's data about a file: its UIDs, and its sender (an AE title, or the name of a source)."""
 
     sop_instance_uid: str
     study_instance_uid: str

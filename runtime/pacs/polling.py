@@ -1,6 +1,6 @@
-"""Following a PACS that sends nothing by itself: by Orthanc's change feed, or by asking a DICOMweb server by QIDO-RS.
+"""Following a PACS that sends nothing itself: by Orthanc's change feed, or by QIDO-RS from a DICOMweb server.
 
-A study is looked at once it is quiet; its new radiographs are read by WADO-RS. The queue keeps how far it has come.
+A study is read once no more images arrive; its new radiographs are fetched by WADO-RS. The queue stores the position.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A durable queue of DICOM files in a folder: what `put` has taken is there until it is answered, refused or given up.
+"""A durable queue of DICOM files in a folder: a file that `put` accepted stays until it is answered, refused or given
+up.
 
 ::
 
@@ -6,10 +7,10 @@
     FOLDER/spool/          the file of each job
     FOLDER/dead-letters/   what was given up: the file, and beside it why
 
-A job is claimed, its results are kept, they are sent, it is done; each step is on disk before the next begins. The
-jobs of a process that is killed are claimed again, and results that were kept are sent as they were made: at least
-once. An object is known by its SOP Instance UID, its content and the model that answered: it is not answered twice. The
-folder is patient data; the names of its files, and what is logged, are not.
+A job is claimed, its results are stored, they are sent, and the job is done; each step is on disk before the next
+begins. After a crash, jobs are claimed again, and stored results are sent unchanged: at least once. An object is
+identified by its SOP Instance UID, its content and the model, and is not answered twice. The folder is patient data,
+but the names of its files and the log messages are not.
 """
 
 from __future__ import annotations

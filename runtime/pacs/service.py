@@ -1,7 +1,8 @@
-"""Sources, workers and a queue run together, until a signal ends them.
+"""Sources, workers and a queue, run together until a signal ends them.
 
-SIGTERM and SIGINT: no new work; what is begun is finished, what waits stays on disk. A second one ends the process at
-once, and loses nothing either. SIGHUP: model and gallery are opened again, and replace the old ones when they are warm.
+SIGTERM and SIGINT: no new work begins, work in progress is finished, waiting files stay on disk. A second signal ends
+the process at once, also without loss. SIGHUP: model and gallery are opened again, and replace the old ones when they
+are warm.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The workers: each claims a job, analyses its file, keeps the results, sends them to the destination, and is done.
+"""The workers: each claims a job, analyses its file, stores the results, and sends them to the destination.
 
-A file that is no chest radiograph is refused and forgotten; a damaged one becomes a dead letter at once. What else
-fails is tried again with ever longer delays, and ends as a dead letter: much later where the archive, the gallery or
-the engine is away. While the destination takes nothing, files are analysed, and results wait.
+A file that is not a chest radiograph is refused and forgotten; a damaged one becomes a dead letter at once. Other
+failures are retried with growing delays, and end as dead letters: much later if the archive, the gallery or the engine
+is unavailable. While the destination accepts nothing, files are analysed and their results wait.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOOK_AGAIN = 5.0
 
 
 class Workers:
-    """Threads that work off a queue until they are stopped."""
+    """Threads that process a queue until they are stopped."""
 
     def __init__(
         self, queue: DurableQueue, live: ReloadableFinder, destination: Destination, *,

@@ -234,7 +234,7 @@ async def _upload(request: Request, work: Callable[[bytes, Facts], _T]) -> _T:
 
 
 def _utf8(header: str) -> str:
-    """A header's text, which Starlette takes for Latin-1. What is no UTF-8 would be another patient's id."""
+    """A header's text, which Starlette decodes as Latin-1. Decoding invalid UTF-8 could give another patient's id."""
     try:
         return header.encode("latin-1").decode("utf-8")
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
-"""How many requests are worked on at once and how many may wait, and how much of a body is taken, for how long.
+"""Limits on the requests at once and waiting, and on the size and time of a body.
 
-A slot is taken before a body is read and given back when nothing of the request is left in memory: memory is bounded,
-whatever clients do. Work that has begun cannot be stopped: it keeps its slot beyond a timeout, until it ends.
+A request takes a slot before its body is read, and releases it when nothing of the request is left in memory, so
+clients cannot exhaust memory. Work that has begun cannot be stopped: it keeps its slot beyond a timeout, until it ends.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class AnalyzeAnswer(_Answer):
     """As `Analysis.to_json`, without what would name another patient."""
 
     known: list[str] = Field(description="Case ids of the gallery's images that were made from the same file.")
-    operating_point: str = Field(description="Which thresholds the findings have.")
+    operating_point: str = Field(description="The operating point whose thresholds were used.")
     findings: list[Finding] = Field(description="Empty if the model scores no findings, which a warning then says.")
     rank: Rank = Field(description="The order of the neighbours.")
     region: Region | None = Field(None, description="The region searched by; null for the whole image.")

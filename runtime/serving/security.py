@@ -54,7 +54,7 @@ class Credential:
     wanted: str
 
     def admits(self, header: str) -> bool:
-        """Compares digests, in a time that tells nothing of the secret, of its length neither."""
+        """Compares digests in constant time, which reveals neither the secret nor its length."""
         scheme, _, given = header.partition(" ")
         digests = (hashlib.sha256(one).digest() for one in (given.strip().encode("utf-8", "replace"), self.secret))
         return hmac.compare_digest(*digests) and scheme.lower() == self.scheme.lower()

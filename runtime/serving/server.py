@@ -1,7 +1,7 @@
-"""The service as a process: socket, signals, start and stop, and a limit on whatever a client can make it wait for.
+"""The service as a process: socket, signals, start and stop, and deadlines for slow clients.
 
-uvicorn limits neither a request on its way in nor an answer that is not read (issue 157 of Kludex/uvicorn): a client
-that sends or reads a byte now and then would hold its connection for ever, and its answer in memory.
+uvicorn limits neither an incoming request nor an unread answer (issue 157 of Kludex/uvicorn): a client that sends or
+reads a byte now and then would keep its connection, and its answer in memory, for ever.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_CONNECTIONS = 256  # at once; more are closed as they come
 
 class BoundedProtocol(H11Protocol):
     """HTTP/1.1 in which a request must be whole in `seconds`, and its answer be read in as many, over a limited number
-    of connections. What is no HTTP is answered as every error is."""
+    of connections. Input that is not HTTP gets an error like any other."""
 
     seconds = 60.0
 
@@ -102,11 +102,12 @@ def serve(
     live: ReloadableFinder, settings: Settings, *, host: str = "127.0.0.1", port: int = 8000,
     ready: Callable[[str], None] = lambda url: None,
 ) -> None:  # fmt: skip
-    """Serve until SIGTERM or Ctrl-C, which let requests under way end; SIGHUP reloads. Port 0 takes any free one.
+    """Serve until SIGTERM or Ctrl-C, after which requests in progress finish; SIGHUP reloads. Port 0 takes any free
+    port.
 
     A `live` that is not open yet is opened once the health checks answer; `ready` is called with the URL when it is
-    warm. `live` is closed at the end; where something is worked on even then, the process ends with status 143. Raises
-    UserError for a port or host that cannot be had, and what opening raises.
+    warm. `live` is closed at the end; if a request is still running then, the process ends with status 143. Raises
+    UserError for a port or host that is not available, and the errors of opening.
     """
     with bound(host, port) as listener:
         if not is_loopback(host):

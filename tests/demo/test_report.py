@@ -56,7 +56,7 @@ def test_it_says_what_when_and_by_what(finder: Finder, upload: Upload, analysis:
     assert not re.search(r"<(script|link|iframe)|http", html)
 
 
-def test_look_alikes_are_cases(finder: Finder, upload: Upload, analysis: Analysis) -> None:
+def test_similar_images_are_cases(finder: Finder, upload: Upload, analysis: Analysis) -> None:
     assert finder.gallery is not None
     first, second, *rest = analysis.neighbours
     first = replace(first, labels=("Effusion", "Mass"), shared=("Effusion",), uncertain=("Mass",))
@@ -94,7 +94,7 @@ def test_a_file_is_told_by_its_digest_unless_the_gallery_has_it(
 
 @pytest.mark.browser
 def test_it_fits_a_page_of_a4(finder: Finder, upload: Upload, analysis: Analysis, browser: Any) -> None:
-    """With all fourteen findings, a flag, a warning, and six look-alikes."""
+    """With all fourteen findings, a flag, a warning, and six similar images."""
     assert finder.gallery is not None
     card = finder.card.with_(
         labels=LabelSet(NIH_14), thresholds=(0.5,) * 14, calibration=(None,) * 14, proxies_per_class=(2,) * 15

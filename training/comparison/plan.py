@@ -1,4 +1,4 @@
-"""What a benchmark was asked to do: REPORT/benchmark.json, the selections beside it, and the cells to run."""
+"""The plan of a benchmark: REPORT/benchmark.json, the selections beside it, and the cells to run."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class Plan:
 
     @classmethod
     def read(cls, report: Path) -> Plan:
-        """Raises RunError when the folder is no benchmark."""
+        """Raises RunError if the folder is not a benchmark."""
         try:
             return from_json(cls, read_json(report / PLAN))
         except (OSError, ValueError) as error:

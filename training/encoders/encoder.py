@@ -1,4 +1,4 @@
-"""Image encoders by name, as they are trained and as their published weights take images.
+"""Image encoders by name, and the input that their published weights expect.
 
 An encoder maps one grey channel, float [N, 1, S, S] in [-1, 1], to a feature map [N, D, h, w]; classifier and pooling
 are taken off. Names: any torchvision classification backbone; any timm model as `timm:NAME`; a torchvision backbone as
@@ -84,7 +84,7 @@ def build_encoder(
         name: Of a torchvision classification model, `timm:NAME`, `xrv:NAME` or `rad-dino`.
         weights: `none` (random), `imagenet` (the library's own, downloaded by it) or a file (`load_weights`).
         image_size: Side of its images; transformers are built for one size.
-        grey_range: What the weights take for black and white. None: `grey_range_of(name)`.
+        grey_range: The input values of the weights for black and white. None: `grey_range_of(name)`.
         complete: Whether a file must have every one of the encoder's tensors.
 
     Returns:

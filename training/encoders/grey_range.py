@@ -1,4 +1,5 @@
-"""What an encoder's weights take for black and white: in the graph, so that a model file's input is uint8 all the same.
+"""The values that an encoder's weights expect for black and white. The conversion is in the graph, so a model file's
+input stays uint8.
 
 The grey image g in [0, 1] goes into channel c as (g - mean_c) / std_c. cbmir's own range is [-1, 1] in one channel;
 published weights have theirs, and answer something else in another.

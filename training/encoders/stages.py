@@ -69,7 +69,7 @@ def stage_maps(encoder: nn.Module, stage: str, image: Tensor) -> tuple[Tensor, T
 def finer_stage(encoder: nn.Module) -> tuple[str, int, int]:
     """The last stage with twice as many cells along each side: its name in the encoder, its channels and the last's.
 
-    Raises EncoderError where there is none.
+    Raises EncoderError without such a stage.
     """
     made: list[tuple[str, torch.Size]] = []
 

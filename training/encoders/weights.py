@@ -121,7 +121,7 @@ _HARMLESS = {
 
 
 class InertUnpickler(pickle.Unpickler):
-    """Makes tensors, and `Inert` of all else."""
+    """Makes tensors, and `Inert` of everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
         return super().find_class(module, name) if (module, name) in _HARMLESS else Inert

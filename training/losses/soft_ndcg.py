@@ -3,7 +3,7 @@ Bitot and Thome, "Optimization of Rank Losses for Image Retrieval", IEEE TPAMI 2
 
 The rank of an image is a sum of steps, one for each image above it. A less relevant image takes a smooth step that is
 never below the true one and that goes on rising, so that a gross mistake keeps its gradient; a more or equally
-relevant image takes the true step, which has none. Hence the ranking term is never below 1 - nDCG. As in the paper, a
+relevant image takes the true step, which has none. So the ranking term is never below 1 - nDCG. As in the paper, a
 second loss that does not depend on the batch makes up for a batch's ranking not being the data set's.
 
 The paper ranks a tree of classes; here relevance is the number of shared labels, as in `cbmir.training.metrics`. The

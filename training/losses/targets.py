@@ -63,7 +63,7 @@ def shared_classes(targets: Tensor, *, negative: bool) -> Tensor:
 def similar_pairs(targets: Tensor, *, negative: bool) -> tuple[Tensor, Tensor]:
     """Which pairs share a class, and which surely share none: [N, C] in {0, 1, NaN} -> two of bool [N, N].
 
-    An unknown label may be shared, so that such a pair is neither. An image is no pair with itself.
+    An unknown label may be shared, so that such a pair is neither. An image is not a pair with itself.
     """
     possible = ((with_negative_class(targets) if negative else targets) != 0).float()
     others = ~torch.eye(len(targets), dtype=torch.bool, device=targets.device)

@@ -1,4 +1,4 @@
-"""Pictures that are no chest X-ray: text, drawings, textures, limbs, photographs.
+"""Pictures that are not chest X-rays: text, drawings, textures, limbs, photographs.
 
 All are drawn from a seed, but for parts of the two photographs that scikit-learn brings with it.
 """
@@ -18,7 +18,7 @@ Grey = NDArray[np.uint8]
 
 
 def impostor(seed: int, size: int = 128) -> Grey:
-    """A picture uint8 [size, size] that is no chest X-ray. Equal seeds draw equal pictures, of `KINDS` in turn."""
+    """A picture uint8 [size, size] that is not a chest X-ray. Equal seeds draw equal pictures, of `KINDS` in turn."""
     rng = np.random.default_rng([seed, 7])
     picture = KINDS[seed % len(KINDS)](rng, size)
     if rng.random() < 0.3:

@@ -22,12 +22,12 @@ def read_brax(
 
     Args:
         folder: The folder with `master_spreadsheet_update.csv` and `images` or `Anonymized_DICOMs`.
-        findings, blank: As `read_chexpert` has them: the labels are CheXpert's, by its labeller in Portuguese.
+        findings, blank: As in `read_chexpert`: the labels are CheXpert's, by its labeller in Portuguese.
         frontal_only: Leave lateral images out, and those whose view is not given.
         missing: `error`, or `skip` to leave rows without an image file out.
 
     Raises:
-        ManifestError: The spreadsheet or the folder does not fit.
+        ManifestError: The spreadsheet or the folder is not as expected.
     """
     path = common.find_file(folder, ["master_spreadsheet_update.csv", "master_spreadsheet.csv"], "BRAX's spreadsheet")
     labels_of, days = label_reader(findings, blank), common.Days()

@@ -52,7 +52,7 @@ def read_chexpert(
         missing: `error`, or `skip` to leave rows without an image file out.
 
     Raises:
-        ManifestError: Table or folder do not fit.
+        ManifestError: The table or the folder is not as expected.
         SplitError: A patient is in two splits.
     """
     common.check_folder(root, "the folder that holds CheXpert")

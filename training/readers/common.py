@@ -183,7 +183,7 @@ def keep_labels(manifest: Manifest, names: Sequence[str]) -> Manifest:
     """The manifest with only the named labels, in the order of `names`, and their boxes.
 
     An image that shows nothing but findings left out now has every label 0, and so counts as the negative class
-    although it is no healthy image. `about["left_out"]` states the findings and how many such images there are.
+    although it is not a healthy image. `about["left_out"]` states the findings and how many such images there are.
     """
     places = [manifest.labels.index(name) for name in names]
     kept = {manifest.labels.names[place]: name for place, name in zip(places, names, strict=True)}
@@ -297,7 +297,7 @@ def locate(
 ) -> tuple[list[Row], int]:
     """Give each row its image file; returns the rows that have one and the number that do not.
 
-    `missing` says what happens to the others: `error` raises ManifestError, `skip` leaves them out, counted in the log.
+    `missing` decides about the others: `error` raises ManifestError, `skip` leaves them out, counted in the log.
     """
     located, absent = [], []
     for row in rows:

@@ -33,7 +33,7 @@ def read_covid(
         missing: `error`, or `skip` to leave rows without an image file out.
 
     Raises:
-        ManifestError: The table or the folder does not fit.
+        ManifestError: The table or the folder is not as expected.
     """
     path = common.find_file(folder, ["metadata.csv"], "the collection's table")
     views, days = common.ViewChoice(_VIEWS, frontal_only), common.Days(_DATES)
@@ -82,7 +82,7 @@ def read_ralo(folder: Path, *, missing: common.Missing = "error", seed: int = 0)
         missing: `error`, or `skip` to leave rows without an image file out.
 
     Raises:
-        ManifestError: The table or the folder does not fit.
+        ManifestError: The table or the folder is not as expected.
     """
     path = common.find_file(folder, ["ralo-dataset-metadata.csv"], "RALO's table")
     table = read_table(path)

@@ -55,8 +55,8 @@ def read_dicom_studies(
         workers: So many processes decode (`work_through`).
 
     Returns:
-        The manifest; what was left out with the reason: what is no DICOM file or no chest radiograph, what is damaged,
-        what has no patient id, and an object that another file holds too; and the warnings of images that went in.
+        The manifest; the files left out, with the reason: not DICOM, not a chest radiograph, damaged, without a patient
+        id, or a copy of another file's object; and the warnings of the included images.
 
     Raises:
         ManifestError: `place` is neither, or no file is left.
@@ -168,7 +168,7 @@ def _of_folder(folder: Path) -> tuple[list[Path], list[LeftOut]]:
 def _of_directory(path: Path) -> tuple[list[Path], list[LeftOut]]:
     """The image files that a DICOMDIR lists (PS3.3 annex F), and those of them that are not there.
 
-    Raises ManifestError for a file that is no DICOMDIR."""
+    Raises ManifestError for a file that is not a DICOMDIR."""
     limits, base = ImageLimits(), path.resolve().parent
     try:
         with collected_warnings(), pydicom_unlogged():

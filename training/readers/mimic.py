@@ -35,14 +35,14 @@ def read_mimic(
 
     Args:
         folder: The folder with `files` and the tables `mimic-cxr-2.*-{chexpert,negbio,metadata,split}.csv` (.csv.gz).
-        labeller: Whose labels.
-        findings, blank: As `read_chexpert` has them.
+        labeller: The labeller whose labels to use.
+        findings, blank: As in `read_chexpert`.
         frontal_only: Leave lateral images out, and those whose view is not given.
         reports: The folder with the `files` of mimic-cxr-reports.zip; by default `folder` or its `mimic-cxr-reports`.
         missing: `error`, or `skip` to leave rows without an image file out.
 
     Raises:
-        ManifestError: A table or the folder does not fit.
+        ManifestError: A table or the folder is not as expected.
     """
     names = {part: [f"mimic-cxr-2.*-{part}.csv", f"mimic-cxr-2.*-{part}.csv.gz"] for part in ("metadata", "split")}
     labels_of = label_reader(findings, blank)

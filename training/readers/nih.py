@@ -53,8 +53,8 @@ def read_nih(
         missing: `error`, or `skip` to leave rows without an image file out.
 
     Raises:
-        ManifestError: Table or folder do not fit.
-        SplitError: The split file does not fit.
+        ManifestError: The table or the folder is not as expected.
+        SplitError: The split file is not as expected.
     """
     if relabelled and findings is not None:
         raise ManifestError(

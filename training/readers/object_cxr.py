@@ -24,7 +24,7 @@ def read_object_cxr(folder: Path, *, missing: common.Missing = "error", seed: in
         missing: `error`, or `skip` to leave rows without an image file out.
 
     Raises:
-        ManifestError: A table or the folder does not fit.
+        ManifestError: A table or the folder is not as expected.
     """
     paths = {name: path for name in _SPLITS if (path := common.find_optional_file(folder, [f"{name}.csv"], "objects"))}
     if not paths:

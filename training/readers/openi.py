@@ -164,7 +164,7 @@ def _means(heading: Sequence[str], name: str) -> bool:
 
 
 def _views(report: OpeniReport, known: Mapping[tuple[str, str], str], chosen: Counter[str], guess: bool) -> list[str]:
-    """What each image of a report is called, by `ViewChoice`; `chosen` counts by what it was told."""
+    """What each image of a report is called, by `ViewChoice`; `chosen` counts its decisions."""
     views = []
     for image, caption in report.images:
         words = set(re.findall(r"[a-z]+", caption.casefold()))

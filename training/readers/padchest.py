@@ -75,7 +75,7 @@ def read_padchest(
         missing: `error`, or `skip` to leave rows without an image file out.
 
     Raises:
-        ManifestError: The table or the folder does not fit.
+        ManifestError: The table or the folder is not as expected.
     """
     path = common.find_file(folder, ["PADCHEST_*.csv", "PADCHEST_*.csv.gz"], "PadChest's table")
     views, days = common.ViewChoice(_VIEWS, frontal_only), common.Days()

@@ -39,7 +39,7 @@ def read_rsna(folder: Path, *, missing: common.Missing = "error", seed: int = 0)
         missing: `error`, or `skip` to leave images without a file out.
 
     Raises:
-        ManifestError: A table or the folder does not fit.
+        ManifestError: A table or the folder is not as expected.
     """
     path = common.find_file(folder, ["stage_2_train_labels.csv"], "RSNA's labels")
     class_path = common.find_optional_file(folder, ["stage_2_detailed_class_info.csv"], "RSNA's classes")

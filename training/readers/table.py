@@ -84,7 +84,7 @@ def read_own_table(
             drawn.
 
     Raises:
-        ManifestError: Names row and column of what does not fit.
+        ManifestError: Names row and column of a value that is not as expected.
         SplitError: A patient is in two splits.
     """
     if unlabelled and cells.column is not None:
@@ -92,7 +92,7 @@ def read_own_table(
     if not labels and cells.column is None and not unlabelled:
         raise ManifestError(
             "expected labels: name their columns (--labels A,B,C) or the one that joins them (--labels-column); "
-            "--unlabelled says that there are none"
+            "--unlabelled says that the table has no labels"
         )
     label_columns = [] if unlabelled else list(labels) if cells.column is None else [cells.column]
     used = [name for name in (*astuple(columns), *label_columns) if name is not None]
@@ -287,7 +287,7 @@ def _names_in(text: str, cells: LabelCells, labels: Sequence[str]) -> frozenset[
 
 
 def _check_finding(name: str, expected: Collection[str]) -> None:
-    """Raise ManifestError for what is no finding, or seems to say that there is none."""
+    """Raise ManifestError for text that is not a finding, or seems to mean that no finding is present."""
     if label_key(name) in expected or means_no_finding(name):
         return
     if name.lower() in MISSING_WORDS or resembles_no_finding(name):

@@ -1,4 +1,4 @@
-"""Results of a model without findings: look-alikes alone, and a sentence that says so."""
+"""Results of a model without findings: similar images alone, and a sentence that says so."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbmir.card import WITHOUT_FINDINGS
 from cbmir.runtime import Finder
 from cbmir.runtime.dicom_output import make_results
 from cbmir.runtime.dicom_output.content import NOTHING_TO_REPORT
-from cbmir.runtime.dicom_output.identifiers import LOOK_ALIKE
+from cbmir.runtime.dicom_output.identifiers import SIMILAR_IMAGE
 
 
 @pytest.mark.parametrize("with_gallery", [True, False])
@@ -42,7 +42,7 @@ def test_results(
 
 def _check_report(sr: Dataset) -> None:
     texts = [str(element.value) for element in sr.iterall() if element.VR in ("UT", "LO")]
-    assert WITHOUT_FINDINGS in texts and "Certainty of Finding" not in texts and LOOK_ALIKE.meaning in texts
+    assert WITHOUT_FINDINGS in texts and "Certainty of Finding" not in texts and SIMILAR_IMAGE.meaning in texts
     assert not any("operating point" in text for text in texts)
 
 

@@ -89,7 +89,7 @@ def test_findings(clinic: Any, bundle: dict[str, Any]) -> None:
     ]
 
 
-def test_look_alikes_are_case_ids(clinic: Any, bundle: dict[str, Any]) -> None:
+def test_similar_images_are_case_ids(clinic: Any, bundle: dict[str, Any]) -> None:
     alike = of_kind(bundle, "Observation")[3]
     neighbours = clinic.finder.analyze(clinic.image).neighbours
     for part, one in zip(alike["component"], neighbours, strict=True):

@@ -113,13 +113,13 @@ def test_findings(clinic: Any, analysis: Analysis, report: Dataset) -> None:
         assert image.referenced_sop_instance_uid == "1.2.826.0.1.1.11.3"
 
 
-def test_look_alikes_are_case_ids(clinic: Any, analysis: Analysis, report: Dataset) -> None:
+def test_similar_images_are_case_ids(clinic: Any, analysis: Analysis, report: Dataset) -> None:
     found = groups(report)[len(analysis.findings) :]
     assert [group.tracking_identifier for group in found] == [
         clinic.finder.gallery.case_id(one.id) for one in analysis.neighbours
     ]
     for group, neighbour in zip(found, analysis.neighbours, strict=True):
-        assert group.finding_type.value == "look-alike"
+        assert group.finding_type.value == "similar-image"
         (cosine,) = group.get_measurements()
         assert cosine.value == pytest.approx(neighbour.cosine, abs=1e-6)
         labels = [(one.name.value, one.value.meaning) for one in group.get_qualitative_evaluations()]

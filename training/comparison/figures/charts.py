@@ -233,7 +233,7 @@ def _numbers(row: Row, column: str, metric: str) -> tuple[Any, ...]:
 
 
 def _reach(figure: dict[str, Any]) -> tuple[float, float]:
-    """How far the interval goes below and above the value, 0 where there is none."""
+    """How far the interval goes below and above the value, 0 without an interval."""
     value, low, high = figure["value"], figure["low"], figure["high"]
     return (0, 0) if low is None else (max(0, value - low), max(0, high - value))
 

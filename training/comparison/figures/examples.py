@@ -85,7 +85,7 @@ class ExampleRetrieval:
 def draw_examples(report: Path, plan: Plan, folder: Path) -> list[ReportFigure]:
     """The page of the paper's method, or of the first finished one, and that of BCE for the same queries.
 
-    There is none where no cell is finished or no query has a finding. Raises ImageError.
+    There is no page if no cell is finished or no query has a finding. Raises ImageError.
     """
     cells = shown_cells(report, plan, dict.fromkeys(("proxy-negative", "proxy", *METHODS)))
     if not cells:

@@ -1,7 +1,7 @@
 """What all pictures of the report share: their look and their three files.
 
-Colours are those of M. Okabe and K. Ito ("Color Universal Design", 2008), which colour-blind readers tell apart;
-marker, line and hatch differ as well, so that every picture also reads in greyscale.
+Colours are those of M. Okabe and K. Ito ("Color Universal Design", 2008), which colour-blind readers can distinguish;
+marker, line and hatch differ as well, so every picture also works in greyscale.
 """
 
 from __future__ import annotations

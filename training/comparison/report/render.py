@@ -220,7 +220,7 @@ def best_statement(results: Results) -> str:
 
 
 def statements(results: Results, column: str, metric: str = "ndcg") -> Iterator[str]:
-    """Which methods' nDCG differs from BCE's, in which direction, and which cannot be told apart from it."""
+    """Which methods' nDCG differs from BCE's, in which direction, and which do not differ from it."""
     found: dict[str, list[str]] = {"higher": [], "lower": [], "alike": []}
     for row in headline(results):
         if row.get("minus_bce") and row["minus_bce"][column][metric]["p_holm"] is not None:
