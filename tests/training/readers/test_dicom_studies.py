@@ -69,7 +69,7 @@ def test_a_folder(archive: Path) -> None:
     assert "the same object as" in reasons["copy"][1]
     assert "BodyPartExamined (0018,0015)" in reasons["knee"][1]
     assert "PatientID (0010,0020) is missing" in reasons["nobody"][1]
-    assert reasons["notes.txt"][1] == "no DICOM file"
+    assert reasons["notes.txt"][1] == "not a DICOM file"
     assert "ViewPosition (0018,5101)" in reasons["side"][1]
 
 
