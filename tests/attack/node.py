@@ -196,7 +196,7 @@ def other_content_under_one_uid(lab: Lab, count: int) -> Iterator[str]:
                 settled(state)
             reports = archive.objects[before:]
             uids = [str(report.SOPInstanceUID) for report in reports]
-            warned = any("came again with other content" in line.get("message", "") for line in node.lines)
+            warned = any("was received again with other content" in line.get("message", "") for line in node.lines)
             yield unless(
                 warned and len(set(uids)) == len(uids) == 2,
                 f"{len(uids)} reports, {len(set(uids))} UIDs, warned: {warned}",

@@ -139,7 +139,7 @@ def test_add(
     capsys: Captured,
 ) -> None:  # fmt: skip
     assert run("index", "add", gallery, tiny_model, tiny_manifest, "--split", "all") == 0
-    assert capsys.readouterr().out == f"{gallery}: 20 images added, 4 were there\n"
+    assert capsys.readouterr().out == f"{gallery}: 20 images added, 4 were already there\n"
     images = [tmp_path / "copy.png", tmp_path / "other.png", tmp_path / "text.png"]
     Image.fromarray(make_xray(30)).save(images[1])
     images[0].write_bytes((tiny_manifest.parent / "image_00.png").read_bytes())
@@ -148,7 +148,7 @@ def test_add(
     more.write_text("image,patient_id,split,Mass\n" + "".join(f"{image},x,train,1\n" for image in images))
     assert run("index", "add", gallery, tiny_model, more) == 2
     captured = capsys.readouterr()
-    assert captured.out == f"{gallery}: 1 images added, 0 were there\n"
+    assert captured.out == f"{gallery}: 1 images added, 0 were already there\n"
     assert f"1 images are copies of others and were left out: see {gallery}/duplicates.csv" in captured.err
     assert f"1 images could not be read: see {gallery}/unreadable.csv" in captured.err
     images[1].write_bytes((tiny_manifest.parent / "image_01.png").read_bytes())
@@ -256,7 +256,7 @@ def test_remove(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, gallery: 
     assert run("index", "remove", gallery) == 2
     assert "expected what to remove" in capsys.readouterr().err
     assert run("index", "add", gallery, tiny_model, tiny_manifest, "--split", "test") == 0
-    assert capsys.readouterr().out == f"{gallery}: 4 images added, 0 were there\n"
+    assert capsys.readouterr().out == f"{gallery}: 4 images added, 0 were already there\n"
 
 
 def test_damage_does_not_stand_in_the_way_of_a_removal(gallery: Path, capsys: Captured) -> None:
@@ -297,8 +297,8 @@ def test_export_and_merge(tmp_path: Path, tiny_gallery: Path, gallery: Path, cap
     assert "patient data" in captured.err
     assert run("index", "merge", tmp_path / "copy", tiny_gallery, gallery) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"{tmp_path / 'copy'}: 20 images of {tiny_gallery} added, 0 were there",
-        f"{tmp_path / 'copy'}: 0 images of {gallery} added, 4 were there",
+        f"{tmp_path / 'copy'}: 20 images of {tiny_gallery} added, 0 were already there",
+        f"{tmp_path / 'copy'}: 0 images of {gallery} added, 4 were already there",
     ]
     assert run("index", "export", gallery, "-o", tmp_path / "shared", "--deidentified") == 0
     assert "not anonymous" in capsys.readouterr().err
@@ -318,7 +318,7 @@ def test_shards(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: C
     assert "expected all 2 shards of the build, found 1; missing: 1" in capsys.readouterr().err
     assert run("index", "merge", path, *shards[::-1]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"{path}: 10 images of {shard} added, 0 were there" for shard in shards
+        f"{path}: 10 images of {shard} added, 0 were already there" for shard in shards
     ]
     for words in (["0/2"], ["3/2"], ["2"], ["a/b"], ["-1/2"], [""]):
         assert run("index", "build", tiny_model, tiny_manifest, "-o", tmp_path / "x", "--shard", *words) == 2

@@ -102,7 +102,7 @@ def test_health_tells_what_runs(tiny_model: Path) -> None:
     with open_engine(tiny_model, engine="onnxruntime") as engine:
         health = engine.health()
     assert (health.engine, health.requested, health.device) == ("onnxruntime", "onnxruntime", "cpu")
-    assert health.reason == "asked for onnxruntime"
+    assert health.reason == "onnxruntime was requested"
     assert health.threads == available_threads() >= 1
     assert (health.precision, health.warnings) == ("float32", ())
 

@@ -95,7 +95,7 @@ def test_a_folder_s_bfloat16_file_is_passed_over_without_the_arithmetic(
         health = engine.health()
     assert health.engine == "onnxruntime"
     assert "not openvino (model.openvino-bf16.xml): expected a processor with bfloat16 arithmetic" in health.reason
-    with pytest.raises(EngineError, match=r"engine openvino was asked for, .* found Old"):
+    with pytest.raises(EngineError, match=r"engine openvino was requested, .* found Old"):
         open_engine(tmp_path, engine="openvino")
 
 

@@ -199,9 +199,9 @@ def test_all_conditions_hold_at_once() -> None:
         ({"exclude_studies": None}, "a set of ids for exclude_studies, found nothing"),
         ({"only_patients": "p1"}, "a set of ids for only_patients, found a single text"),
         ({"only_patients": {"p1", ""}}, "for only_patients, found an empty one"),
-        ({"where": None}, "a text for where"),
-        ({"view": None}, "a text for view"),
-        ({"since": 20200101}, "a text for since"),
+        ({"where": None}, "text for where"),
+        ({"view": None}, "text for view"),
+        ({"since": 20200101}, "text for since"),
     ],
 )
 def test_an_unfit_filter_is_refused(values: dict[str, Any], found: str) -> None:

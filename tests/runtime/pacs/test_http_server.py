@@ -174,7 +174,7 @@ def test_a_study_of_too_many_instances_is_an_error(
 
 def test_a_change_feed_that_stays_where_it_is_is_an_error(hostile: Hostile, rest: OrthancRest) -> None:
     hostile.behave = lambda request: reply(request, {"Changes": [], "Last": 7, "Done": False})
-    with pytest.raises(PacsError, match="go on from 7"):
+    with pytest.raises(PacsError, match="continue from 7"):
         rest.changes(7)
 
 

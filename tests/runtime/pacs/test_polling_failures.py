@@ -120,7 +120,7 @@ def test_a_server_that_fails_for_everything_tells_nothing_of_a_study(
         feed.poll()
     assert len(intake.queue) == 1
     assert log().count("a study cannot be read") > TRIES
-    assert "passed over" not in log()
+    assert "skipped" not in log()
     archive.broken.clear()
     feed.poll()
     assert len(intake.queue) == 2
@@ -137,7 +137,7 @@ def test_one_study_that_is_refused_or_not_answered_holds_up_no_other(
         feed.poll()
     assert len(intake.queue) == 2
     assert archive.retrieved.count(bad) == TRIES
-    assert log().count("passed over") == 1
+    assert log().count("skipped") == 1
 
 
 def test_tries_lie_ever_further_apart(

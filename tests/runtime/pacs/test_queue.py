@@ -313,5 +313,5 @@ def test_a_uid_that_comes_again_with_other_content_is_told(
     again = reopened(queue, clock)
     again.put(b"third", same, MODEL)
     assert (again.state()["reused_uids"], len(again)) == (2, 1)
-    assert log().count("came again with other content") == 2
+    assert log().count("was received again with other content") == 2
     again.close()

@@ -111,7 +111,7 @@ def test_an_unfinished_fold_is_named(folds: Path, tmp_path: Path) -> None:
     report = tmp_path / "report"
     shutil.copytree(folds, report)
     (report / "cells/seed0-fold2/fitted" / FACTS).unlink()
-    with pytest.raises(RunError, match="found not: seed0-fold2/fitted"):
+    with pytest.raises(RunError, match="found these unfinished: seed0-fold2/fitted"):
         train_final(report, tmp_path / "run", "fitted")
 
 
