@@ -161,6 +161,6 @@ def test_the_demo(finder: Finder, image: Path, tmp_path: Path) -> None:
     assert beside.evidence is not None
     assert beside.evidence.sum() == pytest.approx(step.neighbours[0].cosine, abs=1e-3)
     report = desk.report(session)
-    assert WITHOUT_FINDINGS in report and "Evidence for the most similar image" in report and "Verdict" not in report
+    assert WITHOUT_FINDINGS in report and "Evidence for the nearest similar image" in report and "Verdict" not in report
     with pytest.raises(UserError):
         desk.by_findings(session, few, ["Mass"])

@@ -96,7 +96,7 @@ class DicomWeb(HttpServer):
             if len(found) + invalid > most:
                 raise PacsError(f"{self.url}: expected at most {most:,} {what}, found more; begin at a later date")
             if not is_new:
-                why = f"the server returns the same {what} for every offset"
+                why = f"the server returns the same {what} again for every offset"
                 if len(page) == _PAGE:
                     raise PacsError(f"{self.url}: {why}: expected the next page, found no way to request it")
                 pacs_log.error(f"a list was cut short: {why}", extra=fields(server=self.url, found=len(found)))

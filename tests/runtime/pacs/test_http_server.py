@@ -121,7 +121,7 @@ def test_a_server_that_ignores_the_offset_is_asked_twice(
     hostile.behave = lambda request: reply(request, [study(1), study(2)])
     assert web.studies_since(DAY, ("CR",)) == dict.fromkeys(("1.2.1", "1.2.2"), StudyFound(None, None))
     assert len(hostile.asked) == 2
-    assert '"level": "error"' in log() and "the server returns the same studies for every offset" in log()
+    assert '"level": "error"' in log() and "the server returns the same studies again for every offset" in log()
 
 
 def test_a_full_page_that_comes_again_is_an_error(hostile: Hostile, web: DicomWeb) -> None:
