@@ -1,8 +1,7 @@
 """The content of every result, in any format: findings, similar images under case ids, priors, warnings, and the model.
 
 The patient's own priors are the only other images whose UIDs a result may name. The UIDs come from the prior's DICOM
-file, which must name the same patient, since a gallery does not store series. A prior that cannot be read is left out
-and counted.
+file, which must name the same patient, since a gallery has no series. An unreadable prior is left out and counted.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ class Prior:
 
 @dataclass(frozen=True)
 class SimilarImage:
-    """An image of the gallery, without anything that identifies it. `labels` are the positive ones, without the
-    `uncertain` ones."""
+    """An image of the gallery without its identity. `labels` are positive ones, without the `uncertain` ones."""
 
     case: str
     cosine: float
@@ -101,9 +99,7 @@ class Content:
             source=source,
             pixels=pixels,
             findings=most_probable_first(analysis.findings),
-            similar_images=()
-            if gallery is None
-            else tuple(SimilarImage.of(gallery, one) for one in analysis.neighbours),
+            similar_images=tuple(SimilarImage.of(gallery, one) for one in analysis.neighbours if gallery is not None),
             priors=priors,
             collection=None if gallery is None else len(gallery),
             warnings=(*analysis.warnings, *source.warnings, *notes),
@@ -166,8 +162,7 @@ def _look_up(hit: Hit, source: SourceImage) -> SourceImage | None:
 
 
 def _is_same_patient(one: SourceImage, other: SourceImage) -> bool:
-    """By id, and also by name or birth date: many patients have the id UNKNOWN, and two hospitals may use the same
-    id."""
+    """By id, and also by name or birth date: many have the id UNKNOWN, and two hospitals may use the same id."""
     tags = ("IssuerOfPatientID", "PatientBirthDate", "PatientSex", "PatientName")
     issuer, birth, sex, name = (_agree(one, other, keyword) for keyword in tags)
     if one.patient_id != other.patient_id or False in (issuer, birth, sex):

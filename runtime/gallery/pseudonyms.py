@@ -24,8 +24,7 @@ _ADVICE = "make one with: python -c 'import secrets; print(secrets.token_hex(32)
 
 
 class Pseudonyms:
-    """Turns ids into pseudonyms. A text that is already a pseudonym stays, so that an entry that was read can be
-    written again."""
+    """Turns ids into pseudonyms. A text that is already a pseudonym stays, so an entry that was read can be written."""
 
     def __init__(self, key: bytes) -> None:
         """A key in hexadecimal digits counts by the bytes that they stand for, so that 64 digits are 32 bytes.
@@ -77,8 +76,7 @@ class Pseudonyms:
 
 
 def case_id(key: str, entry_id: str) -> str:
-    """`case-` and 16 hexadecimal digits for an entry, with a gallery's own key: without the gallery they reveal
-    nothing."""
+    """`case-` and 16 hexadecimal digits for an entry, with a gallery's own key, meaningless without the gallery."""
     return f"case-{hmac.new(key.encode(), entry_id.encode(), hashlib.sha256).hexdigest()[:16]}"
 
 

@@ -1,2 +1,1 @@
-"""From a file to the grey image that a model takes: PNG, JPEG, TIFF and DICOM, in the same way in training and at run
-time."""
+"""From a file to the grey image that a model takes: PNG, JPEG, TIFF and DICOM, in training and at run time."""

@@ -1,5 +1,4 @@
-"""pynetdicom's connection with limits: it trusts no length, and does not wait for a unit (PDU) that stays
-unfinished."""
+"""pynetdicom's connection with limits: it trusts no length, and does not wait for unfinished units (PDUs)."""
 
 from __future__ import annotations
 

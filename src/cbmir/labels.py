@@ -139,8 +139,7 @@ class LabelSet:
         return len(self.names)
 
     def index(self, name: str) -> int:
-        """Position of a label, by its name or by its name in other data sets. Raises ManifestError for an unknown
-        label."""
+        """Position of a label, by its name or by its name in other data sets. Raises ManifestError if unknown."""
         if name in self.names:
             return self.names.index(name)
         wanted = canonical(name)
