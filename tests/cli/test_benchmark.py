@@ -27,6 +27,7 @@ def run(*arguments: object) -> int | str | None:
     return end.value.code
 
 
+@pytest.mark.slow
 def test_dry_run_on_the_official_table(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = shared / "nih" / "Data_Entry_2017_v2020.full.csv.gz"
     assert run("benchmark", "nih", table, "--dry-run", "--seeds", 1) == 0

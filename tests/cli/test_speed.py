@@ -56,6 +56,7 @@ def test_json(tiny_model: Path, capsys: Captured) -> None:
     assert all(abs(one["cosine_distance"]) < 1e-2 for one in report["entrants"])  # plain OpenVINO may take bfloat16
 
 
+@pytest.mark.slow
 def test_against_torch(tiny_export: Path, capsys: Captured) -> None:
     options = ("--against", "torch", "--batch", 1, "--threads", 1, "--seconds", 0.05)
     assert run("-q", "speed", tiny_export / "model.onnx", *options) == 0

@@ -72,6 +72,7 @@ def test_dark_unless_light_was_chosen_once(page: Any) -> None:
     page.wait_for_function(f"!({dark})")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("light", [False, True])
 def test_axe_has_nothing_to_say(visit: Visit, wall_url: str, require_axe: str, light: bool) -> None:
     page = visit(wall_url)
