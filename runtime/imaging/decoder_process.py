@@ -81,7 +81,7 @@ class DecoderPool(Closing):
         Raises:
             ImageError: As `read_image`.
             DecodingError: The file took too long or too much memory, or crashed its decoder.
-            NotReadyError: The pool was closed.
+            NotReadyError: No process starts now, or the pool was closed.
         """
         limits = limits or ImageLimits()
         options = {"limits": limits, "intensity": intensity, "allow_lateral": allow_lateral, "threads": threads,
@@ -95,6 +95,8 @@ class DecoderPool(Closing):
                 process = self._replaced(process)
             process.wait_until_ready()
             return self._read_by(process, data, name, options)
+        except WorkerError as error:
+            raise NotReadyError(f"{error}; try again") from error
         except _DIED:
             reason = process.why_it_died()
             if self._closed:

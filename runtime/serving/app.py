@@ -21,7 +21,7 @@ from cbmir.card import INTENDED_USE, NOT_A_DEVICE
 from cbmir.errors import CbmirError
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.serving import schemas
-from cbmir.runtime.serving.limits import RequestLimiter, read_body, read_upload
+from cbmir.runtime.serving.limits import RequestLimiter, body_size, read_body, read_upload
 from cbmir.runtime.serving.problems import MOST_ERRORS, Problem, Trace, answer_problem, problem_of
 from cbmir.runtime.serving.security import Credential, Guard, SecurityHeaders
 from cbmir.runtime.serving.service import Facts, FinderService
@@ -227,10 +227,14 @@ async def _upload(request: Request, work: Callable[[bytes, Facts], _T]) -> _T:
     facts = Trace.of(request.scope).facts
 
     def answer(data: bytes) -> _T:
-        facts["sha256"] = hashlib.sha256(data).hexdigest()
-        return work(data, facts)
+        try:
+            return work(data, facts)
+        finally:
+            if "sha256" not in facts:  # it could not be read
+                facts["sha256"] = hashlib.sha256(data).hexdigest()
 
-    return await limiter.run(answer, lambda: read_upload(request, settings.max_upload_bytes, settings.timeout_s))
+    most = settings.max_upload_bytes
+    return await limiter.run(answer, lambda: read_upload(request, most, settings.timeout_s), body_size(request, most))
 
 
 def _utf8(header: str) -> str:

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
@@ -26,12 +26,17 @@ from cbmir.runtime.serving.problems import Problem, Trace, refuse
 _T = TypeVar("_T")
 
 
+#: Bytes of the bodies of all requests at once; a single one may have more.
+MOST_HELD = 2**30
+
+
 class RequestLimiter:
     """`concurrency` threads, and `queue` slots more."""
 
     def __init__(self, concurrency: int, queue: int, timeout_s: float) -> None:
         self.concurrency, self.capacity, self._timeout = concurrency, concurrency + queue, timeout_s
         self.taken = 0  # slots
+        self._held = 0  # bytes of bodies, as they were announced
         self.working = 0  # threads
         self._seconds = 0.1  # that an answer takes, a moving mean of weight 0.1
         self._lock = threading.Lock()
@@ -42,15 +47,19 @@ class RequestLimiter:
         """Slots of requests that are uploaded or wait."""
         return max(0, self.taken - self.working)
 
-    async def run(self, work: Callable[[bytes], _T], read: Callable[[], Awaitable[bytes]] | None = None) -> _T:
-        """Take a slot, read a body, and work on it in a thread. Raises Problem: 429 where no slot is free, 503 where
-        the work has not ended in time."""
+    async def run(
+        self, work: Callable[[bytes], _T], read: Callable[[], Awaitable[bytes]] | None = None, size: int = 0
+    ) -> _T:
+        """Take a slot, read a body of at most `size` bytes, and work on it in a thread. Raises Problem: 429 where no
+        slot is free, or no room for the body, and 503 where the work has not ended in time."""
         with self._lock:
-            if self.taken >= self.capacity:
+            if self.taken >= self.capacity or (self._held and self._held + size > MOST_HELD):
                 seconds = math.ceil(self.taken * self._seconds / self.concurrency)
-                raise Problem(429, "busy", f"Expected at most {self.capacity} requests at once, found more; try again "
-                                           f"later.", retry_after=min(max(seconds, 1), 60))  # fmt: skip
+                raise Problem(429, "busy", f"Expected at most {self.capacity} requests at once, of {MOST_HELD >> 20} "
+                                           f"MiB in all, found more; try again later.",
+                              retry_after=min(max(seconds, 1), 60))  # fmt: skip
             self.taken += 1
+            self._held += size
         future: Future[_T] | None = None
         try:
             held: list[Callable[[], _T]] = [partial(work, await read() if read else b"")]
@@ -63,7 +72,7 @@ class RequestLimiter:
             raise Problem(503, "timeout", f"Expected an answer within {self._timeout:g} s, found none; try again when "
                                           "there is less load.", retry_after=5) from None  # fmt: skip
         finally:
-            self._leave(None) if future is None else future.add_done_callback(self._leave)
+            self._leave(size) if future is None else future.add_done_callback(lambda _: self._leave(size))
 
     def close(self) -> None:
         """Begin nothing more. What is worked on is not waited for, since it cannot be stopped."""
@@ -85,9 +94,10 @@ class RequestLimiter:
                 self.working -= 1
                 self._seconds += 0.1 * (time.monotonic() - start - self._seconds)
 
-    def _leave(self, _: Future[Any] | None) -> None:
+    def _leave(self, size: int) -> None:
         with self._lock:
             self.taken -= 1
+            self._held -= size
 
 
 def _forget_locals(error: BaseException | None) -> None:
@@ -99,6 +109,12 @@ def _forget_locals(error: BaseException | None) -> None:
 
 
 _HOW = "send the file itself as the body: curl --data-binary @chest.dcm -H 'Content-Type: application/dicom'"
+
+
+def body_size(request: Request, most: int) -> int:
+    """Bytes that a request's body may have: as many as it announces, but `most` at most."""
+    announced = request.headers.get("content-length", "")
+    return min(int(announced), most) if announced.isdecimal() else most * ("transfer-encoding" in request.headers)
 
 
 async def read_upload(request: Request, most: int, timeout_s: float) -> bytes:
@@ -161,24 +177,34 @@ def _cut_off() -> Problem:
 
 
 class BodyLimit:
-    """ASGI middleware: reads a request's body, of at most `most` bytes in `timeout_s`, before anything parses it. The
-    paths `streamed` look after their own by `body_chunks`."""
+    """ASGI middleware: reads a request's body, of at most `most` bytes in `timeout_s`, before anything parses it; those
+    of all requests at once have `at_once` bytes. The paths `streamed` look after their own by `body_chunks`."""
 
-    def __init__(self, app: ASGIApp, most: int, timeout_s: float, streamed: Collection[str] = ()) -> None:
+    def __init__(
+        self, app: ASGIApp, most: int, timeout_s: float, at_once: int, streamed: Collection[str] = ()
+    ) -> None:  # fmt: skip
         self._app, self._most, self._timeout, self._streamed = app, most, timeout_s, streamed
+        self._left = at_once
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self._streamed:
             await self._app(scope, receive, send)
             return
+        request = Request(scope, receive)
+        size = body_size(request, self._most)
+        self._left -= size
         try:
-            body = await read_body(Request(scope, receive), self._most, self._timeout)
+            if self._left < 0:
+                raise Problem(429, "busy", "Expected fewer requests at once, found more; try again.", retry_after=5)
+            body = await read_body(request, self._most, self._timeout)
         except Problem as problem:
             await refuse(problem, scope, receive, send)
-            return
-        messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+        else:
+            messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
-        async def receive_again() -> Message:
-            return next(messages, None) or await receive()
+            async def receive_again() -> Message:
+                return next(messages, None) or await receive()
 
-        await self._app(scope, receive_again, send)
+            await self._app(scope, receive_again, send)
+        finally:
+            self._left += size

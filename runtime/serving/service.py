@@ -70,6 +70,7 @@ class FinderService:
             wanted = Filter() if finder.gallery is None else _filter(options, finder.gallery)
             _check_patient(finder.gallery, patient_id)
             image = finder.read(data)
+            facts["sha256"] = image.sha256
             analysis = finder.analyze(
                 image, options.k, patient_id=patient_id, filter=wanted, exact=options.exact or None,
                 exclude_same_patient=not options.include_same_patient, rank=options.rank,

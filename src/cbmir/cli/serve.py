@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,14 @@ def serve(
         share=frozenset(share),
     )  # fmt: skip
     log_as_json()
-    with DecoderPool(concurrency, timeout * _DECODING) as decoders:
-        open_finder = partial(
-            Finder.open, model, gallery, threads=threads_each(threads, concurrency), read=decoders.read, **opening
-        )
+    with ExitStack() as stack:
+
+        @cache
+        def decoders() -> DecoderPool:
+            return stack.enter_context(DecoderPool(concurrency, timeout * _DECODING))
+
+        def open_finder() -> Finder:
+            each = threads_each(threads, concurrency)
+            return Finder.open(model, gallery, threads=each, read=decoders().read, **opening)
+
         serve_app(ReloadableFinder(open_finder, at_once=False), settings, host=host, port=port, ready=announce)

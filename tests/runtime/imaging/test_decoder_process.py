@@ -99,8 +99,10 @@ def test_a_decoder_that_cannot_be_replaced_now_is_replaced_later(monkeypatch: py
             os.kill(stopped(pool), signal.SIGKILL)
             patch.setattr(module.subprocess, "Popen", Popen())
             for _ in range(2):
-                with pytest.raises((DecodingError, WorkerError)):
+                with pytest.raises((DecodingError, NotReadyError)):
                     pool.read(data)
+            with pytest.raises(NotReadyError, match="Resource temporarily unavailable; try again"):
+                pool.read(data)
         assert outcome(pool.read, data) == outcome(read_image, data)
 
 

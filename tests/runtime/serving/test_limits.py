@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
-from cbmir.runtime.serving.limits import BodyLimit, RequestLimiter, body_chunks, read_body
+from cbmir.runtime.serving.limits import MOST_HELD, BodyLimit, RequestLimiter, body_chunks, body_size, read_body
 from cbmir.runtime.serving.problems import Problem
 
 
@@ -197,7 +197,7 @@ def test_what_is_limited_is_read_as_ever() -> None:
         asked = Request(scope, receive)
         await Response(await asked.body() or b"none")(scope, receive, send)
 
-    client = TestClient(BodyLimit(echo, 5, 10, streamed=("/upload",)))
+    client = TestClient(BodyLimit(echo, 5, 10, at_once=5, streamed=("/upload",)))
     assert client.post("/", content=b"12345").content == b"12345"
     assert client.get("/").content == b"none"
     assert client.post("/upload", content=b"123456").content == b"123456"
@@ -233,3 +233,64 @@ def test_what_is_refused_leaves_no_body_in_memory() -> None:
         assert [one() for one in left] == [None] * 5
     finally:
         gc.enable()
+
+
+def headed(**headers: str) -> Request:
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Request({"type": "http", "headers": raw})
+
+
+def test_what_a_body_may_have() -> None:
+    assert body_size(headed(), 9) == 0
+    assert body_size(headed(content_length="7"), 9) == 7
+    assert body_size(headed(content_length="70"), 9) == 9
+    assert body_size(headed(transfer_encoding="chunked"), 9) == 9
+
+
+def test_bodies_of_all_requests_at_once_are_bounded(held: Held) -> None:
+    async def run() -> None:
+        limiter = RequestLimiter(1, 9, 10)
+        first = asyncio.create_task(limiter.run(held, size=2 * MOST_HELD))  # alone, it may be as large as it is
+        await until(held.begun.is_set)
+        with pytest.raises(Problem, match="of 1024 MiB in all") as refused:
+            await limiter.run(lambda _: "", size=1)
+        assert refused.value.status_code == 429
+        held.let.set()
+        assert await first == "done"
+        assert await limiter.run(lambda _: "next", size=1) == "next"
+        limiter.close()
+
+    asyncio.run(run())
+
+
+def test_bodies_before_a_parser_are_bounded_together() -> None:
+    """One that comes slowly counts by what it has announced."""
+    answered: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response("ok")(scope, receive, send)
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            answered.append(message["status"])
+
+    async def run() -> None:
+        more, limit = asyncio.Event(), BodyLimit(app, 5, 10, at_once=8)
+
+        async def slow() -> Message:
+            await more.wait()
+            return {"type": "http.request", "body": b"12345", "more_body": False}
+
+        def ask() -> asyncio.Task[None]:
+            scope = {"type": "http", "path": "/", "method": "POST", "headers": [(b"content-length", b"5")]}
+            return asyncio.create_task(limit(scope, slow, send))
+
+        first, second = ask(), ask()
+        await second
+        assert answered == [429]
+        more.set()
+        await first
+        await ask()
+        assert answered == [429, 200, 200]
+
+    asyncio.run(run())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -23,6 +24,8 @@ from cbmir.errors import UserError
 from cbmir.process import available_threads
 from cbmir.runtime import Finder
 from cbmir.runtime.hot_reload import ReloadableFinder
+from cbmir.runtime.imaging import decoder_process
+from cbmir.runtime.imaging.reader import read_image
 from cbmir.runtime.serving import server
 from cbmir.runtime.serving.app import create_app
 from cbmir.runtime.serving.server import serve
@@ -281,6 +284,33 @@ def test_what_cannot_be_opened_ends_it(tmp_path: Path, capsys: pytest.CaptureFix
         main(["serve", "--model", str(tmp_path / "model.onnx"), "--port", "0"])
     assert stop.value.code == 2
     assert "no such model file" in capsys.readouterr().err
+
+
+def test_the_service_listens_before_its_decoders_start(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    class Pool(contextlib.nullcontext[None]):
+        def __init__(self, count: int, seconds: float) -> None:
+            super().__init__()
+            started.append((count, seconds))
+
+        def __enter__(self) -> Pool:  # type: ignore[override]
+            return self
+
+        read = staticmethod(read_image)
+
+    def listen(live: ReloadableFinder, *_: object, **__: object) -> None:
+        assert not started
+        live.reload()
+        live.reload()
+        assert started == [(2, 20.0)]
+        live.close()
+
+    monkeypatch.setattr(decoder_process, "DecoderPool", Pool)
+    monkeypatch.setattr(server, "serve", listen)
+    with pytest.raises(SystemExit) as stop:
+        main(["serve", "--model", str(tiny_model)])
+    assert stop.value.code == 0
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
