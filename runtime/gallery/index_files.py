@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
@@ -213,11 +212,14 @@ def _write(
 
 def _digest(path: Path) -> str:
     """SHA-256 of the SHA-256s of a file's chunks: several threads take part, and the file is never mapped for it."""
-    with open_input(path) as stream, ThreadPoolExecutor(available_threads()) as pool:
-        descriptor = stream.fileno()
-        starts = range(0, max(os.fstat(descriptor).st_size, 1), _CHUNK)
-        chunks = pool.map(lambda at: hashlib.sha256(os.pread(descriptor, _CHUNK, at)).digest(), starts)
-        return hashlib.sha256(b"".join(chunks)).hexdigest()
+
+    def chunk(start: int) -> bytes:
+        with open_input(path) as stream:
+            stream.seek(start)
+            return hashlib.sha256(stream.read(_CHUNK)).digest()
+
+    with ThreadPoolExecutor(available_threads()) as pool:
+        return hashlib.sha256(b"".join(pool.map(chunk, range(0, max(path.stat().st_size, 1), _CHUNK)))).hexdigest()
 
 
 # -- reading

@@ -12,7 +12,6 @@ import mmap
 import os
 import pickle
 import queue
-import resource
 import select
 import signal
 import socket
@@ -51,8 +50,14 @@ class DecoderPool(Closing):
     """Processes that read images. Any number of threads may share it; a file waits until a process is free."""
 
     def __init__(self, count: int, seconds: float = DEADLINE) -> None:
-        """Start `count` processes and wait until they are ready; a file may take `seconds`. Raises WorkerError."""
-        self._seconds = seconds
+        """Start `count` processes and wait until they are ready; a file may take `seconds`. Raises WorkerError.
+
+        On Windows, where a process cannot be given memory in this way, files are read in this process, without limits.
+        """
+        if sys.platform == "win32":
+            log.warning("images are decoded without limits of time and memory: a damaged one may stop this service")
+            count = 0
+        self._is_here, self._seconds = count == 0, seconds
         self._closed = False
         self._lock = threading.Lock()  # of the set of all processes, which no longer grows once this is closed
         self._processes: set[_Process] = set()
@@ -86,7 +91,7 @@ class DecoderPool(Closing):
         limits = limits or ImageLimits()
         options = {"limits": limits, "intensity": intensity, "allow_lateral": allow_lateral, "threads": threads,
                    "reduced_for": reduced_for}  # fmt: skip
-        if isinstance(source, np.ndarray):
+        if self._is_here or isinstance(source, np.ndarray):
             return read_image(source, **options)  # type: ignore[arg-type]
         data, name = image_bytes(source, limits)
         process = self._idle.get()
@@ -263,7 +268,10 @@ def main(descriptor: int, seconds: float) -> None:
     """Read images until the parent is gone: the process of a `_Process`."""
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or a supervisor may send them to all processes
         signal.signal(number, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
+    import resource  # not on Windows
+
+    if sys.platform == "linux":  # macOS counts what all processes share
+        resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
     connection = Connection(descriptor)
     threading.Thread(target=_end_with_parent, args=(descriptor,), daemon=True).start()
     connection.send(True)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
+
+from cbmir.errors import UserError
 
 
 class Closing(ABC):
@@ -34,8 +37,11 @@ SIGNALS = frozenset(STOP if RELOAD is None else (*STOP, RELOAD))
 def signals_held() -> Iterator[None]:
     """Let `SIGNALS` wait for `signal.sigtimedwait`. Enter this before any thread starts.
 
-    numpy starts threads when it is imported: a signal that reached one of them would end the process.
+    numpy starts threads when it is imported: a signal that reached one of them would end the process. Raises UserError
+    where signals cannot wait.
     """
+    if not hasattr(signal, "sigtimedwait"):
+        raise UserError(f"expected Linux, whose signals can be waited for, found {sys.platform}")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield

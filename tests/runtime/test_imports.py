@@ -61,3 +61,33 @@ def test_no_library_leaves_a_trace_of_its_own(tiny_model: Path, tmp_path: Path) 
     environment = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"} | {"HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
     assert not list(tmp_path.iterdir())
+
+
+PORTABLE = """
+import importlib, os, pkgutil, signal, sys
+for name in ("resource", "fcntl", "termios", "pwd", "grp", "pty"):
+    sys.modules[name] = None
+for where, names in ((signal, ("SIGHUP", "SIGKILL", "pthread_sigmask", "sigtimedwait")),
+                     (os, ("memfd_create", "sched_getaffinity", "pread", "pwrite", "statvfs", "geteuid"))):
+    for name in names:
+        delattr(where, name)
+import cbmir.cli, cbmir.runtime
+for package in (cbmir.cli, cbmir.runtime):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+    for name in getattr(package, "__all__", ()):
+        getattr(package, name)
+from cbmir.errors import UserError
+from cbmir.process import signals_held
+try:
+    with signals_held():
+        pass
+except UserError as error:
+    print(error)
+"""
+
+
+def test_nothing_that_only_linux_has_is_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", PORTABLE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("expected Linux, whose signals can be waited for")

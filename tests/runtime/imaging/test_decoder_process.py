@@ -193,6 +193,17 @@ def test_a_process_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
         DecoderPool(2)
 
 
+def test_windows_reads_in_the_same_process_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.delattr(module.subprocess, "Popen")
+    with DecoderPool(2) as pool:
+        monkeypatch.undo()
+        assert outcome(pool.read, whole_files()["x.png"]) == outcome(read_image, whole_files()["x.png"])
+    assert "without limits of time and memory" in caplog.text
+
+
 SCRIPT = """
 import sys
 from cbmir.runtime.imaging.decoder_process import DecoderPool

@@ -56,7 +56,8 @@ class SignalsHeldCommand(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with ExitStack() as held:
-            held.enter_context(signals_held())
+            if "--help" not in args:
+                held.enter_context(signals_held())
             rest = super().parse_args(ctx, args)
             ctx.call_on_close(held.pop_all().close)
         return rest
