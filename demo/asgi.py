@@ -34,7 +34,6 @@ ALLOWED = {
 }  # fmt: skip
 UPLOAD = "/gradio_api/upload"
 MOST_OF_QUESTION = 256 * 2**10  # bytes of a body; of JSON's smallest parts it makes some 6 MB in memory
-MOST_OF_QUESTIONS = 128 * MOST_OF_QUESTION  # bytes of all bodies at once
 QUESTION_S = 30.0  # for the body of a question
 #: Gradio's own scripts need what is inline and `eval`; nothing may come from, or go to, another machine.
 _POLICY = (
@@ -49,9 +48,7 @@ _OF_PATIENTS = ("text/html", "application/json", "text/event-stream", "image/jpe
 def create_app(blocks: gr.Blocks, hosts: Sequence[str] = (), login: Credential | None = None) -> FastAPI:
     """The page with all that it fetches. It answers requests for `hosts` (empty: any) that bear the login."""
     app = FastAPI(openapi_url=None)
-    app.add_middleware(
-        BodyLimit, most=MOST_OF_QUESTION, timeout_s=QUESTION_S, at_once=MOST_OF_QUESTIONS, streamed=(UPLOAD,)
-    )
+    app.add_middleware(BodyLimit, most=MOST_OF_QUESTION, timeout_s=QUESTION_S, streamed=(UPLOAD,))
     app.add_middleware(Guard, hosts=hosts, credential=login)
     app.add_middleware(SecurityHeaders, policy=_POLICY, private=_OF_PATIENTS)
     app.add_exception_handler(Problem, answer_problem)

@@ -30,13 +30,7 @@ from cbmir.files import is_empty, replacing
 from cbmir.manifest import Manifest
 from cbmir.training import metrics
 from cbmir.training.config import TrainConfig, resolve_precision
-from cbmir.training.dataset import (
-    TrainingImages,
-    cache_folder,
-    cached_images,
-    label_array,
-    split_rows,
-)
+from cbmir.training.dataset import TrainingImages, cache_folder, cached_images, label_array, split_rows
 from cbmir.training.distillation import build_student, load_teacher
 from cbmir.training.encoders.stages import finer_stage
 from cbmir.training.evaluate import on_fastest_device

@@ -28,6 +28,7 @@ _T = TypeVar("_T")
 
 #: Bytes of the bodies of all requests at once; a single one may have more.
 MOST_HELD = 2**30
+_MOST_AT_ONCE = 128
 
 
 class RequestLimiter:
@@ -177,14 +178,12 @@ def _cut_off() -> Problem:
 
 
 class BodyLimit:
-    """ASGI middleware: reads a request's body, of at most `most` bytes in `timeout_s`, before anything parses it; those
-    of all requests at once have `at_once` bytes. The paths `streamed` look after their own by `body_chunks`."""
+    """ASGI middleware: reads a request's body, of at most `most` bytes in `timeout_s`, before anything parses it. All
+    requests at once may have 128 times as many. The paths `streamed` look after their own by `body_chunks`."""
 
-    def __init__(
-        self, app: ASGIApp, most: int, timeout_s: float, at_once: int, streamed: Collection[str] = ()
-    ) -> None:  # fmt: skip
+    def __init__(self, app: ASGIApp, most: int, timeout_s: float, streamed: Collection[str] = ()) -> None:
         self._app, self._most, self._timeout, self._streamed = app, most, timeout_s, streamed
-        self._left = at_once
+        self._left = _MOST_AT_ONCE * most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self._streamed:

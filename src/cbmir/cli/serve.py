@@ -77,14 +77,10 @@ def serve(
         share=frozenset(share),
     )  # fmt: skip
     log_as_json()
+    each = threads_each(threads, concurrency)
     with ExitStack() as stack:
-
-        @cache
-        def decoders() -> DecoderPool:
-            return stack.enter_context(DecoderPool(concurrency, timeout * _DECODING))
-
-        def open_finder() -> Finder:
-            each = threads_each(threads, concurrency)
-            return Finder.open(model, gallery, threads=each, read=decoders().read, **opening)
-
-        serve_app(ReloadableFinder(open_finder, at_once=False), settings, host=host, port=port, ready=announce)
+        decoders = cache(lambda: stack.enter_context(DecoderPool(concurrency, timeout * _DECODING)))
+        live = ReloadableFinder(
+            lambda: Finder.open(model, gallery, threads=each, read=decoders().read, **opening), at_once=False
+        )
+        serve_app(live, settings, host=host, port=port, ready=announce)

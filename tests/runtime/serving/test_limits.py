@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
+from cbmir.runtime.serving import limits
 from cbmir.runtime.serving.limits import MOST_HELD, BodyLimit, RequestLimiter, body_chunks, body_size, read_body
 from cbmir.runtime.serving.problems import Problem
 
@@ -197,7 +198,7 @@ def test_what_is_limited_is_read_as_ever() -> None:
         asked = Request(scope, receive)
         await Response(await asked.body() or b"none")(scope, receive, send)
 
-    client = TestClient(BodyLimit(echo, 5, 10, at_once=5, streamed=("/upload",)))
+    client = TestClient(BodyLimit(echo, 5, 10, streamed=("/upload",)))
     assert client.post("/", content=b"12345").content == b"12345"
     assert client.get("/").content == b"none"
     assert client.post("/upload", content=b"123456").content == b"123456"
@@ -263,8 +264,9 @@ def test_bodies_of_all_requests_at_once_are_bounded(held: Held) -> None:
     asyncio.run(run())
 
 
-def test_bodies_before_a_parser_are_bounded_together() -> None:
+def test_bodies_before_a_parser_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that comes slowly counts by what it has announced."""
+    monkeypatch.setattr(limits, "_MOST_AT_ONCE", 1)
     answered: list[int] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -275,7 +277,7 @@ def test_bodies_before_a_parser_are_bounded_together() -> None:
             answered.append(message["status"])
 
     async def run() -> None:
-        more, limit = asyncio.Event(), BodyLimit(app, 5, 10, at_once=8)
+        more, limit = asyncio.Event(), BodyLimit(app, 5, 10)
 
         async def slow() -> Message:
             await more.wait()

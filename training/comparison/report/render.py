@@ -23,32 +23,9 @@ from cbmir.training.comparison.figures.maps import draw_maps
 from cbmir.training.comparison.figures.sheet import ReportFigure
 from cbmir.training.comparison.plan import Plan
 from cbmir.training.comparison.protocols import PROTOCOLS, VALIDATION
-from cbmir.training.comparison.report.provenance import (
-    machine_table,
-    options_table,
-    selections_table,
-    times_table,
-)
-from cbmir.training.comparison.report.tables import (
-    Table,
-    breakdown_tables,
-    finding_table,
-    is_sweep,
-    lists_table,
-    main_table,
-    retrieval_table,
-    sweep_table,
-    yardstick_table,
-)
-from cbmir.training.comparison.results import (
-    LEAST,
-    YARDSTICK,
-    Results,
-    headline,
-    is_above,
-    make_results,
-    metric_title,
-)
+from cbmir.training.comparison.report import tables
+from cbmir.training.comparison.report.provenance import machine_table, options_table, selections_table, times_table
+from cbmir.training.comparison.results import LEAST, YARDSTICK, Results, headline, is_above, make_results, metric_title
 from cbmir.training.metrics import QUERIES
 from cbmir.training.pool import RESAMPLES
 
@@ -62,8 +39,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 def write_report(report: Path, plan: Plan) -> Path:
     """Write the report of what is finished so far, each file whole; returns the path of index.html, the last."""
-    results, figures, tables = make_results(report, plan), report / "figures", report / "tables"
-    for folder in (figures, tables):
+    results, figures, texts = make_results(report, plan), report / "figures", report / "tables"
+    for folder in (figures, texts):
         folder.mkdir(parents=True, exist_ok=True)
     write_json(report / "results.json", results)
     pictures = [*draw_charts(results, figures), *draw_maps(report, plan, figures)]
@@ -74,7 +51,7 @@ def write_report(report: Path, plan: Plan) -> Path:
     said = contents(results, pictures)
     text, html = markdown(said), page(said, figures)
     for table in [one for group in said["tables"].values() for one in group]:
-        write_csv(tables / f"{table.name}.csv", table.records())
+        write_csv(texts / f"{table.name}.csv", table.records())
     write_text(report / "report.md", text)
     write_text(report / "index.html", html)
     return report / "index.html"
@@ -145,7 +122,7 @@ def contents(results: Results, pictures: Sequence[ReportFigure]) -> dict[str, An
         "title": f"Benchmark: {protocol['title']}{table}",
         "comparison": compared(results),
         "patients": f"{NOT_A_DEVICE} {PATIENTS_NOTICE}",
-        "setting": _setting(results) if is_sweep(results) else "",
+        "setting": _setting(results) if tables.is_sweep(results) else "",
         "best": best_statement(results),
         "statements": [
             *statements(results, "all queries", "corrected_ndcg"),
@@ -161,14 +138,14 @@ def contents(results: Results, pictures: Sequence[ReportFigure]) -> dict[str, An
     }
 
 
-def report_tables(results: Results) -> dict[str, list[Table]]:
+def report_tables(results: Results) -> dict[str, list[tables.Table]]:
     """All of them by section, in the order of the report."""
-    breakdowns = (finding_table(results), retrieval_table(results), *breakdown_tables(results))
+    breakdowns = (tables.finding_table(results), tables.retrieval_table(results), *tables.breakdown_tables(results))
     return {
-        "yardstick": [yardstick_table(results)],
-        "lists": [lists_table(results)] if any(row["finished"] for row in headline(results)) else [],
-        "methods": [main_table(results, column) for column in QUERIES],
-        "sweeps": [sweep_table(results, column) for column in QUERIES] if is_sweep(results) else [],
+        "yardstick": [tables.yardstick_table(results)],
+        "lists": [tables.lists_table(results)] if any(row["finished"] for row in headline(results)) else [],
+        "methods": [tables.main_table(results, column) for column in QUERIES],
+        "sweeps": [tables.sweep_table(results, column) for column in QUERIES] if tables.is_sweep(results) else [],
         "breakdowns": [table for table in breakdowns if table.rows],
         "provenance": [selections_table(results), options_table(results), machine_table(results), times_table(results)],
     }
