@@ -155,8 +155,8 @@ def read_manifest(path: str | Path) -> Manifest:
         raise ManifestError(f"{path}: expected a manifest file (.csv or .parquet), found a folder")
     if not path.exists():
         raise ManifestError(f"{path}: no such manifest; make one with 'cbmir data nih|chexpert|table|phantom'")
-    table = read_table(path, recognise=False)
-    columns = table.columns
+    table, is_parquet = read_table(path, recognise=False), path.name.lower().endswith(".parquet")
+    columns = table.columns if is_parquet else [*map(undefused, table.columns)]
     missing = [name for name in FIXED_COLUMNS[:2] if name not in columns]
     if missing:
         raise ManifestError(
@@ -170,12 +170,12 @@ def read_manifest(path: str | Path) -> Manifest:
         labels = LabelSet(names)
     except ManifestError as error:
         raise ManifestError(f"{path}: {error}") from error
-    base, is_parquet = path.resolve().parent, path.name.lower().endswith(".parquet")
+    base = path.resolve().parent
     rows = tuple(
         _row(where, record if is_parquet else _undefused(record), names, base)
         if len(cells) == len(columns)
         else _uneven(where)
-        for cells, (where, record) in zip(table.rows, table.records(), strict=True)
+        for cells, (where, record) in zip(table.rows, replace(table, kept=columns).records(), strict=True)
     )
     if not rows:
         raise ManifestError(f"{path}: expected a row for each image, found only the header")
@@ -214,7 +214,7 @@ def write_manifest(manifest: Manifest, path: str | Path) -> None:
             text = io.StringIO(newline="")
             texts = len(header) - len(manifest.labels)
             rows = ([*map(defused, record[:texts]), *record[texts:]] for record in records)
-            csv.writer(text).writerows([header, *rows])
+            csv.writer(text).writerows([[*map(defused, header)], *rows])
             data = text.getvalue().encode()
             temporary.write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
     write_json(sidecar_path(path), manifest.about, private=True)

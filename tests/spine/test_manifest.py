@@ -344,3 +344,16 @@ def test_only_its_owner_reads_a_manifest(manifest: Manifest, tmp_path: Path) -> 
         write_manifest(manifest, tmp_path / name)
         assert (tmp_path / name).stat().st_mode & 0o077 == 0
     assert sidecar_path(tmp_path / "manifest.csv").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("ending", ["csv", "csv.gz", "parquet"])
+def test_formulas_in_the_names_of_labels_are_defused(tmp_path: Path, ending: str) -> None:
+    labels = LabelSet(('=HYPERLINK("http://x")', "'+x", "Mass"))
+    boxes = (Box("'+x", 0.1, 0.1, 0.5, 0.5),)
+    manifest = Manifest(labels, (Row(tmp_path / "a.png", "p", (1, 0, None), boxes=boxes),))
+    path = tmp_path / f"manifest.{ending}"
+    write_manifest(manifest, path)
+    assert read_manifest(path) == manifest
+    if ending == "csv":
+        header = path.read_text("utf-8").splitlines()[0]
+        assert header.endswith(""","'=HYPERLINK(""http://x"")",''+x,Mass""")
