@@ -12,23 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cbmir.training.metrics import (
-    Floats,
-    Gain,
-    Similarity,
-    discounts,
-    exponential_gain,
-    ideal_dcg,
-    jaccard_gain,
-    nearest_and_ties,
-    patient_codes,
-    weighted_means,
-)
+from cbmir.training import metrics
+from cbmir.training.metrics import Floats, Gain, Similarity
 
 #: Ranks that are kept beyond k, which take the place of images of the query's own patient in the lists of others.
 SPARE = 10
 #: nDCG corrected for chance, by the gain that it has.
-CORRECTED: dict[str, Gain] = {"corrected_ndcg": exponential_gain, "corrected_jaccard_ndcg": jaccard_gain}
+CORRECTED: dict[str, Gain] = {
+    "corrected_ndcg": metrics.exponential_gain,
+    "corrected_jaccard_ndcg": metrics.jaccard_gain,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +66,7 @@ class ChanceValues:
             float64 [B]; [1] without weights. NaN where the lists of others are perfect already.
         """
         weights = np.ones((1, len(self.own))) if weights is None else weights
-        own, shuffled = weighted_means(self.own, weights), weighted_means(self.shuffled, weights)
+        own, shuffled = metrics.weighted_means(self.own, weights), metrics.weighted_means(self.shuffled, weights)
         room = np.where(1 - shuffled > 1e-9, 1 - shuffled, np.nan)
         return np.asarray((own - shuffled) / room)
 
@@ -85,12 +78,12 @@ def nearest(
 
     Images at the same distance stand in the order of the gallery.
     """
-    own, others = patient_codes(query_patients, gallery_patients)
+    own, others = metrics.patient_codes(query_patients, gallery_patients)
     found = np.full((len(query_patients), count), -1, dtype=np.intp)
     for row in range(len(query_patients)):
         allowed = np.flatnonzero(others != own[row])
         if len(allowed):
-            ranked = allowed[nearest_and_ties(similarity(row)[allowed], count)[0][:count]]
+            ranked = allowed[metrics.nearest_and_ties(similarity(row)[allowed], count)[0][:count]]
             found[row, : len(ranked)] = ranked
     return found
 
@@ -101,12 +94,12 @@ def chance_values(rankings: Rankings, gain: Gain) -> ChanceValues:
     Images of the query's own patient do not count in any list, nor in the ideal: the ranks after them move up. Lists of
     the same patient's other images are left out.
     """
-    patient, gallery_patient = patient_codes(rankings.query_patients, rankings.gallery_patients)
+    patient, gallery_patient = metrics.patient_codes(rankings.query_patients, rankings.gallery_patients)
     asking = np.flatnonzero(rankings.query.any(axis=1))
     sizes, nothing = rankings.gallery.sum(axis=1), len(rankings.gallery)
     lists = np.where(rankings.neighbours < 0, nothing, rankings.neighbours)
     first = lists[:, : rankings.k]
-    weights = discounts(first.shape[1])
+    weights = metrics.discounts(first.shape[1])
     # The lists of all queries together: what each image weighs in their DCGs.
     shown = np.bincount(first[asking].ravel(), np.tile(weights, len(asking)), minlength=nothing + 1)
     own, shuffled = np.full((2, len(rankings.query)), np.nan)
@@ -114,7 +107,7 @@ def chance_values(rankings: Rankings, gain: Gain) -> ChanceValues:
         usable = np.append(gallery_patient != patient[row], False)
         labels = rankings.query[row]
         gains = np.append(gain(rankings.gallery @ labels, float(labels.sum()), sizes), 0.0) * usable
-        best = ideal_dcg(gains[usable], rankings.k)
+        best = metrics.ideal_dcg(gains[usable], rankings.k)
         same = patient[asking] == patient[row]
         if best == 0 or same.all():
             continue

@@ -6,7 +6,6 @@ Errors name the server and the HTTP status, never the requested address, which c
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -20,6 +19,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.exceptions import HTTPError
 
 from cbmir.errors import AnswerSizeError, PacsAwayError, PacsError
+from cbmir.input_file import parse_json
 from cbmir.process import Closing
 from cbmir.runtime.logs import what_failed
 
@@ -43,8 +43,8 @@ class PeerAnswer:
     body: bytes
 
     def json(self) -> Any:
-        """None for an empty body. Raises ValueError and RecursionError."""
-        return json.loads(self.body) if self.body else None
+        """None for an empty body. Raises ValueError."""
+        return parse_json(self.body.decode("utf-8-sig"), errors="surrogatepass") if self.body else None
 
 
 class HttpServer(Closing):
@@ -122,7 +122,7 @@ class HttpServer(Closing):
             return PacsAwayError(f"{self.url}: cannot {what}: {type(error).__name__}")
         if isinstance(error, requests.RequestException):
             return PacsError(f"{self.url}: cannot {what}: {type(error).__name__}")
-        if isinstance(error, LookupError | TypeError | ValueError | AttributeError | OverflowError | RecursionError):
+        if isinstance(error, LookupError | TypeError | ValueError | AttributeError | OverflowError):
             found = f"the answer does not follow the standard ({what_failed(error)})"
             return PacsError(f"{self.url}: cannot {what}: {found}")
         return error

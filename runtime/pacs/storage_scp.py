@@ -35,6 +35,7 @@ ACSE_TIMEOUT, DIMSE_TIMEOUT, IDLE_TIMEOUT = 10.0, 60.0, 120.0  # seconds
 ARRIVAL_TIMEOUT = 10.0
 #: Connections without an association. One more pushes out the oldest of the address that has the most.
 MOST_ARRIVING = 64
+_REJECTED = bytes.fromhex("0300 00000004 00020302")  # A-ASSOCIATE-RJ, for now: a limit is reached (PS3.8 table 9-21)
 
 
 class StorageScp:
@@ -138,6 +139,7 @@ class _AssociationServer(ThreadedAssociationServer):
         self.max_message = max_message
         self.arriving: dict[Any, str] = {}  # connections without an accepted association, oldest first: their addresses
         self._lock = threading.Lock()
+        self.placing = threading.Lock()  # while an association is counted and started
         super().__init__(*args, **more)
 
     def get_request(self) -> tuple[Any, Any]:
@@ -193,7 +195,8 @@ def _shut_down(connection: Any) -> None:
 
 class _Handler(RequestHandler):
     def handle(self) -> None:
-        """As pynetdicom's, but the request for an association comes first: one that waits for it would have a place."""
+        """As pynetdicom's, but the request for an association comes first: one that waits for it would have a place.
+        A quarter of the places is never given to an address that has all others."""
         server: Any = self.server
         until = time.monotonic() + ARRIVAL_TIMEOUT
         if isinstance(self.request, ssl.SSLSocket):
@@ -206,9 +209,16 @@ class _Handler(RequestHandler):
         if len(first) < 6 + length:  # it went, or had to make way
             server.shutdown_request(self.request)
             return
-        association = self._create_association()
-        _SenderSocket.of(association.dul.socket).begin(association, server, first)
-        association.start()
+        with server.placing:
+            own = [each for each in server.ae.active_associations if each.requestor.address == self.remote.address]
+            if len(own) < server.ae.maximum_associations - server.ae.maximum_associations // 4:
+                association = self._create_association()
+                _SenderSocket.of(association.dul.socket).begin(association, server, first)
+                association.start()
+                return
+        pacs_log.warning("association rejected: its address has its share", extra=fields(address=self.remote.address))
+        self.request.sendall(_REJECTED)
+        server.shutdown_request(self.request)
 
 
 class _SenderSocket(BoundedSocket):

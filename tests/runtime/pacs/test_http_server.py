@@ -20,6 +20,7 @@ from cbmir.errors import AnswerSizeError, DeliveryAwayError, DeliveryError, Imag
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.pacs import dicomweb, http_server
 from cbmir.runtime.pacs.dicomweb import DicomWeb, InstanceFound, OrthancRest, StudyFound
+from cbmir.runtime.pacs.http_server import PeerAnswer
 from cbmir.runtime.pacs.intake import Intake
 from cbmir.runtime.pacs.jobs import ResultObject
 from cbmir.runtime.pacs.polling import Follower, OrthancChanges, QidoPolling
@@ -306,3 +307,14 @@ def test_a_redirect_is_not_followed(hostile: Hostile, web: DicomWeb) -> None:
     with pytest.raises(PacsError, match="the server answered with status 302"):
         web.instances("1.2", ("CR",))
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("body", [b"[" * 70 + b"]" * 70, b"[" * 100_000, b"\xff", b"{"])
+def test_json_that_is_damaged_or_nested_too_deeply(body: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        PeerAnswer(200, "application/json", body).json()
+
+
+@pytest.mark.parametrize("body", [b'["\\ud800"]', b'\xef\xbb\xbf["a"]', b""])
+def test_json_as_servers_write_it(body: bytes) -> None:
+    assert PeerAnswer(200, "application/json", body).json() in (["\ud800"], ["a"], None)

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pynetdicom import AE
@@ -23,11 +24,11 @@ HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"  # Linux lets a connection begin at e
 FLOOD = 3 * MOST_ARRIVING
 
 
-@pytest.fixture
-def node(live: ReloadableFinder, tmp_path: Path) -> Iterator[StorageScp]:
-    """A node of two places."""
+@pytest.fixture(params=[2])
+def node(live: ReloadableFinder, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StorageScp]:
+    """A node of two places, unless a test wants others."""
     with DurableQueue(tmp_path / "queue", quiet=0) as queue:
-        started = StorageScp(Intake(queue, live), port=0, max_associations=2)
+        started = StorageScp(Intake(queue, live), port=0, max_associations=request.param)
         started.start()
         try:
             yield started
@@ -124,3 +125,24 @@ def test_places_are_bounded(node: StorageScp) -> None:
     assert [each.is_established for each in opened] == [True, True, False]
     for each in opened[:2]:
         each.release()
+
+
+@pytest.mark.parametrize("node", [4], indirect=True)
+def test_a_quarter_of_the_places_is_for_other_addresses(node: StorageScp) -> None:
+    ae = AE()
+    ae.add_requested_context(Verification)
+
+    def ask(address: str) -> Any:
+        return ae.associate(HERE, node.port, ae_title="CBMIR", bind_address=(address, 0))
+
+    opened = [ask(HERE) for _ in range(4)]
+    assert [each.is_established for each in opened] == [True, True, True, False]
+    assert opened[3].is_rejected
+    opened.append(ask(ELSEWHERE))
+    assert opened[4].is_established
+    for each in (*opened[:3], opened[4]):
+        each.release()
+    wait_for(lambda: not node._ae.active_associations, "all have ended")
+    again = ask(HERE)
+    assert again.is_established
+    again.release()
