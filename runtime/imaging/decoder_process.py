@@ -50,10 +50,8 @@ class DecoderPool(Closing):
     """Processes that read images. Any number of threads may share it; a file waits until a process is free."""
 
     def __init__(self, count: int, seconds: float = DEADLINE) -> None:
-        """Start `count` processes and wait until they are ready; a file may take `seconds`. Raises WorkerError.
-
-        On Windows, where a process cannot be given memory in this way, files are read in this process, without limits.
-        """
+        """Start `count` processes and wait until they are ready; a file may take `seconds`. Raises WorkerError. On
+        Windows, where memory cannot be shared like this, files are read in this process, without limits."""
         if sys.platform == "win32":
             log.warning("images are decoded without limits of time and memory: a damaged one may stop this service")
             count = 0

@@ -37,9 +37,8 @@ SIGNALS = frozenset(STOP if RELOAD is None else (*STOP, RELOAD))
 def signals_held() -> Iterator[None]:
     """Let `SIGNALS` wait for `signal.sigtimedwait`. Enter this before any thread starts.
 
-    numpy starts threads when it is imported: a signal that reached one of them would end the process. Raises UserError
-    where signals cannot wait.
-    """
+    numpy starts threads when it is imported: a signal that reached one would end the process. Raises UserError where
+    they cannot wait."""
     if not hasattr(signal, "sigtimedwait"):
         raise UserError(f"expected Linux, whose signals can be waited for, found {sys.platform}")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
