@@ -7,30 +7,20 @@ from pathlib import Path
 
 import click
 
-from cbmir.cli.options import (
-    PATH,
-    command,
-    engine_option,
-    json_option,
-    log,
-    model_argument,
-    option,
-    print_answer,
-    reading_options,
-    tell_warnings,
-)
+from cbmir.cli import options
+from cbmir.cli.options import PATH, command, log, option
 from cbmir.errors import ImageError
 from cbmir.files import replacing
 from cbmir.manifest import read_manifest
 
 
 @command("cbmir embed model.onnx manifest.csv -o embeddings.npy")
-@model_argument
+@options.model_argument
 @click.argument("manifest", type=PATH)
 @option("-o", "--output", type=PATH, required=True, metavar="FILE", help="The .npy file to write.")
-@reading_options
-@engine_option
-@json_option
+@options.reading_options
+@options.engine_option
+@options.json_option
 def embed(
     model: Path, manifest: Path, output: Path, workers: int | None, reduced_jpeg2000: bool, engine: str, as_json: bool
 ) -> None:
@@ -72,8 +62,8 @@ def embed(
     listed = output.with_suffix(".warnings.csv")
     kinds = write_warnings(warned, listed)
     answer = {"embeddings": output, "images": len(table), "unreadable": unreadable, "warnings": kinds}
-    print_answer(as_json, answer, f"{output}: {len(table)} images")
-    tell_warnings(len(warned), kinds, listed)
+    options.print_answer(as_json, answer, f"{output}: {len(table)} images")
+    options.tell_warnings(len(warned), kinds, listed)
     if unreadable:
         log.error("%d images could not be read, and their rows are NaN", len(unreadable))
         sys.exit(2)

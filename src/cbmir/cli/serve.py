@@ -9,17 +9,8 @@ from typing import Any
 
 import click
 
-from cbmir.cli.options import (
-    PATH,
-    announce,
-    command,
-    finder_options,
-    gallery_option,
-    listen_options,
-    model_option,
-    option,
-    threads_option,
-)
+from cbmir.cli import options
+from cbmir.cli.options import PATH, command, option
 from cbmir.errors import UserError, require
 from cbmir.process import threads_each
 
@@ -31,9 +22,9 @@ _DECODING = 2 / 3  # of the time for an answer: the rest is for all that comes a
     "curl --data-binary @chest.dcm -H 'Content-Type: application/dicom' 'http://127.0.0.1:8000/v1/analyze?k=5'",
     "cbmir serve --model model.onnx --gallery gallery --host 0.0.0.0 --token-file token --audit audit.jsonl",
 )
-@model_option
-@gallery_option("findings and embeddings only")
-@listen_options(8000)
+@options.model_option
+@options.gallery_option("findings and embeddings only")
+@options.listen_options(8000)
 @option("--token-file", type=PATH,
         help="A file that only its owner may read, with the token that every request must carry.")  # fmt: skip
 @option("--no-token", is_flag=True, help="Serve other machines without a token.")
@@ -44,8 +35,8 @@ _DECODING = 2 / 3  # of the time for an answer: the rest is for all that comes a
 @option("--queue", default=32, help="Requests that may wait; further ones get status 429.")
 @option("--max-upload", default=64, metavar="MIB", help="The largest image file.")
 @option("--timeout", default=30.0, metavar="SECONDS", help="Time limit of an upload, and of its answer.")
-@finder_options
-@threads_option
+@options.finder_options
+@options.threads_option
 def serve(
     model: Path, gallery: str | None, host: str, port: int, token_file: Path | None, no_token: bool,
     share: tuple[str, ...], audit: Path | None, concurrency: int, queue: int, max_upload: int, timeout: float,
@@ -83,4 +74,4 @@ def serve(
         live = ReloadableFinder(
             lambda: Finder.open(model, gallery, threads=each, read=decoders().read, **opening), at_once=False
         )
-        serve_app(live, settings, host=host, port=port, ready=announce)
+        serve_app(live, settings, host=host, port=port, ready=options.announce)

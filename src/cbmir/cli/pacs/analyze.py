@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cbmir.card import NOT_A_DEVICE
-from cbmir.cli.options import (
-    PATH,
-    command,
-    finder_options,
-    gallery_option,
-    json_option,
-    log,
-    model_option,
-    option,
-    print_answer,
-)
+from cbmir.cli import options
+from cbmir.cli.options import PATH, command, log, option
 from cbmir.errors import ImageError
 from cbmir.files import replacing, write_json
 from cbmir.input_file import open_input
@@ -36,16 +27,16 @@ if TYPE_CHECKING:
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=PATH)
 @option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Folder to write the results to.")
-@model_option
-@gallery_option("findings only")
+@options.model_option
+@options.gallery_option("findings only")
 @option("--sr", is_flag=True, help="Structured report (TID 1500), NAME.sr.dcm. The default.")
 @option("--sc", is_flag=True, help="Picture of the results (Secondary Capture), NAME.sc.dcm, with the dates of the "
         "patient's own similar priors.")  # fmt: skip
 @option("--kos", is_flag=True, help="Selection of the patient's own similar priors, NAME.kos.dcm; its copies for their "
         "studies, NAME.kos-2.dcm …")  # fmt: skip
 @option("--fhir", is_flag=True, help="FHIR R4 Bundle, NAME.fhir.json.")
-@finder_options
-@json_option
+@options.finder_options
+@options.json_option
 def analyze(
     files: tuple[Path, ...], output: Path, model: Path, gallery: str | None, sr: bool, sc: bool, kos: bool, fhir: bool,
     as_json: bool, **opening: Any,
@@ -91,7 +82,7 @@ def analyze(
     if without:
         log.warning("%d images have no similar prior of their patient in the gallery: no selection written.", without)
     text = f"{output}: results of {len(done)} of {len(images)} images\n{NOT_A_DEVICE}"
-    print_answer(as_json, {"analysed": done, "failed": failed, "notice": NOT_A_DEVICE}, text)
+    options.print_answer(as_json, {"analysed": done, "failed": failed, "notice": NOT_A_DEVICE}, text)
     if failed or not images:
         sys.exit(2)
 
