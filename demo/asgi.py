@@ -11,6 +11,7 @@ from pathlib import Path
 
 import gradio as gr
 from fastapi import FastAPI, Request
+from gradio import processing_utils
 from starlette.routing import Mount, Route
 
 from cbmir.demo.page.theme import css, theme
@@ -43,6 +44,13 @@ _POLICY = (
 )
 #: The page has examples in it, and answers are of images: no browser keeps them once the page is closed.
 _OF_PATIENTS = ("text/html", "application/json", "text/event-stream", "image/jpeg")
+
+
+async def _no_download(*_: object, **__: object) -> str:
+    raise ValueError("expected the path of an upload, found an address on the network")
+
+
+processing_utils.async_ssrf_protected_download = _no_download  # by which Gradio fetches a file that a question names
 
 
 def create_app(blocks: gr.Blocks, hosts: Sequence[str] = (), login: Credential | None = None) -> FastAPI:

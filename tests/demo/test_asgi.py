@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -14,6 +15,7 @@ import gradio as gr
 import httpx
 import pytest
 import uvicorn
+from gradio.processing_utils import async_move_files_to_cache
 from gradio_client import Client, handle_file
 
 from cbmir.demo.asgi import ALLOWED, MOST_OF_QUESTION, UPLOAD, create_app
@@ -125,3 +127,14 @@ def test_fonts_are_the_system_s() -> None:
     look = theme()
     assert look._stylesheets == []
     assert not [font for font in (*look._font, *look._font_mono) if type(font) is not gr.themes.Font]
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_file_that_a_question_names_by_its_address_is_not_fetched(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", None)
+    file = {"path": f"{scheme}://images.example/chest.png", "meta": {"_type": "gradio.FileData"}}
+    moving = async_move_files_to_cache(file, gr.File(render=False), check_in_upload_folder=True)
+    with pytest.raises(ValueError, match="found an address on the network"):
+        asyncio.run(moving)
