@@ -1,11 +1,11 @@
-"""What the demo adds to an answer: opening a file on its page, against `Finder.analyze` and against `cbmir query`.
+"""What the demo adds to an answer: opening a file on its page, and searching by a region, against `Finder.analyze`.
 
     python benchmarks/demo_answer.py model.onnx gallery chest1.png chest2.dcm
 
 Finder and demo are open and warm, and are asked about each file in turn, the demo every time in a new session. Its time
 is that of the page's requests (upload, question, answer) until the answer is there, without the browser's own time to
-draw it. `query_ms` is the whole command, a process that opens the model and the gallery for one answer. All are medians
-over files and rounds.
+draw it. A region is a second question about the same image. `query_ms` is the whole command `cbmir query`, a process
+that opens the model and the gallery for one answer. All are medians over files and rounds.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from cbmir.demo.controls import Controls
 from cbmir.runtime import Finder
 
 K = 20  # what the page asks for
+REGION = (0.1, 0.4, 0.5, 0.9)
 
 
 @click.command()
@@ -38,33 +41,40 @@ K = 20  # what the page asks for
 @click.option("-n", "--rounds", default=10, show_default=True, help="How often each image is asked about.")
 def main(model: Path, gallery: Path, images: tuple[Path, ...], rounds: int) -> None:
     """Time the demo's answers against a finder's and the command's."""
-    direct: list[float] = []
-    page: list[float] = []
-    query: list[float] = []
+    times: dict[str, list[float]] = defaultdict(list)
     with Finder.open(model, gallery) as finder, demo(model, gallery) as client:
-        ask, outputs = question(client)
+        config = client.get("/config").raise_for_status().json()
         for at in range(rounds + 1):
             for image in images:
-                start = time.perf_counter()
-                expected = [one.id for one in finder.analyze(image, K).neighbours]
-                middle = time.perf_counter()
-                cards = answered(client, ask, outputs, image)
-                end = time.perf_counter()
-                command = [sys.executable, "-m", "cbmir", "query", str(model), str(gallery), str(image), "-k", str(K)]
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-                last = time.perf_counter()
-                if cards != expected:
-                    raise click.ClickException("expected the same similar images of both, found others")
-                if at:  # the first round warms both up
-                    direct.append(middle - start)
-                    page.append(end - middle)
-                    query.append(last - end)
-    finder_ms, demo_ms, query_ms = (1000 * statistics.median(of) for of in (direct, page, query))
-    figures = {
-        "finder_ms": finder_ms, "demo_ms": demo_ms, "query_ms": query_ms, "demo_to_finder": demo_ms / finder_ms,
-        "demo_to_query": demo_ms / query_ms,
-    }  # fmt: skip
+                page = Page(client, config)
+                acts: dict[str, Callable[[], Any]] = {
+                    "finder": partial(finder.analyze, image, K), "page": partial(page.open, image),
+                    "finder_region": partial(finder.analyze, image, K, region=REGION),
+                    "page_region": partial(page.region, REGION),
+                    "query": partial(query, model, gallery, image),
+                }  # fmt: skip
+                answers = {}
+                for name, act in acts.items():
+                    start = time.perf_counter()
+                    answers[name] = act()
+                    if at:  # the first round warms both up
+                        times[name].append(time.perf_counter() - start)
+                for part in ("", "_region"):
+                    expected = [one.id for one in answers[f"finder{part}"].neighbours]
+                    if answers[f"page{part}"] != expected:
+                        raise click.ClickException("expected the same similar images of both, found others")
+    medians = {name: 1000 * statistics.median(of) for name, of in times.items()}
+    figures = {f"{name}_ms": found for name, found in medians.items()} | {
+        "page_to_finder": medians["page"] / medians["finder"],
+        "region_to_finder": medians["page_region"] / medians["finder_region"],
+        "page_to_query": medians["page"] / medians["query"],
+    }
     click.echo(json.dumps({name: round(value, 2) for name, value in figures.items()}))
+
+
+def query(model: Path, gallery: Path, image: Path) -> None:
+    command = [sys.executable, "-m", "cbmir", "query", str(model), str(gallery), str(image), "-k", str(K)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 @contextmanager
@@ -82,28 +92,35 @@ def demo(model: Path, gallery: Path) -> Iterator[httpx.Client]:
             server.send_signal(signal.SIGINT)
 
 
-def question(client: httpx.Client) -> tuple[dict[str, Any], list[int]]:
-    """What the page does with files that were dropped on it, and which of its outputs are the similar images."""
-    config = client.get("/config").raise_for_status().json()
-    (ask,) = [one for one in config["dependencies"] if one["targets"][0][1] == "files"]
-    (similar,) = [one["id"] for one in config["components"] if one["props"].get("elem_id") == "similar"]
-    return ask, [at for at, output in enumerate(ask["outputs"]) if output == similar]
+class Page:
+    """A new page in a browser, as its requests."""
 
+    def __init__(self, client: httpx.Client, config: dict[str, Any]) -> None:
+        self._client, self._config, self._session = client, config, uuid.uuid4().hex
+        (self._similar,) = [one["id"] for one in config["components"] if one["props"].get("elem_id") == "similar"]
 
-def answered(client: httpx.Client, ask: dict[str, Any], outputs: list[int], image: Path) -> list[str]:
-    """Drop a file on a new page: the ids of the similar images."""
-    session = uuid.uuid4().hex
-    upload = {"files": (f"{session}~{image.name}", image.read_bytes())}
-    paths = client.post("/gradio_api/upload", files=upload).raise_for_status().json()
-    controls = Controls(k=K).values()
-    joined = {"data": ["", *controls], "event_data": {"paths": paths}, "fn_index": ask["id"], "session_hash": session}
-    client.post("/gradio_api/queue/join", json=joined).raise_for_status()
-    with client.stream("GET", "/gradio_api/queue/data", params={"session_hash": session}) as events:
-        for line in events.iter_lines():
-            if '"process_completed"' in line:
-                answer = json.loads(line.removeprefix("data:"))["output"]["data"][outputs[0]]
-                return [card["id"] for card in answer["value"]["cards"]]
-    raise click.ClickException("expected an answer of the demo, found none")
+    def open(self, image: Path) -> list[str]:
+        """The ids of the similar images of a file."""
+        files = {"files": (image.name, image.read_bytes())}
+        paths = self._client.post("/gradio_api/upload", files=files).raise_for_status().json()
+        given = [{"path": path, "meta": {"_type": "gradio.FileData"}} for path in paths]
+        return self._answer("upload", given, event_data=None)
+
+    def region(self, box: tuple[float, ...]) -> list[str]:
+        """Those of a part of the image that was opened."""
+        return self._answer("region", event_data={"box": box})
+
+    def _answer(self, event: str, *more: Any, event_data: Any) -> list[str]:
+        (ask,) = [one for one in self._config["dependencies"] if event in dict(map(reversed, one["targets"]))]
+        data = ["", *Controls(k=K).values(), *more]
+        joined = {"data": data, "event_data": event_data, "fn_index": ask["id"], "session_hash": self._session}
+        self._client.post("/gradio_api/queue/join", json=joined).raise_for_status()
+        with self._client.stream("GET", "/gradio_api/queue/data", params={"session_hash": self._session}) as events:
+            for line in events.iter_lines():
+                if '"process_completed"' in line:
+                    answer = json.loads(line.removeprefix("data:"))["output"]["data"]
+                    return [card["id"] for card in answer[ask["outputs"].index(self._similar)]["value"]["cards"]]
+        raise click.ClickException("expected an answer of the demo, found none")
 
 
 if __name__ == "__main__":

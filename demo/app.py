@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -15,12 +15,13 @@ import gradio as gr
 from cbmir.demo.controls import Controls
 from cbmir.demo.desk import MOST_BESIDE, Desk
 from cbmir.demo.endpoints import add_endpoints, told
-from cbmir.demo.examples import Example, find_examples
+from cbmir.demo.examples import find_examples
 from cbmir.demo.page.gallery_map import add_map
-from cbmir.demo.page.layout import Layout, lay_out
+from cbmir.demo.page.layout import Layout
+from cbmir.demo.page.markup import data_uri, static
 from cbmir.demo.page.screen import Screen, Updates
-from cbmir.demo.page.theme import css, theme
-from cbmir.demo.sessions import MOST, Sessions, Wish
+from cbmir.demo.page.theme import theme
+from cbmir.demo.sessions import MOST, Session, Sessions, Wish
 from cbmir.errors import UserError
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.projection import GalleryProjection
@@ -31,10 +32,10 @@ _CACHE = (300, 900)  # seconds: how often Gradio looks for uploads that no quest
 #: The tab keeps the secret of its session as long as it is open; the address says what to begin with.
 _ARRIVE = "() => [sessionStorage.cbmir ?? '', location.search, Number(history.state?.step) || 0]"
 _ARRIVED = "(secret) => { sessionStorage.cbmir = secret; }"
-_DOWNLOAD = """(html) => {
+_DOWNLOAD = """async (uri) => {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([html], {type: "text/html"}));
-  link.download = "cbmir-report.html";
+  link.href = URL.createObjectURL(await (await fetch(uri)).blob());
+  link.download = uri.startsWith("data:text/html") ? "cbmir-report.html" : "cbmir-dicom.zip";
   link.click();
 }"""
 
@@ -45,13 +46,14 @@ class Page(gr.Blocks):
     def launch(self, *args: Any, **options: Any) -> Any:
         """As `gr.Blocks.launch`, with the page's own look unless another is given."""
         own: dict[str, Any] = {
-            "theme": theme(), "css": css(), "footer_links": [], "state_session_capacity": self.state_session_capacity,
+            "theme": theme(), "css": static("page.css"), "footer_links": [],
+            "state_session_capacity": self.state_session_capacity,
         }  # fmt: skip
         return super().launch(*args, **(own | options))
 
 
 def build(
-    finder: Finder, examples: Sequence[Example] | Path | None = None, chart: GalleryProjection | None = None
+    finder: Finder, examples: Path | None = None, chart: GalleryProjection | None = None, feedback: Path | None = None
 ) -> gr.Blocks:
     """The page, and its endpoints for `gradio_client`.
 
@@ -60,22 +62,23 @@ def build(
 
     Args:
         finder: With a gallery; one finder serves all visitors. It must stay open as long as the page is served.
-        examples: Images that the page offers, or a folder of them; by default some of the gallery.
+        examples: A folder of images that the page offers; by default some of the gallery.
         chart: The gallery's map, where it has one.
+        feedback: A file that keeps what readers say of answers (`Feedback`); by default they are not asked.
 
     Raises:
-        UserError: The finder has no gallery, or the folder has no examples.
+        UserError: The finder has no gallery, the folder has no examples, or the file cannot be used.
     """
-    offered = find_examples(finder, examples) if examples is None or isinstance(examples, Path) else examples
+    offered = find_examples(finder, examples)  # before there are blocks: it may raise
     blocks = Page(title="cbmir", analytics_enabled=False, delete_cache=_CACHE, fill_width=True)
     blocks.state_session_capacity = MOST
-    desk, sessions = Desk(finder, offered, lambda: Path(blocks.GRADIO_CACHE)), Sessions()
+    desk, sessions = Desk(finder, offered, lambda: Path(blocks.GRADIO_CACHE), feedback), Sessions()
 
     def whole(key: Any) -> str | None:
         return desk.whole.png(key[0] if isinstance(key, list) and key else key)
 
     with blocks:
-        layout = lay_out(desk, whole, lambda: add_map(desk.gallery, chart))
+        layout = Layout(desk, whole, lambda: add_map(desk.gallery, chart))
         _wire(blocks, layout, desk, sessions)
         add_endpoints(desk, sessions)
     blocks.queue(max_size=64, api_open=False)
@@ -85,8 +88,8 @@ def build(
 def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None:
     screen, visit = Screen(desk, at), gr.State("")
     secret, address, before, sheet = (gr.Textbox(visible=False) for _ in range(4))
-    outputs = [at.viewer, at.similar, at.findings, at.alerts, at.trail, at.member, at.report, at.start, at.refining,
-               at.tabs, *at.weights, *at.controls]  # fmt: skip
+    outputs = [at.viewer, at.similar, at.findings, at.alerts, at.trail, at.cases, at.member, at.report, at.dicom,
+               at.start, at.refining, at.tabs, *at.weights, *at.controls]  # fmt: skip
     #: One queue, one after the other: answers come in the order of the questions.
     how: dict[str, Any] = {
         "api_visibility": "private", "concurrency_id": "page", "concurrency_limit": 1, "trigger_mode": "multiple",
@@ -134,16 +137,16 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
     blocks.unload(leave)
 
     on(at.files.upload, lambda s, c, _, files: desk.open(s, c, list(map(str, files or ()))), at.files, opening=True)
-    on(at.viewer.files, lambda s, c, said: desk.open(s, c, said.paths), opening=True)
     on(at.offers.click, lambda s, c, _, number: desk.example(s, c, number), at.offers, opening=True)
     on(at.member.input, lambda s, c, _, number: desk.member(s, c, number), at.member, opening=True)
+    on(at.cases.input, lambda s, c, _, number: s.go(number), at.cases)
     on(at.similar.like, lambda s, c, said: desk.like(s, c, str(said.id)), opening=True)
     on(at.find.click, lambda s, c, _, labels: desk.by_findings(s, c, labels), at.wanted)
     on(at.viewer.region, lambda s, c, said: desk.region(s, c, said.box))
     on(at.viewer.close, lambda s, c, _: desk.compare(s, ()))
     on(at.similar.compare, lambda s, c, said: desk.compare(s, said.ids))
     on(at.similar.refine, lambda s, c, said: desk.refine(
-        s, c, Wish(tuple(said.alike), tuple(said.unlike), s.wish.findings)))  # fmt: skip
+        s, c, Wish(tuple(said.alike), tuple(said.unlike), s.step.wish.findings if s.step else ())))  # fmt: skip
     on(at.similar.unfilter, lambda s, c, said: desk.search(s, c.dropped(str(said.name))))
     on(at.trail.go, lambda s, _, said: s.go(int(said.step)))
     on(at.rank.click, lambda s, c, _, *weights: desk.weigh(s, c, weights), *at.weights)
@@ -153,20 +156,29 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
     for change in changes:
         on(change, lambda s, c, _: desk.search(s, c))
 
-    def show_filters(said: gr.EventData) -> Any:
-        return gr.update(visible=said.open)
-
     quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-    at.similar.filters(show_filters, None, at.filters, **quiet)
 
     def pin(request: gr.Request, said: gr.EventData, name: str) -> None:
         sessions.get(name or request.session_hash or "").pinned = tuple(map(str, said.ids))[-MOST_BESIDE:]
 
     at.similar.pin(pin, visit, None, **quiet)
 
-    def download(request: gr.Request, name: str) -> str:
-        return desk.report(sessions.get(name or request.session_hash or ""))
+    def say(request: gr.Request, said: gr.EventData, name: str) -> None:
+        session = sessions.get(name or request.session_hash or "")
+        desk.say(session, similar=str(said.similar), label=str(said.label), value=said.value)
 
-    at.report.click(told(download), visit, sheet, api_visibility="private").success(
-        None, sheet, None, js=_DOWNLOAD, api_visibility="private"
-    )
+    for part in (at.similar, at.findings):
+        part.say(told(say), visit, None, **quiet)
+
+    def report(session: Session) -> str:
+        return data_uri(desk.report(session).encode(), "text/html")
+
+    def dicom(session: Session) -> str:
+        return data_uri(desk.dicom_results(session), "application/zip")
+
+    for button, make in ((at.report, report), (at.dicom, dicom)):
+
+        def download(request: gr.Request, name: str, make: Callable[[Session], str] = make) -> str:
+            return make(sessions.get(name or request.session_hash or ""))
+
+        button.click(told(download), visit, sheet, **quiet).success(None, sheet, None, js=_DOWNLOAD, **quiet)

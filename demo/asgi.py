@@ -14,7 +14,8 @@ from fastapi import FastAPI, Request
 from gradio import processing_utils
 from starlette.routing import Mount, Route
 
-from cbmir.demo.page.theme import css, theme
+from cbmir.demo.page.markup import static
+from cbmir.demo.page.theme import theme
 from cbmir.demo.upload_store import MOST_OF_FILE, UploadStore
 from cbmir.runtime.serving.limits import BodyLimit
 from cbmir.runtime.serving.problems import Problem, answer_problem
@@ -67,7 +68,7 @@ def create_app(blocks: gr.Blocks, hosts: Sequence[str] = (), login: Credential |
         return await store.take(request)
 
     gr.mount_gradio_app(
-        app, blocks, path="/", theme=theme(), css=css(), max_file_size=MOST_OF_FILE,
+        app, blocks, path="/", theme=theme(), css=static("page.css"), max_file_size=MOST_OF_FILE,
         allowed_paths=[], show_error=False, footer_links=[], run_history=False, root_path="", ssr_mode=False,
         mcp_server=False, enable_monitoring=False, pwa=False,
         app_kwargs={"openapi_url": None},  # no pages about the API

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import weakref
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,19 +14,23 @@ from numpy.typing import NDArray
 
 from cbmir.demo.controls import Controls, ControlsError
 from cbmir.demo.examples import Example
+from cbmir.demo.feedback import Feedback
 from cbmir.demo.page.markup import spelled
 from cbmir.demo.report import report_html
 from cbmir.demo.sessions import Session, Step, Wish
 from cbmir.demo.uploads import Upload, WholeImages, read_uploads
 from cbmir.errors import GalleryError, ImageError, UserError
+from cbmir.runtime.dicom_output import make_results
 from cbmir.runtime.evidence import Region
 from cbmir.runtime.finder import Finder
-from cbmir.runtime.gallery.entry import Entry
-from cbmir.runtime.gallery.filters import parse
+from cbmir.runtime.gallery.entry import Entry, Hit
+from cbmir.runtime.gallery.filters import Filter, parse
 from cbmir.runtime.imaging.radiograph import Radiograph
-from cbmir.runtime.results import Analysis, Neighbour
+from cbmir.runtime.results import Neighbour
 
 MOST_BESIDE = 3  # images beside the query
+MOST_PRIORS = 6
+_LOOKED_AT = 100  # images of one patient
 _AMONG = 200  # nearest images among which those with most of the findings that were asked for come first
 FROM_THUMBNAIL = (
     "This image's file is gone or has changed since it came into the gallery: it was analysed from its thumbnail, so "
@@ -45,17 +52,20 @@ class Beside:
 
 
 class Desk:
-    def __init__(self, finder: Finder, examples: Sequence[Example], uploads: Callable[[], Path]) -> None:
+    def __init__(
+        self, finder: Finder, examples: Sequence[Example], uploads: Callable[[], Path], feedback: Path | None = None
+    ) -> None:
         """`uploads` names the folder for uploads, which is known once the server runs.
 
         Raises:
-            UserError: The finder has no gallery.
+            UserError: The finder has no gallery, or the file for feedback cannot be used.
         """
         if finder.gallery is None:
             raise UserError("expected a finder with a gallery, found none: open it with one")
         self.finder, self.gallery = finder, finder.gallery
         self.whole = WholeImages()
         self.examples, self._uploads = examples, uploads
+        self.feedback = None if feedback is None else Feedback(feedback)
 
     # What puts another image, or findings, on the page.
 
@@ -135,7 +145,7 @@ class Desk:
     def weigh(self, session: Session, controls: Controls, weights: Sequence[float]) -> Step | None:
         """Rank again by a weight for each of the model's findings, and by what was marked before."""
         given = zip(self.finder.card.labels.names, weights, strict=True)
-        wish = replace(session.wish, findings=tuple((name, weight) for name, weight in given if weight))
+        wish = replace(self._step(session).wish, findings=tuple((name, weight) for name, weight in given if weight))
         return self.refine(session, controls, wish)
 
     def refine(self, session: Session, controls: Controls, wish: Wish) -> Step | None:
@@ -166,7 +176,15 @@ class Desk:
     def beside(self, step: Step) -> list[Beside]:
         """The similar images that a step shows beside the query."""
         by_id = {neighbour.id: neighbour for neighbour in step.neighbours}
-        return [self._beside(step.analysis, by_id[id]) for id in step.compare]
+        beside = []
+        for neighbour in map(by_id.__getitem__, step.compare):
+            entry = self.gallery.entry(neighbour.id)
+            radiograph, whole = self._of_gallery(entry)
+            query = None if step.analysis is None else step.analysis.embedding
+            evidence = None if query is None else self.finder.evidence_towards(radiograph, query)
+            key = self.whole.keep(radiograph.pixels)
+            beside.append(Beside(entry, neighbour, radiograph.pixels, evidence, whole, key))
+        return beside
 
     def report(self, session: Session, label: str = "") -> str:
         """The report of the case on the page, as one HTML page."""
@@ -174,7 +192,49 @@ class Desk:
         assert step.analysis is not None and step.image is not None
         label = label if label in self.finder.card.labels.names else ""
         card = self.finder.engine.card
-        return report_html(card, self.gallery, step.image, step.analysis, step.searched, label=label)
+        return report_html(
+            card, self.gallery, step.image, step.analysis, step.searched, label=label, timeline=self._timeline(step)
+        )
+
+    def dicom_results(self, session: Session) -> bytes:
+        """A zip file of a DICOM file's SR and SC, as `cbmir pacs analyze` makes them: whole image, without filters."""
+        image = self._image_step(session).image
+        file = self.whole.dicom(image.key) if image else b""
+        if not file:
+            raise UserError("Open the DICOM file again: it is no longer kept here.")
+        radiograph = self.finder.read(file)
+        results = make_results(file, self.finder.analyze(radiograph), self.finder, kinds=("sr", "sc"), image=radiograph)
+        made = io.BytesIO()
+        with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, dataset in results.named():
+                stream = io.BytesIO()  # pydicom seeks
+                dataset.save_as(stream, enforce_file_format=True)
+                archive.writestr(f"{name}.dcm", stream.getvalue())
+        return made.getvalue()
+
+    def say(self, session: Session, *, similar: str = "", label: str = "", value: object) -> None:
+        """Keep what a reader says: whether a similar image is alike, or the model is right about a finding.
+
+        Args:
+            similar: Its id.
+            value: 1, 0, or None to take it back.
+
+        Raises:
+            UserError: It is not on the page, or nothing is kept here.
+        """
+        step = self._image_step(session)
+        assert step.analysis is not None and step.image is not None
+        predicted = {one.label: one.predicted for one in step.analysis.findings}
+        is_known = label in predicted if label else similar in {one.id for one in step.neighbours}
+        if self.feedback is None or not is_known or value not in (0, 1, None):
+            raise UserError("Choose a similar image or a finding that is on the page.")
+        said = None if value is None else int(bool(value))
+        if label and said is not None:  # whether the finding is there
+            said = int(bool(said) == bool(predicted[label]))
+        known = step.analysis.known
+        image = self.gallery.case_id(known[0]) if known else step.image.radiograph.sha256
+        case = self.gallery.case_id(similar) if similar else ""
+        self.feedback.add(self.finder.card.fingerprint, image, similar=case, label=label, value=said)
 
     # Parts of answers.
 
@@ -215,18 +275,29 @@ class Desk:
         first = sorted(found, key=lambda one: -len(one.shared))  # stable: nearest first among equals
         return replace(step, neighbours=tuple(first[: step.controls.k]), searched=step.controls.text(known=None))
 
-    def _beside(self, analysis: Analysis | None, neighbour: Neighbour) -> Beside:
-        entry = self.gallery.entry(neighbour.id)
-        radiograph, whole = self._of_gallery(entry)
-        evidence = None if analysis is None else self.finder.evidence_towards(radiograph, analysis.embedding)
-        return Beside(entry, neighbour, radiograph.pixels, evidence, whole, self.whole.keep(radiograph.pixels))
+    def _timeline(self, step: Step) -> list[Hit]:
+        """Dated images of the patient, by id, the oldest first: those most similar to this one."""
+        assert step.analysis is not None and step.image is not None
+        radiograph, known = step.image.radiograph, step.analysis.known
+        patient = step.controls.patient or radiograph.patient_id.strip()
+        if known and not patient:
+            patient = self.gallery.entry(known[0]).patient_id
+        if not patient or not self.gallery.finds_patients:
+            return []
+        theirs = Filter(only_patients=frozenset({patient}))
+        hits = self.gallery.search(step.analysis.embedding, _LOOKED_AT, filter=theirs).hits
+        others = [hit for hit in hits if hit.entry.date and hit.entry.sha256 != radiograph.sha256][:MOST_PRIORS]
+        return sorted(others, key=lambda hit: hit.entry.date)
 
     def _upload(self, data: bytes, name: str) -> Upload:
-        return self._upload_of(replace(self.finder.read(data), name=name), name)
+        radiograph = replace(self.finder.read(data), name=name)
+        return self._upload_of(radiograph, name, dicom=data if radiograph.sop_instance_uid else b"")
 
-    def _upload_of(self, radiograph: Radiograph, caption: str, *warnings: str) -> Upload:
-        key = self.whole.keep(radiograph.pixels)
-        return Upload.of(radiograph, self.finder.card.preprocess, caption, warnings=warnings, key=key)
+    def _upload_of(self, radiograph: Radiograph, caption: str, *warnings: str, dicom: bytes = b"") -> Upload:
+        key = self.whole.keep(radiograph.pixels, dicom)
+        upload = Upload.of(radiograph, self.finder.card.preprocess, caption, warnings=warnings, key=key)
+        weakref.finalize(upload, self.whole.forget, key)  # with the session
+        return upload
 
     def _of_gallery(self, entry: Entry) -> tuple[Radiograph, bool]:
         """An image of the gallery, and whether it is of its file rather than of its thumbnail."""

@@ -44,8 +44,7 @@ def add_endpoints(desk: Desk, sessions: Sessions) -> None:
             {
                 "id": one.id, "cosine": one.cosine, "distance": one.distance, "labels": list(one.labels),
                 "shared": list(one.shared), "uncertain": list(one.uncertain), "report": one.report,
-                "place": one.place,
-                "boxes": [asdict(box) for box in one.boxes],
+                "place": one.place, "boxes": [asdict(box) for box in one.boxes],
             }
             for one in step.neighbours
         ]  # fmt: skip

@@ -18,6 +18,8 @@ log = logging.getLogger("cbmir")
 
 MOST = 6
 _LOOKED_AT = 500
+#: By split: what a caption says besides the findings.
+_HELD_OUT = {"test": " (held out)", "val": " (held out)"}
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,12 @@ def find_examples(finder: Finder, folder: Path | None = None) -> list[Example]:
 
 def _of_gallery(gallery: SearchableGallery) -> list[Example]:
     """One for each of the findings that most images have: the first of as many patients that has it, and whose file is
-    still there. Looked for among `_LOOKED_AT` images, evenly spaced over the gallery; read only when chosen."""
+    still there, held-out ones before those that the model was trained on. Looked for among `_LOOKED_AT` images, evenly
+    spaced over the gallery; read only when chosen."""
     ids = gallery.ids()
     entries = [gallery.entry(name) for name in ids[:: max(1, len(ids) // _LOOKED_AT)]]
     entries = [entry for entry in entries if Path(entry.image).is_file()]
+    entries.sort(key=lambda entry: entry.split not in _HELD_OUT)  # stable
     common = Counter(label for entry in entries for label in entry.positive)
     chosen: dict[str, Entry] = {}
     for label, _ in common.most_common(MOST):
@@ -54,7 +58,10 @@ def _of_gallery(gallery: SearchableGallery) -> list[Example]:
     for entry in entries:  # a gallery with few labels, or none
         if len(chosen) < MOST:
             chosen.setdefault(entry.id, entry)
-    captions = {name: ", ".join(map(spelled, entry.positive)) or "No finding" for name, entry in chosen.items()}
+    captions = {
+        name: (", ".join(map(spelled, entry.positive)) or "No finding") + _HELD_OUT.get(entry.split, "")
+        for name, entry in chosen.items()
+    }
     thumbnails = ((entry, gallery.thumbnail(name)) for name, entry in chosen.items())
     return [Example(Path(entry.image), jpeg, captions[entry.id]) for entry, jpeg in thumbnails if jpeg is not None]
 

@@ -1,12 +1,14 @@
 """The report of a case: one HTML page that needs nothing beside it, to keep or to print.
 
 It leaves the machine, so it names no file, no patient and no image of the gallery: similar images are labels and
-cosines under opaque case ids. The image is named by its file's digest, or by its case id where it is in the gallery.
+cosines under opaque case ids, and only the patient's own have pictures. The image is named by its file's digest, or by
+its case id where it is in the gallery.
 """
 
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import numpy as np
@@ -17,9 +19,10 @@ from cbmir import __version__
 from cbmir.card import NOT_A_DEVICE, OF_PHANTOMS, WITHOUT_FINDINGS, ModelCard
 from cbmir.demo.page.alerts import alerts_html
 from cbmir.demo.page.findings import novelty_html, threshold_probability
-from cbmir.demo.page.markup import escape, image_uri, spelled, static, table
+from cbmir.demo.page.markup import data_uri, escape, spelled, static, table
 from cbmir.demo.uploads import Upload
 from cbmir.runtime.evidence import overlay
+from cbmir.runtime.gallery.entry import Hit
 from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.results import Analysis, Finding, Neighbour, most_probable_first
 
@@ -29,11 +32,11 @@ _SHOWN = 6  # similar images: with two pictures and some twenty findings they fi
 
 def report_html(
     card: ModelCard, gallery: SearchableGallery, image: Upload, analysis: Analysis, searched: str, *,
-    label: str = "", now: datetime | None = None,
+    label: str = "", now: datetime | None = None, timeline: Sequence[Hit] = (),
 ) -> str:  # fmt: skip
     """`label` is the finding whose evidence is shown, empty: the most probable one; `searched` is plain text.
 
-    Without findings the evidence is that for the nearest similar image.
+    `timeline` are other images of the patient. Without findings the evidence is that for the nearest similar image.
     """
     findings = most_probable_first(analysis.findings)
     when = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
@@ -50,17 +53,33 @@ def report_html(
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>cbmir report</title>'
         f"<style>{static('report.css')}</style>"
-        f'</head><body>{bar}<p class="device">{escape(NOT_A_DEVICE)}</p><h1>cbmir: report of a case</h1>'
+        f'</head><body>{bar}<button class="print" onclick="print()">Print, or save as PDF</button>'
+        f'<p class="device">{escape(NOT_A_DEVICE)}</p><h1>cbmir: report of a case</h1>'
         f'<p class="fine">{when} · {escape(name)}</p>'
         f'{alerts_html(analysis.warnings)}<div class="case"><div>'
         f"{_figure('The X-ray', image.picture, 'The image')}"
         f"{_evidence(card, image, analysis, label)}</div><div><h2>Findings</h2>{found}"
         f"{novelty_html(analysis.novelty)}<h2>Nearest similar images</h2>"
         f"{table(('Case', 'Cosine', 'Labels'), alike)}"
-        f'<p class="fine">Searched: {escape(searched)}.</p></div></div><h2>Model</h2><p class="fine">cbmir '
+        f'<p class="fine">Searched: {escape(searched)}.</p></div></div>{_timeline(gallery, timeline)}<h2>Model</h2>'
+        '<p class="fine">cbmir '
         f"{__version__}: {escape(card.encoder)}, precision {escape(card.precision)}, fingerprint "
         f"{escape(card.fingerprint[:16])}. {escape(card.intended_use)}</p></body></html>"
     )
+
+
+def _timeline(gallery: SearchableGallery, hits: Sequence[Hit]) -> str:
+    """Nothing without hits."""
+    figures = []
+    for hit in hits:
+        jpeg = gallery.thumbnail(hit.entry.id)
+        picture = "" if jpeg is None else f'<img alt="" src="{data_uri(jpeg)}">'
+        labels = ", ".join(map(spelled, hit.entry.positive)) or "no finding marked"
+        figures.append(
+            f"<figure>{picture}<figcaption><b>{escape(hit.entry.date)}</b>, cosine {hit.cosine:.3f}<br>{escape(labels)}"
+            f"<br>{escape(gallery.case_id(hit.entry.id))}</figcaption></figure>"
+        )
+    return f'<h2>Of this patient id in the gallery</h2><div class="timeline">{"".join(figures)}</div>' if hits else ""
 
 
 def _evidence(card: ModelCard, image: Upload, analysis: Analysis, label: str) -> str:
@@ -101,5 +120,5 @@ def _alike(rank: int, case: str, neighbour: Neighbour) -> tuple[str, str, str]:
 def _figure(name: str, picture: NDArray[np.uint8], caption: str) -> str:
     file = io.BytesIO()
     Image.fromarray(picture).save(file, "JPEG", quality=88)
-    source = image_uri(file.getvalue())
+    source = data_uri(file.getvalue())
     return f'<figure><img alt="{name}" src="{source}"><figcaption>{escape(caption)}</figcaption></figure>'

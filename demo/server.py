@@ -42,7 +42,7 @@ _ADVICE = "write it with: (umask 077; echo NAME:PASSWORD > LOGINFILE)"
 
 def serve(
     finder: Finder, *, host: str = "127.0.0.1", port: int = 7860, examples: Path | None = None,
-    login: Credential | None = None, ready: Callable[[str], None] = lambda url: None,
+    feedback: Path | None = None, login: Credential | None = None, ready: Callable[[str], None] = lambda url: None,
 ) -> None:  # fmt: skip
     """Serve the page until Ctrl-C or SIGTERM.
 
@@ -51,7 +51,7 @@ def serve(
         ready: Is called with the URL once the model has run.
 
     Raises:
-        UserError: The port or the host cannot be used, or the folder has no examples.
+        UserError: The port, the host or the file for feedback cannot be used, or the folder has no examples.
         GalleryError: The gallery's map is of another model.
     """
     with sigterm_interrupts(), bound(host, port) as listener, _uploads():  # uvicorn raises SIGTERM again at its end
@@ -59,7 +59,7 @@ def serve(
             log.warning(
                 "%s can be reached from other machines, and no --login is asked for: the gallery is patient data.", host
             )
-        app = create_app(build(finder, examples, _chart(finder)), allowed_hosts(host), login)
+        app = create_app(build(finder, examples, _chart(finder), feedback), allowed_hosts(host), login)
         warm_up(finder)
         config = uvicorn.Config(
             app, http=with_deadline(UPLOAD_S + _GRACE), ws="none", log_level="warning", access_log=False,
@@ -91,28 +91,20 @@ def _chart(finder: Finder) -> GalleryProjection | None:
 
 @contextmanager
 def _uploads() -> Iterator[None]:
-    """A private folder for what is uploaded, which Gradio finds by its environment variable."""
-    before = {name: value for name, value in os.environ.items() if name == _FOLDER}
-    with _passing_folder() as folder:
-        os.environ[_FOLDER] = folder
-        try:
-            yield
-        finally:
-            del os.environ[_FOLDER]
-            os.environ.update(before)
-
-
-@contextmanager
-def _passing_folder() -> Iterator[str]:
-    """A private folder that ends with this process, even where that is killed: another one waits to delete it."""
-    folder = tempfile.mkdtemp(prefix="cbmir-demo-")
+    """A private folder for what is uploaded, which Gradio finds by its environment variable. It ends with this process,
+    even where that is killed: another one waits to delete it."""
+    before, folder = os.environ.get(_FOLDER), tempfile.mkdtemp(prefix="cbmir-demo-")
     # Its input ends with this process. A session of its own: Ctrl-C goes to all of a terminal's foreground.
     with subprocess.Popen(
         [sys.executable, "-ISc", _DELETE, folder], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/",
         start_new_session=True,
     ) as deleter:  # fmt: skip
         assert deleter.stdin is not None
+        os.environ[_FOLDER] = folder
         try:
-            yield folder
+            yield
         finally:
             deleter.stdin.close()
+            del os.environ[_FOLDER]
+            if before is not None:
+                os.environ[_FOLDER] = before

@@ -97,9 +97,9 @@ class Session:
     def step(self) -> Step | None:
         return self.steps.get(self.shown)
 
-    @property
-    def wish(self) -> Wish:
-        return self.step.wish if self.step else Wish()
+    def cases(self) -> dict[object, Step]:
+        """The latest step about each study, image or findings that were opened, the oldest first."""
+        return {step.images or step.labels: step for step in self.steps.values() if not step.above}
 
     def trail(self) -> list[Step]:
         """The step on the page and those that it came from, the first of them first."""
@@ -172,16 +172,12 @@ class Sessions:
 
     def _wait(self) -> None:
         """Look for sessions that are over as long as there are sessions, even without further questions."""
-        self._timer = Timer(60.0, self._look)
-        self._timer.daemon = True
-        self._timer.start()
+        self._timer = Timer(60.0, self._look) if self._sessions else None
+        if self._timer is not None:
+            self._timer.daemon = True
+            self._timer.start()
 
     def _look(self) -> None:
         with self._lock:
             self._forget()
-            self._timer = None
-            if self._sessions:
-                self._wait()
-
-    def __len__(self) -> int:
-        return len(self._sessions)
+            self._wait()

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cbmir.demo.page.viewer import pane, png_uri
+from cbmir.demo.page.viewer import png_uri
 from cbmir.errors import ImageError, ImageSizeError, NotAnImageError, UserError
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.imaging.preprocess import centre_crop, preprocess, resize_square
@@ -31,13 +31,12 @@ from cbmir.runtime.imaging.radiograph import Radiograph
 T = TypeVar("T")
 
 PICTURE_SIDE = 1024  # pixels: the longer side of the picture on the page
-_MOST_PIXELS = 512 * 2**20
+_MOST_KEPT = 512 * 2**20
 #: Images of one study, files that are dropped at once, files in one zip file, and bytes of all of these together.
 MOST_IMAGES = 12
 MOST_FILES = 60
 _MOST_MEMBERS = 500
 _MOST_BYTES = 512 * 2**20
-SEPARATOR = "~"  # between a random word, which the page puts before a file's name, and the name
 #: All that a damaged, encrypted or strange zip file makes the standard library raise.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, NotImplementedError, ValueError)
 
@@ -65,28 +64,35 @@ class Upload:
         centre_crop(square, spec)[:] = preprocess(radiograph, spec)
         return cls(radiograph.with_pixels(square), picture, caption or radiograph.name, **more)
 
-    def pane(self, spec: PreprocessSpec) -> dict[str, Any]:
-        """The picture as the viewer takes it: a PNG, without loss, and where in it the model looks, in fractions."""
-        return pane(self.picture, spec, self.caption, self.key)
-
 
 class WholeImages:
-    """The pixels of the images opened last, for zooming in: at most `_MOST_PIXELS` in all. Safe from many threads."""
+    """The images opened last and their DICOM files: at most `_MOST_KEPT` bytes in all. Safe from many threads."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._images: OrderedDict[str, NDArray[np.uint8]] = OrderedDict()  # the longest unused first
+        self._images: OrderedDict[str, tuple[NDArray[np.uint8], bytes]] = OrderedDict()  # the longest unused first
 
-    def keep(self, pixels: NDArray[np.uint8]) -> str:
-        """A key for an image uint8 [H, W]; empty where it is small enough to be shown whole anyway."""
-        if max(pixels.shape) <= PICTURE_SIDE:
+    def keep(self, pixels: NDArray[np.uint8], dicom: bytes = b"") -> str:
+        """A key for an image uint8 [H, W]; empty where it is small enough to be shown whole, and of no DICOM file."""
+        if max(pixels.shape) <= PICTURE_SIDE and not dicom:
             return ""
         key = secrets.token_urlsafe(16)
         with self._lock:
-            self._images[key] = pixels
-            while sum(image.size for image in self._images.values()) > _MOST_PIXELS and len(self._images) > 1:
+            self._images[key] = (pixels, dicom)
+            while (
+                len(self._images) > 1 and sum(one.size + len(file) for one, file in self._images.values()) > _MOST_KEPT
+            ):
                 self._images.popitem(last=False)
         return key
+
+    def forget(self, key: str) -> None:
+        with self._lock:
+            self._images.pop(key, None)
+
+    def dicom(self, key: str) -> bytes:
+        """The file of an image; empty where it is no longer kept, or was none."""
+        with self._lock:
+            return self._images.get(key, (None, b""))[1]
 
     def png(self, key: object) -> str | None:
         """An image as a data URI; None where it is no longer kept."""
@@ -94,7 +100,7 @@ class WholeImages:
             if not isinstance(key, str) or key not in self._images:
                 return None
             self._images.move_to_end(key)
-            pixels = self._images[key]
+            pixels, _ = self._images[key]
         return png_uri(pixels)
 
 
@@ -159,7 +165,7 @@ def _contents(places: Sequence[Path], folder: Path) -> Iterator[tuple[str, bytes
     """Name and content of each file, those in zip files too; an ImageError is why one cannot be had."""
     left = _MOST_BYTES
     for place in places:
-        name = place.name.partition(SEPARATOR)[2] or place.name
+        name = place.name
         try:
             data = place.read_bytes()
         except FileNotFoundError:

@@ -50,6 +50,7 @@ def shoot(model: str, gallery: str, image: Path, folder: Path) -> None:
 
         def state(name: str, act: Callable[[Page], None], size: tuple[int, int] = (1440, 900)) -> None:
             page = browser.new_page(viewport={"width": size[0], "height": size[1]})
+            page.set_default_timeout(120_000)  # milliseconds, for a busy machine
             page.goto(url)
             page.locator("#viewer .film").first.wait_for()
             page.locator("#start .gallery-item, #similar").first.wait_for()
@@ -69,10 +70,6 @@ def shoot(model: str, gallery: str, image: Path, folder: Path) -> None:
             page.locator("#similar .card .film").first.click()
             page.locator("#viewer figure").nth(1).wait_for()
 
-        def light(page: Page) -> None:
-            page.locator("#bar .look").click()
-            answered(page)
-
         def region(page: Page) -> None:
             upload(page, image)
             page.keyboard.press("r")
@@ -81,7 +78,7 @@ def shoot(model: str, gallery: str, image: Path, folder: Path) -> None:
 
         def filtered(page: Page) -> None:
             upload(page, image)
-            page.locator("#similar .chip.add").first.click()
+            page.locator("#filters button").first.click()
             page.get_by_label("Expression").wait_for()
 
         def by_findings(page: Page) -> None:
@@ -93,11 +90,10 @@ def shoot(model: str, gallery: str, image: Path, folder: Path) -> None:
 
         def mapped(page: Page) -> None:
             page.get_by_role("tab", name="Map").click()
-            page.locator("canvas.marks, .vega-embed canvas").first.wait_for()
+            page.locator(".vega-embed .marks").first.wait_for()
 
         state("", answered)
         state("start", lambda page: None)
-        state("light", light)
         state("compare", compared)
         state("region", region)
         state("filters", filtered)
@@ -105,7 +101,6 @@ def shoot(model: str, gallery: str, image: Path, folder: Path) -> None:
         state("map", mapped)
         state("unlike", lambda page: upload(page, turned))
         state("model", lambda page: page.get_by_role("tab", name="Model").click())
-        state("laptop", answered, (1280, 720))
         state("landscape", answered, (1024, 768))
         state("tablet", answered, (768, 1024))
         state("phone", answered, (390, 844))

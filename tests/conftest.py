@@ -135,9 +135,9 @@ def browser() -> Iterator[Any]:
 
 
 @contextmanager
-def demo_process(model: Path, gallery: Path) -> Iterator[str]:
+def demo_process(model: Path, gallery: Path, *options: str) -> Iterator[str]:
     """`cbmir demo` in a process of its own: where it answers. Ctrl-C must end it with exit code 0."""
-    command = [sys.executable, "-m", "cbmir", "demo", str(model), str(gallery), "--port", "0"]
+    command = [sys.executable, "-m", "cbmir", "demo", str(model), str(gallery), "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         first = server.stdout.readline()

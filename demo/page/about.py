@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cbmir.card import NOT_A_DEVICE, WITHOUT_FINDINGS, ModelCard
-from cbmir.demo.page.markup import escape, spelled, table
+from cbmir.demo.page.markup import escape, table
 
 _LIMITS = (
     "It knows frontal chest X-rays of adults like those it was trained on. Of others, its numbers mean nothing; the "
@@ -26,11 +26,10 @@ def card_html(card: ModelCard) -> str:
     """Sections of plain facts; facts that the card does not have are left out."""
     stated = (*_LIMITS, *_LIMITS_OF_FINDINGS) if card.has_findings else (*_LIMITS, WITHOUT_FINDINGS)
     limits = "".join(f"<li>{escape(limit)}</li>" for limit in stated)
-    points = f"<h3>Operating points</h3>{_operating_points(card)}" if card.has_findings else ""
     return (
         f'<p class="device">{escape(NOT_A_DEVICE)}</p><h3>Intended use</h3><p>{escape(card.intended_use)}</p>'
         f"<h3>Limits</h3><ul>{limits}</ul><h3>How well it does</h3>{_metrics(card.metrics)}"
-        f"{points}<h3>Training data</h3>{_training(card)}<h3>Model</h3>{_facts(_model(card))}"
+        f"<h3>Training data</h3>{_training(card)}<h3>Model</h3>{_facts(_model(card))}"
     )
 
 
@@ -49,30 +48,6 @@ def _metrics(metrics: Mapping[str, Any]) -> str:
     if not rows:
         return "<p>The card has no metrics: how well this model does is not known.</p>"
     return table(("Metric", "Value", "95% interval"), rows)
-
-
-def _operating_points(card: ModelCard) -> str:
-    """Three rows for each finding that has them."""
-    rows = [
-        (
-            f"{escape(spelled(label))}, {escape(name)}", f"{point.threshold:.3f}",
-            *("not available" if share is None else f"{100 * share:.0f}%" for share in (
-                point.sensitivity, point.specificity, point.positive_predictive_value, point.negative_predictive_value
-            )),
-        )
-        for at, label in enumerate(card.labels.names)
-        for name, points in card.operating_points.items()
-        if (point := points[at]) is not None
-    ]  # fmt: skip
-    if not rows:
-        return "<p>The card has none.</p>"
-    head = ("Finding, point", "Threshold", "Sensitivity", "Specificity", "Positive predictive value",
-            "Negative predictive value")  # fmt: skip
-    return (
-        "<p>A score above the threshold counts as a finding. Shares are those of the validation images that chose the "
-        "thresholds; predictive values hold only where findings are as common as there. Choose the "
-        f"operating point above the findings.</p>{table(head, rows)}"
-    )
 
 
 def _metric_rows(metrics: Mapping[str, Any], above: str) -> list[tuple[str, str, str]]:
@@ -113,13 +88,9 @@ def _training(card: ModelCard) -> str:
         "Epochs": training.get("epochs"), "Published weights": "" if card.has_findings else training.get("weights"),
         "Images": ", ".join(f"{split} {count:,}" for split, count in _mapping(training.get("images")).items()),
     }  # fmt: skip
-    rows = [
-        (escape(spelled(label)), f"{count.get('positive', 0):,}", f"{count.get('negative', 0):,}")
-        for label, count in _mapping(training.get("labels")).items()
-    ]
-    known = _facts({name: str(value) for name, value in facts.items() if value not in (None, "")})
-    counts = table(("Finding", "With it", "Without"), rows) if rows else ""
-    return (known or "<p>The card does not say.</p>") + counts
+    return _facts({name: str(value) for name, value in facts.items() if value not in (None, "")}) or (
+        "<p>The card does not say.</p>"
+    )
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from cbmir.card import WITHOUT_FINDINGS, ModelCard, OperatingPoint
 from cbmir.demo.page.markup import escape, percent, spelled
@@ -11,6 +11,10 @@ from cbmir.runtime.novelty import QUANTILE, Novelty
 from cbmir.runtime.results import Analysis, Finding, LabelAgreement, most_probable_first
 
 REST = '<p class="fine">Findings appear here, with what the similar images say about each.</p>'
+_ASK = (
+    '<span class="ask" data-label="LABEL"><button type="button" data-say="1" aria-pressed="false">Agree</button>'
+    '<button type="button" data-say="0" aria-pressed="false">Disagree</button></span>'
+)
 GATE = "Show the findings anyway"
 
 
@@ -22,12 +26,13 @@ def threshold_probability(card: ModelCard, finding: Finding) -> float | None:
     return calibration.probability(finding.threshold)
 
 
-def findings_html(card: ModelCard, analysis: Analysis, *, gated: bool = False) -> str:
+def findings_html(card: ModelCard, analysis: Analysis, *, gated: bool = False, asked: bool = False) -> str:
     """Those above their thresholds, and those below or without one, each most probable first.
 
     Args:
         card: With all operating points, of which the analysis names the one that decides.
         gated: Put them behind a button: the image has a warning that makes them worthless.
+        asked: Ask the reader whether the model is right about the one that is chosen.
     """
     if not card.has_findings:
         return f'<p class="fine">{escape(WITHOUT_FINDINGS)}</p>{novelty_html(analysis.novelty)}'
@@ -41,7 +46,7 @@ def findings_html(card: ModelCard, analysis: Analysis, *, gated: bool = False) -
     )
     parts = "".join(
         f'<h3>{name} <span class="count">{len(found)}</span></h3><ol>'
-        + "".join(_row(card, f, points.get(f.label), agreement.get(canonical(f.label))) for f in found)
+        + "".join(_row(card, f, points.get(f.label), agreement.get(canonical(f.label)), asked=asked) for f in found)
         + "</ol>"
         for name, found in groups
         if found or name == groups[0][0]
@@ -52,7 +57,9 @@ def findings_html(card: ModelCard, analysis: Analysis, *, gated: bool = False) -
     return parts
 
 
-def _row(card: ModelCard, finding: Finding, point: OperatingPoint | None, of: LabelAgreement | None) -> str:
+def _row(
+    card: ModelCard, finding: Finding, point: OperatingPoint | None, of: LabelAgreement | None, *, asked: bool
+) -> str:
     bar, number, limit = "", f"score {finding.score:.2f}", "No threshold is known for this finding."
     at = threshold_probability(card, finding)
     if finding.probability is not None:
@@ -70,7 +77,8 @@ def _row(card: ModelCard, finding: Finding, point: OperatingPoint | None, of: La
         f'<li><button type="button" class="{kind}" data-finding="{escape(finding.label)}" aria-pressed="false">'
         f'<span class="name">{escape(spelled(finding.label))}{flag}</span>'
         f'<span class="bar" aria-hidden="true">{bar}</span><span class="number">{escape(number)}</span>'
-        f'<span class="of">{escape(text)}</span><span class="limit">{escape(limit)}</span></button></li>'
+        f'<span class="of">{escape(text)}</span><span class="limit">{escape(limit)}</span></button>'
+        f"{_ASK.replace('LABEL', escape(finding.label)) * (asked and finding.predicted is not None)}</li>"
     )
 
 
@@ -97,11 +105,6 @@ def novelty_html(novelty: Novelty | None) -> str:
             f"{100 * QUANTILE:.0f}%)."
         )
     return f'<p class="fine">{text}</p>'
-
-
-def evidence_of(analysis: Analysis) -> Mapping[str, Sequence[Sequence[float]]]:
-    """Each finding's evidence map, by label, as rows of numbers."""
-    return {f.label: rounded(analysis.evidence_for_finding(f.label).tolist()) for f in analysis.findings}
 
 
 def rounded(rows: Sequence[Sequence[float]]) -> list[list[float]]:

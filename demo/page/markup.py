@@ -35,8 +35,8 @@ def percent(share: float) -> str:
     return "<1%" if 0 < share < 0.005 else f"{100 * share:.0f}%"
 
 
-def image_uri(data: bytes, kind: str = "jpeg") -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+def data_uri(data: bytes, kind: str = "image/jpeg") -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

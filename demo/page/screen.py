@@ -11,15 +11,15 @@ import gradio as gr
 from cbmir.demo.controls import ControlsError
 from cbmir.demo.desk import Beside, Desk, labels_of
 from cbmir.demo.page.alerts import alerts_html, error_html, is_grave, words_of
-from cbmir.demo.page.findings import REST, evidence_of, findings_html, rounded
+from cbmir.demo.page.findings import REST, findings_html, rounded
 from cbmir.demo.page.layout import Layout
 from cbmir.demo.page.markup import escape, spelled
-from cbmir.demo.page.mentions import mentions
-from cbmir.demo.page.similar_images import Likeness, box_corners, card, label_marks
+from cbmir.demo.page.similar_images import Likeness, box_corners, card, label_marks, mentions
 from cbmir.demo.page.viewer import pane
 from cbmir.demo.sessions import Session, Step
 from cbmir.errors import CbmirError
 from cbmir.runtime.logs import error_fields
+from cbmir.runtime.results import Analysis, Neighbour
 
 log = logging.getLogger("cbmir")
 
@@ -62,8 +62,11 @@ class Screen:
         gated = any(is_grave(warning) for warning in warnings)
         findings = '<p class="fine">Searched by findings: there is no image to score.</p>'
         if step.analysis is not None:
-            findings = findings_html(self._desk.finder.engine.card, step.analysis, gated=gated)
-        names = self._desk.finder.card.labels.names
+            findings = findings_html(
+                self._desk.finder.engine.card, step.analysis, gated=gated, asked=self._desk.feedback is not None
+            )
+        names, cases, root = self._desk.finder.card.labels.names, session.cases(), session.trail()[0]
+        case = cases.get(root.images or root.labels)
         captions = [(f"{number}. {image.caption}", number - 1) for number, image in enumerate(step.images, 1)]
         return {
             at.alerts: alerts_html(warnings, step.left_out),
@@ -74,8 +77,11 @@ class Screen:
                 "step": step.number, "link": step.link,
                 "crumbs": [{"step": one.number, "text": one.title} for one in session.trail()],
             },
+            at.cases: gr.update(choices=[(one.title, one.number) for one in cases.values()], visible=len(cases) > 1,
+                                value=case.number if case else None),
             at.member: gr.update(choices=captions, value=step.at if captions else None, visible=len(captions) > 1),
             at.report: gr.update(visible=step.analysis is not None),
+            at.dicom: gr.update(visible=step.image is not None and len(self._desk.whole.dicom(step.image.key)) > 0),
             at.start: gr.update(visible=False),
             at.refining: gr.update(visible=step.analysis is not None and self._desk.finder.card.has_findings),
             at.tabs: gr.update(selected="read"),
@@ -89,7 +95,9 @@ class Screen:
             at.alerts: alerts, at.viewer: {}, at.findings: REST,
             at.similar: gr.update(value={}, visible=not self._desk.examples),
             at.trail: {"step": 0, "link": "", "crumbs": []}, at.member: gr.update(visible=False),
-            at.report: gr.update(visible=False), at.start: gr.update(visible=bool(self._desk.examples)),
+            at.cases: gr.update(visible=False),
+            at.report: gr.update(visible=False), at.dicom: gr.update(visible=False),
+            at.start: gr.update(visible=bool(self._desk.examples)),
             at.refining: gr.update(visible=False),
         }  # fmt: skip
 
@@ -98,46 +106,51 @@ class Screen:
         panes: list[dict[str, Any]] = []
         beside = self._desk.beside(step)
         if step.image is not None:
-            panes.append({**step.image.pane(spec), "name": step.image.caption, "boxes": []})
+            image = step.image
+            panes.append({
+                **pane(image.picture, spec, image.caption, image.key), "name": image.caption, "boxes": [],
+            })  # fmt: skip
             if step.analysis is not None and len(beside) == 1:
                 panes[0]["cells"] = rounded(step.analysis.evidence_for_neighbour(step.compare[0]).tolist())
         panes += [self._pane(step, one) for one in beside]
         return {
             "panes": panes, "region": step.region, "note": "" if panes else f"Images with {step.title}",
-            "maps": {} if step.analysis is None else evidence_of(step.analysis),
-            "boxed": any(one.boxes for one in step.neighbours),
+            "maps": _maps(step.analysis) if step.analysis else {}, "boxed": any(n.boxes for n in step.neighbours),
             "names": {name: spelled(name) for name in self._desk.finder.card.labels.names},
         }  # fmt: skip
 
     def _pane(self, step: Step, one: Beside) -> dict[str, Any]:
         rank = next(rank for rank, n in enumerate(step.neighbours, 1) if n.id == one.neighbour.id)
         cosine = one.neighbour.cosine
-        words = f"Similar image {rank}" if step.analysis is None else (
-            f"Similar image {rank}: {self._likeness.words(cosine).lower()} ({cosine:.3f}), above "
-            f"{100 * self._likeness.share(cosine):.1f}% of pairs in the gallery"
-        )  # fmt: skip
+        name = f"Similar image {rank}: {self._words(step, one.neighbour).lower()} ({cosine:.3f})"
         return {
-            **pane(one.pixels, self._desk.finder.card.preprocess, one.neighbour.id, one.key), "name": words,
+            **pane(one.pixels, self._desk.finder.card.preprocess, one.neighbour.id, one.key), "name": name,
             "cells": None if one.evidence is None else rounded(one.evidence.tolist()),
             "labels": label_marks(labels_of(step), one.entry, one.neighbour),
             "report": mentions(one.neighbour.report.strip(), one.neighbour.shared), "boxes": box_corners(one.neighbour),
-            "place": one.neighbour.place,
-            "approximate": not one.whole,
+            "place": one.neighbour.place, "approximate": not one.whole,
         }  # fmt: skip
 
     def _similar(self, session: Session, step: Step) -> dict[str, Any]:
         gallery, labels = self._desk.gallery, labels_of(step)
         cards = []
         for rank, neighbour in enumerate(step.neighbours, 1):
-            words = self._likeness.words(neighbour.cosine)
-            if step.analysis is None:
-                words = f"{len(neighbour.shared)} of {len(step.labels)} findings"
-            thumbnail = gallery.thumbnail(neighbour.id)
+            words, thumbnail = self._words(step, neighbour), gallery.thumbnail(neighbour.id)
             cards.append(card(rank, neighbour, gallery.entry(neighbour.id), thumbnail, words, labels))
         note = "most of the findings first, then the nearest" if step.analysis is None else ""
         return {
             "heading": "Similar images" if step.analysis else f"Images with {step.title}", "note": note,
             "searched": step.searched, "chips": step.controls.chips(), "cards": cards, "empty": _EMPTY,
             "alike": list(step.wish.alike), "unlike": list(step.wish.unlike), "pinned": list(session.pinned),
-            "can_refine": step.analysis is not None, "step": step.number,
+            "can_refine": step.analysis is not None, "feedback": self._desk.feedback is not None, "step": step.number,
         }  # fmt: skip
+
+    def _words(self, step: Step, neighbour: Neighbour) -> str:
+        """How alike a similar image is, where its cosine can be compared with those of whole images."""
+        if step.analysis is None:
+            return f"{len(neighbour.shared)} of {len(step.labels)} findings"
+        return "By the region" if step.region else self._likeness.words(neighbour.cosine)
+
+
+def _maps(analysis: Analysis) -> dict[str, list[list[float]]]:
+    return {of.label: rounded(analysis.evidence_for_finding(of.label).tolist()) for of in analysis.findings}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -10,8 +11,7 @@ import gradio as gr
 import numpy as np
 from numpy.typing import NDArray
 
-from cbmir.demo.page.markup import image_uri, spelled, static
-from cbmir.demo.page.mentions import mentions
+from cbmir.demo.page.markup import data_uri, spelled, static
 from cbmir.labels import canonical
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.protocol import SearchableGallery
@@ -29,7 +29,7 @@ def similar_images(*, visible: bool) -> gr.HTML:
     "cards": of `card`, "alike", "unlike", "pinned": ids, "can_refine"}.
 
     Its events are `compare` (ids), `like` (an id), `pin` (all ids that are pinned), `refine` (ids alike and unlike),
-    `unfilter` (the name of a filter, or empty for all), and `filters` (whether to show the controls).
+    `say` (an id, and 1, 0 or null), and `unfilter` (the name of a filter, or empty for all).
     """
     return gr.HTML(
         {}, html_template=static("similar_images.html"),
@@ -54,12 +54,8 @@ class Likeness:
         vectors = np.stack([gallery.vector(ids[row]) for row in rows])
         return cls(np.sort((vectors @ vectors.T)[np.triu_indices(len(vectors), 1)]))
 
-    def share(self, cosine: float) -> float:
-        """Share of the gallery's pairs that are less alike than this."""
-        return float(np.searchsorted(self.cosines, cosine)) / max(1, len(self.cosines))
-
     def words(self, cosine: float) -> str:
-        share = self.share(cosine)
+        share = float(np.searchsorted(self.cosines, cosine)) / max(1, len(self.cosines))  # of pairs less alike
         return next((word for least, word in _WORDS if share >= least), "Little alike")
 
 
@@ -74,12 +70,19 @@ def card(
         query_labels: Those of the query; None where nothing is known of it.
     """
     return {
-        "rank": rank, "id": neighbour.id, "src": "" if thumbnail is None else image_uri(thumbnail), "words": words,
+        "rank": rank, "id": neighbour.id, "src": "" if thumbnail is None else data_uri(thumbnail), "words": words,
         "cosine": f"{neighbour.cosine:.3f}", "labels": label_marks(query_labels, entry, neighbour),
         "facts": " · ".join(fact for fact in (entry.view, entry.date) if fact),
         "report": mentions(neighbour.report.strip(), neighbour.shared), "boxes": box_corners(neighbour),
         "place": neighbour.place,
     }  # fmt: skip
+
+
+def mentions(report: str, labels: Sequence[str]) -> list[tuple[str, bool]]:
+    """The report in pieces, each with whether it is the name of one of these labels, denied or not."""
+    names = "|".join(rf"\b{re.escape(spelled(label))}\b" for label in labels)
+    pieces = re.split(f"({names})", report, flags=re.IGNORECASE) if names else [report]
+    return [(piece, at % 2 == 1) for at, piece in enumerate(pieces) if piece]
 
 
 def box_corners(neighbour: Neighbour) -> list[list[float]]:
@@ -89,28 +92,23 @@ def box_corners(neighbour: Neighbour) -> list[list[float]]:
 
 def label_marks(query_labels: Sequence[str] | None, entry: Entry, neighbour: Neighbour) -> list[dict[str, str]]:
     """Each label of two images, with its kind and what that means."""
-    shared, unsure = neighbour.shared, neighbour.uncertain
 
-    def marks(labels: Sequence[str], kind: str, words: str) -> list[dict[str, str]]:
-        return [{"text": spelled(one) + " (uncertain)" * (one in unsure), "kind": kind, "words": words}
-                for one in labels]  # fmt: skip
+    def texts(names: Sequence[str]) -> list[str]:
+        return [spelled(name) + " (uncertain)" * (name in neighbour.uncertain) for name in names]
 
     if query_labels is None:
-        return marks(entry.positive, "plain", "a label of this similar image")
-    values = {canonical(name): value for name, value in (entry.labels or {}).items()}
-    theirs = {canonical(name) for name in entry.positive}
-    missing = [name for name in query_labels if canonical(name) not in theirs]
-    known = [name for name in missing if values.get(canonical(name)) is not None]
-    return [
-        *marks([name for name in entry.positive if name in shared], "shared", "on both"),
-        *marks([name for name in entry.positive if name not in shared], "theirs", "only on this similar image"),
-        *_listed("not", known, "ours", "not on this similar image"),
-        *_listed(
-            "unknown", [name for name in missing if name not in known], "unknown", "not known of this similar image"
-        ),
-    ]
-
-
-def _listed(word: str, labels: Sequence[str], kind: str, words: str) -> list[dict[str, str]]:
-    text = f"{word}: {', '.join(map(spelled, labels))}"
-    return [{"text": text, "kind": kind, "words": words}] if labels else []
+        groups = [("plain", "a label of this similar image", texts(entry.positive))]
+    else:
+        values = {canonical(name): value for name, value in (entry.labels or {}).items()}
+        theirs = {canonical(name) for name in entry.positive}
+        missing = [name for name in query_labels if canonical(name) not in theirs]
+        not_there = ", ".join(spelled(name) for name in missing if values.get(canonical(name)) is not None)
+        unknown = ", ".join(spelled(name) for name in missing if values.get(canonical(name)) is None)
+        groups = [
+            ("shared", "on both", texts([name for name in entry.positive if name in neighbour.shared])),
+            ("theirs", "only on this similar image",
+             texts([name for name in entry.positive if name not in neighbour.shared])),
+            ("ours", "not on this similar image", [f"not: {not_there}"] if not_there else []),
+            ("unknown", "not known of this similar image", [f"unknown: {unknown}"] if unknown else []),
+        ]  # fmt: skip
+    return [{"text": text, "kind": kind, "words": words} for kind, words, found in groups for text in found]

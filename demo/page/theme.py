@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import gradio as gr
 
-from cbmir.demo.page.markup import static
-
 
 def theme() -> gr.themes.Base:
     """Gradio's own controls in the colours of `static/page.css`, with fonts of the system."""
-    fonts = [gr.themes.Font(name) for name in ("system-ui", "Segoe UI", "Roboto", "Helvetica Neue", "Arial")]
-    mono = [gr.themes.Font(name) for name in ("ui-monospace", "Consolas", "Menlo", "monospace")]
     look = gr.themes.Base(
         primary_hue="teal", neutral_hue="slate", text_size="sm", spacing_size="sm", radius_size="sm",
-        font=(*fonts, gr.themes.Font("sans-serif")), font_mono=mono,
+        font=[gr.themes.Font("system-ui"), gr.themes.Font("sans-serif")],
+        font_mono=[gr.themes.Font("ui-monospace"), gr.themes.Font("monospace")],
     )  # fmt: skip
     colours = {
         "body_background_fill": "ground", "background_fill_primary": "panel", "background_fill_secondary": "panel",
@@ -29,7 +26,3 @@ def theme() -> gr.themes.Base:
     }  # fmt: skip
     values = {f"{name}{dark}": f"var(--{colour})" for name, colour in colours.items() for dark in ("", "_dark")}
     return look.set(**values, color_accent="var(--accent)")
-
-
-def css() -> str:
-    return static("page.css")

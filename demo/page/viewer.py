@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cbmir.demo.page.markup import image_uri, static
+from cbmir.demo.page.markup import data_uri, static
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.evidence import seen_box
 
@@ -25,8 +25,7 @@ def viewer(whole: Callable[[Any], str | None]) -> gr.HTML:
     "boxed": whether there are boxes to show}. A pane is what `pane` makes, with `name`, its own `cells` of
     evidence, `labels`, `report`, `boxes`, and `place`. Boxes are (x0, y0, x1, y1) in fractions of the image.
 
-    Its events are `files` (paths that were uploaded by a drop or from the clipboard), `region` (a box, or None to take
-    it away), and `close` (of the images beside the first).
+    Its events are `region` (a box, or None to take it away), and `close` (of the images beside the first).
 
     Args:
         whole: Gives a pane's whole image by its key, as a data URI, once it is zoomed into.
@@ -61,4 +60,4 @@ def png_uri(pixels: NDArray[np.uint8]) -> str:
     """An image uint8 [H, W] as a data URI."""
     png = io.BytesIO()
     Image.fromarray(pixels).save(png, "PNG", compress_level=1)  # the time counts more than the bytes
-    return image_uri(png.getvalue(), "png")
+    return data_uri(png.getvalue(), "image/png")

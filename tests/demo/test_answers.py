@@ -15,7 +15,7 @@ from cbmir.demo.controls import MOST_NEIGHBOURS, Controls
 from cbmir.demo.page.alerts import alerts_html, error_html, is_grave
 from cbmir.demo.page.findings import GATE, findings_html, neighbours_say, novelty_html
 from cbmir.demo.page.markup import escape, percent, spelled
-from cbmir.demo.page.similar_images import Likeness, card, label_marks
+from cbmir.demo.page.similar_images import Likeness, card, label_marks, mentions
 from cbmir.errors import UserError
 from cbmir.manifest import Box
 from cbmir.runtime import Analysis, Entry, Finding, LabelAgreement, Neighbour
@@ -145,7 +145,7 @@ def test_a_card_has_no_path_and_no_patient() -> None:
         boxes=(Box("Effusion", 0.1, 0.2, 0.3, 0.4),),
     )  # fmt: skip
     made = card(1, neighbour, entry(), b"\xff\xd8", "Alike", ("Effusion",))
-    assert made["report"] == [("Small effusion. ", True), ("No mass.", False)]
+    assert made["report"] == [("Small ", False), ("effusion", True), (". No mass.", False)]
     assert made["boxes"] == [pytest.approx([0.1, 0.2, 0.4, 0.6])]
     assert (made["cosine"], made["facts"]) == ("0.969", "PA")
     assert "secret" not in json.dumps(made) and "p1" not in json.dumps(made)
@@ -181,3 +181,12 @@ def test_a_search_in_words() -> None:
 def test_calibration_gives_the_tick(tiny_card: ModelCard) -> None:
     of_card = tiny_card.with_(calibration=(Calibration(4.0, -2.0), None, None))
     assert 'style="left:50.0%"' in findings_html(of_card, analysis(Finding("Effusion", 0.7, 0.6, True, 0.5)))
+
+
+def test_labels_are_found_in_a_report() -> None:
+    report = "Small pleural thickening. No mass, MASSIVE effusion."
+    assert mentions(report, ("Pleural_Thickening", "Mass")) == [
+        ("Small ", False), ("pleural thickening", True), (". No ", False), ("mass", True),
+        (", MASSIVE effusion.", False),
+    ]  # fmt: skip
+    assert mentions(report, ()) == [(report, False)] and mentions("", ("Mass",)) == []

@@ -102,7 +102,7 @@ def test_nothing_of_the_data_is_run(page: Any, report: str) -> None:
     page.locator("#similar .report summary").first.click()
     text = page.locator("#similar .report p").first
     assert text.inner_text() == report
-    assert "Left pleural effusion." in "".join(text.locator("mark").all_inner_texts())
+    assert "effusion" in "".join(text.locator("mark").all_inner_texts())
     assert page.title() == "cbmir"
 
 

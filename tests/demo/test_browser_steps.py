@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from demo_page import cards, drawn, example, shown, transform, upload
+from dicom_files import make_dicom
 
 pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.browser
@@ -20,7 +22,7 @@ Visit = Callable[..., Any]
 
 
 def crumbs(page: Any) -> list[str]:
-    return [str(text) for text in page.locator("#trail nav > :not(.copy)").all_inner_texts()]
+    return [str(text) for text in page.locator("#trail nav > *").all_inner_texts()]
 
 
 def toast(page: Any, text: str) -> None:
@@ -163,7 +165,7 @@ def test_a_search_is_refined_and_undone(wall: Any) -> None:
 
 def test_filters_are_chips_that_can_be_taken_away(wall: Any) -> None:
     example(wall)
-    wall.get_by_role("button", name="show or hide the filters").click()
+    wall.locator("#filters button").first.click()
     wall.get_by_label("Expression").fill("Mass and not Effusion")
     wall.get_by_label("Expression").press("Enter")
     chip = wall.locator("#similar .chip", has_text="Mass and not Effusion")
@@ -190,6 +192,24 @@ def test_findings_without_an_image(wall: Any) -> None:
     assert "findings=Effusion%7CMass" in wall.url
 
 
+def test_readers_are_asked_where_their_answers_are_kept(
+    visit: Visit, running_demo: Callable[..., Any], tiny_model: Path, wall_gallery: Path, tmp_path: Path
+) -> None:
+    with running_demo(tiny_model, wall_gallery, "--feedback", str(tmp_path / "feedback.csv")) as url:
+        page = visit(url)
+        example(page)
+        page.get_by_role("button", name="Not alike: similar image 1", exact=True).click()
+        page.locator("#findings [data-finding]").first.click()
+        page.get_by_role("button", name="Agree", exact=True).click()
+        page.get_by_role("button", name="Agree", exact=True, pressed=True).wait_for()
+        example_again = page.locator("#similar .card").first
+        example_again.get_by_role("button", name="More like").click()  # answers come in the order of the questions
+        shown(page, "Similar image 1")
+        page.close()
+    said = (tmp_path / "feedback.csv").read_text("utf-8").splitlines()
+    assert len(said) == 3 and said[1].endswith(",,0") and said[0].startswith("time,model,image")
+
+
 def test_the_map_and_the_report(wall: Any) -> None:
     wall.get_by_role("tab", name="Map").click()
     wall.get_by_text("40 images by principal components").wait_for()
@@ -199,6 +219,29 @@ def test_the_map_and_the_report(wall: Any) -> None:
         wall.get_by_role("button", name="Report", exact=True).click()
     assert download.value.suggested_filename == "cbmir-report.html"
     assert "report of a case" in Path(download.value.path()).read_text("utf-8")
+
+
+def test_what_was_opened_is_a_list(wall: Any, xray: Path) -> None:
+    example(wall)
+    upload(wall, xray)
+    shown(wall, "xray.png")
+    wall.locator("#cases input").click()
+    wall.get_by_role("option", name="Example").click()
+    shown(wall, "Example")
+
+
+def test_a_dicom_file_gives_sr_and_sc(page: Any, tmp_path: Path) -> None:
+    pytest.importorskip("highdicom")
+    example(page)
+    assert not page.get_by_role("button", name="DICOM SR + SC").is_visible()
+    (tmp_path / "chest.dcm").write_bytes(make_dicom())
+    upload(page, tmp_path / "chest.dcm")
+    shown(page, "chest.dcm")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="DICOM SR + SC").click()
+    assert download.value.suggested_filename == "cbmir-dicom.zip"
+    with zipfile.ZipFile(download.value.path()) as archive:
+        assert sorted(archive.namelist()) == ["sc.dcm", "sr.dcm"]
 
 
 def test_a_whole_case_by_keyboard_alone(wall: Any) -> None:

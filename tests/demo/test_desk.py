@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import re
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +20,9 @@ from cbmir.demo.examples import find_examples
 from cbmir.demo.sessions import Session, Wish
 from cbmir.demo.uploads import PICTURE_SIDE
 from cbmir.errors import NotAnImageError, UserError
-from cbmir.runtime import Finder
+from cbmir.manifest import Manifest, Row
+from cbmir.runtime import Finder, build_gallery
+from dicom_files import make_dicom
 
 FEW = Controls(k=4)
 
@@ -38,7 +43,7 @@ def desk(tiny_model: Path, wall_gallery: Path, uploads: Path) -> Iterator[Desk]:
 def put(uploads: Path, make_xray: Callable[..., NDArray[np.uint8]]) -> Callable[..., str]:
     """Put an X-ray among the uploads: its path."""
 
-    def put(name: str = "1~chest.png", side: int = 64) -> str:
+    def put(name: str = "chest.png", side: int = 64) -> str:
         (uploads / "abc").mkdir(exist_ok=True)
         Image.fromarray(make_xray(7, side)).save(uploads / "abc" / name)
         return str(uploads / "abc" / name)
@@ -79,7 +84,7 @@ def test_large_images_are_kept_whole_for_zooming(desk: Desk, put: Callable[..., 
 
 def test_images_of_a_study(desk: Desk, put: Callable[..., str]) -> None:
     session = Session()
-    desk.open(session, FEW, [put("1~a.png"), put("2~b.png")])
+    desk.open(session, FEW, [put("a.png"), put("b.png")])
     assert desk.member(session, FEW, 1).title == "b.png"
     with pytest.raises(UserError, match="this study"):
         desk.member(session, FEW, 2)
@@ -199,7 +204,7 @@ def test_a_search_is_refined_and_undone(desk: Desk) -> None:
     weighed = desk.weigh(session, FEW, (0, 0.5, -1))
     assert weighed is not None and weighed.wish == Wish((last,), findings=(("Mass", 0.5), ("Nodule", -1)))
     desk.weigh(session, FEW, (0, 0, 1))
-    assert session.wish.findings == (("Nodule", 1),) and session.wish.alike == (last,)
+    assert session.step is not None and session.step.wish == Wish((last,), findings=(("Nodule", 1),))
     desk.refine(session, FEW, Wish())  # all of it is taken away again
     assert session.step is first
 
@@ -240,3 +245,46 @@ def test_a_report_and_a_page_without_an_image(desk: Desk) -> None:
     desk.region(session, FEW, (0.2, 0.2, 0.6, 0.6))
     desk.refine(session, FEW, Wish((first.neighbours[1].id,), findings=(("Mass", 0.5),)))
     assert "same patient left out; by a region; refined: 1 alike, towards Mass." in desk.report(session)
+
+
+def test_dicom_results_of_a_dicom_file(desk: Desk, uploads: Path) -> None:
+    pydicom = pytest.importorskip("pydicom")
+    pytest.importorskip("highdicom")
+    session = Session()
+    (uploads / "chest.dcm").write_bytes(make_dicom(PatientID="p7", StudyDate="20200101"))
+    step = desk.open(session, FEW, [str(uploads / "chest.dcm")])
+    desk.region(session, FEW, (0.2, 0.2, 0.6, 0.6))  # the results are of the whole image
+    with zipfile.ZipFile(io.BytesIO(desk.dicom_results(session))) as archive:
+        made = {name: pydicom.dcmread(io.BytesIO(archive.read(name))) for name in archive.namelist()}
+    assert sorted(made) == ["sc.dcm", "sr.dcm"]
+    assert {one.PatientID for one in made.values()} == {"p7"}
+    assert step.image is not None and desk.whole.dicom(step.image.key)
+    key = step.image.key
+    desk.example(session, FEW, 0)
+    with pytest.raises(UserError, match="Open the DICOM file again"):
+        desk.dicom_results(session)
+    session.steps.clear()
+    del step
+    assert not desk.whole.dicom(key)  # it ends with the session
+
+
+def test_a_report_has_the_patient_s_own_images_by_their_dates(
+    tiny_model: Path, tmp_path: Path, make_xray: Callable[..., NDArray[np.uint8]]
+) -> None:
+    rows = []
+    for number, (patient, day) in enumerate([("p", "2020-03-01"), ("p", "2019-01-01"), ("p", ""), ("q", "2018-01-01")]):
+        Image.fromarray(make_xray(number)).save(tmp_path / f"{number}.png")
+        rows.append(Row(tmp_path / f"{number}.png", patient, (1, 0, 0), split="train", date=day))
+    with Finder.open(tiny_model, threads=1) as plain:
+        build_gallery(plain.engine, Manifest(plain.card.labels, tuple(rows)), tmp_path / "gallery", workers=0)
+    with Finder.open(tiny_model, tmp_path / "gallery", threads=1) as finder:
+        desk, session = Desk(finder, (), lambda: tmp_path), Session()
+        desk.like(session, FEW, "0")
+        report = desk.report(session)
+        assert re.findall(r"<b>(\d{4}-\d\d-\d\d)</b>", report) == ["2019-01-01"]
+        assert desk.gallery.case_id("1") in report and report.count("<img") == 3
+        Image.fromarray(make_xray(9)).save(tmp_path / "new.png")
+        desk.open(session, replace(FEW, patient="p"), [str(tmp_path / "new.png")])
+        assert "patient id" not in desk.report(session)  # typed for the image before
+        desk.search(session, replace(FEW, patient="p"))
+        assert re.findall(r"<b>(\d{4}-\d\d-\d\d)</b>", desk.report(session)) == ["2019-01-01", "2020-03-01"]

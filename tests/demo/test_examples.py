@@ -49,6 +49,18 @@ def test_gallery_whose_files_are_gone(tiny_model: Path, tmp_path: Path) -> None:
             assert find_examples(finder) == []
 
 
+def test_held_out_images_come_first(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.png").touch()
+    labels: dict[str, int | None] = {"Effusion": 1, "Mass": 0, "Nodule": 0}
+    with Finder.open(tiny_model) as plain:
+        gallery = Gallery.create(tmp_path / "gallery", plain.card)
+        with Finder(plain.engine, gallery) as finder:
+            entries = [Entry(split, str(tmp_path / "a.png"), split, split=split, labels=labels, sha256=split)
+                       for split in ("train", "test")]  # fmt: skip
+            gallery.add(entries, np.eye(2, 8, dtype=np.float32), [b"jpeg", b"jpeg"])
+            assert [one.caption for one in find_examples(finder)] == ["Effusion (held out)", "Effusion"]
+
+
 def test_without_gallery(tiny_model: Path) -> None:
     with Finder.open(tiny_model) as finder:
         assert find_examples(finder) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ def test_the_longest_unused_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     sessions.get("third")
     assert sessions.get("first") is first
     assert sessions.get("second") is not second
-    assert len(sessions) == 2
+    assert len(sessions._sessions) == 2
 
 
 def test_one_left_alone_is_forgotten() -> None:
@@ -43,7 +44,7 @@ def test_one_left_alone_is_forgotten() -> None:
     old = sessions.get("me")
     now[0] = LONGEST + 1.0
     assert sessions.get("me") is not old
-    assert len(sessions) == 1
+    assert len(sessions._sessions) == 1
 
 
 def test_a_reload_keeps_a_session_and_a_closed_page_ends_it() -> None:
@@ -108,10 +109,10 @@ def test_the_last_one_is_forgotten_without_a_question(monkeypatch: pytest.Monkey
     sessions = Sessions(lambda: now[0])
     sessions.get("me")
     looks.pop()()
-    assert len(sessions) == len(looks) == 1
+    assert len(sessions._sessions) == len(looks) == 1
     now[0] = LONGEST + 1.0
     looks.pop()()
-    assert len(sessions) == len(looks) == 0
+    assert len(sessions._sessions) == len(looks) == 0
 
 
 def test_steps_are_a_history_with_a_trail() -> None:
@@ -139,3 +140,15 @@ def test_a_wish_in_words() -> None:
     wish = Wish(("a", "b"), ("c",), (("Pleural_Thickening", 0.5), ("Mass", -1)))
     assert wish.text() == "2 alike, 1 not alike, towards Pleural thickening, away from Mass"
     assert wish and not Wish()
+
+
+def test_cases_are_what_was_opened() -> None:
+    session = Session()
+    first, second = (replace(step(title), labels=(title,)) for title in ("a", "b"))
+    session.add(first)
+    session.add(second)
+    session.add(replace(step("more like b", above=session.shown), labels=("c",)))
+    session.go(1)
+    again = session.add(first)  # with another filter
+    assert [one.title for one in session.cases().values()] == ["a", "b"]
+    assert session.cases()[first.labels] is again

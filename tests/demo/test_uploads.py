@@ -63,7 +63,7 @@ def compressed(method: int, members: dict[str, bytes]) -> bytes:
 
 
 def test_an_upload_is_named_as_its_visitor_named_it_and_is_gone(folder: Path, png: bytes) -> None:
-    (found,), left_out = read([put(folder, "123456~chest.png", png)], folder)
+    (found,), left_out = read([put(folder, "chest.png", png)], folder)
     assert found.name == "chest.png"
     assert left_out == []
     assert list(folder.iterdir()) == []
@@ -71,26 +71,26 @@ def test_an_upload_is_named_as_its_visitor_named_it_and_is_gone(folder: Path, pn
 
 def test_a_study_in_a_zip_file(folder: Path, png: bytes) -> None:
     study = zipped(**{"a/one.png": png, "../../two.png": png, "notes.txt": b"hello", "inner.zip": zipped(x=png)})
-    found, left_out = read([put(folder, "1~study.zip", study)], folder)
+    found, left_out = read([put(folder, "study.zip", study)], folder)
     assert [one.name for one in found] == ["one.png", "two.png"]
     assert [reason.split(":")[0] for reason in left_out] == ["notes.txt", "inner.zip"]
     assert list(folder.parent.iterdir()) == [folder]  # nothing was unpacked
 
 
 def test_content_decides_and_not_the_name(folder: Path, png: bytes) -> None:
-    assert len(read([put(folder, "1~chest.exe", png)], folder)[0]) == 1
+    assert len(read([put(folder, "chest.exe", png)], folder)[0]) == 1
     with pytest.raises(NotAnImageError, match=r"chest\.png: expected PNG, JPEG, TIFF or DICOM, found text"):
-        read([put(folder, "1~chest.png", b"#!/bin/sh\nrm -rf /\n" * 20)], folder)
+        read([put(folder, "chest.png", b"#!/bin/sh\nrm -rf /\n" * 20)], folder)
     assert list(folder.iterdir()) == []
 
 
 def test_disguised_zip_is_a_zip(folder: Path, png: bytes) -> None:
-    assert len(read([put(folder, "1~chest.png", zipped(a=png))], folder)[0]) == 1
+    assert len(read([put(folder, "chest.png", zipped(a=png))], folder)[0]) == 1
 
 
 def test_the_first_error_is_told_where_nothing_can_be_read(folder: Path) -> None:
     with pytest.raises(NotAnImageError, match=r"^one\.txt: expected"):
-        read([put(folder, "1~one.txt", b"one"), put(folder, "2~two.txt", b"two")], folder)
+        read([put(folder, "one.txt", b"one"), put(folder, "two.txt", b"two")], folder)
     with pytest.raises(NotAnImageError, match="found no file"):
         read([], folder)
 
@@ -98,28 +98,28 @@ def test_the_first_error_is_told_where_nothing_can_be_read(folder: Path) -> None
 def test_damaged_and_encrypted_zip_files(folder: Path, png: bytes) -> None:
     data = zipped(a=png)
     with pytest.raises(NotAnImageError, match=r"study\.zip: expected a zip file that can be opened"):
-        read([put(folder, "1~study.zip", data[: len(data) // 2])], folder)
+        read([put(folder, "study.zip", data[: len(data) // 2])], folder)
     locked = bytearray(data)
     for signature, flag in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         locked[locked.index(signature) + flag] |= 1
     with pytest.raises(NotAnImageError, match=r"^a: expected a file that can be unpacked, found .* encrypted"):
-        read([put(folder, "1~study.zip", bytes(locked))], folder)
+        read([put(folder, "study.zip", bytes(locked))], folder)
 
 
 def test_zip_files_that_are_too_much(folder: Path, png: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_BYTES", 2**20)
     with pytest.raises(ImageSizeError, match=r"^a: expected at most 1 MB in all"):
-        read([put(folder, "1~bomb.zip", zipped(a=bytes(2**21)))], folder)
+        read([put(folder, "bomb.zip", zipped(a=bytes(2**21)))], folder)
     monkeypatch.setattr(module, "_MOST_MEMBERS", 1)
     with pytest.raises(ImageSizeError, match="at most 1 files"):
-        read([put(folder, "1~many.zip", zipped(a=png, b=png))], folder)
+        read([put(folder, "many.zip", zipped(a=png, b=png))], folder)
 
 
 def test_a_damaged_zip_file_takes_no_other_file_with_it(folder: Path, png: bytes) -> None:
     data = bytearray(zipped(a=png, b=png))
     for at in range(40, 400):
         data[at] ^= 0x55
-    found, left_out = read([put(folder, "1~chest.png", png), put(folder, "2~study.zip", bytes(data))], folder)
+    found, left_out = read([put(folder, "chest.png", png), put(folder, "study.zip", bytes(data))], folder)
     assert [one.name for one in found] == ["chest.png", "b"]
     assert [reason.split(":")[0] for reason in left_out] == ["a"]
     assert list(folder.iterdir()) == []
@@ -128,7 +128,7 @@ def test_a_damaged_zip_file_takes_no_other_file_with_it(folder: Path, png: bytes
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_what_would_be_unpacked_in_one_go_is_not_unpacked(folder: Path, png: bytes, method: int) -> None:
     with pytest.raises(NotAnImageError, match=r"^a: expected a file deflated in its zip file"):
-        read([put(folder, "1~study.zip", compressed(method, {"a": png}))], folder)
+        read([put(folder, "study.zip", compressed(method, {"a": png}))], folder)
 
 
 def test_what_is_damaged_costs_what_it_would_unpack_to(
@@ -136,7 +136,7 @@ def test_what_is_damaged_costs_what_it_would_unpack_to(
 ) -> None:
     monkeypatch.setattr(module, "_MOST_BYTES", 2**20 + len(png))
     damaged = with_wrong_checksums(zipped(**{name: bytes(2**19) for name in "abcd"}))
-    files = [put(folder, "1~chest.png", png), put(folder, "2~bomb.zip", damaged), put(folder, "3~more.png", png)]
+    files = [put(folder, "chest.png", png), put(folder, "bomb.zip", damaged), put(folder, "more.png", png)]
     found, left_out = read(files, folder)
     assert [one.name for one in found] == ["chest.png"]
     assert [reason.partition(", found")[0] for reason in left_out] == [
@@ -150,7 +150,7 @@ def test_all_files_count_together_and_what_is_too_much_is_told(
     folder: Path, png: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MOST_BYTES", 2 * len(png))
-    files = [put(folder, f"{number}~{number}.png", png) for number in range(4)]
+    files = [put(folder, f"{number}.png", png) for number in range(4)]
     found, left_out = read(files, folder)
     assert [one.name for one in found] == ["0.png", "1.png"]
     assert left_out == ["2.png: expected at most 0 MB in all, found more; the rest was not read"]
@@ -159,16 +159,16 @@ def test_all_files_count_together_and_what_is_too_much_is_told(
 
 def test_uploads_are_deleted_where_they_are_refused(folder: Path, png: bytes) -> None:
     with pytest.raises(UserError, match="uploaded here"):
-        read([put(folder, "1~chest.png", png), "/etc/passwd"], folder)
+        read([put(folder, "chest.png", png), "/etc/passwd"], folder)
     assert list(folder.iterdir()) == []
     with pytest.raises(UserError, match="at most 60 files, found 61"):
-        read([put(folder, f"{number}~chest.png", png) for number in range(61)], folder)
+        read([put(folder, f"{number}.png", png) for number in range(61)], folder)
     assert list(folder.iterdir()) == []
 
 
 def test_files_are_in_memory_one_at_a_time(folder: Path, png: bytes) -> None:
     there: list[int] = []
-    files = [put(folder, f"{number}~{number}.png", png) for number in range(3)]
+    files = [put(folder, f"{number}.png", png) for number in range(3)]
 
     def count(data: bytes, name: str) -> None:
         there.append(len(list((folder / "abc").iterdir())) if (folder / "abc").exists() else 0)
@@ -178,7 +178,7 @@ def test_files_are_in_memory_one_at_a_time(folder: Path, png: bytes) -> None:
 
 
 def test_an_upload_that_made_room_for_newer_ones_is_told(folder: Path, png: bytes) -> None:
-    files = [put(folder, "1~a.png", png), put(folder, "2~b.png", png)]
+    files = [put(folder, "a.png", png), put(folder, "b.png", png)]
 
     def make_room(data: bytes, name: str) -> str:
         Path(files[1]).unlink()
@@ -191,7 +191,7 @@ def test_an_upload_that_made_room_for_newer_ones_is_told(folder: Path, png: byte
 
 def test_no_more_images_than_a_study_has(folder: Path, png: bytes) -> None:
     study = zipped(**{f"{number}.png": png for number in range(module.MOST_IMAGES + 3)})
-    found, left_out = read([put(folder, "1~study.zip", study), put(folder, "2~more.png", png)], folder)
+    found, left_out = read([put(folder, "study.zip", study), put(folder, "more.png", png)], folder)
     assert len(found) == module.MOST_IMAGES
     assert left_out == ["what follows the first 12 images was not looked at: 12.png and on"]
     assert list(folder.iterdir()) == []

@@ -25,12 +25,6 @@ function drawEvidence(canvas, cells, asCells) {
       context.fillRect(column * cell, row * cell, cell, cell);
       context.strokeStyle = "rgba(255, 255, 255, 0.25)";
       context.strokeRect(column * cell, row * cell, cell, cell);
-      if (Math.abs(strength) < 0.5) continue;
-      context.font = `600 ${Math.min(22, cell / 2)}px system-ui`;
-      context.textAlign = "center";
-      context.textBaseline = "middle";
-      context.fillStyle = "#fff";
-      context.fillText(strength > 0 ? "+" : "−", (column + 0.5) * cell, (row + 0.5) * cell);
     }
     return;
   }

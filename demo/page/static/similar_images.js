@@ -1,6 +1,5 @@
 // Cards of similar images. All text comes as text; nothing from data is ever taken for HTML.
 const marks = {alike: new Set(), unlike: new Set(), pinned: new Set()};
-let open = false;
 let step = null; // marks are of one step
 
 const button = (text, label, act, attributes = {}) => {
@@ -15,6 +14,9 @@ function toggle(kind, id) {
   const other = {alike: "unlike", unlike: "alike"}[kind];
   if (!marks[kind].delete(id)) marks[kind].add(id);
   marks[other]?.delete(id);
+  if (other && props.value.feedback) {
+    trigger("say", {similar: id, label: "", value: marks.alike.has(id) ? 1 : marks.unlike.has(id) ? 0 : null});
+  }
   if (marks.pinned.size > 3) marks.pinned.delete([...marks.pinned][0]); // as many as fit beside the query
   if (kind === "pinned") trigger("pin", {ids: [...marks.pinned]});
   mark();
@@ -64,7 +66,7 @@ function card(one, canRefine) {
   const made = make("li", {class: "card", "data-id": one.id}, film,
     make("p", {class: "line"}, make("strong", {}, one.words), make("span", {title: "Cosine of the two embeddings"}, one.cosine)),
     make("ul", {class: "labels"}, ...(labels.length ? labels : [make("li", {class: "none"}, "no finding")])),
-    make("p", {class: "facts", title: one.id}, [one.id, one.facts].filter(Boolean).join(" · ")));
+    make("p", {class: "facts", title: one.id}, [one.facts, one.id].filter(Boolean).join(" · ")));
   if (one.report.length) {
     made.append(make("details", {class: "report"}, make("summary", {}, "Report"),
       make("p", {}, ...one.report.map(([text, marked]) => (marked ? make("mark", {}, text) : text)))));
@@ -79,7 +81,6 @@ function show() {
   find("h2").textContent = heading;
   find(".how").textContent = [note, searched].filter(Boolean).join("; ");
   const shown = chips.map(({name, text}) => button(`${text} ×`, `Remove the filter: ${text}`, () => trigger("unfilter", {name}), {class: "chip"}));
-  shown.push(button("+ Filter", "+ Filter: show or hide the filters", () => { open = !open; trigger("filters", {open}); }, {class: "chip add"}));
   if (chips.length > 1 || (chips.length && !cards.length)) {
     shown.push(button("Clear filters", "Clear filters", () => trigger("unfilter", {name: ""}), {class: "chip add"}));
   }

@@ -11,17 +11,6 @@ const draw = () => {
     else crumb.addEventListener("click", () => trigger("go", {step: number}));
     return crumb;
   }));
-  if (link && crumbs.length === 1) {
-    const copy = document.createElement("button");
-    copy.className = "copy";
-    copy.textContent = "Copy link";
-    copy.title = "An address for colleagues who have this gallery";
-    copy.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(location.href);
-      copy.textContent = "Copied";
-    });
-    nav.append(copy);
-  }
   const address = location.pathname + (link ? `?${link.split("=")[0]}=${encodeURIComponent(link.slice(link.indexOf("=") + 1))}` : "");
   if (shown === step) return;
   if (shown === null || history.state?.step === step) history.replaceState({step}, "", step ? address : location.href);

@@ -6,35 +6,26 @@ import webbrowser
 from pathlib import Path
 from typing import Any
 
-from cbmir.cli.options import (
-    PATH,
-    announce,
-    command,
-    engine_option,
-    gallery_argument,
-    listen_options,
-    model_argument,
-    operating_point_option,
-    option,
-    pseudonyms_option,
-)
+from cbmir.cli import options
+from cbmir.cli.options import PATH, command, option
 
 
 @command("cbmir demo model.onnx gallery", "cbmir demo model.onnx gallery --port 8080 --examples xrays/")
-@model_argument
-@gallery_argument
-@listen_options(7860)
+@options.model_argument
+@options.gallery_argument
+@options.listen_options(7860)
 @option("--examples", type=PATH, help="A folder of X-rays to choose from.  [default: some of the gallery]")
 @option("--login", metavar="FILE|env:NAME",
         help="Ask visitors for NAME:PASSWORD, read from a file that only you can read or from an environment variable. "
         "It is sent unencrypted: put HTTPS in front on a network that you do not trust.")  # fmt: skip
 @option("--open", "open_page", is_flag=True, help="Open the page in this machine's browser.")
-@operating_point_option
-@pseudonyms_option
-@engine_option
+@option("--feedback", type=PATH, metavar="FILE.csv",
+        help="Ask readers whether similar images are alike and findings are right, and add what they say to this "
+        "table. It has case ids, or digests of files; no image, patient or name.")  # fmt: skip
+@options.finder_options
 def demo(
     model: Path, gallery: str, host: str, port: int, examples: Path | None, login: str | None, open_page: bool,
-    **opening: Any,
+    feedback: Path | None, **opening: Any,
 ) -> None:  # fmt: skip
     """Show MODEL and GALLERY as a page in the browser, until Ctrl-C. Nothing leaves this machine.
 
@@ -46,7 +37,7 @@ def demo(
     from cbmir.runtime.imaging.decoder_process import DecoderPool
 
     def ready(url: str) -> None:
-        announce(url)
+        options.announce(url)
         if open_page:
             webbrowser.open(url)
 
@@ -54,4 +45,4 @@ def demo(
         from cbmir.demo import load_login, serve  # takes seconds; after the files are known to be good
 
         known = None if login is None else load_login(login)
-        serve(finder, host=host, port=port, examples=examples, login=known, ready=ready)
+        serve(finder, host=host, port=port, examples=examples, feedback=feedback, login=known, ready=ready)
