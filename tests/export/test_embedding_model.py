@@ -95,6 +95,7 @@ def test_a_gallery_is_searched_by_patch_tokens(exported: Path, vit: Path, tiny_m
         assert analysis.evidence_for_neighbour(one.id).sum() == pytest.approx(one.cosine, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_torchxrayvisions_network_in_every_precision(tiny_manifest: Path, tmp_path: Path) -> None:
     """A small stand-in for its DenseNet: one channel in [-1024, 1024], convolutions and batch norms."""
     torch.save(timm.create_model("test_resnet", in_chans=1).state_dict(), tmp_path / "w.pt")
@@ -112,6 +113,7 @@ def test_torchxrayvisions_network_in_every_precision(tiny_manifest: Path, tmp_pa
     assert (cosines > 0.9).all()
 
 
+@pytest.mark.slow
 def test_openvino_quantises_a_transformer(vit: Path, tiny_manifest: Path, tmp_path: Path, openvino: Any) -> None:
     options = ExportOptions(openvino=("int8",), images=tiny_manifest, tolerances=("ndcg=0.5", "overlap=0.1"))
     with warnings.catch_warnings():

@@ -59,6 +59,7 @@ def test_another_file_joins_the_report(tiny_run: Path, tmp_path: Path) -> None:
     assert list(json.loads((tmp_path / "parity.json").read_text())) == ["older.onnx", "newer.onnx"]
 
 
+@pytest.mark.slow
 def test_the_intensity_policy_goes_along(
     make_tiny_run: Callable[..., Path], tiny_manifest: Path, tmp_path: Path
 ) -> None:
@@ -381,6 +382,7 @@ def test_int8_is_tried_with_more_and_more_layers_in_float(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "parity.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_graph")
 def test_a_loss_of_int8_that_is_accepted_is_that_of_the_fastest(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -392,6 +394,7 @@ def test_a_loss_of_int8_that_is_accepted_is_that_of_the_fastest(
     assert facts["kept_in_float"] == [] and facts["accepted"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_graph")
 def test_int8_that_holds_with_two_layers_in_float(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

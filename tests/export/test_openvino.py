@@ -123,6 +123,7 @@ def test_int8_is_for_the_encoder_and_float32_for_the_head(
     assert 0.99 < (expected.embedding * found.embedding).sum(axis=1).min() < 0.999999
 
 
+@pytest.mark.slow
 def test_layers_to_keep_stay_in_float(tmp_path: Path, resnet: bytes, images: NDArray[np.uint8]) -> None:
     layers = sensitive_layers(resnet, images, images=4)
     assert len(layers) == len(set(layers)) == 20
