@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import re
+from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
@@ -16,15 +17,19 @@ from latex2mathml.converter import convert
 _EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 #: A docstring's "::" before an indented block, of which Markdown makes a paragraph and a code block.
 _LITERAL_MARK = re.compile(r"<p>::</p>\n?")
+#: A picture of docs/screenshot.py, which may not have run.
+_SHOT = re.compile(r"!\[[^]]*\]\((demo/[^)]+)\)")
 _LIST = re.compile(r"(?:[-*]|\d+\.) ")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Set tables and lists apart from what stands around them; what is fenced stays as it is."""
+    """Set tables and lists apart from other text, except in fenced code. Screenshots that do not exist are left out."""
     apart: list[str] = []
     fenced = False
     before = ""
     for line in markdown.split("\n"):
+        if (shot := _SHOT.match(line)) and not (Path(__file__).parent / shot[1]).exists():
+            continue
         if not fenced and line and before and _begins_or_ends(before, line):
             apart.append("")
         if line.startswith("```"):

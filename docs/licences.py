@@ -33,14 +33,14 @@ _NO_ADVICE = ("all", "dev")  # of extras that add nothing to the table: `all` is
 
 _HEAD = """# Licences
 
-cbmir is under [Apache-2.0](https://www.apache.org/licenses/LICENSE-2.0). The table names what each extra installs, the
-requirements of requirements included, as their metadata has it on Linux; `python docs/licences.py` writes it, and CI
-compares it. There is no GPL and no AGPL in any extra. MPL-2.0 asks for changes to its own files alone.
+cbmir is under [Apache-2.0](https://www.apache.org/licenses/LICENSE-2.0). The table lists the packages that each
+extra installs, with their dependencies and the licences in their metadata on Linux. `python docs/licences.py` writes
+it, and CI compares it. No extra installs a package under the GPL or AGPL. MPL-2.0 only covers changes to its own files.
 
-NVIDIA's packages are proprietary. `train` has them by PyTorch's build for CUDA (its build for CPUs has none);
-`tensorrt` and `tensorrt-rtx` are little else. Read their terms before you ship them in an image.
+NVIDIA's packages are proprietary. `train` installs them with PyTorch's CUDA build, but not with its CPU build.
+`tensorrt` and `tensorrt-rtx` contain hardly anything else. Read their terms before you ship them in an image.
 
-Wheels contain further libraries, with their licences inside. imagecodecs' are permissive, and its GNU OpenMP
+Wheels contain further libraries and their licences. Those in imagecodecs are permissive, and its GNU OpenMP
 runtime has GCC's exception for programs that are linked with it.
 
 | package | licence | extras |
