@@ -17,8 +17,6 @@ from latex2mathml.converter import convert
 _EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 #: A docstring's "::" before an indented block, of which Markdown makes a paragraph and a code block.
 _LITERAL_MARK = re.compile(r"<p>::</p>\n?")
-#: A picture of docs/screenshot.py, which may not have run.
-_SHOT = re.compile(r"!\[[^]]*\]\((demo/[^)]+)\)")
 _LIST = re.compile(r"(?:[-*]|\d+\.) ")
 
 
@@ -28,7 +26,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     fenced = False
     before = ""
     for line in markdown.split("\n"):
-        if (shot := _SHOT.match(line)) and not (Path(__file__).parent / shot[1]).exists():
+        if (shot := re.search(r"^!.*\((demo/.*?)\)", line)) and not (Path(__file__).parent / shot[1]).exists():
             continue
         if not fenced and line and before and _begins_or_ends(before, line):
             apart.append("")
