@@ -1,5 +1,4 @@
-"""`cbmir export`: the best model of a run, or an untrained encoder, as files, each accepted only if it answers as
-PyTorch does."""
+"""`cbmir export`: the best model of a run, or an untrained encoder, as files that answer as PyTorch does."""
 
 from __future__ import annotations
 

@@ -34,8 +34,7 @@ _EPSILON = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Teacher:
-    """The model of a finished run. It is not part of the student: it is never trained, saved, or put in training
-    mode."""
+    """The model of a finished run. It is not part of the student, and never trained, saved, or in training mode."""
 
     model: RetrievalModel
     card: ModelCard

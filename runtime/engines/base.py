@@ -210,8 +210,7 @@ class Engine(Closing):
 
 
 def give_back_freed_memory() -> None:
-    """Return memory that glibc keeps for later allocations to the system: loading a model takes several times its
-    size."""
+    """Return memory that glibc keeps to the system: loading a model takes several times its size."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(ctypes.c_size_t(0))
 
@@ -248,8 +247,7 @@ def encode_head(head: NDArray[np.float32]) -> str:
 
 
 def decode_head(text: str, card: ModelCard, path: str | Path) -> NDArray[np.float32]:
-    """The inverse of `encode_head`, float32 [P, D]. Raises CardError for another size, damage, or values that are not
-    finite."""
+    """The inverse of `encode_head`, float32 [P, D]. Raises CardError for a wrong size, damage or non-finite values."""
     rows = sum(card.proxies_per_class) if card.head == "proxy" else len(card.labels)
     try:
         data = base64.b64decode(text, validate=True)

@@ -199,8 +199,7 @@ def _of_file(path: Path) -> list[tuple[Path, str]]:
 
 
 def _of_folder(path: Path) -> list[tuple[Path, str]]:
-    """The folder's files and their engines, fastest first. Raises ModelError without files, or for files of two
-    models."""
+    """The folder's files and their engines, fastest first. Raises ModelError for no files, or two models."""
     files = model_files(path)
     models = sorted({stem(file) for file in files})
     if len(models) != 1:

@@ -162,9 +162,7 @@ async def search(request: Request) -> schemas.SearchAnswer:
     return await _search(request, schemas.Search)
 
 
-@guarded.post(
-    "/v1/refine", summary="The same, refined by cases to move towards or away from", openapi_extra=schemas.REFINE
-)
+@guarded.post("/v1/refine", summary="The same, refined by alike and unlike cases", openapi_extra=schemas.REFINE)
 async def refine(request: Request) -> schemas.SearchAnswer:
     """unit(query + 0.75 mean(alike) - 0.15 mean(unlike) + the sum of weight * unit(direction of a finding))."""
     return await _search(request, schemas.Refine)

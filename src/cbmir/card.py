@@ -183,8 +183,7 @@ class ModelCard:
 
     @property
     def weights(self) -> str:
-        """Names the weights in any file. `fingerprint` differs from it in distilled models (the teacher's) and in int8
-        files."""
+        """Names the weights in any file. `fingerprint` differs in distilled models (the teacher's) and int8 files."""
         return str(self.training.get("weights_fingerprint") or self.fingerprint.split("-int8-")[0])
 
     def at(self, operating_point: str) -> ModelCard:

@@ -1,5 +1,4 @@
-"""How an image becomes the model's input, part of every model card. `cbmir.runtime.imaging.preprocess` implements
-it."""
+"""How an image becomes the model's input, part of every card. `cbmir.runtime.imaging.preprocess` implements it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The work of filling a gallery: workers read the images of a manifest's rows, which are embedded and added in
-batches."""
+"""The work of filling a gallery: workers read a manifest's images, which are embedded and added in batches."""
 
 from __future__ import annotations
 

@@ -88,8 +88,7 @@ def analyze(
 
 
 def write_results(results: Results, stem: Path) -> list[Path]:
-    """Write each result to the path `stem` with the ending of its kind, readable by its owner only. Returns the
-    paths."""
+    """Write each result to the path `stem` with the ending of its kind, for its owner only. Returns the paths."""
     stem.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     written = []
     for name, dataset in results.named():
