@@ -104,7 +104,7 @@ def _values(ctx: click.Context, option: click.Parameter, text: str) -> dict[str,
         "columns: present=1,absent=0,equivocal=-1.")  # fmt: skip
 @option("--labels-column", help='One column that joins the findings ("Mass|Nodule"). "No Finding" or "normal" means '
         "none; an empty cell means unknown.")  # fmt: skip
-@option("--separator", default="|", help="Their separator.")
+@option("--separator", default="|", help="Separator of the findings in that column.")
 @option("--labels-format", type=click.Choice(["text", "list"]), default="text", help="list: the cells are lists as "
         "Python or JSON print them, ['Mass', 'Nodule'].")  # fmt: skip
 @option("--unlabelled", is_flag=True, help="No label is known: the images can only be searched. --labels then only "

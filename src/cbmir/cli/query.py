@@ -84,7 +84,7 @@ def _parse_day(ctx: click.Context, option: click.Parameter, text: str) -> str:
         "print: the image, its evidence, findings and neighbours. It names no file and no patient.")  # fmt: skip
 @option("--evidence", type=PATH, metavar="DIR", help="Also draw the evidence as PNG files: for each predicted finding "
         "(or else the most probable one), and for each neighbour, beside its own image.")  # fmt: skip
-@option("--patient-id", help="The patient of these images, by the id that the gallery has.")
+@option("--patient-id", help="The patient's id of these images, as in the gallery.")
 @option("--exclude-same-patient/--include-same-patient", default=True,
         help="Whether to leave out the same patient's images.")  # fmt: skip
 @option("--where", default="", metavar="LABELS",

@@ -61,7 +61,7 @@ def _parse_shard(ctx: click.Context, option: click.Parameter, value: str | None)
 @model_argument
 @click.argument("manifest", type=PATH)
 @option("-o", "--output", metavar="GALLERY", required=True, help="The gallery's folder; or milvus://HOST:PORT/NAME, or "
-        "milvus:./FILE.db for one embedded here.")  # fmt: skip
+        "milvus:./FILE.db for an embedded one.")  # fmt: skip
 @option("--index", type=click.Choice(INDEX_SETTINGS), default="auto", help="How to search: auto compares all "
         "images of a small gallery, and uses an index for a large one.")  # fmt: skip
 @option("--replace", "replace_others", is_flag=True, help="Replace a gallery even if that loses its pseudonyms, or "

@@ -42,7 +42,7 @@ service_options = together(
     option("--settle", type=click.FloatRange(0), default=5.0, metavar="SECONDS",
            help="Start on a study when no image of it has arrived for this long."),
     option("--workers", type=click.IntRange(1), default=2, help="Images analysed at once."),
-    option("--capacity", type=click.IntRange(1), default=10_000, help="Maximum of waiting images (docs/pacs.md)."),
+    option("--capacity", type=click.IntRange(1), default=10_000, help="Limit of waiting images (docs/pacs.md)."),
     option("--attempts", type=click.IntRange(1), default=12,
            help="Attempts before a failing image becomes a dead letter: the default takes about three hours. While the "
            "archive, the gallery or the engine is unavailable, it is retried for seven days."),
