@@ -28,8 +28,8 @@ _PATIENCE = 120.0  # seconds for a command: it loads libraries first, and others
 
 @attack(7)
 def bombs_by_command(lab: Lab, count: int) -> Iterator[str]:
-    """Images that are small and cost much, to `cbmir index build`: a typed error or an answer, within two minutes and
-    3 GiB."""
+    """Small images that are expensive to decode, given to `cbmir index build`: a typed error or an answer, within two
+    minutes and 3 GiB."""
     for name, data in islice(BOMBS.items(), count):
         folder = lab.new()
         (folder / "bomb").write_bytes(data())
@@ -101,8 +101,8 @@ MANIFESTS: dict[str, Callable[[Path], Path]] = {
 
 @attack(len(MANIFESTS))
 def manifests(lab: Lab, count: int) -> Iterator[str]:
-    """Bombs, devices, pipes and brackets as or in a manifest: a typed error or a whole gallery of what can be read,
-    within two minutes and 2 GiB."""
+    """Bombs, devices, pipes and deeply nested JSON as a manifest or in it: a typed error, or a whole gallery of what
+    can be read, within two minutes and 2 GiB."""
     for name, make in islice(MANIFESTS.items(), count):
         folder = lab.new()
         yield told(name, cbmir("index", "build", lab.model, make(folder), "-o", folder / "g", seconds=_PATIENCE))
@@ -125,8 +125,8 @@ CARDS: dict[str, list[Any]] = {
 
 @attack(sum(map(len, CARDS.values())) + 2)
 def cards(lab: Lab, count: int) -> Iterator[str]:
-    """A model's card with a value of another type, out of range, NaN or missing, with brackets in brackets, or no JSON:
-    a typed error that names the field, before the model is run."""
+    """A model's card with a value of the wrong type, out of range, NaN or missing, or with deeply nested or broken
+    JSON: a typed error that names the field, before the model runs."""
     card, folder = json.loads(TINY_CARD.dumps()), lab.new()
     texts = {"brackets": deep_json().decode(), "no JSON": "{"}
     texts |= {f"{name} = {value!r:.30}": json.dumps(card | {name: value}) for name, of in CARDS.items() for value in of}
@@ -159,8 +159,8 @@ Path(sys.argv[3]).write_text(json.dumps(answers))
 
 @attack(5)
 def what_is_written_of_patients(lab: Lab, count: int) -> Iterator[str]:
-    """Galleries, embeddings, results and manifests are readable by their owner alone with any umask; a cell of CSV that
-    would be a formula is defused."""
+    """Only their owner can read galleries, embeddings, results and manifests, with any umask. A cell of CSV that would
+    be a formula is defused."""
     folder = lab.new()
     name = '=HYPERLINK("http:evil.example")&.png'
     shutil.copy(lab.folder / "00.png", folder / name)

@@ -31,22 +31,23 @@ def steps(of: Iterator[object]) -> Iterator[str]:
 
 @attack(60)
 def kills_of_a_writer(lab: Lab, count: int) -> Iterator[str]:
-    """SIGKILL while a gallery is added to, updated, merged, compacted or rebuilt: what was acknowledged is there, what
-    was under way is there wholly or not at all."""
+    """SIGKILL while a gallery is added to, updated, merged, compacted or rebuilt: acknowledged entries are there, and
+    unfinished work is there completely or not at all."""
     with closing(Server()) as server:
         yield from steps(kill_writers(server, lab.new() / "g", count))
 
 
 @attack(30)
 def kills_of_a_build(lab: Lab, count: int) -> Iterator[str]:
-    """SIGKILL while a gallery is built: the one before or the new one is there, whole, and the next run goes on."""
+    """SIGKILL while a gallery is built: the old or the new gallery is there and complete, and the next run
+    continues."""
     with closing(Server()) as server:
         yield from steps(kill_builders(server, lab.new(), count))
 
 
 @attack(150)
 def damaged_galleries(lab: Lab, count: int) -> Iterator[str]:
-    """Flipped bits, cut and zeroed files: every answer is the right one or an error; `index verify` sees it."""
+    """Flipped bits, cut and zeroed files: every answer is right or an error, and `index verify` reports the damage."""
     undamaged = lab.new() / "undamaged"
     make_undamaged(undamaged)
     with closing(Server()) as server:
@@ -55,15 +56,15 @@ def damaged_galleries(lab: Lab, count: int) -> Iterator[str]:
 
 @attack(120)
 def full_disk(lab: Lab, count: int) -> Iterator[str]:
-    """No file may grow any more, at a random place of a write (RLIMIT_FSIZE): an error, nothing lost, nothing half
-    written; with room again it goes on."""
+    """From a random point of a write on, no file can grow (RLIMIT_FSIZE): an error, nothing lost, nothing half written.
+    With room again the work continues."""
     with closing(Server()) as server:
         yield from steps(fill_disks(server, lab.new() / "g", count))
 
 
 @attack(20)
 def damaged_models(lab: Lab, count: int) -> Iterator[str]:
-    """Flipped bits, cut and zeroed model files: a typed error, or an answer; no crash."""
+    """Model files with flipped bits, cut or zeroed: a typed error or an answer, no crash."""
     rng = random.Random(4)
     for _ in range(count):
         damaged = lab.new() / "model.onnx"
@@ -75,8 +76,8 @@ def damaged_models(lab: Lab, count: int) -> Iterator[str]:
 
 @attack(180, whole=True)
 def writers_at_once(lab: Lab, count: int) -> Iterator[str]:
-    """A writer and eight readers at once, in processes and threads: every answer equals brute force for the state that
-    it names."""
+    """One writer and eight readers at once, in processes and threads: every answer equals a brute-force search of the
+    state that it names."""
     command = [sys.executable, str(LOAD), "--operations", str(count), "--readers", "8" if count > 10 else "2"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     for _ in range(count):

@@ -69,8 +69,8 @@ def study_of(data: bytes) -> str:
 
 @attack(8, whole=True)
 def kills_of_the_node(lab: Lab, count: int) -> Iterator[str]:
-    """SIGKILL while studies come in, twelve for each kill: every study that was acknowledged is answered, always under
-    one UID."""
+    """SIGKILL while studies arrive, twelve for each kill: every acknowledged study is answered, always under one
+    UID."""
     rng, state = random.Random(5), lab.new() / "state"
     acknowledged: set[str] = set()
     with receiving() as archive:
@@ -97,8 +97,8 @@ def kills_of_the_node(lab: Lab, count: int) -> Iterator[str]:
 
 @attack(200)
 def broken_data_sets_to_the_node(lab: Lab, count: int) -> Iterator[str]:
-    """Data sets that were cut, flipped, spliced: each has its status, each job ends, and a good study is answered
-    afterwards; memory stays flat."""
+    """Data sets that were cut, flipped or spliced: each gets a status, each job ends, and a good study is answered
+    afterwards. Memory stays flat."""
     state = lab.new() / "state"
     with receiving() as archive, running(lab, archive, state) as node:
         broken = list(broken_data_sets(count, seed=12))
@@ -134,7 +134,7 @@ def good_study(node: NodeProcess, archive: Receiver, seconds: float = 60) -> Ite
 
 @attack(4)
 def bombs_at_the_node(lab: Lab, count: int) -> Iterator[str]:
-    """DICOM files of 3,000 scans: refused or dead letters; a good study is answered within a minute all the same,
+    """DICOM files of 3,000 scans are refused or become dead letters. A good study is still answered within a minute,
     memory stays under 3 GiB, and SIGTERM ends the node."""
     state = lab.new() / "state"
     with receiving() as archive, running(lab, archive, state) as node:
@@ -149,8 +149,8 @@ def bombs_at_the_node(lab: Lab, count: int) -> Iterator[str]:
 
 @attack(6)
 def idle_connections(lab: Lab, count: int) -> Iterator[str]:
-    """A hundred connections that say nothing, to a node of four places, again and again: a sender is let in all the
-    same, within five seconds more than it takes without them."""
+    """A hundred silent connections to a node with four places, again and again: a sender still gets in, within five
+    seconds more than without them."""
 
     def seconds() -> float:
         start = time.monotonic()
@@ -169,8 +169,8 @@ def idle_connections(lab: Lab, count: int) -> Iterator[str]:
 
 @attack(200, whole=True)
 def flood_of_associations(lab: Lab, count: int) -> Iterator[str]:
-    """Fifty senders at once, more than there are places: who is not refused is answered, and every study that was
-    acknowledged too."""
+    """Fifty senders at once, more than there are places: every study that was acknowledged is answered, and a good
+    study afterwards."""
     state = lab.new() / "state"
     with receiving() as archive, running(lab, archive, state, "--max-associations", str(PLACES)) as node:
         files = radiographs(count)
@@ -186,7 +186,8 @@ def flood_of_associations(lab: Lab, count: int) -> Iterator[str]:
 
 @attack(3)
 def other_content_under_one_uid(lab: Lab, count: int) -> Iterator[str]:
-    """An object with another's SOP Instance UID: the log has a warning, and no report replaces that on the first."""
+    """A second object with the same SOP Instance UID and other content: the log has a warning, and no report replaces
+    the first one."""
     state = lab.new() / "state"
     with receiving() as archive, running(lab, archive, state) as node:
         for _ in range(count):

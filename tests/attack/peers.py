@@ -118,7 +118,7 @@ SERVERS = {
 
 @attack(2 * len(SERVERS))
 def lists_from_peers(lab: Lab, count: int) -> Iterator[str]:
-    """A PACS that repeats a page, never ends, drips or sends 600 MB: what is asked and kept is bounded (900 MiB), and
+    """A PACS that repeats a page, never ends, drips or sends 600 MB: requests and memory are bounded (900 MiB), and
     SIGTERM ends `pacs follow`."""
     for name, answer in islice(SERVERS.items(), max(1, count // 2)):
         folder = lab.new()

@@ -49,8 +49,8 @@ def ended(process: subprocess.Popen[str], seconds: float = 40) -> str:
 
 @attack(24)
 def bombs_over_http(lab: Lab, count: int) -> Iterator[str]:
-    """Images that are small and cost much, two at a time: each is answered within twice the deadline, good requests
-    meanwhile too; memory stays under 3 GiB, and SIGTERM ends the service."""
+    """Small images that are expensive to decode, two at a time: each is answered within twice the deadline, and so are
+    good requests meanwhile. Memory stays under 3 GiB, and SIGTERM ends the service."""
     with serving(lab) as service, ThreadPoolExecutor(2) as pool:
         some = [(name, make()) for name, make in islice(BOMBS.items(), max(1, count // 3))]
         sent = [(name, pool.submit(asked, service, data)) for name, data in some]
@@ -71,8 +71,8 @@ def bombs_over_http(lab: Lab, count: int) -> Iterator[str]:
 
 @attack(200)
 def broken_files_over_http(lab: Lab, count: int) -> Iterator[str]:
-    """Files that were cut, flipped, spliced: an answer or a typed error for each, no patient's name in it; memory stays
-    flat."""
+    """Files that were cut, flipped or spliced: each gets an answer or a typed error without a patient's name. Memory
+    stays flat."""
     with serving(lab) as service, httpx.Client(base_url=service.url, trust_env=False, timeout=60) as client:
         warm = 0.0
         for number, (name, data) in enumerate(broken_files(count, seed=11)):
@@ -86,8 +86,8 @@ def broken_files_over_http(lab: Lab, count: int) -> Iterator[str]:
 
 @attack(2000, whole=True)
 def flood_of_requests(lab: Lab, count: int) -> Iterator[str]:
-    """500 requests at once, again and again: each is answered (200), told to come again (429, 503), or closed
-    where more than 256 connections are open; then all is as before."""
+    """500 requests at once, again and again: each is answered (200), asked to try again (429, 503), or closed if more
+    than 256 connections are open. Afterwards the service works as before."""
 
     async def flood(url: str) -> list[httpx.Response | BaseException]:
         limits = httpx.Limits(max_connections=500)
@@ -137,8 +137,8 @@ def said(service: Service, data: bytes) -> bytes:
 
 @attack(len(REQUESTS))
 def malformed_requests(lab: Lab, count: int) -> Iterator[str]:
-    """Header lists of 40 KB, halves, lengths that lie, deep JSON: a status of 4xx or a cut, within twice the
-    deadline."""
+    """Header lists of 40 KB, incomplete requests, wrong lengths, deeply nested JSON: a status of 4xx or a closed
+    connection, within twice the deadline."""
     with serving(lab) as service:
         for name, (data, expected) in islice(REQUESTS.items(), count):
             start = time.monotonic()

@@ -71,8 +71,8 @@ def form(name: str, megabytes_: int, file: bool = True) -> tuple[bytes, dict[str
 
 @attack(18)
 def bodies_to_the_demo(lab: Lab, count: int) -> Iterator[str]:
-    """400 MB of JSON, form fields, chunks, brackets and twelve uploads of 63 MB: refused, or kept within a bound (400
-    MiB more of memory, 512 MiB on disk for a visitor)."""
+    """400 MB of JSON, form fields, chunks, deeply nested JSON and twelve uploads of 63 MB: refused, or kept within
+    bounds (400 MiB more memory, 512 MiB on disk for each visitor)."""
     json_type = {"content-type": "application/json"}
     field, of_field = form("session", 200, file=False)
     upload, of_upload = form("files", 63)
@@ -112,8 +112,8 @@ ROUTES = (
 
 @attack(len(ROUTES))
 def routes_of_gradio(lab: Lab, count: int) -> Iterator[str]:
-    """Routes that the page does not use are not there (403, 404, 405), no upload is handed out, and no temporary
-    file is left after SIGTERM."""
+    """Routes that the page does not use do not exist (403, 404, 405), no upload is handed out, and no temporary file is
+    left after SIGTERM."""
     with demo(lab) as page:
         body, headers = form("files", 0)
         answer = httpx.post(
