@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import chain, islice
 
 import httpx
 from hostile import BOMBS, deep_json
@@ -92,11 +92,11 @@ def flood_of_requests(lab: Lab, count: int) -> Iterator[str]:
     async def flood(url: str) -> list[httpx.Response | BaseException]:
         limits = httpx.Limits(max_connections=500)
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=120, limits=limits) as client:
-            sent = [client.post("/v1/analyze", content=png(1)) for _ in range(count)]
+            sent = [client.post("/v1/analyze", content=png(1)) for _ in range(min(500, count))]
             return await asyncio.gather(*sent, return_exceptions=True)
 
     with serving(lab) as service:
-        for answer in asyncio.run(flood(service.url)):
+        for answer in chain.from_iterable(asyncio.run(flood(service.url)) for _ in range(max(1, count // 500))):
             if isinstance(answer, httpx.Response):
                 yield unless(answer.status_code in (200, 429, 503), f"answered with {answer.status_code}")
             else:
