@@ -97,7 +97,7 @@ def test_joined_labels_with_fixed_names(tmp_path: Path) -> None:
 
 def test_a_missing_patient_column_explains_itself(tmp_path: Path) -> None:
     table = _write(tmp_path, "image,Mass", "a.png,1", "b.png,0", "c.png,1")
-    with pytest.raises(ManifestError, match=r"'patient_id'.*look alike.*--patient-column image"):
+    with pytest.raises(ManifestError, match=r"'patient_id'.*look similar.*--patient-column image"):
         read_own_table(table, labels=["Mass"])
     manifest = read_own_table(table, columns=ColumnMapping(patient="image"), labels=["Mass"])
     assert [row.patient_id for row in manifest] == ["a.png", "b.png", "c.png"]
