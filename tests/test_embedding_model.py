@@ -16,7 +16,7 @@ from cbmir.card import INTENDED_USE, INTENDED_USE_WITHOUT_FINDINGS, WITHOUT_FIND
 from cbmir.cli import main
 from cbmir.demo.controls import Controls
 from cbmir.demo.desk import Desk, labels_of
-from cbmir.demo.page.findings import evidence_of, findings_html
+from cbmir.demo.page.findings import findings_html
 from cbmir.demo.sessions import Session
 from cbmir.errors import CardError, ModelError, UserError
 from cbmir.labels import LabelSet
@@ -155,7 +155,7 @@ def test_the_demo(finder: Finder, image: Path, tmp_path: Path) -> None:
     upload = shutil.copy(image, tmp_path / "upload.png")  # which is deleted
     step = desk.open(session, few, [str(upload)])
     assert step.analysis is not None and WITHOUT_FINDINGS in findings_html(finder.card, step.analysis)
-    assert evidence_of(step.analysis) == {} and len(step.neighbours) == 3
+    assert step.analysis.findings == () and len(step.neighbours) == 3
     assert labels_of(step) is None  # nothing is known of the image
     (beside,) = desk.beside(desk.compare(session, [step.neighbours[0].id]))
     assert beside.evidence is not None

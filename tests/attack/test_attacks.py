@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from cbmir.runtime.gallery import search
+
 for name in ("imagecodecs", "httpx", "pynetdicom", "gradio", "fastapi", "pyarrow", "onnx"):
     pytest.importorskip(name)
 
@@ -32,6 +34,13 @@ SCRIPT = load()
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return SCRIPT.Lab.made_in(tmp_path_factory.mktemp("lab"))
+
+
+@pytest.fixture(autouse=True)
+def _search_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attacks on galleries have the index propose all, which is put back."""
+    for name in ("_AND", "_AND_RANKED"):
+        monkeypatch.setattr(search, name, getattr(search, name))
 
 
 @pytest.mark.slow

@@ -102,8 +102,12 @@ def test_who_was_turned_away_and_stays_has_no_place(
     node: StorageScp, flood: Callable[..., list[socket.socket]], radiograph: Callable[..., bytes]
 ) -> None:
     """pynetdicom waits for the rest of what it has begun to send."""
-    flood(ELSEWHERE, 8, request("NOBODY") + b"\4\0\0")
-    wait_for(lambda: len(node._server.active_associations) >= 8, "they are turned away, and stay")
+    for count in range(1, 9):  # at once, the address's share would be taken by those that are not yet turned away
+        flood(ELSEWHERE, 1, request("NOBODY") + b"\4\0\0")
+        wait_for(
+            lambda count=count: len(node._server.active_associations) >= count and not node._ae.active_associations,
+            "it is turned away, and stays",
+        )
     assert send_all(node.port, [radiograph()]) == [0]
 
 
