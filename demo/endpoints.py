@@ -114,7 +114,7 @@ def add_endpoints(desk: Desk, sessions: Sessions) -> None:
         """Rank again by what was seen.
 
         Args:
-            alike: Ids of similar images that are alike.
+            alike: Ids of images that are like the query.
             unlike: Ids of similar images that are not alike.
             findings: Weights from -1 (away from) to 1 (towards) by finding.
             k: How many similar images.

@@ -53,7 +53,7 @@ class UploadStore:
 
     async def take(self, request: Request) -> list[str]:
         """The paths of the files in a form. Raises Problem: as `body_chunks`; 413 for a file that is too large, 415 and
-        400 for what is no form or one of too many parts, 429 where the uploads under way leave no room."""
+        400 for a damaged form or one of too many parts, 429 if the uploads under way leave no room."""
         if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
             raise Problem(415, "media-type", "Expected files in a form (multipart/form-data), found something else.")
         self._held = [one for one in self._held if not one.places or any(place.exists() for place in one.places)]

@@ -90,7 +90,7 @@ class WholeImages:
             self._images.pop(key, None)
 
     def dicom(self, key: str) -> bytes:
-        """The file of an image; empty where it is no longer kept, or was none."""
+        """The file of an image; empty if it is no longer kept, or is not DICOM."""
         with self._lock:
             return self._images.get(key, (None, b""))[1]
 
@@ -147,7 +147,7 @@ def read_uploads(paths: Sequence[str], folder: Path, read: Callable[[bytes, str]
 
 
 def _place(path: str, folder: Path) -> Path | None:
-    """None for what is no upload."""
+    """None for a path that is not an upload."""
     place = Path(path)
     own = not place.is_symlink() and place.resolve().is_relative_to(folder.resolve()) and place.is_file()
     return place if own else None

@@ -28,7 +28,7 @@ def add_map(gallery: SearchableGallery, chart: GalleryProjection | None) -> None
         tooltip=["image", "finding"], x_axis_labels_visible=False, height=560, x_title=" ", y_title=" ",
         show_label=False,
     )  # fmt: skip
-    html(f"<p class='fine'>{len(chart.ids)} images by {escape(chart.method)}. Images that are alike lie near each "
+    html(f"<p class='fine'>{len(chart.ids)} images by {escape(chart.method)}. Similar images are near each "
          "other; distances between far ones mean little.</p>")  # fmt: skip
     label.input(lambda name: points(gallery, chart, name), label, plot, api_visibility="private")
 

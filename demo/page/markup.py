@@ -1,4 +1,4 @@
-"""Text as HTML: whatever comes from data passes through here on its way into the page."""
+"""Text as HTML: everything that comes from data passes through here on its way into the page."""
 
 from __future__ import annotations
 
