@@ -220,12 +220,12 @@ class Desk:
             value: 1, 0, or None to take it back.
 
         Raises:
-            UserError: It is not on the page, or nothing is kept here.
+            UserError: It is not on the page, the finding has no threshold to be right by, or nothing is kept here.
         """
         step = self._image_step(session)
         assert step.analysis is not None and step.image is not None
         predicted = {one.label: one.predicted for one in step.analysis.findings}
-        is_known = label in predicted if label else similar in {one.id for one in step.neighbours}
+        is_known = predicted.get(label) is not None if label else similar in {one.id for one in step.neighbours}
         if self.feedback is None or not is_known or value not in (0, 1, None):
             raise UserError("Choose a similar image or a finding that is on the page.")
         said = None if value is None else int(bool(value))

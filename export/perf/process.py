@@ -6,10 +6,9 @@ So no library's threads or memory disturb another's, and each one's loading time
 from __future__ import annotations
 
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from cbmir.errors import CbmirError, EngineError
 from cbmir.export.perf.contenders import Contender
-from cbmir.process import Closing
+from cbmir.process import Closing, signal_handled
 from cbmir.runtime.engines.base import EngineHealth
 
 
@@ -37,7 +36,7 @@ class RemoteObject(Closing):
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, name, make), daemon=True)
-        with _interrupts_ignored():  # Ctrl-C is for the parent, which ends this process
+        with signal_handled(signal.SIGINT, signal.SIG_IGN):  # Ctrl-C is for the parent, which ends this process
             self._process.start()
         theirs.close()  # so that the end of the process ends a wait for its answer
 
@@ -146,16 +145,3 @@ def memory() -> dict[str, int]:
     status = Path("/proc/self/status")
     lines = [line.split() for line in status.read_text().splitlines()] if status.exists() else []
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1] == "kB"}
-
-
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """A process that is started within ignores SIGINT from its first moment."""
-    if threading.current_thread() is not threading.main_thread():  # where Python allows no change of a handler
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

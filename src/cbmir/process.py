@@ -8,8 +8,8 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Self
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Self
 
 from cbmir.errors import UserError
 
@@ -49,16 +49,21 @@ def signals_held() -> Iterator[None]:
 
 
 @contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, by KeyboardInterrupt. Only the main thread can do that."""
+def signal_handled(number: int, handler: Any) -> Iterator[None]:
+    """Handle a signal like this within the block. Outside the main thread, which alone can do that, nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)
+
+
+def sigterm_interrupts() -> AbstractContextManager[None]:
+    """Let SIGTERM end the block as Ctrl-C does, by KeyboardInterrupt."""
+    return signal_handled(signal.SIGTERM, signal.default_int_handler)
 
 
 def available_threads() -> int:
