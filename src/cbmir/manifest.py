@@ -30,6 +30,8 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,7 @@ _ROUNDING = 1e-5  # by which a box may seem to leave the image
 LABEL_VALUES: dict[str, int | None] = {
     "1": 1, "1.0": 1, "0": 0, "0.0": 0, "-1": -1, "-1.0": -1, "": None, "nan": None,
 }  # fmt: skip
+_LABEL_TEXTS = {None: "", 0: "0", 1: "1", -1: "-1"}
 
 
 @dataclass(frozen=True)
@@ -204,17 +207,24 @@ def write_manifest(manifest: Manifest, path: str | Path) -> None:
         raise ManifestError(f"{path}: expected a name that ends in .csv, .csv.gz or .parquet, found {path.name!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
     base = path.resolve().parent.as_posix().removesuffix("/") + "/"
-    optional = [name for name in OPTIONAL_COLUMNS if any(getattr(row, name) for row in manifest)]
+    optional = [name for name in OPTIONAL_COLUMNS if any(map(attrgetter(name), manifest))]
     header = [*FIXED_COLUMNS, *optional, *manifest.labels.names]
-    records = [_record(row, base, optional) for row in manifest.rows]
+    texts = attrgetter(*FIXED_COLUMNS[1:], *optional)
+    records = [
+        [row.image.as_posix().removeprefix(base), *texts(row), *map(_LABEL_TEXTS.__getitem__, row.labels)]
+        for row in manifest
+    ]
+    if "boxes" in optional:
+        for record in records:
+            record[header.index("boxes")] = boxes_text(record[header.index("boxes")])
     with replacing(path, private=True) as temporary:
         if name.endswith(".parquet"):
             _write_parquet(temporary, header, records)
         else:
             text = io.StringIO(newline="")
-            texts = len(header) - len(manifest.labels)
-            rows = ([*map(defused, record[:texts]), *record[texts:]] for record in records)
-            csv.writer(text).writerows([[*map(defused, header)], *rows])
+            end = len(header) - len(manifest.labels)
+            rows = ([*map(defused, record[:end]), *record[end:]] for record in records)
+            csv.writer(text).writerows(chain([map(defused, header)], rows))
             data = text.getvalue().encode()
             temporary.write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
     write_json(sidecar_path(path), manifest.about, private=True)
@@ -303,21 +313,7 @@ def _label(where: str, name: str, text: str) -> int | None:
         ) from None
 
 
-_LABEL_TEXTS = {None: "", 0: "0", 1: "1", -1: "-1"}
-
-
-def _record(row: Row, base: str, optional: Sequence[str]) -> list[str]:
-    image = row.image.as_posix().removeprefix(base)
-    values = map(_LABEL_TEXTS.__getitem__, row.labels)
-    fixed = [image, row.patient_id, row.study_id, row.view, row.split, row.report]
-    return [*fixed, *(_optional(row, name) for name in optional), *values]
-
-
-def _optional(row: Row, name: str) -> str:
-    return boxes_text(row.boxes) if name == "boxes" else str(getattr(row, name))
-
-
-def _write_parquet(path: Path, header: list[str], records: list[list[str]]) -> None:
+def _write_parquet(path: Path, header: list[str], records: list[list[Any]]) -> None:
     arrow, parquet = require("pyarrow", "train"), require("pyarrow.parquet", "train")
     columns: dict[str, Any] = dict(zip(header, map(list, zip(*records, strict=True)), strict=True))
     for name in set(header) - {*FIXED_COLUMNS, *OPTIONAL_COLUMNS}:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from cbmir import manifest as module
 from cbmir.errors import ManifestError
 from cbmir.labels import LabelSet
 from cbmir.manifest import FIXED_COLUMNS, Box, Manifest, Row, read_manifest, sidecar_path, write_manifest
@@ -194,17 +193,13 @@ def test_a_failure_leaves_the_old_file(
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, "m.about.json"])  # no temporary file left
 
 
-def test_nothing_is_written_in_place(manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_in_place(manifest: Manifest, tmp_path: Path) -> None:
     path = tmp_path / "m.csv"
     write_manifest(manifest, path)
     before = path.read_bytes()
-
-    def broken(row: Row, base: str, optional: list[str]) -> list[str]:
-        return ["half a row", "\udc80"]  # cannot be encoded: fails while writing
-
-    monkeypatch.setattr(module, "_record", broken)
+    broken = replace(manifest.rows[-1], report="\udc80")  # cannot be encoded: fails while writing
     with pytest.raises(UnicodeEncodeError):
-        write_manifest(manifest, path)
+        write_manifest(replace(manifest, rows=(*manifest.rows, broken)), path)
     assert path.read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.about.json", "m.csv"]
 
