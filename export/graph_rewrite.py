@@ -1,7 +1,7 @@
 """Changes to a float ONNX graph, as an `onnx_ir.Model`, that leave what it computes alone.
 
-`bound_channels` saves OpenVINO the BatchNorms, `quantisable` makes a graph ready for int8. benchmarks/graph_work.py has
-what else was tried.
+`bound_channels` saves OpenVINO the BatchNorms (benchmarks/graph_work.py measures it), `quantisable` makes a graph ready
+for int8.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,3 +88,16 @@ def test_it_does_not_fill_the_disk(table: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "_MOST_BYTES", 10)
     with pytest.raises(UserError, match="is full"):
         kept.add("model", "image", label="Mass", value=1)
+
+
+def test_a_line_that_a_full_disk_cuts_short_is_taken_back(table: Path) -> None:
+    kept = Feedback(table)
+    kept.add("model", "image", label="Mass", value=1)
+    before, limits = table.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 5, limits[1]))
+    try:
+        with pytest.raises(UserError, match="cannot be written"):
+            kept.add("model", "image", label="Mass", value=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert table.read_bytes() == before

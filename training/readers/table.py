@@ -169,8 +169,7 @@ def read_own_table(
             strict=True,
         )
     ]
-    exists = common.find_existing()
-    rows, absent = common.locate(rows, lambda row: exists(row.image), missing, base)
+    rows, absent = common.locate(rows, lambda row: common.existing(row.image), missing, base)
     splits = "not assigned: nothing to train on" if unlabelled else None  # None: assigned by `finish`
     if columns.split is not None:
         splits = f"column {columns.split}"
