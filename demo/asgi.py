@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 from fastapi import FastAPI, Request
 from gradio import processing_utils
 from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cbmir.demo.page.markup import static
 from cbmir.demo.page.theme import theme
@@ -34,7 +36,9 @@ ALLOWED = {
         "/gradio_api/component_server",
     ),
 }  # fmt: skip
+ASKING = ("/gradio_api/queue/join", "/gradio_api/call/{api_name}")  # of these, what joins the queue
 UPLOAD = "/gradio_api/upload"
+MOST_UNREAD = 64  # answers that are kept for pages that do not read them
 MOST_OF_QUESTION = 256 * 2**10  # bytes of a body; of JSON's smallest parts it makes some 6 MB in memory
 QUESTION_S = 30.0  # for the body of a question
 #: Gradio's own scripts need what is inline and `eval`; nothing may come from, or go to, another machine.
@@ -75,6 +79,33 @@ def create_app(blocks: gr.Blocks, hosts: Sequence[str] = (), login: Credential |
     )  # fmt: skip
     mount = app.router.routes.pop()
     assert isinstance(mount, Mount)
+    ask = _Asking(mount.app, blocks._queue)
     for method, paths in ALLOWED.items():
-        app.router.routes += [Route(path, mount.app, methods=[method], name=path) for path in paths]
+        for path in paths:
+            to = ask if path in ASKING else mount.app
+            app.router.routes.append(Route(path, to, methods=[method], name=path))
     return app
+
+
+class _Asking:
+    """What joins Gradio's queue, which keeps the answers of 2,000 pages until they are read: where more than
+    MOST_UNREAD are kept, the page with the oldest of them loses its own."""
+
+    def __init__(self, app: ASGIApp, queue: Any) -> None:
+        self._app, self._queue = app, queue
+        self._unread: dict[str, str] = {}  # question -> page, the oldest first
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asked, waiting = self._queue.pending_event_ids_session, self._queue.event_ids_to_events.keys()
+        messages = self._queue.pending_messages_per_session
+        for page in asked.keys() - messages.keys():
+            del asked[page]
+        now = {one: page for page in asked for one in asked[page] - waiting}
+        self._unread = {one: page for one, page in self._unread.items() if one in now} | now
+        while len(self._unread) > MOST_UNREAD:
+            page = next(iter(self._unread.values()))
+            while not messages[page].empty():
+                messages[page].get_nowait()
+            asked[page] &= waiting
+            self._unread = {one: other for one, other in self._unread.items() if other != page}
+        await self._app(scope, receive, send)

@@ -30,7 +30,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -222,9 +221,9 @@ def write_manifest(manifest: Manifest, path: str | Path) -> None:
             _write_parquet(temporary, header, records)
         else:
             text = io.StringIO(newline="")
-            end = len(header) - len(manifest.labels)
-            rows = ([*map(defused, record[:end]), *record[end:]] for record in records)
-            csv.writer(text).writerows(chain([map(defused, header)], rows))
+            for record in records:
+                record[: -len(manifest.labels)] = map(defused, record[: -len(manifest.labels)])
+            csv.writer(text).writerows([[*map(defused, header)], *records])
             data = text.getvalue().encode()
             temporary.write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
     write_json(sidecar_path(path), manifest.about, private=True)

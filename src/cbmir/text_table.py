@@ -47,6 +47,7 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
+        gc.freeze()  # nor are they looked through later
         if enabled:
             gc.enable()
 

@@ -18,6 +18,7 @@ import uvicorn
 from gradio.processing_utils import async_move_files_to_cache
 from gradio_client import Client, handle_file
 
+from cbmir.demo import asgi
 from cbmir.demo.asgi import ALLOWED, MOST_OF_QUESTION, UPLOAD, create_app
 from cbmir.demo.page.theme import theme
 from cbmir.runtime.serving.server import Server
@@ -138,3 +139,35 @@ def test_a_file_that_a_question_names_by_its_address_is_not_fetched(
     moving = async_move_files_to_cache(file, gr.File(render=False), check_in_upload_folder=True)
     with pytest.raises(ValueError, match="found an address on the network"):
         asyncio.run(moving)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:gradio.queueing")  # of pandas, while it counts its answers
+@pytest.mark.parametrize("pages", [1, 20])
+def test_answers_that_no_page_reads_are_bounded(pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asgi, "MOST_UNREAD", 4)
+    answer = "x" * 100_000
+
+    async def ask() -> tuple[int, str]:
+        """How many characters Gradio keeps after twenty questions, and what the last page then reads."""
+        with gr.Blocks(analytics_enabled=False) as blocks:
+            text = gr.Text()
+            gr.Button().click(lambda: answer, None, text, api_name="ask")
+        blocks.queue(api_open=False)
+        app, queue = create_app(blocks), blocks._queue
+        transport = httpx.ASGITransport(app)
+        async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://x") as web:
+            await web.get("/gradio_api/startup-events")
+            for number in range(20):
+                question = {"data": [], "fn_index": 0, "session_hash": f"page{number % pages}"}
+                assert (await web.post("/gradio_api/queue/join", json=question)).status_code == 200
+                while queue.event_ids_to_events:
+                    await asyncio.sleep(0.005)
+            waiting = [one._queue for one in queue.pending_messages_per_session.values()]
+            kept = sum(len(str(message.model_dump())) for messages in waiting for message in messages)
+            assert set(queue.pending_event_ids_session) == set(queue.pending_messages_per_session)
+            last = await web.get("/gradio_api/queue/data", params={"session_hash": f"page{19 % pages}"})
+            queue.close()
+        return kept, last.text
+
+    kept, read = asyncio.run(ask())
+    assert kept < 6 * len(answer) and answer in read

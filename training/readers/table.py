@@ -169,7 +169,8 @@ def read_own_table(
             strict=True,
         )
     ]
-    rows, absent = common.locate(rows, lambda row: common.existing(row.image), missing, base)
+    exists = common.find_existing()
+    rows, absent = common.locate(rows, lambda row: exists(row.image), missing, base)
     splits = "not assigned: nothing to train on" if unlabelled else None  # None: assigned by `finish`
     if columns.split is not None:
         splits = f"column {columns.split}"
