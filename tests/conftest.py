@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import logging
 import os
 import shutil
@@ -62,6 +63,15 @@ def _logging_as_before() -> Iterator[None]:
     root.handlers[:] = handlers
     root.setLevel(levels[0])
     ours.setLevel(levels[1])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_left_open() -> Iterator[None]:
+    """What a module leaves to the garbage collector is found at its end, not in another's test. What was there before
+    is not looked through again: with PyTorch and its friends imported, that takes seconds."""
+    gc.freeze()
+    yield
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)

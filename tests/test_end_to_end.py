@@ -39,10 +39,11 @@ def test_from_phantoms_to_the_browser(
         assert end.value.code == 0, output.err
         return output.out
 
-    run("data", "phantom", "-n", "480", "--size", "256", "--seed", "0", "-o", "phantoms")
+    run("data", "phantom", "-n", "360", "--size", "128", "--seed", "0", "-o", "phantoms")
     table = "phantoms/manifest.csv"
     run("data", "check", table)
-    run("train", table, "-o", "run", "--encoder", "resnet18", "--image-size", "64", "--epochs", "8", "--lr", "5e-4")
+    network = ("--encoder", "timm:test_resnet", "--image-size", "64")
+    run("train", table, "-o", "run", *network, "--epochs", "8", "--lr", "5e-3")
 
     measured = json.loads(run("evaluate", "run", table, "--json"))
     ndcg, chance = (measured[c]["ndcg"]["value"] for c in ("positive queries", "random, positive queries"))

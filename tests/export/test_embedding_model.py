@@ -113,7 +113,7 @@ def test_torchxrayvisions_network_in_every_precision(tiny_manifest: Path, tmp_pa
     assert (cosines > 0.9).all()
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_openvino_quantises_a_transformer(vit: Path, tiny_manifest: Path, tmp_path: Path, openvino: Any) -> None:
     options = ExportOptions(openvino=("int8",), images=tiny_manifest, tolerances=("ndcg=0.5", "overlap=0.1"))
     with warnings.catch_warnings():

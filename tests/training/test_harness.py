@@ -233,7 +233,7 @@ def test_bf16_and_folds(squares: Path, tmp_path: Path) -> None:
     assert facts["images"]["test"] == 24
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_two_processes_train_one_model(squares: Path, tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "cbmir", "train", str(squares), "-o", str(tmp_path / "run"), "--encoder",
