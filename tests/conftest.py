@@ -30,6 +30,7 @@ from cbmir.manifest import Manifest, Row, read_manifest, write_manifest
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.engines import nvidia
 from cbmir.runtime.engines.openvino import import_openvino
+from made_once import made_once
 from set_up import find_chromium
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -406,9 +407,7 @@ def tiny_export(tmp_path_factory: pytest.TempPathFactory, tiny_run: Path) -> Pat
     """The folder with `tiny_run` exported: model.onnx, model.fp16.onnx and parity.json. Read only."""
     from cbmir.export import ExportOptions, export_run
 
-    folder = tmp_path_factory.mktemp("exports")
-    export_run(tiny_run, folder, ExportOptions(fp16=True))
-    return folder
+    return made_once(tmp_path_factory, "exports", lambda at: export_run(tiny_run, at, ExportOptions(fp16=True)))
 
 
 @pytest.fixture

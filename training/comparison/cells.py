@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
+import zipfile
+import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
@@ -16,7 +17,9 @@ from numpy.typing import NDArray
 
 from cbmir.card import Calibration
 from cbmir.errors import RunError
+from cbmir.fields import from_json
 from cbmir.files import replacing, write_json
+from cbmir.input_file import open_input, read_json
 from cbmir.manifest import Manifest, read_manifest
 from cbmir.runtime.imaging.preprocess import centre_crop
 from cbmir.training.comparison.methods.registry import METHODS, Given, MethodAnswer
@@ -35,6 +38,8 @@ FACTS, VALUES, VECTORS, LOG, FAILED = "cell.json", "answers.npz", "vectors.npz",
 _DECISIONS = ("thresholds", "calibration")
 #: Of the options, what says where and on what a cell was run: the images are known by the selection's fingerprint.
 _PLACES = (*RESUMABLE_CHANGES, "manifest_fingerprint", "labels")
+#: Bytes of a cell's arrays, unpacked: embeddings of 2,048 numbers of a million images.
+_MOST_ARRAYS = 2**33
 _DEFAULTS = {one.name: one.default for one in fields(TrainConfig) if one.name not in _PLACES}
 
 
@@ -67,28 +72,31 @@ def write_answers(folder: Path, evaluation: Evaluation, facts: dict[str, Any]) -
 
 
 def read_answers(report: Path, plan: Plan, cell: Cell) -> CellAnswers:
-    """The answers of a finished cell. Raises RunError where another version of cbmir wrote them."""
+    """The answers of a finished cell. Raises RunError for damaged ones, and those of another version of cbmir."""
     folder, selection = cell_folder(report, cell), read_manifest(selection_path(report, cell.part))
-    facts = json.loads((folder / FACTS).read_text("utf-8"))
-    with np.load(folder / VALUES) as data:
-        arrays = dict(data)
+    facts, arrays = _read_facts(folder), _read_arrays(folder / VALUES)
+    queries, none, images = selection.split("test").rows, np.empty(0, np.float32), len(selection.split("train"))
     try:
         retrieval = {
             column: RetrievalValues(*(arrays[f"{column}/{m}"].astype(np.float64) for m in RETRIEVAL_METRICS))
             for column in QUERIES
         }
-        scores, neighbours = arrays["scores"], arrays["neighbours"].astype(np.intp)
-    except KeyError as error:
-        raise RunError(
-            f"{folder / VALUES}: expected the answers of this version of cbmir, found no {error}; remove "
-            f"{folder / FACTS}, and --resume makes them from the existing training run"
-        ) from error
-    queries, none = selection.split("test").rows, np.empty(0, np.float32)
+        scores, neighbours = arrays["scores"].astype(np.float32), arrays["neighbours"].astype(np.intp)
+        thresholds = from_json(tuple[float | None, ...], facts.get("thresholds", []), "thresholds")
+        calibration = from_json(tuple[Calibration | None, ...], facts.get("calibration", []), "calibration")
+        if not (
+            {len(one) for one in arrays.values()} == {len(queries)}
+            and scores.shape[1:] == (len(selection.labels),)
+            and (neighbours.ndim, arrays["neighbours"].dtype.kind) == (2, "i")
+            and ((neighbours >= -1) & (neighbours < images)).all()
+        ):
+            raise ValueError("arrays of other images")
+    except (KeyError, ValueError, TypeError) as error:
+        raise _unreadable(folder / VALUES, f"no {error}" if isinstance(error, KeyError) else error) from error
     query, gallery = Vectors.of_split(selection, "test", none, scores), Vectors.of_split(selection, "train", none)
     return CellAnswers(
-        selection.labels.names, PROTOCOLS[plan.protocol].k, query, gallery, neighbours, retrieval,
-        facts.get("thresholds", ()), [one and Calibration(**one) for one in facts.get("calibration", ())],
-        facts=facts, views=[row.view for row in queries], sources=[row.source for row in queries],
+        selection.labels.names, PROTOCOLS[plan.protocol].k, query, gallery, neighbours, retrieval, thresholds,
+        calibration, facts=facts, views=[row.view for row in queries], sources=[row.source for row in queries],
     )  # fmt: skip
 
 
@@ -99,9 +107,35 @@ def write_vectors(folder: Path, query: NDArray[np.float32], gallery: NDArray[np.
 
 
 def read_vectors(folder: Path) -> dict[str, NDArray[np.float32]]:
-    """`query` [Q, D] and `gallery` [G, D], and `scores` [Q, C]."""
-    with np.load(folder / VECTORS) as data:
-        return dict(data)
+    """`query` [Q, D] and `gallery` [G, D], and `scores` [Q, C]. Raises RunError for another file."""
+    return _read_arrays(folder / VECTORS)
+
+
+def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz file, which may come from elsewhere."""
+    try:
+        with open_input(file) as stream, zipfile.ZipFile(stream) as members:
+            if sum(member.file_size for member in members.infolist()) > _MOST_ARRAYS:
+                raise ValueError(f"arrays of more than {_MOST_ARRAYS:,} bytes")
+            with np.load(stream) as data:
+                return dict(data)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _read_facts(folder: Path) -> dict[str, Any]:
+    """cell.json of a finished cell, which may come from elsewhere."""
+    try:
+        return from_json(dict[str, Any], read_json(folder / FACTS))
+    except (OSError, ValueError) as error:
+        raise _unreadable(folder / FACTS, error) from error
+
+
+def _unreadable(file: Path, found: object) -> RunError:
+    return RunError(
+        f"{file}: expected a file of a finished cell, as this version of cbmir writes it, found {found}; remove "
+        f"{FACTS} there, and --resume makes it from the existing training run"
+    )
 
 
 def cell_folder(report: Path, cell: Cell) -> Path:
@@ -134,7 +168,7 @@ def check_finished(report: Path, plan: Plan) -> None:
             if cell.part != part or not is_finished(report, cell):
                 continue
             file = cell_folder(report, cell) / FACTS
-            facts = json.loads(file.read_text("utf-8"))
+            facts = _read_facts(file.parent)
             facts["options"] = _DEFAULTS | facts.get("options", {})  # an option that came later had its default
             wanted = _origin(selection, plan.config(cell, selection, path))
             other = [
@@ -201,7 +235,7 @@ def _run(report: Path, plan: Plan, cell: Cell, folder: Path) -> None:
         )
         answer = method.answer(given)
         if answer.scores is not None and answer.scores is given.bce.get("scores"):
-            bce = json.loads((cell_folder(report, Cell(cell.part, "bce")) / FACTS).read_text("utf-8"))
+            bce = _read_facts(cell_folder(report, Cell(cell.part, "bce")))
             facts = {name: bce[name] for name in _DECISIONS}
     _write(folder, plan, selection, answer, origin | facts, began)
 

@@ -11,6 +11,7 @@ from cbmir.manifest import read_manifest
 from cbmir.training.comparison.cells import run_cell
 from cbmir.training.comparison.plan import Cell, Plan, make_plan, prepare
 from cbmir.training.comparison.protocols import TABLE
+from made_once import made_once
 
 TINY: dict[str, Any] = {
     "encoder": "timm:test_efficientnet", "weights": "none", "epochs": 2, "patience": 10, "batch_size": 12, "lr": 1e-3,
@@ -22,16 +23,18 @@ TINY: dict[str, Any] = {
 @pytest.fixture(scope="session")
 def tiny_report(squares: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A REPORT folder whose cells are all finished: every method, the squares' own splits, one seed."""
-    report = tmp_path_factory.mktemp("benchmark")
     table = read_manifest(squares)
     plan = make_plan(
         TABLE, table, squares,
         methods=(), sweeps=(), seeds=1, folds=0, pairs=(), training=TINY, command="cbmir benchmark table squares.csv",
     )  # fmt: skip
-    prepare(report, plan, table, resume=False)
-    for cell in plan.cells():
-        run_cell(report, plan, cell)
-    return report
+
+    def run(report: Path) -> None:
+        prepare(report, plan, table, resume=False)
+        for cell in plan.cells():
+            run_cell(report, plan, cell)
+
+    return made_once(tmp_path_factory, "benchmark", run)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft
+from scipy.signal import fftconvolve
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.preprocessing import StandardScaler
 
@@ -118,20 +118,12 @@ def schmid(sigma: float, tau: float) -> NDArray[np.float32]:
 
 def magnitudes(images: NDArray[np.uint8], bank: Sequence[Kernel]) -> Iterator[NDArray[np.float32]]:
     """Magnitude of each filter's response, one filter after the other: uint8 [B, S, S] -> float32 [B, S, S] each."""
-    side = images.shape[1]
     centred = images - images.mean(axis=(1, 2), keepdims=True, dtype=np.float32)
     deviation = centred.std(axis=(1, 2), keepdims=True)
     standard = centred / np.where(deviation > 0, deviation, 1)
     padded = np.pad(standard, ((0, 0), (RADIUS, RADIUS), (RADIUS, RADIUS)), mode="symmetric")
-    size = (fft.next_fast_len(side + 2 * RADIUS, real=True),) * 2
-    valid = (slice(None), slice(2 * RADIUS, 2 * RADIUS + side), slice(2 * RADIUS, 2 * RADIUS + side))
-    spectrum = fft.fft2(padded, size, workers=-1)
     for kernel in bank:
-        if np.iscomplexobj(kernel):
-            yield np.abs(fft.ifft2(spectrum * fft.fft2(kernel, size), workers=-1)[valid])
-        else:
-            half = spectrum[:, :, : size[1] // 2 + 1]
-            yield np.abs(fft.irfft2(half * fft.rfft2(kernel, size), size, workers=-1)[valid])
+        yield np.abs(fftconvolve(padded, kernel[None], "valid", axes=(1, 2)))
 
 
 def _blocks(images: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:

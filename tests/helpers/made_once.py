@@ -1,0 +1,23 @@
+"""Folders that take long to fill, filled once for all processes that run the tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that `make` fills, once for all processes that run these tests."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    finished = folder.with_suffix(".finished")
+    with FileLock(folder.with_suffix(".lock")):
+        if not finished.exists():
+            folder.mkdir()
+            make(folder)
+            finished.touch()
+    return folder

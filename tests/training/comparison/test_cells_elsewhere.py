@@ -1,0 +1,115 @@
+"""Cells that come from elsewhere: what is no finished cell of this benchmark is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cbmir.errors import RunError
+from cbmir.training.comparison import cells as module
+from cbmir.training.comparison.cells import (
+    FACTS,
+    VALUES,
+    VECTORS,
+    cell_folder,
+    check_finished,
+    read_answers,
+    read_vectors,
+)
+from cbmir.training.comparison.plan import Cell, Plan
+
+
+@pytest.fixture
+def folder(tiny_report: Path, tiny_cells: dict[str, Cell], tmp_path: Path) -> Path:
+    """A copy of the folder of a cell, in a report of its own."""
+    shutil.copytree(tiny_report / "selections", tmp_path / "selections")
+    copy = cell_folder(tmp_path, tiny_cells["proxy"])
+    copy.mkdir(parents=True)
+    for name in (FACTS, VALUES, VECTORS):
+        shutil.copyfile(cell_folder(tiny_report, tiny_cells["proxy"]) / name, copy / name)
+    return copy
+
+
+def refused(path: Path, plan: Plan, cells: dict[str, Cell], match: str) -> None:
+    with pytest.raises(RunError, match=match):
+        read_answers(path, plan, cells["proxy"])
+
+
+@pytest.mark.parametrize(
+    "facts",
+    ["", "[", "[]", "[" * 100_000, "NaN", '{"seconds": NaN}'],
+)  # fmt: skip
+def test_facts_are_checked(
+    folder: Path, tmp_path: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell], facts: str
+) -> None:
+    (folder / FACTS).write_text(facts)
+    refused(tmp_path, tiny_plan, tiny_cells, rf"{FACTS}: expected a file of a finished cell, .*--resume")
+    with pytest.raises(RunError, match=FACTS):
+        check_finished(tmp_path, tiny_plan)
+
+
+@pytest.mark.parametrize(
+    "facts", ['{"thresholds": ["1"]}', '{"calibration": [{"slope": "1"}]}', '{"calibration": [7]}']
+)
+def test_decisions_are_checked(
+    folder: Path, tmp_path: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell], facts: str
+) -> None:
+    (folder / FACTS).write_text(facts)
+    refused(tmp_path, tiny_plan, tiny_cells, r"found (thresholds|calibration)\[0\].*--resume")
+
+
+def test_a_pipe_is_not_waited_for(folder: Path, tmp_path: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell]) -> None:
+    (folder / VALUES).unlink()
+    os.mkfifo(folder / VALUES)
+    refused(tmp_path, tiny_plan, tiny_cells, "a device or pipe")
+    (folder / FACTS).unlink()
+    os.mkfifo(folder / FACTS)
+    refused(tmp_path, tiny_plan, tiny_cells, "a device or pipe")
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("scores", np.zeros((12, 3), np.float32)),
+        ("scores", np.full((12, 2), "x")),
+        ("scores", np.full((12, 2), None, object)),
+        ("neighbours", np.zeros((12, 4), np.float32)),
+        ("neighbours", np.full((12, 4), 9999, np.int16)),
+        ("neighbours", np.full((12, 4), -2, np.int16)),
+        ("neighbours", np.zeros(12, np.int8)),
+        ("positive queries/ndcg", np.zeros(11, np.float32)),
+        ("positive queries/ndcg", np.full(12, "x")),
+    ],
+)
+def test_answers_are_checked(
+    folder: Path, tmp_path: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell], name: str, array: Any
+) -> None:
+    with np.load(folder / VALUES) as data:
+        arrays = dict(data)
+    np.savez(folder / VALUES, **arrays | {name: array})
+    refused(tmp_path, tiny_plan, tiny_cells, rf"{VALUES}: expected a file of .*--resume")
+
+
+def test_damaged_arrays_and_those_that_unpack_too_far(
+    folder: Path, tmp_path: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = (folder / VALUES).read_bytes()
+    for data in (b"", b"nothing", whole[: len(whole) // 2], np.lib.format.magic(1, 0)):
+        (folder / VALUES).write_bytes(data)
+        refused(tmp_path, tiny_plan, tiny_cells, f"{VALUES}: expected")
+    (folder / VALUES).write_bytes(whole)
+    read_answers(tmp_path, tiny_plan, tiny_cells["proxy"])
+    monkeypatch.setattr(module, "_MOST_ARRAYS", 1000)
+    refused(tmp_path, tiny_plan, tiny_cells, "of more than 1,000 bytes")
+    with pytest.raises(RunError, match=rf"{VECTORS}: expected"):
+        read_vectors(folder)
+
+
+def test_facts_of_a_cell_stay_as_they_were_written(folder: Path) -> None:
+    assert module._read_facts(folder) == json.loads((folder / FACTS).read_text())
