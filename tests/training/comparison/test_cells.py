@@ -88,7 +88,7 @@ def test_what_is_kept_is_small_and_answers_of_another_version_are_refused(
     folder.mkdir(parents=True)
     (folder / FACTS).write_text("{}")
     np.savez(folder / VALUES, scores=np.zeros((12, 2)))
-    with pytest.raises(RunError, match="--resume makes them from the existing training run"):
+    with pytest.raises(RunError, match="--resume makes it from the existing training run"):
         read_answers(tmp_path, tiny_plan, cell)
 
 
@@ -99,7 +99,7 @@ def test_thresholds_and_calibration_are_those_of_the_card(
     for method in ("bce", "community"):  # whose scores are BCE's
         answers = read_answers(tiny_report, tiny_plan, tiny_cells[method])
         assert tuple(answers.thresholds) == card.thresholds and tuple(answers.calibration) == card.calibration
-    assert read_answers(tiny_report, tiny_plan, tiny_cells["itq"]).calibration == []
+    assert read_answers(tiny_report, tiny_plan, tiny_cells["itq"]).calibration == ()
 
 
 def test_the_network_of_a_cell_is_a_run_that_can_be_exported_unless_it_hashes(tiny_report: Path) -> None:
