@@ -133,10 +133,12 @@ class Screen:
 
     def _similar(self, session: Session, step: Step) -> dict[str, Any]:
         gallery, labels = self._desk.gallery, labels_of(step)
-        cards = []
-        for rank, neighbour in enumerate(step.neighbours, 1):
-            words, thumbnail = self._words(step, neighbour), gallery.thumbnail(neighbour.id)
-            cards.append(card(rank, neighbour, gallery.entry(neighbour.id), thumbnail, words, labels))
+        ids = [neighbour.id for neighbour in step.neighbours]
+        found = zip(step.neighbours, gallery.entries(ids), gallery.thumbnails(ids), strict=True)
+        cards = [
+            card(rank, neighbour, entry, thumbnail, self._words(step, neighbour), labels)
+            for rank, (neighbour, entry, thumbnail) in enumerate(found, 1)
+        ]
         note = "most of the findings first, then the nearest" if step.analysis is None else ""
         return {
             "heading": "Similar images" if step.analysis else f"Images with {step.title}", "note": note,

@@ -325,9 +325,9 @@ class Gallery(EditableGallery):
         with self._index.moment() as (_, snapshot):
             return snapshot.count(Selection(filter, self._meta))
 
-    def entry(self, id: str) -> Entry:
+    def entries(self, ids: Sequence[str]) -> list[Entry]:
         with self.reading() as reader:
-            return reader.entries([reader.number(id)])[0]
+            return reader.entries(map(reader.number, ids))
 
     def ids(self) -> list[str]:
         with self.reading() as reader:
@@ -357,9 +357,9 @@ class Gallery(EditableGallery):
         with self.reading() as reader:
             return reader.vectors([reader.number(id)]).reshape(-1)
 
-    def thumbnail(self, id: str) -> bytes | None:
+    def thumbnails(self, ids: Sequence[str]) -> list[bytes | None]:
         with self.reading() as reader:
-            return reader.thumbnails([reader.number(id)])[0]
+            return reader.thumbnails(map(reader.number, ids))
 
     def info(self) -> dict[str, Any]:
         """A description of the gallery and its content, in plain values for JSON.

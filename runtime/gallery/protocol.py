@@ -134,8 +134,11 @@ class SearchableGallery(Protocol):
         """How many entries pass the filter. Raises GalleryError where it does not fit the gallery's labels."""
 
     @abstractmethod
+    def entries(self, ids: Sequence[str]) -> list[Entry]:
+        """The entries with these ids, in their order. Raises GalleryError for one that does not exist."""
+
     def entry(self, id: str) -> Entry:
-        """The entry with this id. Raises GalleryError if it does not exist."""
+        return self.entries([id])[0]
 
     @abstractmethod
     def every_entry(self) -> Iterator[Entry]:
@@ -174,8 +177,11 @@ class SearchableGallery(Protocol):
         """How the cells of its images are coded; None if it keeps none."""
 
     @abstractmethod
+    def thumbnails(self, ids: Sequence[str]) -> list[bytes | None]:
+        """JPEG of about 256 pixels for each id, None where none was stored. Raises GalleryError for an unknown id."""
+
     def thumbnail(self, id: str) -> bytes | None:
-        """JPEG of about 256 pixels, or None if none was stored. Raises GalleryError for an unknown id."""
+        return self.thumbnails([id])[0]
 
     @abstractmethod
     def info(self) -> dict[str, Any]:

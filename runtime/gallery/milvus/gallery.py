@@ -275,8 +275,11 @@ class MilvusGallery(EditableGallery):
         """As `calibrate` had left them when the gallery was opened, or has since then; before, None for each label."""
         return self._shares
 
-    def entry(self, id: str) -> Entry:
-        return rows.entry_of(self._row(id, "entry"))
+    def entries(self, ids: Sequence[str]) -> list[Entry]:
+        found = {row["id"]: rows.entry_of(row) for row in self._rows.by("id", ids, "id", "entry")}
+        if missing := [id for id in ids if id not in found]:
+            raise self._unknown(missing[0])
+        return [found[id] for id in ids]
 
     def count(self, filter: Filter) -> int:
         return self._rows.count(rows.expression(filter, self.labels, self._keys))
@@ -293,12 +296,10 @@ class MilvusGallery(EditableGallery):
 
     cell_codec = None
 
-    def thumbnail(self, id: str) -> bytes | None:
-        found = self._pictures.read(id)
-        if not found:
-            self._row(id, "id")  # raises for an id that is not there
-            return None
-        return base64.b64decode(found[id], validate=True)
+    def thumbnails(self, ids: Sequence[str]) -> list[bytes | None]:
+        found = [self._pictures.read(id).get(id) for id in ids]
+        self.entries([id for id, text in zip(ids, found, strict=True) if text is None])  # raises for an unknown id
+        return [None if text is None else base64.b64decode(text, validate=True) for text in found]
 
     def ids(self) -> list[str]:
         return sorted(row["id"] for row in self._rows.scan("", "id"))
