@@ -19,7 +19,7 @@ from cbmir.runtime.results import Neighbour
 
 _SAMPLE = 400
 #: Share of the gallery's pairs that are less alike, and what is said from there on.
-_WORDS = ((0.999, "Nearly the same"), (0.99, "Very alike"), (0.95, "Alike"), (0.8, "Somewhat alike"))
+_WORDS = ((0.999, "Nearly identical"), (0.99, "Very similar"), (0.95, "Similar"), (0.8, "Somewhat similar"))
 
 
 def similar_images(*, visible: bool) -> gr.HTML:
@@ -56,7 +56,7 @@ class Likeness:
 
     def words(self, cosine: float) -> str:
         share = float(np.searchsorted(self.cosines, cosine)) / max(1, len(self.cosines))  # of pairs less alike
-        return next((word for least, word in _WORDS if share >= least), "Little alike")
+        return next((word for least, word in _WORDS if share >= least), "Not similar")
 
 
 def card(

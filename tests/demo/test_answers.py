@@ -120,14 +120,20 @@ def test_novelty_is_a_line() -> None:
 
 @pytest.mark.parametrize(
     ("cosine", "words"),
-    [(1.0, "Nearly the same"), (0.895, "Very alike"), (0.85, "Alike"), (0.6, "Somewhat alike"), (0, "Little alike")],
+    [
+        (1.0, "Nearly identical"),
+        (0.895, "Very similar"),
+        (0.85, "Similar"),
+        (0.6, "Somewhat similar"),
+        (0, "Not similar"),
+    ],
 )
 def test_likeness_is_how_rare_it_is(cosine: float, words: str) -> None:
     assert LIKENESS.words(cosine) == words
 
 
 def test_likeness_without_a_pair_to_compare() -> None:
-    assert Likeness(np.empty(0, np.float32)).words(0.9) == "Little alike"
+    assert Likeness(np.empty(0, np.float32)).words(0.9) == "Not similar"
 
 
 def test_labels_are_marked_by_words() -> None:
