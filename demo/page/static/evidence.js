@@ -7,10 +7,11 @@ const LEVELS = [0.35, 0.7]; // of the greatest difference from an even share, at
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
 // Evidence: contours of what speaks for the finding more than an even share does; on request the cells themselves.
+// Returns whether there is something to see.
 function drawEvidence(canvas, cells, asCells) {
   const context = canvas.getContext("2d");
   canvas.width = canvas.height = 1;
-  if (!cells) return;
+  if (!cells) return false;
   const [h, w] = [cells.length, cells[0].length];
   const values = cells.flat();
   const even = values.reduce((sum, value) => sum + value, 0) / values.length;
@@ -26,7 +27,7 @@ function drawEvidence(canvas, cells, asCells) {
       context.strokeStyle = "rgba(255, 255, 255, 0.25)";
       context.strokeRect(column * cell, row * cell, cell, cell);
     }
-    return;
+    return true;
   }
   const fine = 6; // points for each cell; beyond the last ones nothing speaks for it, so that contours are closed
   const rows = Array.from({length: h}, (_, i) => smooth(Array.from({length: w}, (_, j) => share(i, j)), fine));
@@ -35,15 +36,19 @@ function drawEvidence(canvas, cells, asCells) {
   for (const row of grid) row[0] = row[row.length - 1] = -1;
   for (const row of [grid[0], grid.at(-1)]) row.fill(-1);
   const unit = cell / fine;
+  let seen = false;
   for (const level of LEVELS) {
     const path = new Path2D();
-    for (let i = 0; i < h * fine; i++) for (let j = 0; j < w * fine; j++) contour(path, grid, i, j, level, unit);
+    for (let i = 0; i < h * fine; i++) for (let j = 0; j < w * fine; j++) {
+      seen = contour(path, grid, i, j, level, unit) || seen;
+    }
     for (const [colour, width] of [["rgba(0, 0, 0, 0.55)", 4.5], [`rgba(${MORE}, ${level < 0.5 ? 0.75 : 1})`, 2]]) {
       context.strokeStyle = colour;
       context.lineWidth = width;
       context.stroke(path);
     }
   }
+  return seen;
 }
 
 // Catmull-Rom: `fine` points for each value, and one at the end; a value stands in the middle of its points.
@@ -58,7 +63,7 @@ function smooth(values, fine) {
   });
 }
 
-// The pieces of a contour that cross one square of the grid.
+// The pieces of a contour that cross one square of the grid; whether there are any.
 function contour(path, grid, i, j, level, unit) {
   const corners = [[i, j], [i, j + 1], [i + 1, j + 1], [i + 1, j]];
   const points = [];
@@ -73,4 +78,5 @@ function contour(path, grid, i, j, level, unit) {
     path.moveTo(...points[k]);
     path.lineTo(...points[k + 1]);
   }
+  return points.length > 0;
 }

@@ -184,13 +184,15 @@ function explain() {
   const {maps = {}, names = {}} = props.value ?? {};
   const beside = state.panes.length > 1;
   const chosen = beside ? "" : state.finding;
-  state.panes.forEach((pane, at) => {
+  const seen = state.panes.map((pane, at) => {
     const cells = at === 0 && chosen ? maps[chosen] : pane.data.cells;
-    drawEvidence(pane.canvas, state.evidence ? cells : null, state.cells);
-  });
+    return drawEvidence(pane.canvas, state.evidence ? cells : null, state.cells);
+  }).includes(true);
   const on = state.evidence && (chosen || state.panes.some((pane) => pane.data.cells));
-  find(".note").textContent = !on ? "" : chosen
-    ? `Outlined: where the image speaks for ${(names[chosen] ?? chosen).toLowerCase()} more than for the other findings.`
+  const what = (names[chosen] ?? chosen).toLowerCase();
+  find(".note").textContent = !on ? ""
+    : !seen ? "Nothing is outlined: the evidence is spread evenly over the image."
+    : chosen ? `Outlined: where the image speaks for ${what} more than for the other findings.`
     : "Outlined: what makes the two images similar.";
   document.dispatchEvent(new CustomEvent("cbmir-explained", {detail: chosen}));
 }
