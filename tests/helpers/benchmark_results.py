@@ -70,7 +70,7 @@ def make(**changes: Any) -> dict[str, Any]:
     names = [f"{name}, {column}" for name in ("random", "most labels", "no finding") for column in (POSITIVE, EVERY)]
     views = {"AP": {POSITIVE: {"queries": 1020, "ndcg": fig(0.3, 0.2, 0.4)}}}
     results: dict[str, Any] = {
-        "schema": 2,
+        "schema": 2, "notes": [],
         "protocol": {"name": "nih", "title": "NIH", "k": 100, "labels": LABELS},
         "made": "2025-01-02T03:04:05+00:00",
         "command": "\n".join(COMMANDS),

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 import cbmir
+from cbmir.card import OF_PHANTOMS
 from cbmir.input_file import read_json
 from cbmir.machine import describe_machine
 from cbmir.manifest import Manifest, read_manifest
@@ -162,14 +163,16 @@ def make_results(report: Path, plan: Plan) -> dict[str, Any]:
     rows of one size.
     """
     parts = plan.parts()
-    labels = read_manifest(selection_path(report, parts[0])).labels.names
+    selection = read_manifest(selection_path(report, parts[0]))
+    labels = list(selection.labels.names)
     answers = {cell: read_answers(report, plan, cell) for cell in plan.cells() if is_finished(report, cell)}
     failures = {cell: cell_folder(report, cell) / FAILED for cell in plan.cells() if cell not in answers}
     failed = {cell: read_json(path) for cell, path in failures.items() if path.exists()}
     protocol, machine = PROTOCOLS[plan.protocol], describe_machine()
     return {
         "schema": 2,
-        "protocol": {"name": protocol.name, "title": protocol.title, "k": protocol.k, "labels": list(labels)},
+        "protocol": {"name": protocol.name, "title": protocol.title, "k": protocol.k, "labels": labels},
+        "notes": [OF_PHANTOMS] * (selection.about.get("reader") == "phantom"),
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": plan.command,
         "plan": asdict(plan)

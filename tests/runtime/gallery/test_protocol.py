@@ -198,6 +198,10 @@ class TestAnyGallery:
         assert len(gallery) == COUNT
         assert [gallery.has_patient(patient) for patient in ("p0", "p11", "p12", "p", "")] == [True, True] + 3 * [False]
         assert gallery.find("other") == gallery.find("") == []
+        some = [entry(n).id for n in (4, 1, 4, 0)]
+        assert [one.id for one in gallery.entries(some)] == some
+        assert gallery.thumbnails(some) == [b"jpeg4", None, b"jpeg4", b"jpeg0"]
+        assert gallery.entries([]) == gallery.thumbnails([]) == []
         for method in (gallery.entry, gallery.vector, gallery.thumbnail):
             with pytest.raises(GalleryError, match="found 'nobody'"):
                 method("nobody")

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from cbmir.card import OF_PHANTOMS
+from cbmir.manifest import read_manifest, write_manifest
 from cbmir.training.comparison.cells import FACTS, FAILED
 from cbmir.training.comparison.methods.registry import METHODS
-from cbmir.training.comparison.plan import Plan
+from cbmir.training.comparison.plan import Plan, selection_path
 from cbmir.training.comparison.results import make_results
 
 
@@ -45,6 +47,15 @@ def test_no_path_of_this_machine_is_in_the_results(tiny_report: Path, tiny_plan:
     text = json.dumps(make_results(tiny_report, plan))
     assert "lite0.pt" in text
     assert str(tmp_path) not in text and str(tiny_report) not in text and tiny_plan.manifest not in text
+
+
+def test_a_benchmark_of_phantoms_says_so(tiny_report: Path, tiny_plan: Plan, tmp_path: Path) -> None:
+    assert make_results(tiny_report, tiny_plan)["notes"] == []
+    shutil.copytree(tiny_report, tmp_path / "report")
+    selection = selection_path(tmp_path / "report", tiny_plan.parts()[0])
+    table = read_manifest(selection)
+    write_manifest(replace(table, about=table.about | {"reader": "phantom"}), selection)
+    assert make_results(tmp_path / "report", tiny_plan)["notes"] == [OF_PHANTOMS]
 
 
 def test_failed_and_missing_cells_are_named(tiny_report: Path, tiny_plan: Plan, tmp_path: Path) -> None:

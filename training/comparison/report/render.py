@@ -121,7 +121,7 @@ def contents(results: Results, pictures: Sequence[ReportFigure]) -> dict[str, An
         "protocol": PROTOCOLS[protocol["name"]],
         "title": f"Benchmark: {protocol['title']}{table}",
         "comparison": compared(results),
-        "patients": f"{NOT_A_DEVICE} {PATIENTS_NOTICE}",
+        "patients": " ".join([*results["notes"], NOT_A_DEVICE, PATIENTS_NOTICE]),
         "setting": _setting(results) if tables.is_sweep(results) else "",
         "best": best_statement(results),
         "statements": [

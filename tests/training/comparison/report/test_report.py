@@ -216,6 +216,7 @@ def test_markdown_is_no_markup_of_a_users_words() -> None:
     assert f"\n\n    {COMMANDS[0]}\n    {COMMANDS[1]}\n\n" in text
     assert f"> Research use only. Not a medical device, not for diagnosis. {PATIENTS_NOTICE}\n" in text
     assert "images of patients" in PATIENTS_NOTICE
+    assert "> Of drawings. Research use only." in "\n".join(lines_of(make() | {"notes": ["Of drawings."]}))
 
 
 def test_how_it_was_made_has_rules_and_sources() -> None:
