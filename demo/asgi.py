@@ -36,9 +36,9 @@ ALLOWED = {
         "/gradio_api/component_server",
     ),
 }  # fmt: skip
-ASKING = ("/gradio_api/queue/join", "/gradio_api/call/{api_name}")  # of these, what joins the queue
+ASKING = ("/gradio_api/queue/join", "/gradio_api/call/{api_name}")  # the routes that add to the queue
 UPLOAD = "/gradio_api/upload"
-MOST_UNREAD = 64  # answers that are kept for pages that do not read them
+MOST_UNREAD = 64  # answers, besides those to questions that are still in the queue
 MOST_OF_QUESTION = 256 * 2**10  # bytes of a body; of JSON's smallest parts it makes some 6 MB in memory
 QUESTION_S = 30.0  # for the body of a question
 #: Gradio's own scripts need what is inline and `eval`; nothing may come from, or go to, another machine.
@@ -79,33 +79,28 @@ def create_app(blocks: gr.Blocks, hosts: Sequence[str] = (), login: Credential |
     )  # fmt: skip
     mount = app.router.routes.pop()
     assert isinstance(mount, Mount)
-    ask = _Asking(mount.app, blocks._queue)
+    to = dict.fromkeys(ASKING, _BoundedAnswers(mount.app, blocks._queue))
     for method, paths in ALLOWED.items():
-        for path in paths:
-            to = ask if path in ASKING else mount.app
-            app.router.routes.append(Route(path, to, methods=[method], name=path))
+        app.router.routes += [Route(path, to.get(path, mount.app), methods=[method], name=path) for path in paths]
     return app
 
 
-class _Asking:
-    """What joins Gradio's queue, which keeps the answers of 2,000 pages until they are read: where more than
-    MOST_UNREAD are kept, the page with the oldest of them loses its own."""
+class _BoundedAnswers:
+    """Forwards questions to Gradio's queue, which keeps the answers of 2,000 pages until they are read. Where more than
+    MOST_UNREAD are kept, it forgets the page with the oldest of them, which gets an error when it asks for them."""
 
     def __init__(self, app: ASGIApp, queue: Any) -> None:
         self._app, self._queue = app, queue
         self._unread: dict[str, str] = {}  # question -> page, the oldest first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked, waiting = self._queue.pending_event_ids_session, self._queue.event_ids_to_events.keys()
-        messages = self._queue.pending_messages_per_session
-        for page in asked.keys() - messages.keys():
-            del asked[page]
-        now = {one: page for page in asked for one in asked[page] - waiting}
-        self._unread = {one: page for one, page in self._unread.items() if one in now} | now
+        questions, messages = self._queue.pending_event_ids_session, self._queue.pending_messages_per_session
+        running = self._queue.event_ids_to_events.keys()
+        unread = {one: page for page, own in questions.items() if not own & running for one in own}
+        self._unread = {one: page for one, page in self._unread.items() if one in unread} | unread
         while len(self._unread) > MOST_UNREAD:
-            page = next(iter(self._unread.values()))
-            while not messages[page].empty():
-                messages[page].get_nowait()
-            asked[page] &= waiting
-            self._unread = {one: other for one, other in self._unread.items() if other != page}
+            oldest = next(iter(self._unread.values()))
+            del questions[oldest]
+            messages.pop(oldest, None)  # Gradio forgets those of the oldest pages itself
+            self._unread = {one: page for one, page in self._unread.items() if page != oldest}
         await self._app(scope, receive, send)

@@ -53,8 +53,9 @@ class Feedback:
         """In one piece, so that lines of several processes do not mix."""
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            if (written := os.write(descriptor, data)) < len(data):  # the disk became full within the line
-                os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - written)
+            if (written := os.write(descriptor, data)) < len(data):  # the disk became full in the middle of it
+                if os.fstat(descriptor).st_size == (end := os.lseek(descriptor, 0, os.SEEK_CUR)):
+                    os.ftruncate(descriptor, end - written)  # nobody has written since
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)

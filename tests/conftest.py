@@ -69,7 +69,7 @@ def _logging_as_before() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_left_open() -> Iterator[None]:
     """What a module leaves to the garbage collector is found at its end, not in another's test. What was there before
-    is not looked through again: with PyTorch and its friends imported, that takes seconds."""
+    is not looked through again: with PyTorch imported, that takes seconds."""
     gc.freeze()
     yield
     gc.collect()

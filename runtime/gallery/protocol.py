@@ -138,6 +138,7 @@ class SearchableGallery(Protocol):
         """The entries with these ids, in their order. Raises GalleryError for one that does not exist."""
 
     def entry(self, id: str) -> Entry:
+        """The entry with this id. Raises GalleryError if it does not exist."""
         return self.entries([id])[0]
 
     @abstractmethod
@@ -181,6 +182,7 @@ class SearchableGallery(Protocol):
         """JPEG of about 256 pixels for each id, None where none was stored. Raises GalleryError for an unknown id."""
 
     def thumbnail(self, id: str) -> bytes | None:
+        """As `thumbnails`, of one id."""
         return self.thumbnails([id])[0]
 
     @abstractmethod

@@ -214,8 +214,9 @@ def write_manifest(manifest: Manifest, path: str | Path) -> None:
         for row in manifest
     ]
     if "boxes" in optional:
+        place = header.index("boxes")
         for record in records:
-            record[header.index("boxes")] = boxes_text(record[header.index("boxes")])
+            record[place] = boxes_text(record[place])
     with replacing(path, private=True) as temporary:
         if name.endswith(".parquet"):
             _write_parquet(temporary, header, records)

@@ -47,7 +47,6 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()  # nor are they looked through later
         if enabled:
             gc.enable()
 

@@ -102,7 +102,7 @@ ROUTES = (
     ("GET", "/gradio_api/file={upload}"), ("GET", "/file={upload}"), ("GET", "/gradio_api/file/{upload}"),
     ("GET", "/gradio_api/proxy=http://127.0.0.1:1/x"), ("POST", "/gradio_api/run/predict"),
     ("POST", "/gradio_api/run/ask"),
-    ("POST", "/gradio_api/api/predict"), ("POST", "/gradio_api/component_server"), ("GET", "/gradio_api/monitoring"),
+    ("POST", "/gradio_api/api/predict"), ("GET", "/gradio_api/monitoring"),
     ("GET", "/gradio_api/upload_progress?upload_id=x"), ("GET", "/gradio_api/stream/a/b/c/playlist.m3u8"),
     ("GET", "/gradio_api/custom_component/a/server/b/c"), ("GET", "/login_check"), ("GET", "/gradio_api/token"),
     ("POST", "/gradio_api/simple_predict/ask"), ("GET", "/openapi.json"), ("GET", "/docs"), ("GET", "/robots.txt"),

@@ -142,32 +142,37 @@ def test_a_file_that_a_question_names_by_its_address_is_not_fetched(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:gradio.queueing")  # of pandas, while it counts its answers
-@pytest.mark.parametrize("pages", [1, 20])
+@pytest.mark.parametrize("pages", [2, 20])
 def test_answers_that_no_page_reads_are_bounded(pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asgi, "MOST_UNREAD", 4)
     answer = "x" * 100_000
 
-    async def ask() -> tuple[int, str]:
-        """How many characters Gradio keeps after twenty questions, and what the last page then reads."""
+    async def ask() -> tuple[int, list[str]]:
+        """How many characters Gradio keeps after twenty questions, and what the first and the last page then read."""
         with gr.Blocks(analytics_enabled=False) as blocks:
             text = gr.Text()
             gr.Button().click(lambda: answer, None, text, api_name="ask")
         blocks.queue(api_open=False)
         app, queue = create_app(blocks), blocks._queue
-        transport = httpx.ASGITransport(app)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)  # Gradio raises once it has told a page
         async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://x") as web:
             await web.get("/gradio_api/startup-events")
             for number in range(20):
-                question = {"data": [], "fn_index": 0, "session_hash": f"page{number % pages}"}
+                question = {"data": [], "fn_index": 0, "session_hash": f"page{number * pages // 20}"}
                 assert (await web.post("/gradio_api/queue/join", json=question)).status_code == 200
                 while queue.event_ids_to_events:
                     await asyncio.sleep(0.005)
             waiting = [one._queue for one in queue.pending_messages_per_session.values()]
             kept = sum(len(str(message.model_dump())) for messages in waiting for message in messages)
             assert set(queue.pending_event_ids_session) == set(queue.pending_messages_per_session)
-            last = await web.get("/gradio_api/queue/data", params={"session_hash": f"page{19 % pages}"})
+            read = []
+            for page in (0, pages - 1):
+                found = await web.get("/gradio_api/queue/data", params={"session_hash": f"page{page}"})
+                read.append(found.text)
             queue.close()
-        return kept, last.text
+        return kept, read
 
-    kept, read = asyncio.run(ask())
-    assert kept < 6 * len(answer) and answer in read
+    kept, (first, last) = asyncio.run(asyncio.wait_for(ask(), 120))
+    assert kept < 6 * len(answer)
+    assert "session_not_found" in first and answer not in first  # it is told, and does not wait
+    assert answer in last

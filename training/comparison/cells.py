@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 import zipfile
-import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from filelock import FileLock
@@ -41,6 +40,18 @@ _PLACES = (*RESUMABLE_CHANGES, "manifest_fingerprint", "labels")
 #: Bytes of a cell's arrays, unpacked: embeddings of 2,048 numbers of a million images.
 _MOST_ARRAYS = 2**33
 _DEFAULTS = {one.name: one.default for one in fields(TrainConfig) if one.name not in _PLACES}
+
+
+class _Facts(TypedDict, total=False):
+    """What is read of cell.json."""
+
+    seconds: float
+    training_images: int
+    proxies_per_class: tuple[int, ...]
+    best_epoch: int
+    options: dict[str, Any]
+    thresholds: tuple[float | None, ...]
+    calibration: tuple[Calibration | None, ...]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -82,21 +93,20 @@ def read_answers(report: Path, plan: Plan, cell: Cell) -> CellAnswers:
             for column in QUERIES
         }
         scores, neighbours = arrays["scores"].astype(np.float32), arrays["neighbours"].astype(np.intp)
-        thresholds = from_json(tuple[float | None, ...], facts.get("thresholds", []), "thresholds")
-        calibration = from_json(tuple[Calibration | None, ...], facts.get("calibration", []), "calibration")
-        if not (
-            {len(one) for one in arrays.values()} == {len(queries)}
-            and scores.shape[1:] == (len(selection.labels),)
-            and (neighbours.ndim, arrays["neighbours"].dtype.kind) == (2, "i")
-            and ((neighbours >= -1) & (neighbours < images)).all()
-        ):
+        lengths, kind = {len(one) for one in arrays.values()}, (neighbours.ndim, arrays["neighbours"].dtype.kind)
+        if lengths != {len(queries)} or scores.shape[1:] != (len(selection.labels),) or kind != (2, "i"):
             raise ValueError("arrays of other images")
+        if not ((neighbours >= -1) & (neighbours < images)).all():
+            raise ValueError("neighbours that the gallery does not have")
     except (KeyError, ValueError, TypeError) as error:
         raise _unreadable(folder / VALUES, f"no {error}" if isinstance(error, KeyError) else error) from error
+    if not {len(facts.get(name, ())) for name in _DECISIONS} <= {0, len(selection.labels)}:
+        raise _unreadable(folder / FACTS, "thresholds or calibration of other labels")
     query, gallery = Vectors.of_split(selection, "test", none, scores), Vectors.of_split(selection, "train", none)
     return CellAnswers(
-        selection.labels.names, PROTOCOLS[plan.protocol].k, query, gallery, neighbours, retrieval, thresholds,
-        calibration, facts=facts, views=[row.view for row in queries], sources=[row.source for row in queries],
+        selection.labels.names, PROTOCOLS[plan.protocol].k, query, gallery, neighbours, retrieval,
+        facts.get("thresholds", ()), [one and Calibration(**one) for one in facts.get("calibration", ())],
+        facts=facts, views=[row.view for row in queries], sources=[row.source for row in queries],
     )  # fmt: skip
 
 
@@ -108,7 +118,10 @@ def write_vectors(folder: Path, query: NDArray[np.float32], gallery: NDArray[np.
 
 def read_vectors(folder: Path) -> dict[str, NDArray[np.float32]]:
     """`query` [Q, D] and `gallery` [G, D], and `scores` [Q, C]. Raises RunError for another file."""
-    return _read_arrays(folder / VECTORS)
+    arrays = _read_arrays(folder / VECTORS)
+    if not {"query", "gallery"} <= arrays.keys() or {one.ndim for one in arrays.values()} != {2}:
+        raise _unreadable(folder / VECTORS, f"arrays {', '.join(arrays)}")
+    return arrays
 
 
 def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
@@ -117,24 +130,32 @@ def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
         with open_input(file) as stream, zipfile.ZipFile(stream) as members:
             if sum(member.file_size for member in members.infolist()) > _MOST_ARRAYS:
                 raise ValueError(f"arrays of more than {_MOST_ARRAYS:,} bytes")
+            stream.seek(0)
             with np.load(stream) as data:
-                return dict(data)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
+                arrays = dict(data)
+        if strange := [name for name, one in arrays.items() if not isinstance(one, np.ndarray)]:
+            raise ValueError(f"no array in {strange[0]}")
+        return arrays
+    except Exception as error:  # all that damage makes zipfile and numpy raise
         raise _unreadable(file, error) from error
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:
-    """cell.json of a finished cell, which may come from elsewhere."""
+    """cell.json of a finished cell, which may come from elsewhere: `_Facts`, and more."""
     try:
-        return from_json(dict[str, Any], read_json(folder / FACTS))
+        facts: dict[str, Any] = read_json(folder / FACTS)
+        from_json(_Facts, facts)
+        if missing := [name for name in ("seconds", "training_images") if name not in facts]:
+            raise ValueError(f"no {missing[0]}")
+        return facts
     except (OSError, ValueError) as error:
         raise _unreadable(folder / FACTS, error) from error
 
 
 def _unreadable(file: Path, found: object) -> RunError:
     return RunError(
-        f"{file}: expected a file of a finished cell, as this version of cbmir writes it, found {found}; remove "
-        f"{FACTS} there, and --resume makes it from the existing training run"
+        f"{file}: expected a file of a finished cell, as this version of cbmir writes it, found {found}; remove its "
+        f"{FACTS}, and run with --resume"
     )
 
 
@@ -236,7 +257,7 @@ def _run(report: Path, plan: Plan, cell: Cell, folder: Path) -> None:
         answer = method.answer(given)
         if answer.scores is not None and answer.scores is given.bce.get("scores"):
             bce = _read_facts(cell_folder(report, Cell(cell.part, "bce")))
-            facts = {name: bce[name] for name in _DECISIONS}
+            facts = {name: bce[name] for name in _DECISIONS if name in bce}
     _write(folder, plan, selection, answer, origin | facts, began)
 
 

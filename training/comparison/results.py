@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 import cbmir
-from cbmir.card import OF_PHANTOMS
 from cbmir.input_file import read_json
 from cbmir.machine import describe_machine
 from cbmir.manifest import Manifest, read_manifest
@@ -35,6 +34,7 @@ from cbmir.training.metrics import PAPER_METRICS, QUERIES, REFERENCES, RETRIEVAL
 from cbmir.training.pool import Pool, figure_of, mean_figure, or_none
 from cbmir.training.rankings import CORRECTED
 
+OF_DRAWINGS = "All images of this benchmark are drawings (phantoms): it says nothing about real images."
 #: A view or source with queries of fewer patients is not broken out: its interval would say nothing.
 LEAST = 20
 
@@ -172,7 +172,7 @@ def make_results(report: Path, plan: Plan) -> dict[str, Any]:
     return {
         "schema": 2,
         "protocol": {"name": protocol.name, "title": protocol.title, "k": protocol.k, "labels": labels},
-        "notes": [OF_PHANTOMS] * (selection.about.get("reader") == "phantom"),
+        "notes": [OF_DRAWINGS] if selection.about.get("reader") == "phantom" else [],
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": plan.command,
         "plan": asdict(plan)

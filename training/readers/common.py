@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -291,22 +290,6 @@ def index_images(folder: Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> di
 def existing(path: Path) -> Path | None:
     """The path if a file is there. None for a name that no file system takes, too (`Path.is_file` raises)."""
     return path if os.path.isfile(path) else None  # noqa: PTH113
-
-
-def find_existing() -> Callable[[Path], Path | None]:
-    """As `existing`, for many images of few folders: lists each folder once."""
-
-    @cache
-    def files(folder: str) -> frozenset[str]:
-        with suppress(OSError, ValueError), os.scandir(folder or os.sep) as entries:
-            return frozenset(entry.name for entry in entries if entry.is_file())
-        return frozenset()
-
-    def find(path: Path) -> Path | None:
-        folder, _, name = str(path).rpartition(os.sep)
-        return path if name in files(folder) else existing(path)  # where the file system ignores case, say
-
-    return find
 
 
 def locate(

@@ -135,7 +135,7 @@ def read_own_table(
         places = [source.kept.index(name) for name in labels]
         try:  # row by row, which takes half the time of columns
             values = [tuple([value(row[place]) for place in places]) for row in source.rows]
-        except (ManifestError, IndexError):  # columns name the row
+        except (ManifestError, IndexError):  # again by column, which names the row in its error
             values = list(zip(*(column(name, value) for name in labels), strict=True))
     else:
         found = column(cells.column, lambda text: _names_in(text, cells, labels))
@@ -169,8 +169,7 @@ def read_own_table(
             strict=True,
         )
     ]
-    exists = common.find_existing()
-    rows, absent = common.locate(rows, lambda row: exists(row.image), missing, base)
+    rows, absent = common.locate(rows, lambda row: common.existing(row.image), missing, base)
     splits = "not assigned: nothing to train on" if unlabelled else None  # None: assigned by `finish`
     if columns.split is not None:
         splits = f"column {columns.split}"

@@ -338,12 +338,13 @@ class Texts:
         """A new one, empty."""
         _make(self._connection, self.name, *rows.texts_collection())
 
-    def read(self, key: str | None = None) -> dict[str, str]:
-        """The text of a key, where there is one, or all."""
-        which = 'key != ""' if key is None else f"key == {rows.text(key)}"
+    def read(self, keys: Sequence[str] | None = None) -> dict[str, str]:
+        """The texts of some keys, those that there are, or all."""
+        which = ['key != ""'] if keys is None else [f"key in {rows.texts(some)}" for some in parts(keys, HEAVY)]
         fields = ["key", "value"]
-        found = self._connection.call("query", self.name, filter=which, output_fields=fields, **self._consistency)
-        return {row["key"]: row["value"] for row in found}
+        found = [self._connection.call("query", self.name, filter=one, output_fields=fields, **self._consistency)
+                 for one in which]  # fmt: skip
+        return {row["key"]: row["value"] for some in found for row in some}
 
     def write(self, values: dict[str, str]) -> None:
         """Add them, or put them in the place of what is there. Raises GalleryError for one that is too long."""

@@ -297,9 +297,11 @@ class MilvusGallery(EditableGallery):
     cell_codec = None
 
     def thumbnails(self, ids: Sequence[str]) -> list[bytes | None]:
-        found = [self._pictures.read(id).get(id) for id in ids]
-        self.entries([id for id, text in zip(ids, found, strict=True) if text is None])  # raises for an unknown id
-        return [None if text is None else base64.b64decode(text, validate=True) for text in found]
+        found = self._pictures.read(ids)
+        there = {row["id"] for row in self._rows.by("id", [id for id in ids if id not in found], "id")} | found.keys()
+        if missing := [id for id in ids if id not in there]:
+            raise self._unknown(missing[0])
+        return [base64.b64decode(found[id], validate=True) if id in found else None for id in ids]
 
     def ids(self) -> list[str]:
         return sorted(row["id"] for row in self._rows.scan("", "id"))

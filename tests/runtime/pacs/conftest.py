@@ -79,7 +79,6 @@ def log(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], str]]:
 @pytest.fixture(autouse=True)
 def left_open() -> Iterator[None]:
     """As an SCU pynetdicom forgets to close a socket that the other side has closed, and leaves that to Python."""
-    gc.freeze()
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

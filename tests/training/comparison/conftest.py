@@ -22,7 +22,7 @@ TINY: dict[str, Any] = {
 
 @pytest.fixture(scope="session")
 def tiny_report(squares: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A REPORT folder whose cells are all finished: every method, the squares' own splits, one seed."""
+    """A REPORT folder whose cells are all finished: every method, the squares' own splits, one seed. Read only."""
     table = read_manifest(squares)
     plan = make_plan(
         TABLE, table, squares,

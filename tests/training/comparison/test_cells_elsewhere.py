@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,8 @@ def refused(path: Path, plan: Plan, cells: dict[str, Cell], match: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "facts",
-    ["", "[", "[]", "[" * 100_000, "NaN", '{"seconds": NaN}'],
-)  # fmt: skip
+    "facts", ["", "[", "[]", "[" * 100_000, "NaN", '{"seconds": NaN}', '{"options": []}', '{"seconds": "1"}']
+)
 def test_facts_are_checked(
     folder: Path, tmp_path: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell], facts: str
 ) -> None:
@@ -55,13 +55,13 @@ def test_facts_are_checked(
 
 
 @pytest.mark.parametrize(
-    "facts", ['{"thresholds": ["1"]}', '{"calibration": [{"slope": "1"}]}', '{"calibration": [7]}']
+    "facts", [{"thresholds": ["1"]}, {"calibration": [{"slope": "1"}]}, {"calibration": [7]}, {"thresholds": [0.5]}]
 )
 def test_decisions_are_checked(
-    folder: Path, tmp_path: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell], facts: str
+    folder: Path, tmp_path: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell], facts: dict[str, Any]
 ) -> None:
-    (folder / FACTS).write_text(facts)
-    refused(tmp_path, tiny_plan, tiny_cells, r"found (thresholds|calibration)\[0\].*--resume")
+    (folder / FACTS).write_text(json.dumps(json.loads((folder / FACTS).read_text()) | facts))
+    refused(tmp_path, tiny_plan, tiny_cells, rf"{FACTS}: .*found (thresholds|calibration).*--resume")
 
 
 def test_a_pipe_is_not_waited_for(folder: Path, tmp_path: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell]) -> None:
@@ -108,6 +108,27 @@ def test_damaged_arrays_and_those_that_unpack_too_far(
     monkeypatch.setattr(module, "_MOST_ARRAYS", 1000)
     refused(tmp_path, tiny_plan, tiny_cells, "of more than 1,000 bytes")
     with pytest.raises(RunError, match=rf"{VECTORS}: expected"):
+        read_vectors(folder)
+
+
+def test_arrays_that_numpy_can_read_are_read_and_others_are_not(
+    folder: Path, tmp_path: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with np.load(folder / VALUES) as data:
+        arrays = dict(data)
+    with monkeypatch.context() as patch:
+        patch.setattr(zipfile, "ZIP64_LIMIT", 100)  # as it is beyond 2 GiB
+        np.savez(folder / VALUES, **arrays)
+    read_answers(tmp_path, tiny_plan, tiny_cells["proxy"])
+    with zipfile.ZipFile(folder / VALUES, "a") as members:
+        members.writestr("more.npy", b"no array")
+    refused(tmp_path, tiny_plan, tiny_cells, "found no array in more")
+    with zipfile.ZipFile(folder / VALUES, "w") as members:
+        header = b"v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999999,), }"
+        members.writestr("scores.npy", np.lib.format.magic(1, 0) + header.ljust(120))
+    refused(tmp_path, tiny_plan, tiny_cells, f"{VALUES}: expected")
+    np.savez(folder / VECTORS, query=np.zeros((2, 2)))
+    with pytest.raises(RunError, match=f"{VECTORS}: expected .*found arrays query"):
         read_vectors(folder)
 
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cbmir.card import OF_PHANTOMS
 from cbmir.manifest import read_manifest, write_manifest
 from cbmir.training.comparison.cells import FACTS, FAILED
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Plan, selection_path
-from cbmir.training.comparison.results import make_results
+from cbmir.training.comparison.results import OF_DRAWINGS, make_results
 
 
 def test_every_method_has_a_row(tiny_report: Path, tiny_plan: Plan) -> None:
@@ -55,7 +54,7 @@ def test_a_benchmark_of_phantoms_says_so(tiny_report: Path, tiny_plan: Plan, tmp
     selection = selection_path(tmp_path / "report", tiny_plan.parts()[0])
     table = read_manifest(selection)
     write_manifest(replace(table, about=table.about | {"reader": "phantom"}), selection)
-    assert make_results(tmp_path / "report", tiny_plan)["notes"] == [OF_PHANTOMS]
+    assert make_results(tmp_path / "report", tiny_plan)["notes"] == [OF_DRAWINGS]
 
 
 def test_failed_and_missing_cells_are_named(tiny_report: Path, tiny_plan: Plan, tmp_path: Path) -> None:
