@@ -83,7 +83,7 @@ def _parse_day(ctx: click.Context, option: click.Parameter, text: str) -> str:
 @option("--report", type=PATH, metavar="FILE.html", help="Also write a page about one IMAGE, that you can keep or "
         "print: the image, its evidence, findings and neighbours. It names no file and no patient.")  # fmt: skip
 @option("--evidence", type=PATH, metavar="DIR", help="Also draw the evidence as PNG files: for each predicted finding "
-        "(or else the most probable one), and for each neighbour, beside its own image.")  # fmt: skip
+        "(or else the most probable one), and for each neighbour, on both images side by side.")  # fmt: skip
 @option("--patient-id", help="The patient's id of these images, as in the gallery.")
 @option("--exclude-same-patient/--include-same-patient", default=True,
         help="Whether to leave out the same patient's images.")  # fmt: skip
