@@ -101,7 +101,7 @@ OPEN := $(if $(CI),,$(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell una
 ifeq ($(strip $(NIH)),)
 DATA := demo-data
 MANIFEST := $(DATA)/phantoms/manifest.csv
-TRAIN ?= --encoder resnet18 --image-size 128 --epochs 12 --lr 5e-4
+TRAIN ?= --encoder resnet18 --image-size 128 --epochs 9 --lr 5e-4
 
 $(MANIFEST): | .venv/demo
 	$(call step,2,draw 800 X-rays,15 s,5 min)
