@@ -96,11 +96,12 @@ class _BoundedAnswers:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         questions, messages = self._queue.pending_event_ids_session, self._queue.pending_messages_per_session
         running = self._queue.event_ids_to_events.keys()
-        unread = {one: page for page, own in questions.items() if not own & running for one in own}
+        unread = {one: page for page, own in questions.items() for one in own - running}
         self._unread = {one: page for one, page in self._unread.items() if one in unread} | unread
         while len(self._unread) > MOST_UNREAD:
             oldest = next(iter(self._unread.values()))
-            del questions[oldest]
-            messages.pop(oldest, None)  # Gradio forgets those of the oldest pages itself
+            left, kept = questions.pop(oldest) & running, messages.pop(oldest, None)
+            if left and kept is not None:  # Gradio puts what still runs into it
+                questions[oldest], messages[oldest] = left, type(kept)()
             self._unread = {one: page for one, page in self._unread.items() if page != oldest}
         await self._app(scope, receive, send)

@@ -55,7 +55,7 @@ class Feedback:
         try:
             if (written := os.write(descriptor, data)) < len(data):  # the disk became full in the middle of it
                 if os.fstat(descriptor).st_size == (end := os.lseek(descriptor, 0, os.SEEK_CUR)):
-                    os.ftruncate(descriptor, end - written)  # nobody has written since
+                    os.ftruncate(descriptor, end - written)  # it is still the last line
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)

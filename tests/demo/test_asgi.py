@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
@@ -176,3 +177,24 @@ def test_answers_that_no_page_reads_are_bounded(pages: int, monkeypatch: pytest.
     assert kept < 6 * len(answer)
     assert "session_not_found" in first and answer not in first  # it is told, and does not wait
     assert answer in last
+
+
+def test_a_page_that_always_asks_keeps_no_more_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of its questions still runs whenever the next one comes: that one is answered, the others are forgotten."""
+    monkeypatch.setattr(asgi, "MOST_UNREAD", 4)
+
+    async def asked(*_: object) -> None:
+        return None
+
+    async def ask() -> tuple[object, bool]:
+        kept: asyncio.Queue[str] = asyncio.Queue()
+        for number in range(9):
+            kept.put_nowait(str(number))
+        queue = SimpleNamespace(
+            pending_event_ids_session={"page": {*map(str, range(9)), "running"}},
+            pending_messages_per_session={"page": kept}, event_ids_to_events={"running": object()},
+        )  # fmt: skip
+        await asgi._BoundedAnswers(asked, queue)({}, asked, asked)
+        return queue.pending_event_ids_session, queue.pending_messages_per_session["page"].empty()
+
+    assert asyncio.run(ask()) == ({"page": {"running"}}, True)

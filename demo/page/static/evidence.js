@@ -6,8 +6,7 @@ const SIDE = 512; // pixels across an evidence canvas
 const LEVELS = [0.35, 0.7]; // of the greatest difference from an even share, at which contours are drawn
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
-// Evidence: contours of what speaks for the finding more than an even share does; on request the cells themselves.
-// Returns whether there is something to see.
+// Evidence: contours of what exceeds an even share, on request the cells themselves. Whether there is something to see.
 function drawEvidence(canvas, cells, asCells) {
   const context = canvas.getContext("2d");
   canvas.width = canvas.height = 1;
