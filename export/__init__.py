@@ -1,4 +1,4 @@
-"""cbmir.export: a finished run or an encoder becomes files, each of which answers as PyTorch does or is not written.
+"""cbmir.export: export a finished run or an encoder to files that answer as PyTorch does.
 
 ::
 

@@ -1,7 +1,4 @@
-"""Int8 calibration on real images: the ranges of activations, and how far rounding one tensor turns an embedding.
-
-Images are run one at a time, so that memory stays flat.
-"""
+"""Int8 calibration on real images: the ranges of activations, and how far rounding one tensor turns an embedding."""
 
 from __future__ import annotations
 
@@ -27,14 +24,14 @@ def check_percentile(percentile: float | None) -> None:
 
 
 def evenly_spread(images: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
-    """At most so many of the images, spread over all of them."""
+    """At most `count` images, evenly spread."""
     return images[:: -(-len(images) // most)]
 
 
 def channel_ranges(
     model: ir.Model, names: Sequence[str], images: NDArray[np.uint8]
 ) -> dict[str, tuple[Floats, Floats]]:
-    """The least and the greatest value of each channel: two float64 [C] for every tensor [1, C, h, w] named."""
+    """The smallest and largest value of each channel: two float64 [C] for every named tensor [1, C, h, w]."""
     low: dict[str, Floats] = {}
     high: dict[str, Floats] = {}
     for tensors in activations(model, names, images, "Channel ranges"):
@@ -48,8 +45,8 @@ def channel_ranges(
 def tensor_ranges(
     model: ir.Model, names: Sequence[str], images: NDArray[np.uint8], percentile: float | None = None
 ) -> dict[str, tuple[float, float]]:
-    """The least and the greatest value of each tensor named; with `percentile` p, the mean over the images of an
-    image's own (100 - p)th and pth percentile, which a rare value moves little."""
+    """The smallest and largest value of each named tensor. With `percentile` p, the mean over the images of each
+    image's (100 - p)th and pth percentile, which rare values hardly move."""
     cuts = (0.0, 100.0) if percentile is None else (100 - percentile, percentile)
     found = [
         [np.percentile(tensor, cuts) if percentile is not None else (tensor.min(), tensor.max()) for tensor in tensors]
@@ -66,14 +63,14 @@ def tensor_ranges(
 def activations(
     model: ir.Model, names: Sequence[str], images: NDArray[np.uint8], what: str
 ) -> Iterator[list[NDArray[np.float32]]]:
-    """The tensors of these names for each image of uint8 [M, 1, S, S] alone, with a progress bar called `what`."""
+    """The named tensors for each image of uint8 [M, 1, S, S], run one at a time to save memory."""
     session = open_session(model, names)
     for image in tqdm(images, desc=what, unit="image", disable=None):
         yield session.run(list(names), {"image": image[None]})
 
 
 def open_session(model: ir.Model, names: Sequence[str]) -> Any:
-    """The graph in ONNX Runtime, with the tensors of these names among its outputs."""
+    """An ONNX Runtime session that also outputs the named tensors."""
     ort = require("onnxruntime", "export")
     watched = ir.to_proto(model)
     known = {output.name for output in watched.graph.output}
@@ -83,7 +80,7 @@ def open_session(model: ir.Model, names: Sequence[str]) -> Any:
     options = ort.SessionOptions()
     options.enable_cpu_mem_arena = False
     options.intra_op_num_threads = available_threads()
-    options.log_severity_level = 3  # a constant that nothing reads any more is no news
+    options.log_severity_level = 3  # do not report unused constants
     providers = ["CPUExecutionProvider"]
     model_bytes = watched.SerializeToString()
     return ort.InferenceSession(model_bytes, options, providers=providers, disabled_optimizers=DISABLED_OPTIMIZERS)
@@ -91,7 +88,7 @@ def open_session(model: ir.Model, names: Sequence[str]) -> Any:
 
 #: Scale and zero point of a tensor: value = scale * (q - zero point), q in 0..255.
 Grid = tuple[np.float32, np.uint8]
-#: A tensor as it is, or rounded where its own number is asked for.
+#: The tensor, rounded only if `which` is its number.
 _ROUNDED = onnx.parser.parse_function("""
 <opset_import: ["" : 18], domain: "cbmir">
 Rounded (x, scale, zero, number, which) => (y) {
@@ -107,7 +104,7 @@ Rounded (x, scale, zero, number, which) => (y) {
 
 
 def turned_by_rounding(model: ir.Model, grids: dict[str, Grid], images: NDArray[np.uint8]) -> dict[str, float]:
-    """1 - cosine of the embedding to its float one, in the mean over the images, with one tensor rounded at a time."""
+    """Mean of 1 - cosine between the float embedding and the embedding with one tensor rounded, for each tensor."""
     session = open_session(_with_rounding(model, grids), [])
 
     def embedding(which: int) -> NDArray[np.float64]:
@@ -120,7 +117,7 @@ def turned_by_rounding(model: ir.Model, grids: dict[str, Grid], images: NDArray[
 
 
 def _with_rounding(model: ir.Model, grids: dict[str, Grid]) -> ir.Model:
-    """The float graph with one more input, `which`: the number of the tensor that is rounded, -1 for none."""
+    """The float graph with another input, `which`: the number of the tensor to round, or -1."""
     model = model.clone()
     graph = model.graph
     function = ir.serde.deserialize_function(_ROUNDED)

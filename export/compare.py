@@ -1,4 +1,4 @@
-"""`cbmir parity`: do two models, runs or exported files, answer alike? And the real images to compare them on."""
+"""`cbmir parity`: compare the answers of two models, runs or exported files on real images."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from cbmir.training.splits import EVERY_IMAGE
 
 log = logging.getLogger("cbmir")
 
-#: At most so many images are compared: queries from val and test, and training images for them to find.
+#: The most images to compare: queries from val and test, and training images for them to find.
 QUERIES, GALLERY = 600, 1400
 _BATCH = 32
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Real images, uint8 [M, 1, S, S], and what is known of them."""
+    """Real images, uint8 [M, 1, S, S], and their labels and patients."""
 
     pixels: NDArray[np.uint8]
     cases: Cases
 
     def answers(self, embedder: Embedder, what: str) -> Outputs:
-        """The embeddings and scores that a model gives to them, with a progress bar."""
+        """The model's embeddings and scores for the images, with a progress bar."""
         starts = tqdm(range(0, len(self.pixels), _BATCH), desc=what, unit="batch", disable=None)
         return Outputs(*embedder(self.pixels[start : start + _BATCH] for start in starts))
 
@@ -48,7 +48,7 @@ class Sample:
 def run_sample(config: TrainConfig, card: ModelCard, images: Path | None) -> Sample:
     """The run's own held-out and training images, or those of the manifest `images`.
 
-    Raises RunError where the run's own are gone or changed, ManifestError or SplitError for those of the manifest.
+    Raises RunError if the run's own images are missing or changed, ManifestError or SplitError for the manifest.
     """
     if config.fold == EVERY_IMAGE and not images:
         log.warning("No image was held out of this run's training: files are compared on images that it was trained "
@@ -59,7 +59,7 @@ def run_sample(config: TrainConfig, card: ModelCard, images: Path | None) -> Sam
 
 @contextmanager
 def _explained(given: Path | None, why: str, option: str) -> Iterator[None]:
-    """Let errors in the run's own images say why they are read, and that a manifest may be given in their place."""
+    """Add to an error in the run's own images why they are read, and that --images replaces them."""
     try:
         yield
     except (ManifestError, RunError) as error:
@@ -71,7 +71,7 @@ def _explained(given: Path | None, why: str, option: str) -> Iterator[None]:
 
 
 def sample_of(manifest: Manifest, card: ModelCard) -> Sample:
-    """The images of a manifest to compare answers of a model on. Raises ManifestError."""
+    """The images of a manifest on which to compare a model. Raises ManifestError."""
     chosen, queries = choose(manifest)
     labels = labels_of(card, chosen)
     thresholds = [np.nan if threshold is None else threshold for threshold in card.thresholds]
@@ -80,8 +80,10 @@ def sample_of(manifest: Manifest, card: ModelCard) -> Sample:
 
 
 def choose(manifest: Manifest) -> tuple[Manifest, int]:
-    """The images to compare on, and how many of them, at the front, are queries: from val and test (every row where the
-    table has neither), the rest from train; both evenly spread. Raises ManifestError for too few images."""
+    """The images to compare, and how many of them, at the front, are queries. Raises ManifestError for too few images.
+
+    Queries come from val and test (from all rows of a table without those), the others from train, both evenly spread.
+    """
     queries, gallery = manifest.split("val", "test").rows, manifest.split("train").rows
     if not queries:
         queries, gallery = manifest.rows, ()
@@ -99,7 +101,7 @@ def calibration_pixels(
 ) -> NDArray[np.uint8]:
     """`calibration_of` the run's own images, or those of a manifest.
 
-    Raises RunError where the run's own are gone or changed, ManifestError for those of the manifest.
+    Raises RunError if the run's own images are missing or changed, ManifestError for the manifest.
     """
     with _explained(manifest, "int8 is calibrated on real images", "--calibrate"):
         table = read_manifest(manifest) if manifest else training_manifest(config)
@@ -109,8 +111,8 @@ def calibration_pixels(
 def calibration_of(table: Manifest, card: ModelCard, count: int, queries: Collection[str]) -> NDArray[np.uint8]:
     """At most `count` images of a manifest to quantise by, uint8 [M, 1, S, S], evenly spread.
 
-    They are training images (all, where the table has none), without those of the patients of the `queries`, on which
-    int8 is judged. Raises ManifestError.
+    They are training images (all images of a table without a train split), without the patients of the `queries` that
+    judge int8. Raises ManifestError.
     """
     rows = table.split("train").rows or table.rows
     others = tuple(row for row in rows if row.patient_id not in queries)
@@ -121,7 +123,7 @@ def calibration_of(table: Manifest, card: ModelCard, count: int, queries: Collec
 
 
 def evenly(rows: tuple[Row, ...], most: int) -> tuple[Row, ...]:
-    """At most so many rows, spread over all of them."""
+    """At most `count` rows, evenly spread."""
     return rows if len(rows) <= most else tuple(rows[i * len(rows) // most] for i in range(most))
 
 
@@ -133,14 +135,14 @@ def read_pixels(manifest: Manifest, spec: PreprocessSpec) -> NDArray[np.uint8]:
 
 
 def compare_models(a: Path, b: Path, manifest: Path, tolerances: Sequence[str] = ()) -> Parity:
-    """How far the answers of model `b` are from those of `a`, on images of a manifest.
+    """Compare the answers of model `b` with those of `a` on images of a manifest.
 
-    Queries are its val and test images (all, where it has neither), those of `a`'s fold where it was trained on this
-    manifest; they search those and the training images.
+    Queries are its val and test images, or all images if it has neither. If `a` was trained on a fold of this manifest,
+    they are those of the fold. They search the queries and the training images.
 
     Args:
         tolerances: NAME=NUMBER each, for `ParityLimits.changed`. Two files of one model have the limits of the coarser
-            precision, two models none but these.
+            precision; two models have only these limits.
 
     Raises:
         ManifestError, SplitError, ModelError: See the message.
@@ -165,7 +167,7 @@ def compare_models(a: Path, b: Path, manifest: Path, tolerances: Sequence[str] =
 
 
 def limits_of(a: ModelCard, b: ModelCard) -> ParityLimits:
-    """The limits for two files of one model; none for two models, also where they share an embedding space."""
+    """The limits for two files of one model; two models have none, even if they share an embedding space."""
     if a.weights != b.weights:
         log.warning("These two models have different embedding spaces, %s and %s.", a.fingerprint, b.fingerprint)
         return ParityLimits()

@@ -1,9 +1,9 @@
-"""Channels of one range, so that they share an int8 scale well; the function that the graph computes stays the same.
+"""Scale the channels of a tensor to the same range, so that one int8 scale fits them all; the function stays the same.
 
-A tensor has one scale in int8, and a channel of small values is left with few of its 256 steps. Where nothing but
-depthwise 1x1 convolutions (BatchNorms, see `quantisable`) reads what a convolution wrote, each channel can be shifted
-and scaled to [0, 1] in the writer's weights, and back in the consumers', at no cost. In a DenseNet that holds for every
-channel of every Concat.
+A tensor has one scale in int8, so a channel of small values uses few of its 256 steps. If only depthwise 1x1
+convolutions (BatchNorms, see `quantisable`) read what a convolution writes, each channel can be shifted and scaled to
+[0, 1] in the writer's weights, and back in the consumers', at no cost. In a DenseNet that is true of every channel of
+every Concat.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from numpy.typing import NDArray
 from cbmir.export.calibration import channel_ranges
 from cbmir.export.graph_rewrite import Floats, array, graph_bytes, quantisable, read_graph, set_input
 
-#: A channel is not stretched beyond this share of the widest: below it there is nothing but noise.
+#: A channel narrower than this share of the widest is noise, and is stretched only as far as this share.
 _LEAST = 1e-3
 
 
 class _Consumer(NamedTuple):
-    """A consumer of a tensor's channels, which are those from `first` on in its own input; whether behind a ReLU."""
+    """A consumer of a tensor's channels: where they start in its input, and whether a ReLU stands before it."""
 
-    node: ir.Node | None  # None: the caller, who reads an output of the graph
+    node: ir.Node | None  # None: the caller reads it as an output of the graph
     first: int
     rectified: bool
 
 
 def equalised(model: bytes, images: NDArray[np.uint8]) -> bytes:
-    """A float32 file of cbmir with its BatchNorms as depthwise convolutions and `equalise`d; card and head inside."""
+    """A float32 file of cbmir, `equalise`d, with BatchNorms as depthwise convolutions, and with its card and head."""
     graph = quantisable(model)
     equalise(graph, images)
     graph.metadata_props.clear()
@@ -66,7 +66,7 @@ def _is_depthwise_point(node: ir.Node | None) -> bool:
 
 
 def _consumers(value: ir.Value, first: int = 0, rectified: bool = False) -> Iterator[_Consumer]:
-    """The final consumers of a tensor's channels, past concats, pooling and ReLUs, which treat each channel alike."""
+    """The final consumers of a tensor's channels, behind concats, pooling and ReLUs, which treat each channel alike."""
     if value.is_graph_output():
         yield _Consumer(None, first, rectified)
     for node in value.consumers():
@@ -90,7 +90,7 @@ def _pads(node: ir.Node) -> bool:
 
 
 def _rescale(writer: ir.Node, consumers: list[_Consumer], shift: Floats, scale: Floats) -> None:
-    """Let the writer give (y - shift) / scale in place of y, both [C], and the consumers take it so."""
+    """Make the writer return (y - shift) / scale instead of y, both [C], and undo it in the consumers."""
     bias = array(writer.inputs[2]) if len(writer.inputs) > 2 else np.zeros_like(scale)
     set_input(writer, 1, array(writer.inputs[1]) / scale.reshape(-1, 1, 1, 1))
     set_input(writer, 2, (bias - shift) / scale)

@@ -1,4 +1,4 @@
-"""`cbmir export`: the best model of a run, or an untrained encoder, as files that answer as PyTorch does."""
+"""`cbmir export`: write the best model of a run, or an untrained encoder, to files that answer as PyTorch does."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from cbmir.training.run import load_model
 log = logging.getLogger("cbmir")
 
 REPORT = "parity.json"
-#: How many layers of an int8 file are left in float, tried in this order until it holds its limits.
+#: How many layers of an int8 file to leave in float, tried in this order until the file keeps its limits.
 KEPT = (0, 2, 4, 8, 16, 24)
 _ADVICE = {
     "float32": "This is a bug in the exporter: please report it.",
@@ -49,7 +49,7 @@ _ADVICE = {
     "bfloat16": "This model needs float32: export it without --openvino bf16.",
     "int8": "Give more images with --calibrate and --calibration-images, or export it without int8.",
 }
-#: Writes a file of int8 with these layers left in float; other files have no choice of layers.
+#: Writes a file; one of int8 leaves these layers in float.
 Write = Callable[[Path, Sequence[str]], object]
 
 
@@ -60,8 +60,8 @@ class ExportOptions:
     Args:
         openvino: Of bf16 and int8.
         targets: TensorRT targets (sm86 …, or current).
-        images: A manifest to compare on, in place of the run's own; an encoder has no other.
-        calibrate: A manifest to calibrate int8 on, in place of the run's own, or of `images`.
+        images: A manifest to compare on, instead of the run's own images; required for an encoder.
+        calibrate: A manifest to calibrate int8 on, instead of the run's own images or `images`.
         percentile: Cuts the activations' range in calibration; in (50, 100].
         tolerances: NAME=NUMBER for `ParityLimits.changed`.
         accept_parity_loss: Also write files that miss their limits.
@@ -81,7 +81,7 @@ class ExportOptions:
 
     @property
     def quantises(self) -> bool:
-        """Whether a file in int8 is asked for."""
+        """Whether any file is int8."""
         return self.int8 or "int8" in self.openvino
 
     def __post_init__(self) -> None:
@@ -125,21 +125,21 @@ def export_encoder(
     encoder: str, weights: str, output: str | Path, options: ExportOptions, *, image_size: int | None = None,
     grey_range: str = "own", intensity: str = "header",
 ) -> list[Path]:  # fmt: skip
-    """Export an encoder with published weights as an embedding model, without any training: no findings, no scores.
+    """Export an encoder with published weights as an embedding model, untrained, without findings and scores.
 
     Args:
         encoder: Its name for `build_encoder`.
         weights: A file, or `imagenet`.
-        output: As in `export_run`, like the return value.
-        options: With `images`, on which the files are compared with PyTorch.
+        output: As in `export_run`.
+        options: `images` is required: the files are compared with PyTorch on them.
         image_size: None: that of the published weights.
         grey_range: `own`, `signed` or MEAN,STD (`grey_range_of`).
         intensity: How stored values become grey.
 
     Raises:
         UserError: No weights, or no images.
-        EncoderError: The encoder is not known, or the weights are not all of its weights.
-        ManifestError, SplitError: The images.
+        EncoderError: The encoder is unknown, or some of its weights are missing.
+        ManifestError, SplitError: The images cannot be used.
         ParityError: Files miss their limits; the others are written.
     """
     target = _target(output, options)
@@ -158,21 +158,21 @@ def export_encoder(
 
 
 def _target(output: str | Path, options: ExportOptions) -> Path:
-    """Where the float32 file goes, once it is known that the export can be done."""
+    """Where to write the float32 file, after a check that the export is possible."""
     _check_possible(options)
     target = output_file(output)
-    read_report(target.parent / REPORT)  # a damaged one would stop the first file
+    read_report(target.parent / REPORT)  # fail now if the older report is damaged
     return target
 
 
 def _write(model: RetrievalModel, export: _Export, pixels: NDArray[np.uint8] | None) -> list[Path]:
-    """Write all files of a model; int8 is set by `pixels`."""
+    """Write all files of a model. `pixels` calibrate int8."""
     card, options = export.card, export.options
     if options.int8 and isinstance(model.encoder, PatchTokens):
         raise UserError("expected a convolutional encoder for --int8, found a transformer, which ONNX Runtime would "
                         "still run almost entirely in float; use --openvino int8 or bf16, or --fp16")  # fmt: skip
     exact = to_onnx(model, card)
-    export.add(".onnx", lambda path, _: path.write_bytes(exact))  # all others are made of it
+    export.add(".onnx", lambda path, _: path.write_bytes(exact))  # all others are made from it
     half = to_onnx(model, card, "float16") if options.fp16 else None
     refused = []
     for ending, write, rank in _others(options, exact, half, pixels):
@@ -189,7 +189,7 @@ def _write(model: RetrievalModel, export: _Export, pixels: NDArray[np.uint8] | N
 def _others(
     options: ExportOptions, exact: bytes, half: bytes | None, pixels: NDArray[np.uint8] | None
 ) -> Iterator[tuple[str, Write, Callable[[], Sequence[str]] | None]]:
-    """The ending of each file but the first, what writes it, and what ranks the layers of int8; the slowest last."""
+    """For each file but the first: its ending, what writes it, and what ranks the layers of int8; the slowest last."""
     percentile = options.percentile
 
     def plan(target: str) -> Write:
@@ -216,7 +216,7 @@ def _others(
 
 
 def _check_possible(options: ExportOptions) -> None:
-    """Refuse before the long work what cannot be had: tolerances, packages, arithmetic and GPUs."""
+    """Refuse impossible tolerances, packages, arithmetic and GPUs before the long work begins."""
     LIMITS["float32"].changed(*options.tolerances)
     if options.openvino:
         import_openvino()
@@ -230,7 +230,7 @@ def _check_possible(options: ExportOptions) -> None:
 
 @dataclass(eq=False)
 class _Export:
-    """Where files go, what they are compared with, and which have been written."""
+    """Where the files go, what they are compared with, and which have been written."""
 
     target: Path
     card: ModelCard
@@ -242,11 +242,11 @@ class _Export:
     def add(
         self, ending: str, write: Write, rank: Callable[[], Sequence[str]] | None = None, calibrated_on: int = 0
     ) -> None:
-        """Let in one file, and what belongs to it.
+        """Compare one file, and keep it if it is within its limits. Raises ParityError.
 
-        A TensorRT plan that cannot run here is let in as it is, and the report says why it was not compared. An int8
-        file has as few layers in float as its limits allow, the first of those that `rank` gives; where none holds its
-        limits and that is accepted, it is the one that is int8 throughout. Raises ParityError.
+        A TensorRT plan that cannot run here is kept, and the report says why it was not compared. An int8 file leaves
+        as few layers in float as its limits allow, the first of those that `rank` returns. If no number of layers is
+        enough, and that is accepted, the file is int8 throughout.
         """
         path = self.target.with_name(self.target.stem + ending)
         tries = []
@@ -275,7 +275,7 @@ class _Export:
             self._let_in(staged, card, parity, facts | {"kept_in_float": list(kept)} if rank else {})
 
     def warn_of_older(self) -> None:
-        """Say which files of another model stay beside this one's."""
+        """Warn about files of another model that stay beside this one."""
         report = read_report(self.target.with_name(REPORT))
         older = [
             name
@@ -296,7 +296,7 @@ class _Export:
         return card, measure_parity(self.reference, found, self.sample.cases, limits)
 
     def _let_in(self, staged: Path, card: ModelCard, found: Parity | str, more: Mapping[str, Any] = {}) -> None:
-        """`found` is the comparison, or the reason that it is missing; `more` goes into the report."""
+        """Keep a file. `found` is the comparison, or the reason for its absence; `more` goes into the report."""
         path = self.target.with_name(staged.name)
         machine = describe_machine()
         facts = {
@@ -314,7 +314,7 @@ class _Export:
             log.warning("%s answers differently from PyTorch, as was accepted: %s.", path, "; ".join(found.failures))
         files = sorted(staged.parent.iterdir(), key=lambda file: file == staged)
         size = sum(file.stat().st_size for file in files)
-        for file in files:  # what belongs to the file first, so that the file is never there without it
+        for file in files:  # companions first, so that the file is never there without them
             file.replace(path.with_name(file.name))
         report = path.with_name(REPORT)
         write_json(report, read_report(report) | {path.name: facts})  # another export may have added to it
@@ -333,7 +333,7 @@ class _Export:
 
 
 def _more_and_more(rank: Callable[[], Sequence[str]]) -> Iterator[tuple[str, ...]]:
-    """No layer, then more and more of the ranking, as long as it has any."""
+    """No layer, then more and more layers of the ranking."""
     yield ()
     ranked = tuple(rank())
     for before, count in pairwise(KEPT):
@@ -342,9 +342,9 @@ def _more_and_more(rank: Callable[[], Sequence[str]]) -> Iterator[tuple[str, ...
 
 
 def output_file(output: str | Path) -> Path:
-    """Where the float32 file goes: `output` itself, or `model.onnx` in it when it is (or reads as) a folder.
+    """Where the float32 file goes: `output` itself, or `model.onnx` in it if it is a folder or has no suffix.
 
-    Makes the folder. Raises UserError when that cannot be, and for a suffix other than .onnx.
+    Creates the folder. Raises UserError if that is impossible, or for another suffix than .onnx.
     """
     path = Path(output)
     is_folder = path.is_dir() or str(output).endswith(("/", os.sep)) or not path.suffix
@@ -361,11 +361,11 @@ def output_file(output: str | Path) -> Path:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """The figures of the files already beside, by file name. Raises ModelError for a damaged report."""
+    """The figures of the files that are already there, by file name. Raises ModelError for a damaged report."""
     if not path.exists():
         return {}
     try:
         return dict(read_json(path))
     except (OSError, ValueError, TypeError) as error:
-        why = f"{path}: expected the report of an earlier export, found {error}; delete it to go on"
+        why = f"{path}: expected the report of an earlier export, found {error}; delete it to continue"
         raise ModelError(why) from error

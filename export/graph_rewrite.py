@@ -1,7 +1,7 @@
-"""Changes to a float ONNX graph, as an `onnx_ir.Model`, that leave what it computes alone.
+"""Rewrites of a float ONNX graph, as an `onnx_ir.Model`, that do not change what it computes.
 
-`bound_channels` saves OpenVINO the BatchNorms (benchmarks/graph_work.py measures it), `quantisable` makes a graph ready
-for int8.
+`bound_channels` replaces BatchNorms for OpenVINO (benchmarks/graph_work.py measures it), and `quantisable` prepares a
+graph for int8.
 """
 
 from __future__ import annotations
@@ -25,17 +25,15 @@ _SMALL = 1e-12  # a slope below it counts as zero
 
 
 def read_graph(model: bytes) -> ir.Model:
-    """The graph in the bytes of an ONNX file."""
     return ir.from_proto(onnx.load_model_from_string(model))
 
 
 def graph_bytes(model: ir.Model) -> bytes:
-    """The bytes of an ONNX file with this graph."""
     return bytes(ir.to_proto(model).SerializeToString())
 
 
 def encoder_nodes(model: ir.Model) -> list[ir.Node]:
-    """The nodes that make the feature map, in the graph's order. All others are the head."""
+    """The nodes that compute the feature map, in the graph's order. All others are the head."""
     found: set[ir.Node] = set()
     waiting: list[ir.Value | None] = [value for value in model.graph.outputs if value.name == "feature_map"]
     while waiting:
@@ -48,13 +46,12 @@ def encoder_nodes(model: ir.Model) -> list[ir.Node]:
 
 
 def array(value: ir.Value | None) -> Floats:
-    """The numbers of a constant."""
     assert value is not None and value.const_value is not None
     return np.asarray(value.const_value.numpy(), np.float64)
 
 
 def constant(graph: ir.Graph, name: str, values: Floats) -> ir.Value:
-    """A float32 constant; one of that name gives way to it."""
+    """A float32 constant, which replaces one of the same name."""
     tensor = ir.tensor(np.ascontiguousarray(values, np.float32), name=name)
     value = ir.val(name, const_value=tensor)
     graph.initializers.add(value)
@@ -62,7 +59,7 @@ def constant(graph: ir.Graph, name: str, values: Floats) -> ir.Value:
 
 
 def set_input(node: ir.Node, position: int, values: Floats) -> None:
-    """Let a node read a float32 constant of its own: the one that it reads now may serve others too."""
+    """Give a node its own float32 constant, since other nodes may use the one that it reads now."""
     assert node.graph is not None
     node.resize_inputs(max(len(node.inputs), position + 1))
     node.replace_input_with(position, constant(node.graph, f"{node.name}.{position}", values))
@@ -83,7 +80,7 @@ def affine(norm: ir.Node) -> tuple[Floats, Floats]:
 
 
 def norms(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Node]]:
-    """Each batch norm of known numbers with the ReLU that alone reads it."""
+    """Each batch norm with constant parameters whose only reader is a ReLU, with that ReLU."""
     for node in list(graph):
         if node.op_type == "BatchNormalization" and all(value and value.const_value for value in node.inputs[1:]):
             readers = node.outputs[0].consumers()
@@ -92,7 +89,7 @@ def norms(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Node]]:
 
 
 def pointwise_reader(value: ir.Value) -> ir.Node | None:
-    """The node that alone reads a map, if it is a 1x1 convolution over all channels, without padding."""
+    """The only reader of a map, if it is a 1x1 convolution over all channels, without padding."""
     readers = value.consumers()
     if len(readers) != 1 or (node := readers[0]).op_type != "Conv" or not (weight := node.inputs[1]):
         return None
@@ -107,7 +104,8 @@ def column(values: Floats) -> Floats:
 
 
 def bound_channels(model: ir.Model) -> None:
-    """BN + ReLU before a 1x1 convolution as bounds of each channel, their slope and shift in the convolution.
+    """Replace BN + ReLU before a 1x1 convolution by bounds of each channel, and fold slope and shift into the
+    convolution.
 
     relu(a x + b) = a max(x, -b/a) + b where a > 0, and a min(x, -b/a) + b where a < 0; where a = 0 it is relu(b). Exact
     but for rounding, since a 1x1 convolution has no padding.
@@ -136,15 +134,16 @@ def bound_channels(model: ir.Model) -> None:
 
 
 def quantisable(model: bytes) -> ir.Model:
-    """The graph of a float32 file of cbmir, ready for int8: the same function in operators that have int8 kernels.
+    """The graph of a float32 file of cbmir in operators that have int8 kernels: the same function, without card and
+    head.
 
-    A BatchNorm after a convolution is folded into it. A BatchNorm that is left, as each one after a Concat, becomes a
-    depthwise 1x1 convolution: there is no int8 BatchNorm, and going to float and back for it costs more than int8
-    gains. Each node has a name of its own, and card and head are gone.
+    A BatchNorm after a convolution is folded into it. Any other BatchNorm, as after a Concat, becomes a depthwise 1x1
+    convolution: there is no int8 BatchNorm, and converting to float and back costs more than int8 gains. Each node gets
+    a unique name.
     """
     quantization = require("onnxruntime.quantization", "export")
     with TemporaryDirectory() as folder:
-        # By files: given the graph itself, it writes the weights beside a file and loses them (onnxruntime 1.32).
+        # By files: given the graph itself, onnxruntime 1.32 writes the weights to a second file and loses them.
         source, target = Path(folder) / "source.onnx", Path(folder) / "target.onnx"
         source.write_bytes(model)
         quantization.quant_pre_process(str(source), str(target), skip_symbolic_shape=True)

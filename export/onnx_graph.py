@@ -25,12 +25,13 @@ log = logging.getLogger("cbmir")
 
 Precision = Literal["float32", "float16"]
 
-#: The lowest that the dynamo exporter writes, and one that ONNX Runtime and TensorRT both take.
+#: The lowest opset of the dynamo exporter; ONNX Runtime and TensorRT read it.
 OPSET = 18
 
 
 def to_onnx(model: RetrievalModel, card: ModelCard, precision: Precision = "float32") -> bytes:
-    """The bytes of an ONNX file by the contract of `cbmir.runtime.engines.ort`, with the card and the head inside.
+    """The bytes of an ONNX file that keeps the contract of `cbmir.runtime.engines.ort`, with the card and the head
+    inside.
 
     Args:
         precision: `float16` puts the encoder's weights and arithmetic in half precision; scaling, pooling, norm and
@@ -59,12 +60,12 @@ def _translate(model: RetrievalModel, card: ModelCard, precision: Precision) -> 
     model, size = copy.deepcopy(model).eval(), card.preprocess.crop
     model.encoder = for_inference(card.encoder, model.encoder)
     if precision == "float16":
-        if isinstance(model.encoder, TwoStageEncoder):  # its linear maps stay in float32, as a head does
+        if isinstance(model.encoder, TwoStageEncoder):  # its linear maps stay in float32, like a head
             model.encoder.encoder = fold_batch_norm(model.encoder.encoder, size).half()
         else:
             model.encoder = fold_batch_norm(model.encoder, size).half()
     try:
-        images = torch.zeros(2, 1, size, size, dtype=torch.uint8)  # the exporter takes a batch of 1 for a constant
+        images = torch.zeros(2, 1, size, size, dtype=torch.uint8)  # the exporter would make a batch of 1 constant
         program = torch.onnx.export(
             model, (images,), input_names=["image"], output_names=OUTPUTS, opset_version=OPSET,
             dynamic_shapes={"image": {0: torch.export.Dim("N")}}, dynamo=True, external_data=False, verbose=False,
@@ -80,13 +81,13 @@ def _translate(model: RetrievalModel, card: ModelCard, precision: Precision) -> 
 def fold_batch_norm(encoder: nn.Module, size: int) -> nn.Module:
     """The encoder with each BatchNorm that follows a convolution folded into it, in float32.
 
-    Before anything is rounded: the exporter would fold the rounded values, and a small variance then multiplies the
-    rounding: on a trained ResNet18 the loss of cosine is 60 times as large (1.5e-4 for 2.3e-6). What follows what is
-    seen in one run at `size` pixels, since many encoders cannot be traced. An encoder that would answer otherwise,
-    where something else reads the convolution too, stays as it is.
+    This comes before any rounding: the exporter would fold rounded values, and a small variance multiplies the rounding
+    error. On a trained ResNet18 the loss of cosine would be 60 times as large (1.5e-4 instead of 2.3e-6). Many encoders
+    cannot be traced, so one run at `size` pixels shows what follows what. An encoder whose answers would change,
+    because something else reads the convolution too, stays as it is.
     """
     image = torch.rand(2, 1, size, size, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    made: list[tuple[Tensor, nn.Conv2d]] = []  # the tensors are kept, so that no address is used twice
+    made: list[tuple[Tensor, nn.Conv2d]] = []  # keeps the tensors, so that no id is used twice
     pairs: list[tuple[nn.Conv2d, nn.BatchNorm2d]] = []
 
     def note(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
@@ -101,23 +102,21 @@ def fold_batch_norm(encoder: nn.Module, size: int) -> nn.Module:
     for hook in hooks:
         hook.remove()
     for conv, norm in pairs:
-        assert norm.running_mean is not None and norm.running_var is not None  # which it has normed by
+        assert norm.running_mean is not None and norm.running_var is not None  # the eval-mode statistics
         conv.weight, conv.bias = fuse_conv_bn_weights(
             conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
         )
         norm.reset_parameters()
-        norm.eps = 0.0  # now it changes nothing; timm's has the activation inside
+        norm.eps = 0.0  # now an identity; timm's contains the activation
     if torch.allclose(folded(image), expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())):
         return folded
-    log.info("BatchNorm is not folded before rounding: something else reads what this encoder's convolutions give.")
+    log.info("BatchNorm is not folded before rounding: something else also reads its convolutions.")
     return encoder
 
 
 def _cast_input_first(graph: ir.Graph) -> None:
-    """Let every reader of the uint8 input read its float cast: TensorRT's parser takes no operator but Cast on uint8.
-
-    The exporter puts Shape on the input wherever the batch size is asked for, and a cast has the same shape.
-    """
+    """Make all readers of the uint8 input, even Shape, read its float cast: TensorRT's parser allows only Cast on
+    uint8."""
     image = graph.inputs[0]
     cast_node = next(node for node in image.consumers() if node.op_type == "Cast")
     image.replace_all_uses_with(cast_node.outputs[0])
@@ -126,14 +125,14 @@ def _cast_input_first(graph: ir.Graph) -> None:
 
 
 def _leave_out_scores(model: ir.Model) -> None:
-    """Take off the scores of no findings, [N, 0], and what makes them."""
+    """Remove the scores of no findings, [N, 0], and the nodes that compute them."""
     outputs = model.graph.outputs
     outputs.remove(next(value for value in outputs if value.name == "scores"))
     RemoveUnusedNodesPass()(model)
 
 
 def _strip_sources(graph: ir.Graph) -> None:
-    """Take off the exporter's notes on each node: stack traces with paths of the machine that exported."""
+    """Remove the exporter's metadata of nodes: stack traces with paths of the machine."""
     made = (value for node in graph for value in node.outputs)
     for part in (graph, *graph, *graph.inputs, *graph.initializers.values(), *made):
         part.metadata_props.clear()
@@ -141,7 +140,7 @@ def _strip_sources(graph: ir.Graph) -> None:
 
 
 def _check(model: ModelProto, card: ModelCard) -> None:
-    """Check the contract of the file. Raises EncoderError for an encoder whose graph cannot keep to it."""
+    """Check the file's contract. Raises EncoderError for an encoder whose graph cannot keep it."""
     onnx.checker.check_model(model, full_check=True)
     size, dim = card.preprocess.crop, card.embedding_dim
     expected = {

@@ -1,8 +1,8 @@
 """A float32 ONNX file of cbmir as OpenVINO's .xml and .bin: for bfloat16, or quantised to int8 by NNCF.
 
-The head (all that follows the feature map: mean, norm, distances, exp) computes in float32 in both. In bfloat16 the CPU
-plugin keeps float32 only after the last convolution or matrix product, so the head's product is written as a
-multiplication and a sum. NNCF is configured to leave the head out.
+In both, the head (everything after the feature map: mean, norm, distances, exp) computes in float32. In bfloat16 the
+CPU plugin keeps float32 only after the last convolution or matrix product, so the head's product is written as a
+multiplication and a sum. NNCF leaves the head out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cbmir.files import replacing
 from cbmir.runtime.engines.openvino import WEIGHTS_KEY, hidden, import_openvino
 
 OpenVinoPrecision = Literal["bfloat16", "int8"]
-_METADATA = "framework"  # where OpenVINO puts the metadata of an ONNX file
+_METADATA = "framework"  # OpenVINO's place for the metadata of an ONNX file
 _CONVOLUTIONS = ("Convolution", "GroupConvolution")
 
 
@@ -37,15 +37,15 @@ def write_openvino(
     model: bytes, path: Path, precision: OpenVinoPrecision, calibration: NDArray[np.uint8] | None = None, *,
     keep: Sequence[str] = (), percentile: float | None = None,
 ) -> None:  # fmt: skip
-    """Write a .xml file and the .bin beside it. An int8 file has an embedding space of its own, whose name in its card
-    ends with the first digits of the SHA-256 of the .bin. The arguments are those of `quantize_ort.to_int8`.
+    """Write a .xml file and the .bin beside it; the arguments are those of `quantize_ort.to_int8`. An int8 file has its
+    own embedding space: its name in the card ends with the first digits of the SHA-256 of the .bin.
 
     Raises:
-        ModelError: int8 without images, or a layer to keep that is not there.
-        UserError: A percentile that is not above 50.
+        ModelError: int8 without images, or an unknown layer in `keep`.
+        UserError: The percentile is not above 50.
     """
     check_percentile(percentile)
-    if precision == "bfloat16":  # int8 steps fit a channel better after its norm than before
+    if precision == "bfloat16":  # int8 fits channels better after the norm than before
         bounded = read_graph(model)
         bound_channels(bounded)
         model = graph_bytes(bounded)
@@ -61,11 +61,11 @@ def write_openvino(
 def sensitive_layers(
     model: bytes, calibration: NDArray[np.uint8], *, images: int = 32, percentile: float | None = None
 ) -> list[str]:
-    """The convolutions of a float32 ONNX file, the one that int8 hurts most first, for `write_openvino(keep=…)`.
+    """The convolutions of a float32 ONNX file for `write_openvino(keep=…)`, the most sensitive to int8 first.
 
-    They are ranked by the ratio of signal to quantisation noise of a layer's output when that layer alone is int8, over
-    at most so many of the images: each layer is there in float and in int8, and both read what the float layers before
-    it give. So one pass over the images ranks all layers.
+    They are ranked by the ratio of signal to quantisation noise in a layer's output when only that layer is int8, over
+    at most `images` images. Each layer runs in float and in int8, both on the output of the float layers before it, so
+    one pass over the images ranks all layers.
     """
     ov = import_openvino()
     ops = ov.opset13
@@ -90,7 +90,7 @@ def sensitive_layers(
         for reader in readers:
             reader.replace_source_output(exact.output(0))
         outputs += [mean_square(exact), mean_square(ops.subtract(quantised, exact))]
-    for node in nodes.values():  # all but the int8 convolutions read float maps
+    for node in nodes.values():  # only the int8 convolutions read int8 maps
         if node.get_type_name() == "FakeQuantize":
             for reader in node.output(0).get_target_inputs():
                 if reader.get_node().get_friendly_name() not in layers:
@@ -99,14 +99,14 @@ def sensitive_layers(
     both = ov.Core().compile_model(noise, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     sums = sum(np.array(list(both([image[None]]).values())) for image in evenly_spread(calibration, images))
     signal, noise = np.reshape(sums, (len(layers), 2)).T
-    least = np.finfo(np.float32).tiny  # a layer that is exact in int8, or always 0, is last
+    least = np.finfo(np.float32).tiny  # a layer that is exact in int8, or always 0, comes last
     ratios = np.maximum(signal, least) / np.maximum(noise, least)
     names = list(layers)
     return [names[number] for number in np.argsort(ratios, kind="stable")]
 
 
 def _read(model: bytes) -> Any:
-    """The graph for one image at a time, its head in operators that OpenVINO keeps in float32."""
+    """The graph for one image at a time, with a head whose operators OpenVINO keeps in float32."""
     graph = import_openvino().Core().read_model(model)
     size = graph.input(0).partial_shape[2].get_length()
     graph.reshape([1, 1, size, size])
@@ -123,7 +123,7 @@ def _read(model: bytes) -> Any:
 
 
 def _encoder(graph: Any) -> dict[str, Any]:
-    """The nodes that the feature map comes from, by name. All others are the head, which stays float32."""
+    """The names of the nodes that compute the feature map. All others are the head, which stays float32."""
     wanted, found = [graph.output("feature_map").get_node()], set()
     while wanted:
         node = wanted.pop()
@@ -147,10 +147,10 @@ def _quantise(
     ranges = nncf.quantization.range_estimator
     options = nncf.AdvancedQuantizationParameters(
         disable_bias_correction=not correct_bias,
-        # All 8 bits of the weights: processors without VNNI, where sums may overflow, gain nothing from int8.
+        # All 8 bits of the weights: sums may overflow without VNNI, but such processors gain nothing from int8.
         overflow_fix=nncf.quantization.advanced_parameters.OverflowFix.DISABLE,
     )
-    # NNCF's own choice is the mean of the images' extremes, which cuts off what is rare: a few images then turn far.
+    # NNCF's default, the mean of the images' extremes, cuts off rare values, which changes a few embeddings a lot.
     options.activations_range_estimator_params = ranges.RangeEstimatorParametersSet.MINMAX
     if percentile is not None:
         bound = ranges.StatisticsCollectorParameters(
@@ -169,19 +169,18 @@ def _quantise(
 
 
 def import_nncf() -> Any:
-    """NNCF without its telemetry, and with no word but its errors. It imports PyTorch where that is installed, which
-    may warn that CUDA's compiler is there without a GPU."""
+    """NNCF without telemetry, logging only errors. It imports PyTorch if that is installed, which may warn that CUDA's
+    compiler is there without a GPU."""
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     with hidden("openvino_telemetry", "openvino.tools.ovc"):
         nncf = require("nncf", "quantise")
         require("nncf.quantization.range_estimator", "quantise")
-    logging.getLogger("nncf").setLevel(logging.ERROR)  # not by its own function, which sets every handler too
+    logging.getLogger("nncf").setLevel(logging.ERROR)  # its own function would change every handler too
     return nncf
 
 
 def _save(graph: Any, card: ModelCard, path: Path) -> None:
-    """Write .bin and .xml, which holds the card and the SHA-256 of the .bin, which detects files that do not belong
-    together, and distinguishes an int8 file's embedding space from any other."""
+    """Write .bin and .xml. Its SHA-256 ties the .bin to the .xml's card, and names an int8 file's embedding space."""
     ov = import_openvino()
     with TemporaryDirectory() as folder:
         xml, weights = Path(folder, "model.xml"), Path(folder, "model.bin")

@@ -1,5 +1,5 @@
-"""Does a file answer as its source does? Two sets of answers to the same images are compared by what a user sees: the
-neighbours that are found, how well they fit, and how well findings are separated."""
+"""Compare two sets of answers to the same images by what a user sees: the neighbours, how well they fit, and how well
+findings are separated."""
 
 from __future__ import annotations
 
@@ -22,9 +22,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ParityLimits:
-    """A file must keep these: the least cosine of an image's two embeddings, the largest difference of a score, the
-    least share of unchanged neighbours in its own gallery (`overlap`) and in the source's (`cross`), the largest
-    |difference| of nDCG and of AUC. None: any."""
+    """A file's limits; None means no limit.
+
+    Attributes:
+        cosine: The least cosine of an image's two embeddings.
+        overlap: The least share of neighbours in its own gallery that stay the same.
+        cross: The same in the source's gallery.
+        score: The largest difference of a score.
+        ndcg: The largest |difference| of nDCG.
+        auc: The same for AUC.
+    """
 
     cosine: float | None = None
     score: float | None = None
@@ -34,7 +41,7 @@ class ParityLimits:
     auc: float | None = None
 
     def changed(self, *settings: str) -> ParityLimits:
-        """These limits with some of them set, each by `NAME=NUMBER`. Raises UserError for anything else."""
+        """These limits with those of `NAME=NUMBER` changed. Raises UserError for anything else."""
         changes, names = {}, [field.name for field in fields(self)]
         for setting in settings:
             name, _, number = setting.partition("=")
@@ -47,16 +54,15 @@ class ParityLimits:
         return replace(self, **changes)
 
     def for_images(self, card: ModelCard, cases: Cases) -> ParityLimits:
-        """The limits that mean something for a model: one without findings has no scores and no AUC, and no nDCG
-        either on images of which no label is known."""
+        """The limits that apply to a model: without findings no scores and no AUC, and without known labels no nDCG."""
         if card.has_findings:
             return self
         unlabelled = bool(np.isnan(cases.labels).all())
         return replace(self, score=None, auc=None, ndcg=None if unlabelled else self.ndcg)
 
 
-#: By the precision of the file, finest first. Files in half precision share a gallery with the float32 file, so they
-#: have a limit across too, of the maintainers' choice; an int8 file has a gallery of its own.
+#: By the precision of the file, finest first. Half precision shares a gallery with the float32 file, so `cross` has a
+#: limit; an int8 file has its own gallery.
 LIMITS = {
     "float32": ParityLimits(cosine=0.999999, score=1e-5),
     "float16": ParityLimits(overlap=0.97, cross=0.95, ndcg=0.002, auc=0.002),
@@ -67,7 +73,7 @@ LIMITS = {
 
 @dataclass(frozen=True, eq=False)
 class Cases:
-    """The facts about M images, of which the first `queries` search all of them but their own patient's.
+    """Facts about M images; the first `queries` of them search all images but those of their own patient.
 
     labels: float32 [M, C] in {1, 0, -1, NaN}; patients: M names; thresholds: C scores, NaN for a label without one.
     """
@@ -79,7 +85,6 @@ class Cases:
 
     @property
     def asking(self) -> set[str]:
-        """The patients of the queries."""
         return set(self.patients[: self.queries])
 
 
@@ -92,11 +97,11 @@ class Estimate:
     high: float
 
     def share(self) -> str:
-        """In words, of a share in [0, 1]."""
+        """The estimate as text, for a share in [0, 1]."""
         return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
 
     def __str__(self) -> str:
-        """In words, of a difference: with its sign."""
+        """The estimate as text with its sign, for a difference."""
         if math.isnan(self.value):
             return "not defined"
         return f"{self.value:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"
@@ -104,16 +109,16 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Parity:
-    """How far a file is from its source.
+    """The differences between a file and its source.
 
     Attributes:
         score_difference: The largest difference of a score, in [0, 1]; NaN without findings.
         decisions: The share of findings decided alike by the thresholds; NaN without thresholds.
         overlap: The share of a query's ten nearest neighbours that both find, each in its own embeddings.
-        cross_overlap: The same, where the file's queries search the source's embeddings.
-        ndcg: The file's figure less the source's, over queries with a positive label.
+        cross_overlap: The same, with the file's queries in the source's embeddings.
+        ndcg: The file's nDCG minus the source's, over queries with a positive label.
         ndcg_all: The same over all queries, with the negative class as a label.
-        auc: The file's mean over labels less the source's, on the queries.
+        auc: The file's mean over labels minus the source's, on the queries.
     """
 
     images: int
@@ -131,7 +136,7 @@ class Parity:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """The figures beyond their limits, in words; NaN is beyond. Empty when the file may be used."""
+        """The figures beyond their limits (NaN too), in words. Empty if the file may be used."""
         limits, k = self.limits, NEIGHBOURS
         own, cross = self.overlap, self.cross_overlap
         bounds = [
@@ -154,7 +159,7 @@ class Parity:
         return {name: _json(value) for name, value in asdict(self).items()}
 
     def table(self) -> str:
-        """Every figure on a line of its own, and what is beyond its limit."""
+        """Every figure on its own line, with any limit that it misses."""
         k = NEIGHBOURS
         rows = {
             "images": f"{self.images}, of which {self.queries} are queries",
@@ -226,12 +231,12 @@ def measure_parity(reference: Outputs, found: Outputs, cases: Cases, limits: Par
 
 def _unit(embedding: NDArray[np.float32]) -> Floats:
     wide = embedding.astype(np.float64)
-    with np.errstate(invalid="ignore", divide="ignore"):  # a zero vector becomes NaN, and so a failure
+    with np.errstate(invalid="ignore", divide="ignore"):  # a zero vector becomes NaN, which fails
         return np.asarray(wide / np.linalg.norm(wide, axis=1, keepdims=True))
 
 
 def _nearest(queries: Floats, gallery: Floats, cases: Cases) -> list[set[int]]:
-    """Positions of the ten nearest images of each query, its own patient's left out."""
+    """Positions of the ten nearest images of each query, without its own patient's."""
     own, others = metrics.patient_codes(cases.patients[: cases.queries], cases.patients)
     found = []
     for patient, cosines in zip(own, queries @ gallery.T, strict=True):
@@ -246,7 +251,7 @@ def _shared(one: list[set[int]], other: list[set[int]]) -> Floats:
 
 
 def _ndcg(embedding: Floats, cases: Cases, positive: NDArray[np.float32]) -> Floats:
-    """nDCG@10 of each query [Q]; NaN where it is not defined, or the embeddings are no numbers."""
+    """nDCG@10 of each query [Q]; NaN if it is undefined or the embeddings are not finite."""
     queries = cases.queries
     if not np.isfinite(embedding).all():
         return np.full(queries, math.nan)
@@ -271,7 +276,7 @@ def _estimate(values: Floats, weights: Floats) -> Estimate:
 
 
 def _size(difference: Estimate) -> tuple[float, str]:
-    """Its absolute value; and in words, or the reason that it is not defined."""
+    """The absolute value, and as text the value or why it is undefined."""
     lacking = "none: not defined on these images; give labelled ones (cbmir export: with --images)"
     return abs(difference.value), lacking if math.isnan(difference.value) else str(difference)
 

@@ -1,6 +1,6 @@
-"""TensorRT plans from exported ONNX files. No GPU is needed where TensorRT for RTX builds for a named one.
+"""TensorRT plans from exported ONNX files. TensorRT for RTX can build for a named GPU without having one.
 
-Networks are strongly typed: a plan computes in the precision of the file that it is built from.
+Networks are strongly typed: a plan computes in the precision of its source file.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from cbmir.runtime.engines.tensorrt import PlanInfo, sidecar_of
 
 log = logging.getLogger("cbmir")
 
-#: The batch that a plan is tuned for; it takes any from 1 to its largest.
+#: The batch size that a plan is tuned for; it accepts 1 to its largest.
 OPTIMUM = 8
 PRECISIONS = ("float32", "float16")
 
 
 def resolve_target(target: str) -> str:
-    """The target by its name (sm86 …), also of `current`. Raises as `write_plan` where it cannot be built for here."""
+    """The name of the target (sm86 …), also for `current`. Raises like `write_plan` if it cannot be built here."""
     return _builder_for(target)[2]
 
 
 def write_plan(model: bytes, path: Path, target: str, max_batch: int = 32) -> None:
     """Build a plan from the bytes of a float32 or float16 file of `cbmir export`, and write it with its sidecar beside.
 
-    The sidecar comes first, so that a plan is never there without it: a plan of an older export that it then
-    contradicts for a moment is refused by its SHA-256.
+    The sidecar is written first, so that a plan always has one. Until the plan follows, an older plan does not match
+    its SHA-256 and is refused.
 
     Args:
-        target: A GPU's compute capability (sm75, sm86 …), or `current` for the GPU that is here. TensorRT for RTX
-            builds for any that it knows; TensorRT, where it alone is installed, only for the GPU that is here.
-        max_batch: Batches go from 1 to this.
+        target: A GPU's compute capability (sm75, sm86 …), or `current` for this machine's GPU. TensorRT for RTX builds
+            for any GPU that it knows; TensorRT alone builds only for this machine's GPU.
+        max_batch: The largest batch size.
 
     Raises:
-        ModelError: TensorRT's parser or builder does not take the file; with its own words.
-        CardError: A file without a card.
-        EngineError: A target that cannot be built for here.
+        ModelError: TensorRT's parser or builder refuses the file; the message quotes it.
+        CardError: The file has no card.
+        EngineError: The target cannot be built for here.
         MissingDependencyError: TensorRT is not installed.
     """
     if max_batch < 1:
@@ -88,7 +88,7 @@ def _card_and_head(model: bytes) -> tuple[ModelCard, str]:
 
 
 def _builder_for(target: str) -> tuple[Any, str, str]:
-    """TensorRT's module, its flavour, and the target by its name. Raises EngineError, MissingDependencyError."""
+    """TensorRT's module, its flavour, and the target's name. Raises EngineError, MissingDependencyError."""
     current = target == "current"
     trt, flavour = find_tensorrt() if current else find_tensorrt("tensorrt-rtx", "tensorrt")
     here = current_gpu().target if current or flavour == "tensorrt" else ""
@@ -119,7 +119,7 @@ def _parse(trt: Any, builder: Any, logger: Any, model: bytes) -> Any:
 
 
 def _check_tensors(trt: Any, network: Any, card: ModelCard) -> None:
-    """The contract of an exported file, as TensorRT has read it; -1 is an open dimension, which only the batch has."""
+    """Check the file's contract as TensorRT reads it; -1 is an open dimension, which only the batch has."""
     size, dim = card.preprocess.crop, card.embedding_dim
     expected = {
         "image": (trt.uint8, (-1, 1, size, size)),

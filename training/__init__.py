@@ -1,4 +1,4 @@
 """Training: dataset readers and phantoms, losses, encoders, the Lightning harness, metrics.
 
-Imported module by module, since readers, phantoms and metrics must work where torch is not installed.
+Import the modules one by one: readers, phantoms and metrics must work without torch.
 """

@@ -19,36 +19,35 @@ Precision = Literal["auto", "32", "bf16-mixed", "16-mixed"]
 Schedule = Literal["constant", "cosine"]
 Augment = Literal["crop", "full"]
 
-#: What may change when a run is resumed; everything else would make it another run. The manifest and the teacher may
-#: have been moved: their fingerprints stay.
+#: What may change when a run is resumed. The manifest and the teacher may have moved: their fingerprints stay.
 RESUMABLE_CHANGES = ("devices", "manifest", "distill")
 
-#: Losses that have class weights, or may be given them.
+#: Losses that can have class weights.
 BALANCEABLE = (*WEIGHTED_LOSSES, "bce")
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Options of `cbmir train`; the defaults are the paper's ("Implementation"), those of the recipe `paper`.
+    """Options of `cbmir train`. The defaults are the recipe `paper`, from the paper's section "Implementation".
 
     Attributes:
-        grey_range: The input values of the encoder's weights for black and white (`encoders.grey_range_of`).
-        batch_size: That of all devices together.
+        grey_range: The values for black and white that the encoder's weights expect (`encoders.grey_range_of`).
+        batch_size: On all devices together.
         proxies_per_class: A number, or `auto`.
-        class_weights: None is the paper's choice: with the proxy loss, without for BCE; most others have none.
-        code_bits: The length of the codes of hashing losses.
+        class_weights: None is the paper's choice: yes for the proxy loss, no for BCE. Most other losses have none.
+        code_bits: Length of the codes of hashing losses.
         fold: "1/5" to "5/5" for cross-validation by patient, the same for every seed; empty for the manifest's splits;
-            `all` where every image trains, which `comparison.final` alone asks for.
-        stop_after: Training ends after so many of the schedule's epochs; 0: after all.
-        patience: Epochs without a better choice (`validation.Validation`) until training stops.
-        schedule: The learning rate stays, or warms up and then falls by a cosine.
-        average: Decay of the moving average of the weights that is judged and kept; 0 keeps the weights themselves.
+            `all` to train on every image, which only `comparison.final` does.
+        stop_after: Number of the schedule's epochs after which training ends; 0 means all.
+        patience: Number of epochs without a better `choice` (`validation.Validation`) until training stops.
+        schedule: The learning rate is constant, or warms up and then decays by a cosine.
+        average: Decay of the moving average of the weights that is evaluated and kept; 0 keeps the weights themselves.
         augment: Random crops, or also rotation, scale and exposure.
-        head_rate: The learning rate of projection, head and loss is so many times the encoder's.
+        head_rate: Learning rate of projection, head and loss, as a multiple of the encoder's.
         linear_fit: At the end, fit linear maps from the features to embedding and scores (`linear_fit`).
         projection: Dimensions of the embedding of a linear fit.
-        distill: The teacher's folder; empty for an ordinary run.
-        teacher_fingerprint: The name of the teacher's weights, or empty.
+        distill: The teacher's folder, or empty.
+        teacher_fingerprint: Fingerprint of the teacher's weights, or empty.
     """
 
     manifest: str
@@ -121,7 +120,7 @@ class TrainConfig:
 
     @classmethod
     def from_json(cls, data: Any) -> TrainConfig:
-        """From config.json. Raises ValueError for a value of another type, RunError for one out of its range."""
+        """From config.json. Raises ValueError for a value of the wrong type, RunError for one out of range."""
         if not isinstance(data, dict):
             raise ValueError("no object of options")
         unknown = sorted(set(data) - {field.name for field in fields(cls)})
@@ -130,7 +129,7 @@ class TrainConfig:
         return from_json(cls, data)
 
     def differences(self, other: TrainConfig) -> list[str]:
-        """What keeps `other` from being the same run, as "name: own -> other"."""
+        """The options by which `other` is another run, as "name: own -> other"."""
         return [
             f"{field.name}: {getattr(self, field.name)} -> {getattr(other, field.name)}"
             for field in fields(self)
@@ -139,10 +138,10 @@ class TrainConfig:
 
 
 def proxy_counts(asked: str, targets: Tensor) -> tuple[int, ...]:
-    """Proxies of each class (columns of `targets` [N, K] in {0, 1, NaN}): the number asked for, or `auto`.
+    """Number of proxies of each class (columns of `targets` [N, K] in {0, 1, NaN}): the given number, or `auto`.
 
-    `auto` goes past the paper (its future work): one proxy for a rare finding, one more each time that its number of
-    positive images doubles from 64, at most 8.
+    `auto` goes beyond the paper (its future work): one proxy for a rare finding, and one more for each doubling of its
+    positive images from 64, up to 8.
     """
     if asked != "auto":
         return (int(asked),) * targets.shape[1]
@@ -151,9 +150,9 @@ def proxy_counts(asked: str, targets: Tensor) -> tuple[int, ...]:
 
 
 def resolve_precision(precision: Precision) -> Literal["32-true", "bf16-mixed", "16-mixed"]:
-    """`auto` is bf16 or fp16 on CUDA, and float32 on a CPU, where bf16 helps some encoders and slows others.
+    """`auto` is bf16 or fp16 on CUDA, and float32 on a CPU, where bf16 slows some encoders down.
 
-    Raises RunError for fp16 where there is no CUDA: Lightning would take bf16 instead.
+    Raises RunError for fp16 without CUDA: Lightning would use bf16 instead.
     """
     if precision == "16-mixed" and not torch.cuda.is_available():
         raise RunError("precision 16-mixed needs a CUDA GPU, found none; take 32 or bf16-mixed")

@@ -1,4 +1,4 @@
-"""Decoded images, cached once so that decoding never starves the model, and the dataset over them."""
+"""Decoded images, cached so that decoding never keeps the model waiting, and the dataset over them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def label_array(manifest: Manifest) -> NDArray[np.float32]:
 
 
 def split_rows(manifest: Manifest, *splits: str) -> list[int]:
-    """Positions of the rows of the named splits."""
+    """Positions of the rows in the named splits."""
     return [position for position, row in enumerate(manifest.rows) if row.split in splits]
 
 
@@ -48,16 +48,16 @@ def split_targets(manifest: Manifest, *splits: str) -> Tensor:
 
 
 def cache_folder(manifest: str | Path) -> Path:
-    """Where the decoded images of a manifest are kept: `.cbmir-cache` beside it."""
+    """The folder for the decoded images of a manifest: `.cbmir-cache` beside it."""
     return Path(manifest).resolve().parent / ".cbmir-cache"
 
 
 def cached_images(manifest: Manifest, spec: PreprocessSpec, folder: Path) -> NDArray[np.uint8]:
     """Every image of the manifest decoded and resized, uint8 [N, R, R], memory-mapped from `folder`.
 
-    Decodes only what is missing, so a stopped run continues. The cache is keyed by the files' paths,
-    sizes and times and by the spec, its intensity policy included. A DICOM file of a lateral view is taken where the
-    manifest says that it is one. Raises ManifestError that names the images which cannot be read.
+    Only missing images are decoded, so a stopped run continues. The cache is keyed by the files' paths, sizes and times
+    and by the spec, including its intensity policy. A DICOM file of a lateral view is accepted if the manifest says
+    that it is lateral. Raises ManifestError, which names the images that cannot be read.
     """
     digest = hashlib.sha256(repr(spec).encode())
     for row in manifest:
@@ -67,10 +67,10 @@ def cached_images(manifest: Manifest, spec: PreprocessSpec, folder: Path) -> NDA
             raise ManifestError(f"{row.image}: {error.strerror}; 'cbmir data check' lists all such images") from error
         digest.update(f"{row.image}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)  # one of an earlier version may be open to others
+    folder.chmod(0o700)  # earlier versions made it readable by others
     folder = folder / digest.hexdigest()[:16]
     folder.mkdir(exist_ok=True)
-    with FileLock(folder / "lock"):  # two runs that start together decode once
+    with FileLock(folder / "lock"):  # of two runs that start together, one decodes
         images: NDArray[np.uint8] = _memmap(folder / "images.npy", np.uint8, (len(manifest), spec.resize, spec.resize))
         done: NDArray[np.bool_] = _memmap(folder / "done.npy", np.bool_, (len(manifest),))
         _decode(manifest, spec, images, done)
@@ -105,7 +105,7 @@ def _memmap(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> NDAr
     if not path.exists():
         with replacing(path) as temporary:
             array = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=shape)
-            if sys.platform == "linux":  # a full disk is an error now, not a SIGBUS later
+            if sys.platform == "linux":  # a full disk fails now, not as SIGBUS later
                 with temporary.open("r+b") as stream:
                     os.posix_fallocate(stream.fileno(), 0, array.offset + array.nbytes)
     return np.lib.format.open_memmap(path, mode="r+")
@@ -114,8 +114,8 @@ def _memmap(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> NDAr
 class TrainingImages(Dataset[tuple[Tensor, Tensor]]):
     """Random views of images: (uint8 [1, S, S], float32 [C] in {0, 1, NaN}).
 
-    A view is a crop, or with `full` augmentation a rotated and scaled crop of another exposure. It depends on seed,
-    epoch and image alone, so that a resumed run sees what an unbroken one would.
+    A view is a crop, or with `full` augmentation a rotated and scaled crop with another exposure. It depends only on
+    seed, epoch and image, so a resumed run sees the same views as an uninterrupted one.
     """
 
     def __init__(
@@ -140,9 +140,9 @@ class TrainingImages(Dataset[tuple[Tensor, Tensor]]):
 
 
 def full_view(image: NDArray[np.uint8], crop: int, draw: np.random.Generator) -> Tensor:
-    """A crop anywhere in a grey image [R, R], turned by up to 10 degrees, its scale 12% and its sides 6% more or less,
-    of another gamma, contrast and brightness: uint8 [1, S, S]. Beyond the image it is black. Never mirrored: the heart
-    is on the left."""
+    """A random crop of a grey image [R, R], as uint8 [1, S, S]: rotated by up to 10 degrees, scaled by up to 12% (each
+    side by up to 6%), with another gamma, contrast and brightness, and black beyond the image. Never mirrored: the
+    heart is on the left."""
     resize = len(image)
     angle = math.radians(draw.uniform(-10, 10))
     scale, aspect = math.exp(draw.uniform(-0.12, 0.12)) * crop / resize, math.exp(draw.uniform(-0.06, 0.06))
@@ -157,7 +157,7 @@ def full_view(image: NDArray[np.uint8], crop: int, draw: np.random.Generator) ->
 
 
 def training_targets(labels: NDArray[np.float32]) -> Tensor:
-    """Uncertain (-1) is unknown (NaN) in training: float32 [N, C] in {0, 1, NaN}."""
+    """float32 [N, C] in {0, 1, NaN}: uncertain (-1) counts as unknown in training."""
     return torch.from_numpy(np.where(labels == -1, np.float32(np.nan), labels))
 
 

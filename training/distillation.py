@@ -1,7 +1,7 @@
-"""Distillation: a light encoder that answers in the embedding space of a trained model, its teacher.
+"""Distillation: train a light encoder to answer in the embedding space of a trained model, its teacher.
 
-The gallery stays the teacher's: what it has indexed, the student queries. The student is an encoder, a 1x1 projection
-to the teacher's embedding dimension, and the teacher's head, copied and frozen; its card has the teacher's fingerprint.
+The student searches the teacher's gallery. The student is an encoder, a 1x1 projection to the teacher's embedding
+dimension, and a frozen copy of the teacher's head; its card has the teacher's fingerprint.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from cbmir.training.run import RunFolder, encoder_for, load_model
 
 log = logging.getLogger("cbmir")
 
-#: Width of the neighbourhood, in cosine, within which a batch's other images compete.
+#: Width in cosine of the neighbourhood in which a batch's other images compete.
 TEMPERATURE = 0.05
-# Keeps log(score) and log(1 - score) finite where a score reaches 0 or 1.
+# Keeps log(score) and log(1 - score) finite.
 _EPSILON = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class Teacher:
-    """The model of a finished run. It is not part of the student, and never trained, saved, or in training mode."""
+    """The model of a finished run. It is not part of the student, and is never trained, saved, or in training mode."""
 
     model: RetrievalModel
     card: ModelCard
 
     @torch.no_grad()
     def pooled(self, image: Tensor) -> Tensor:
-        """Pooled features, float32 [N, D], of uint8 images [N, 1, S, S]: what the student is taught.
+        """Pooled features, float32 [N, D], of uint8 images [N, 1, S, S], which the student learns.
 
-        Always in float32, as the gallery that it is to query.
+        Always in float32, like the gallery that the student will search.
         """
         with torch.autocast(image.device.type, enabled=False):
             _, pooled, _ = self.model.features(image)
@@ -51,10 +51,10 @@ class Teacher:
 
 
 def teacher_options(run: Path, manifest_fingerprint: str) -> dict[str, Any]:
-    """The options of TrainConfig that the teacher in `run` decides: its folder, head, image size, and the fold.
+    """The options of TrainConfig that the teacher in `run` decides: its folder, head, image size, and fold.
 
-    The fold is the teacher's where the student learns on the same table, so that no query was seen by the teacher.
-    Raises RunError for a run that is not finished.
+    On the same table the student has the teacher's fold, so that the teacher has not seen the queries. Raises RunError
+    for an unfinished run.
     """
     folder = RunFolder(run)
     config, card = folder.read_config(), folder.read_card()
@@ -67,10 +67,11 @@ def teacher_options(run: Path, manifest_fingerprint: str) -> dict[str, Any]:
 
 
 def load_teacher(config: TrainConfig, manifest: Manifest) -> Teacher:
-    """The teacher of a student's run. Raises RunError for an unfinished run or a hashing model, for a teacher that is
-    not the one the run began with, and for labels, image size or fold that are not the teacher's.
+    """The teacher of a student's run.
 
-    Logs a warning where the teacher was trained on another table."""
+    Logs a warning if the teacher was trained on another table. Raises RunError for an unfinished run, a hashing model,
+    another teacher than at the start of the run, and for labels, image size or fold that differ from the teacher's.
+    """
     model, card, own = load_model(Path(config.distill))
     if card.weights != config.teacher_fingerprint:
         raise RunError(
@@ -93,31 +94,31 @@ def load_teacher(config: TrainConfig, manifest: Manifest) -> Teacher:
 
 
 def build_student(config: TrainConfig, teacher: Teacher, *, weights: str) -> tuple[RetrievalModel, DistillationLoss]:
-    """An untrained student and its loss: encoder from `weights`, a random projection, the teacher's head, frozen."""
+    """An untrained student and its loss: an encoder from `weights`, a random projection, and the teacher's head,
+    frozen."""
     encoder, dim = encoder_for(config, weights)
     head = copy.deepcopy(teacher.model.head).train().requires_grad_(False)
     return RetrievalModel(with_projection(encoder, dim, teacher.card.embedding_dim), head), DistillationLoss()
 
 
 class DistillationLoss(nn.Module):
-    """Regression, neighbours and scores, each zero where the student answers as the teacher does; no label is read.
+    """Regression, neighbours and scores, each zero if the student answers like the teacher; labels are not used.
 
-    With unit embeddings s of the student and t of the teacher, of the same image i, and the teacher's own head:
+    With unit embeddings s of the student and t of the teacher, of image i, and the teacher's head:
 
-    - regression, 1 - s_i . t_i = |s_i - t_i|^2 / 2. Where the teacher's gallery is what the student searches, plain
-      regression is hard to beat (M. Budnik and Y. Avrithis, "Asymmetric metric learning for knowledge transfer",
-      CVPR 2021);
+    - regression, 1 - s_i . t_i = |s_i - t_i|^2 / 2. For a student that searches the teacher's gallery, plain regression
+      is hard to beat (M. Budnik and Y. Avrithis, "Asymmetric metric learning for knowledge transfer", CVPR 2021);
     - neighbours, T KL(softmax_j(t_i . t_j / T) || softmax_j(s_i . t_j / T)) over the other images j of the batch: the
       student's query must rank the teacher's gallery as the teacher's query does (H. Wu et al., "Contextual similarity
       distillation for asymmetric image retrieval", CVPR 2022, there with each image's neighbours in a gallery). Times
       T, so that its gradient in a cosine is a difference of probabilities, of the size of the regression's;
-    - scores, the mean over labels of KL between the two Bernoulli distributions that the head makes of them (G. Hinton
-      et al., "Distilling the knowledge in a neural network", 2015): a linear head reads lengths, which the other two
-      terms do not see.
+    - scores, the mean over labels of KL between the two Bernoulli distributions that the head returns (G. Hinton et
+      al., "Distilling the knowledge in a neural network", 2015): a linear head reads lengths, which the other two terms
+      do not see.
     """
 
     def forward(self, head: ProxyHead | LinearHead, pooled: Tensor, embedding: Tensor, taught: Tensor) -> Tensor:
-        """`taught`, float32 [N, D], are the teacher's pooled features of the images that `pooled` [N, D] are of."""
+        """`taught`, float32 [N, D], are the teacher's pooled features of the same images as `pooled` [N, D]."""
         teacher = functional.normalize(taught, dim=1)
         regression = 1 - (embedding * teacher).sum(dim=1).mean()
         scores = bernoulli_divergence(head(taught, teacher), head(pooled, embedding))
@@ -125,9 +126,9 @@ class DistillationLoss(nn.Module):
 
 
 def neighbour_divergence(teacher: Tensor, student: Tensor) -> Tensor:
-    """T times the mean KL of whom an image stands next to among the teacher's others: two of [N, D] -> scalar.
+    """T times the mean KL between the two models' distributions over an image's neighbours: two of [N, D] -> scalar.
 
-    0 for fewer than three images: with a single other one there is nothing to choose.
+    0 for fewer than three images: a single other image leaves no choice.
     """
     if len(teacher) < 3:
         return student.new_zeros(())

@@ -1,4 +1,5 @@
-"""An embedding model of an encoder's published weights, without training: similar images, and no findings."""
+"""An embedding model from an encoder's published weights, without training: it finds similar images and scores no
+findings."""
 
 from __future__ import annotations
 
@@ -20,18 +21,18 @@ from cbmir.training.run import embedding_fingerprint
 def embedding_model(
     encoder: str, weights: str, *, image_size: int | None = None, grey_range: str = "own", intensity: str = "header"
 ) -> tuple[RetrievalModel, ModelCard]:
-    """The model, in evaluation mode on the CPU, and its card. It sees the whole image, squashed to a square.
+    """The model, in evaluation mode on the CPU, and its card. It sees the whole image, resized to a square.
 
     Args:
         encoder: Its name for `build_encoder`.
         weights: A file with every tensor of the encoder, or `imagenet`.
-        image_size: Side of the square; None: that of the published weights (`own_input`).
-        grey_range: The input values of the weights for black and white (`grey_range_of`).
+        image_size: Side of the square; None means that of the published weights (`own_input`).
+        grey_range: The values for black and white that the weights expect (`grey_range_of`).
         intensity: How stored values become grey (`PreprocessSpec`).
 
     Raises:
         UserError: No weights.
-        EncoderError: As `build_encoder`.
+        EncoderError: As in `build_encoder`.
     """
     if weights == "none":
         raise UserError("expected weights of the encoder, found none: random ones find nothing useful; give a file "
@@ -50,7 +51,7 @@ def embedding_model(
         encoder=encoder,
         embedding_dim=dim,
         head=model.head.kind,
-        sigma=TrainConfig.sigma,  # of the weight that a neighbour has in their agreement
+        sigma=TrainConfig.sigma,  # width of the weight of a neighbour in the agreement
         proxies_per_class=(),
         negative_proxies=False,
         thresholds=(),

@@ -1,6 +1,6 @@
-"""Evaluation: AUC, and retrieval from a gallery; of vectors, and of a run or model file.
+"""Evaluation of vectors, and of a run or model file: AUC, and retrieval from a gallery.
 
-An `Evaluation` has what was answered to one set of queries; its figures are those of a `Pool` of one.
+An `Evaluation` holds the answers to one set of queries; its figures are those of a `Pool` of one.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Embedder = Callable[[Iterable[NDArray[np.uint8]]], tuple[NDArray[np.float32], ND
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """What a model says of N images: embedding float32 [N, D], scores float32 [N, C]; what the table says of them:
-    labels float32 [N, C] (1, 0, -1, NaN) and a patient each. Scores are NaN where a method has no classifier."""
+    """N images: the model's embedding float32 [N, D] and scores float32 [N, C] (NaN without a classifier), and the
+    table's labels float32 [N, C] (1, 0, -1, NaN) and patients."""
 
     embedding: NDArray[np.float32]
     scores: NDArray[np.float32]
@@ -52,7 +52,7 @@ class Vectors:
     def of_split(
         cls, manifest: Manifest, split: str, embedding: NDArray[np.float32], scores: NDArray[np.float32] | None = None
     ) -> Vectors:
-        """Those of one split's images, in the order of the manifest; a gallery needs no scores."""
+        """The vectors of one split's images, in the order of the manifest; a gallery needs no scores."""
         rows = manifest.split(split)
         none = np.empty((len(rows), 0), np.float32)
         patients = [row.patient_id for row in rows]
@@ -61,16 +61,16 @@ class Vectors:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What one model answered to one set of queries.
+    """One model's answers to one set of queries.
 
     Attributes:
         gallery: Only labels and patients are used.
         neighbours: int [Q, k + SPARE], as in `Rankings`.
-        retrieval: A value per query, for `positive queries` (queries without a positive label left out) and `all
-            queries` (the negative class counted as a label).
-        thresholds: Of each label, from the model's card; empty where there is no card.
+        retrieval: One value per query, for `positive queries` (with a positive label) and `all queries` (the
+            negative class counts as a label).
+        thresholds: One per label, from the model's card; empty without a card.
         calibration: The same.
-        notes: What the card says that every answer must say.
+        notes: What every answer must say, according to the card.
     """
 
     labels: tuple[str, ...]
@@ -98,8 +98,8 @@ class Evaluation:
 
     @cached_property
     def references(self) -> dict[str, RetrievalValues]:
-        """What rankings that ignore the query would get: `random, all queries` and so on, six in all."""
-        every = metrics.add_negative_class(self.gallery.labels).astype(np.int16)  # many ties: far faster than as floats
+        """The figures of rankings that ignore the query: `random, all queries` and so on, six in all."""
+        every = metrics.add_negative_class(self.gallery.labels).astype(np.int16)  # ties of floats are slow
         scores = {"most labels": every[:, :-1].sum(axis=1, dtype=np.int16), "no finding": every[:, -1]}
 
         def alike(score: NDArray[np.int16]) -> metrics.Similarity:
@@ -121,7 +121,7 @@ class Evaluation:
 
     @cached_property
     def calibration_errors(self) -> Floats:
-        """Of each label, float64 [C]; NaN where there is no calibration or no score."""
+        """One per label, float64 [C]; NaN without calibration or scores."""
         calibration = self.calibration or [None] * len(self.labels)
         found = metrics.probabilities(self.query.scores, calibration)
         return np.array([metrics.calibration_error(*pair) for pair in zip(found.T, self.query.labels.T, strict=True)])
@@ -137,7 +137,7 @@ class Evaluation:
         return notes | counts | pool.figures() | references | self._decisions(pool.weights)
 
     def _decisions(self, weights: Floats) -> dict[str, Any]:
-        """What holds at the thresholds. Unknown and uncertain labels do not count."""
+        """The figures at the thresholds. Unknown and uncertain labels do not count."""
         labels, scores = self.query.labels, self.query.scores
         known = (labels == 0) | (labels == 1)
         present = np.where(known, labels, np.nan)
@@ -168,8 +168,8 @@ def evaluate(
     """Retrieval of every query from the gallery, its own patient left out.
 
     Args:
-        similarity: What is near; None: least Euclidean distance.
-        card: Of the model, for its thresholds and calibration.
+        similarity: Defines what is near; None means Euclidean distance.
+        card: The model's, for its thresholds and calibration.
     """
     similarity = similarity or metrics.inner_products(query.embedding, gallery.embedding)
     neighbours = nearest(similarity, query.patients, gallery.patients, k + SPARE)
@@ -195,7 +195,7 @@ def embed(
 
 
 def on_fastest_device(model: RetrievalModel) -> None:
-    """Move a model that is done with training to the GPU where there is one, in the layout that is fastest."""
+    """Move a trained model to the GPU, if there is one, in the fastest memory layout."""
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     model.to(memory_format=torch.channels_last)
 
@@ -205,15 +205,15 @@ def evaluate_model(
 ) -> Evaluation:
     """Evaluate a RUN folder or an exported model: the split `queries` against the train split as the gallery.
 
-    A model of a cross-validation fold is judged on that fold's queries when the manifest is the one of its training.
+    A model of a cross-validation fold is evaluated on the queries of that fold if the manifest is that of its training.
 
     Args:
-        gallery_model: Embeds the gallery in place of `model`, such as the teacher of a distilled model.
+        gallery_model: Embeds the gallery instead of `model`, such as the teacher of a distilled model.
 
     Raises:
         SplitError: A split is empty, or a patient is in two.
         ManifestError: A label is missing.
-        ModelError: The two models do not share one embedding space.
+        ModelError: The two models have different embedding spaces.
     """
     if k < 1:
         raise RunError(f"expected k of 1 or more, found {k}")
@@ -246,7 +246,7 @@ def evaluate_model(
 
 @contextmanager
 def opened_model(model: Path) -> Iterator[tuple[ModelCard, Embedder]]:
-    """A RUN folder or an exported model: its card, and what embeds batches by it."""
+    """The card of a RUN folder or an exported model, and a function that embeds batches with it."""
     if model.is_dir():
         network, card, _ = load_model(model)
         on_fastest_device(network)
@@ -257,10 +257,10 @@ def opened_model(model: Path) -> Iterator[tuple[ModelCard, Embedder]]:
 
 
 def splits_of(card: ModelCard, manifest: Manifest) -> Manifest:
-    """The manifest with the splits that the model was trained on: those of its fold, where this is its own table.
+    """The manifest with the splits of the model's training: those of its fold, if this is the table that it was trained
+    on.
 
-    Logs a warning where it is another; an embedding model was trained on none. Raises SplitError for a patient in two
-    splits.
+    Logs a warning for another table, except for embedding models. Raises SplitError for a patient in two splits.
     """
     fold = card.training.get("fold", "")
     if card.has_findings and manifest.fingerprint != card.training.get("manifest_fingerprint"):

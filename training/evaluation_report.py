@@ -1,4 +1,4 @@
-"""An evaluation in words: report.md, metrics.json and per_query.csv of `cbmir evaluate`."""
+"""The files of `cbmir evaluate`: report.md, metrics.json and per_query.csv."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def metric_title(metric: str, k: int) -> str:
 
 
 def text_report(summary: dict[str, Any], title: str) -> str:
-    """The figures as Markdown: the paper's metrics beside rankings that ignore the query, the yardstick, and labels."""
+    """The figures as Markdown: the paper's metrics, rankings that ignore the query, the yardstick, and labels."""
     k = summary["k"]
 
     def titles(metrics: Sequence[str]) -> list[str]:
@@ -104,7 +104,7 @@ def write_report(evaluation: Evaluation, summary: dict[str, Any], folder: Path, 
 
 
 def figure(value: dict[str, float | None]) -> str:
-    """`.219 [.201, .236]`, or n/a where there is no value."""
+    """`.219 [.201, .236]`, or n/a without a value."""
     if value["value"] is None:
         return "n/a"
     shown = f"{value['value']:.3f}"

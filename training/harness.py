@@ -1,6 +1,6 @@
 """Training on Lightning, from a manifest to a finished RUN folder.
 
-Checkpoints survive a kill, a full disk and a folder that was moved.
+Checkpoints survive a kill, a full disk and a move of the folder.
 """
 
 from __future__ import annotations
@@ -41,22 +41,23 @@ from cbmir.training.validation import MEASURED, HeldOut, Validation, write_card
 
 log = logging.getLogger("cbmir")
 
-#: With a cosine schedule the share of all steps in which the learning rate rises.
+#: The share of all steps in which the learning rate of a cosine schedule rises.
 _WARM_UP = 0.07
 _HEAD = ("model.encoder.projection.", "model.head.", "loss.")
 
 
 def train(config: TrainConfig, run: Path, *, resume: bool = False, folds: HeldOut | None = None) -> RunFolder:
-    """Train and finish a run: best checkpoint by AUC and corrected nDCG on validation, thresholds, calibration, card.
+    """Train and finish a run: the best checkpoint by AUC and corrected nDCG on validation, thresholds, calibration,
+    card.
 
     Args:
-        run: A new or empty folder, or that of a stopped run.
-        resume: Continue from the last complete epoch; the result is that of an uninterrupted run.
-        folds: Where every image trains (`config.fold`), what a cross-validation says of such a model; the last epoch
+        run: A new or empty folder, or the folder of a stopped run.
+        resume: Continue from the last complete epoch; the result is the same as without the interruption.
+        folds: If every image trains (`config.fold`), the results of a cross-validation of such a model; the last epoch
             is kept.
 
     Raises:
-        RunError: The folder is in use, or the run began with other options.
+        RunError: The folder is in use, or the run started with other options.
         SplitError: A split has no images or no positive labels, or shares a patient with another.
         ManifestError: An image cannot be read.
         EncoderError: The encoder or its weights do not fit.
@@ -73,7 +74,7 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False, folds: HeldOu
     manifest = training_manifest(config)
     _check_learnable(manifest, held_out=folds is None)
     L.seed_everything(config.seed, verbose=False)
-    teacher = load_teacher(config, manifest) if config.distill else None  # first, since images may take an hour
+    teacher = load_teacher(config, manifest) if config.distill else None  # first, since reading images may take an hour
     images = cached_images(manifest, config.preprocess, cache_folder(config.manifest))
     data = TrainingImages(
         images,
@@ -87,28 +88,28 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False, folds: HeldOu
     if teacher is None:
         model, loss = build_model(config, data.targets, weights=weights)
         if config.linear_fit:
-            finer_stage(model.encoder)  # refused now, not after an epoch
+            finer_stage(model.encoder)  # fail now, not after an epoch
     else:
         model, loss = build_student(config, teacher, weights=weights)
     model.to(memory_format=torch.channels_last)  # 1.6 times the speed on a CPU, and tensor cores on a GPU
     validation = Validation(config, manifest, images, teacher, folds)
     task = RetrievalTask(model, loss, validation, folder)
     trainer = _trainer(config, folder)
-    if teacher is not None:  # which Lightning does not know of
+    if teacher is not None:  # Lightning does not know it
         teacher.model.to(trainer.strategy.root_device).to(memory_format=torch.channels_last)
     log.info(
         "Training %s (weights: %s) with loss %s on %d images of %d patients; %s, %s.",
         config.encoder, config.weights, config.loss, len(data), len({r.patient_id for r in manifest.split("train")}),
         trainer.strategy.root_device.type, resolve_precision(config.precision),
     )  # fmt: skip
-    if first_process():  # not before: options that were refused leave no run behind
+    if first_process():  # only now: refused options leave no run behind
         folder.write_config(config)
     with warnings.catch_warnings():
-        # Images come decoded from a memory map, so that no worker processes are needed.
+        # Images come decoded from a memory map, so worker processes are not needed.
         warnings.filterwarnings("ignore", ".*does not have many workers.*")
         warnings.filterwarnings("ignore", ".*number of training batches.*smaller than the logging interval.*")
         warnings.filterwarnings("ignore", ".*Checkpoint directory .* exists and is not empty.*")
-        # Lightning 2.6 still uses what torch 2.14 and torchmetrics call deprecated.
+        # Lightning 2.6 uses what torch 2.14 and torchmetrics call deprecated.
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         last = folder.last if folder.last.exists() else None
@@ -127,22 +128,20 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False, folds: HeldOu
 
 
 def _rise_and_fall(share: float) -> float:
-    """The learning rate after a share of all steps, as a part of the highest: a line up, then half a cosine down."""
+    """The learning rate after a share of all steps, relative to the highest: a linear rise, then half a cosine down."""
     if share < _WARM_UP:
         return share / _WARM_UP
     return max((1 + math.cos(math.pi * min((share - _WARM_UP) / (1 - _WARM_UP), 1))) / 2, 1e-3)
 
 
 def first_process() -> bool:
-    """Whether this process writes: with several devices Lightning starts the same command once more for each."""
+    """Whether this process writes: with several devices Lightning starts the same command again for each."""
     return int(getattr(rank_zero_only, "rank", 0)) == 0
 
 
 class RetrievalTask(L.LightningModule):
-    """One training step of the paper (Algorithm 1); after each epoch what `Validation` measures.
-
-    With a teacher the loss is against its pooled features instead of the labels.
-    """
+    """The paper's training step (Algorithm 1); after each epoch `Validation` measures. With a teacher the loss compares
+    with its pooled features instead of the labels."""
 
     def __init__(self, model: RetrievalModel, loss: torch.nn.Module, validation: Validation, folder: RunFolder) -> None:
         super().__init__()
@@ -158,7 +157,7 @@ class RetrievalTask(L.LightningModule):
         for is_head in (False, True):
             own = [p for name, p in self.named_parameters() if p.requires_grad and name.startswith(_HEAD) is is_head]
             rate = config.lr * (config.head_rate if is_head else 1)
-            # Weight decay is for weights: a scale or a shift is no more likely to be small.
+            # Weight decay is for weights: a scale or a shift need not be small.
             groups += [
                 {"params": [p for p in own if (p.ndim > 1) is decays], "lr": rate,
                  "weight_decay": config.weight_decay if decays else 0.0}
@@ -172,10 +171,10 @@ class RetrievalTask(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _move(self, average: Sequence[Tensor], current: Sequence[Tensor], updates: Tensor | int) -> None:
-        """The moving average: short at first, so that it soon forgets where the weights began."""
+        """Update the moving average: short at first, so that it soon forgets the initial weights."""
         decay = min(self.config.average, (1 + int(updates)) / (10 + int(updates)))
         for own, now in zip(average, current, strict=True):
-            # Positions and counts have no average.
+            # Positions and counts are not averaged.
             own.lerp_(now, 1 - decay) if own.is_floating_point() else own.copy_(now)
 
     def on_train_batch_end(self, *_: object) -> None:
@@ -203,7 +202,7 @@ class RetrievalTask(L.LightningModule):
     def on_train_epoch_end(self) -> None:
         judged = self.model if self.average is None else cast(RetrievalModel, self.average.module)
         for name, value in self.validation.measure(judged).items():
-            # Averaged over processes, so that all of them agree on the best epoch.
+            # Averaged over processes, so that they agree on the best epoch.
             self.log(name, torch.tensor(value, device=self.device), prog_bar=True, sync_dist=True)
         known = self.trainer.callback_metrics
         measured = {name: float(known[name]) for name in ("train_loss", *MEASURED) if name in known}
@@ -218,7 +217,7 @@ class RetrievalTask(L.LightningModule):
 
 
 class EpochSampler(DistributedSampler[Any]):
-    """Shuffles by seed and epoch, over processes where there are several, and tells the dataset the epoch."""
+    """Shuffles by seed and epoch, over all processes, and passes the epoch to the dataset."""
 
     dataset: TrainingImages
 
@@ -228,7 +227,7 @@ class EpochSampler(DistributedSampler[Any]):
 
 
 class MovableCheckpoint(ModelCheckpoint):
-    """Keeps what it knows of the best epoch when the run's folder has been moved; Lightning would forget it."""
+    """Remembers the best epoch when the run's folder has moved; Lightning would forget it."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         file = str(Path(str(self.dirpath)) / f"{self.filename}.ckpt")
@@ -239,8 +238,8 @@ class MovableCheckpoint(ModelCheckpoint):
 
 
 class ReplacingCheckpointIO(TorchCheckpointIO):
-    """Writes beside the file, then renames. Lightning's own way goes through the system's folder for temporary files,
-    and the move from there to another file system is a copy that a kill can cut off."""
+    """Writes beside the file, then renames. Lightning writes to the system's temporary folder, and the move from there
+    to another file system is a copy that a kill can cut off."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         path = Path(path)
@@ -285,7 +284,7 @@ def _trainer(config: TrainConfig, folder: RunFolder) -> L.Trainer:
         "dirpath": folder.checkpoints, "save_on_train_epoch_end": True, "enable_version_counter": False,
     }  # fmt: skip
     measured = config.fold != EVERY_IMAGE
-    choice = MEASURED[-1] if measured else "epoch"  # of epochs that nothing measures, the last
+    choice = MEASURED[-1] if measured else "epoch"  # without validation, keep the last epoch
     stopping = EarlyStopping(MEASURED[-1], mode="max", patience=config.patience, check_on_train_epoch_end=True)
     return L.Trainer(
         max_epochs=config.stop_after or config.epochs,
@@ -297,7 +296,7 @@ def _trainer(config: TrainConfig, folder: RunFolder) -> L.Trainer:
         callbacks=[
             MovableCheckpoint(filename="best", monitor=choice, mode="max", **checkpoint),
             *([stopping] if measured else []),
-            # after the stopping, so that last.ckpt knows of it
+            # last, so that last.ckpt holds its state
             MovableCheckpoint(filename="last", monitor=None, **checkpoint),
             *([TQDMProgressBar()] if terminal else []),
         ],
@@ -309,13 +308,13 @@ def _trainer(config: TrainConfig, folder: RunFolder) -> L.Trainer:
 
 
 def _stopped_early(last: Path) -> bool:
-    """Whether training had ended for want of progress when this checkpoint was written."""
+    """Whether training had stopped for lack of progress when this checkpoint was written."""
     states = load_checkpoint(last)["callbacks"]
     return any(state["stopped_epoch"] > 0 for name, state in states.items() if name.startswith("EarlyStopping"))
 
 
 def _loader(data: TrainingImages, config: TrainConfig, trainer: L.Trainer) -> DataLoader[Any]:
     sampler = EpochSampler(data, trainer.world_size, trainer.global_rank, shuffle=True, seed=config.seed)
-    size = -(-config.batch_size // trainer.world_size)  # a batch is that of all processes together
+    size = -(-config.batch_size // trainer.world_size)  # a batch is spread over all processes
     # A last batch of one image has no batch statistics.
     return DataLoader(data, size, sampler=sampler, drop_last=len(sampler) % size == 1)

@@ -1,10 +1,10 @@
 """The last step of the recipe `fitted`: linear maps from the network's features to the findings, in closed form.
 
-A network's own last layer is trained with all the rest, on images that are never twice the same. Two ridge regressions
-of the labels on the finished features (A. Hoerl and R. Kennard, 1970) take its place: a strong one classifies images
-that it has not seen, a weak one puts each image of the gallery near where its labels say. The features are those of the
-encoder's last two stages. All maps are linear and stand before the mean over the cells, so that evidence maps stay
-exact sums. docs/method.md says what each part is.
+A network's last layer is trained together with the rest, on images that never repeat exactly. Here two ridge
+regressions of the labels on the finished features (A. Hoerl and R. Kennard, 1970) replace it: a strong one classifies
+unseen images, a weak one puts each gallery image near the place of its labels. The features are those of the encoder's
+last two stages. All maps are linear and come before the mean over the cells, so evidence maps stay exact sums.
+docs/method.md explains each part.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from cbmir.training.losses.targets import with_negative_class
 from cbmir.training.metrics import Floats
 from cbmir.training.model import LinearHead, RetrievalModel
 
-#: Strength of the ridge, in mean eigenvalues of the features' scatter: for neighbours, and for scores.
+#: Strength of the ridge, in mean eigenvalues of the features' scatter, for neighbours and for scores.
 _NEIGHBOURS, _SCORES = 6.0, 30.0
-#: Root mean square length of the parts of the embedding over the training images: where its labels put an image, what
-#: its scores are, and how it looks, whatever the findings.
+#: Root mean square length of the embedding's parts over the training images: labels, scores, and appearance.
 _PARTS = (1.0, 0.5, 1.0)
 
 Stages = tuple[NDArray[np.float32], NDArray[np.float32]]
@@ -32,8 +31,8 @@ Stages = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 @dataclass(frozen=True, eq=False)
 class LinearFit:
-    """From pooled features of both stages to z = sum_s weights[s] f_s + bias [d], whose direction is the embedding, and
-    from there to the logits head_weight z + head_bias [C]. float32 all; weights[s] is [d, D_s]."""
+    """Maps from the pooled features of both stages to z = sum_s weights[s] f_s + bias [d], whose direction is the
+    embedding, and from z to the logits head_weight z + head_bias [C]. All are float32; weights[s] is [d, D_s]."""
 
     weights: Stages
     bias: NDArray[np.float32]
@@ -41,7 +40,8 @@ class LinearFit:
     head_bias: NDArray[np.float32]
 
     def apply(self, pooled: Stages) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Embeddings [N, d] of unit length and scores [N, C] of pooled features [N, D_s], as the fitted model's."""
+        """Embeddings [N, d] of unit length and scores [N, C] for pooled features [N, D_s], as the fitted model computes
+        them."""
         z = self.bias + sum(stage @ weight.T for stage, weight in zip(pooled, self.weights, strict=True))
         logits = z @ self.head_weight.T + self.head_bias
         length = np.linalg.norm(z, axis=1, keepdims=True).clip(1e-12)
@@ -66,10 +66,10 @@ def fit_linear(pooled: Stages, targets: Tensor, dim: int) -> LinearFit:
     """Fit both maps to the training images.
 
     Args:
-        pooled: [N, D_s] of each stage, the last one first: the trained network's features, in evaluation mode.
-        targets: [N, C] in {0, 1, NaN}. An unknown label counts as the mean of the known ones, so a finding of which few
-            labels are known says less.
-        dim: Of the embedding, above 2 C + 1; fewer where the last stage has fewer features.
+        pooled: [N, D_s] of each stage, the last one first: the trained network's features in evaluation mode.
+        targets: [N, C] in {0, 1, NaN}. An unknown label counts as the mean of the known ones, so a finding with few
+            known labels has less influence.
+        dim: Dimensions of the embedding, above 2 C + 1; fewer if the last stage has fewer features.
     """
     labels = targets.shape[1]
     classes = with_negative_class(targets).numpy().astype(np.float64)
@@ -92,7 +92,7 @@ def fit_linear(pooled: Stages, targets: Tensor, dim: int) -> LinearFit:
     neighbours, scores = ridge(_NEIGHBOURS), ridge(_SCORES)[:, :labels]
     scores /= _spread(features @ scores)
     last = joined[:, : pooled[0].shape[1]]
-    # The last eigenvectors are those of the largest values; the first of them is near the mean, which stays in.
+    # The last eigenvectors have the largest values. The mean is not removed, so the very last is close to it.
     looks = np.zeros((joined.shape[1], min(dim - 2 * labels - 1, last.shape[1])))
     looks[: last.shape[1]] = np.linalg.eigh(last.T @ last)[1][:, ::-1][:, : looks.shape[1]]
     parts, centres = (neighbours, scores, looks), (mean, mean, np.zeros_like(mean))
@@ -114,7 +114,7 @@ def _float32(values: Floats) -> NDArray[np.float32]:
 
 
 def _spread(values: Floats) -> Floats:
-    """Standard deviation of each column; 1 where it is 0, as for a finding that no image has."""
+    """Standard deviation of each column; 1 instead of 0, as for a finding that no image has."""
     deviation: Floats = values.std(axis=0)
     return np.where(deviation > 0, deviation, 1.0)
 

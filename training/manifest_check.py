@@ -18,17 +18,17 @@ from cbmir.runtime.imaging.image_warning import ImageWarning, count_kinds, kinds
 from cbmir.runtime.imaging.reader import read_image
 from cbmir.training.splits import patients_in_two_splits
 
-_NAMED = 5  # so many examples of each problem are named in the text; the JSON holds all
-#: Of an image the file's SHA-256 and the warnings, or why it cannot be analysed; the pixels are let go at once.
+_NAMED = 5  # examples of each problem in the text; the JSON holds all
+#: The file's SHA-256 and the warnings, or why it cannot be analysed. The pixels are not kept.
 Read = tuple[str, tuple[ImageWarning, ...]] | ImageError
-#: What a label's value is called in counts.
+#: The names of a label's values in counts.
 VALUE_NAMES: dict[int | None, str] = {1: "positive", 0: "negative", -1: "uncertain", None: "unknown"}
 
 
 def summarise(manifest: Manifest) -> dict[str, Any]:
-    """Images and patients in all and by split, images by view, and each label's values by split.
+    """Images and patients in total and by split, images by view, and each label's values by split.
 
-    Rows without a split count under `unassigned`, rows without a view under `unknown`.
+    Rows without a split count as `unassigned`, rows without a view as `unknown`.
     """
     splits = [name for name in ("train", "val", "test", "") if any(row.split == name for row in manifest)]
     parts = {name or "unassigned": manifest.split(name) for name in splits}
@@ -54,11 +54,11 @@ def summarise(manifest: Manifest) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What `check_manifest` found.
+    """The result of `check_manifest`.
 
-    `unreadable` and `warnings` map an image to what reading it said. `duplicates` are groups of images whose files are
-    the same byte for byte (SHA-256); `leaking_duplicates` those of them that lie in two splits. All four are empty in
-    a `quick` check, which opens no image.
+    `unreadable` and `warnings` map an image to its messages. `duplicates` are groups of images with identical files
+    (SHA-256); `leaking_duplicates` are those in more than one split. All four are empty in a `quick` check, which opens
+    no image.
     """
 
     quick: bool
@@ -81,7 +81,7 @@ class CheckReport:
         return {"ok": self.ok, **asdict(replace(self, warnings={})), "warnings": warnings, "warning_kinds": kinds}
 
     def text(self) -> str:
-        """The report for people."""
+        """The report as text."""
         return "\n".join([*_summary_lines(self.summary), "", *self._findings()])
 
     def _findings(self) -> Iterator[str]:
@@ -105,12 +105,12 @@ class CheckReport:
 
 
 def check_manifest(manifest: Manifest, *, quick: bool = False, workers: int = 2) -> CheckReport:
-    """Check the splits and files of a manifest, and read every image, by the intensity that the manifest was made with
-    (else `header`).
+    """Check the splits and files of a manifest, and read every image, with the intensity policy of the manifest (by
+    default `header`).
 
     Args:
         quick: Do not read the images.
-        workers: Threads that read; decoding frees Python's lock.
+        workers: Threads that read; decoding releases Python's lock.
     """
     missing = {row.image for row in manifest if not row.image.is_file()}
     present = [row for row in manifest if row.image not in missing]
@@ -153,7 +153,7 @@ def _read(intensity: str, row: Row) -> Read:
 
 
 def _examples(what: str, examples: Iterable[str], *, note: bool = False) -> Iterator[str]:
-    """How many there are, and the first of them; a note is left out if there are no examples."""
+    """The number of examples, and the first ones; empty without examples."""
     found = list(examples)
     if found or not note:
         yield f"{'note' if note else 'PROBLEM' if found else 'ok':<11}  {what}: {len(found):,}"

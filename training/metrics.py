@@ -1,8 +1,8 @@
-"""Metrics of METHOD.md, numpy only. Per-query values first; means and intervals are taken from them.
+"""Metrics in numpy: values of each query, and means and intervals of these.
 
-Labels are float [N, C]: 1, 0, -1 (uncertain), NaN (unknown). For retrieval -1 counts as positive and NaN does not; for
-AUC both are left out. The last three are fitted on the validation split: a finding's threshold, its operating points
-and its probability.
+Labels are float [N, C]: 1, 0, -1 (uncertain), NaN (unknown). For retrieval -1 counts as positive and NaN does not; AUC
+leaves both out. The functions at the end are fitted on the validation split: a finding's thresholds and its
+probability.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from cbmir.choices import OPERATING_POINTS
 Floats = NDArray[np.float64]
 _BLOCK = 64
 _LEAST_SHARE = 0.90  # sensitivity of the operating point `sensitive`, specificity of `specific`
-#: The paper's, and what `RetrievalValues` has of each query.
+#: The paper's metrics, as fields of `RetrievalValues`.
 PAPER_METRICS = ("ndcg", "acg", "precision")
 RETRIEVAL_METRICS = (*PAPER_METRICS, "jaccard_ndcg")
 
-#: Row of a query -> how near each gallery image is to it, numbers [G]: any scale, higher is nearer, equal is a tie.
+#: Row of a query -> similarity to each gallery image, [G], on any scale; equal values are ties.
 Similarity = Callable[[int], NDArray[np.number]]
-#: Labels shared with each gallery image [G], labels of the query, labels of each image [G] -> gain >= 0, float64 [G].
+#: Shared labels with each gallery image [G], labels of the query, labels of each image [G] -> gain >= 0, float64 [G].
 Gain = Callable[[NDArray[np.floating], float, NDArray[np.floating]], Floats]
 
 
 @dataclass(frozen=True, eq=False)
 class RetrievalValues:
-    """One value a query, float64 [Q]; NaN for a query without a positive label, which has no ideal DCG (0/0)."""
+    """One value per query, float64 [Q]; NaN for a query without a positive label, which has no ideal DCG (0/0)."""
 
     ndcg: Floats
     acg: Floats
@@ -42,23 +42,23 @@ class RetrievalValues:
 
 
 def positives(labels: NDArray[np.floating]) -> NDArray[np.float32]:
-    """What counts as positive in retrieval: 1 and -1 (uncertain). float [N, C] -> float32 [N, C] in {0, 1}."""
+    """Labels that count as positive in retrieval, 1 and -1 (uncertain): float [N, C] -> float32 [N, C] in {0, 1}."""
     return np.asarray(np.abs(np.nan_to_num(labels)) == 1, dtype=np.float32)
 
 
 def add_negative_class(labels: NDArray[np.floating]) -> NDArray[np.float32]:
-    """`positives` and the negative class as one more label: 1 where every label is known and 0 (METHOD, "Loss").
+    """`positives`, and the negative class as another label: 1 if every label is known and 0.
 
-    float [N, C] -> float32 [N, C + 1]. A row with no positive and some unknown label belongs to no class at all.
+    float [N, C] -> float32 [N, C + 1]. A row without a positive but with an unknown label belongs to no class.
     """
     negative = (labels == 0).all(axis=1, keepdims=True)
     return np.hstack([positives(labels), negative.astype(np.float32)])
 
 
-#: The two columns of METHOD.md, and the labels that count in each.
+#: The two columns of figures, and the labels that count in each.
 COUNTED = {"positive queries": positives, "all queries": add_negative_class}
 QUERIES = tuple(COUNTED)
-#: Rankings that ignore the query: by chance, by the number of labels, and images without a finding first.
+#: Rankings that ignore the query: random, by number of labels, and images without a finding first.
 REFERENCES = ("random", "most labels", "no finding")
 
 
@@ -73,20 +73,20 @@ def exponential_gain(shared: NDArray[np.floating], own: float, others: NDArray[n
 
 
 def jaccard_gain(shared: NDArray[np.floating], own: float, others: NDArray[np.floating]) -> Floats:
-    """Shared labels over the labels of either: an image does not gain by labels that the query lacks."""
+    """Shared labels over the labels of either: labels that the query lacks bring no gain."""
     return np.asarray(np.divide(shared, np.maximum(own + others - shared, 1), dtype=np.float64))
 
 
 def ideal_dcg(gains: Floats, k: int) -> float:
     """DCG@k of the best order of all these images."""
-    top = np.sort(gains[gains > 0])[::-1][:k]  # with so many equal values np.partition takes far longer
+    top = np.sort(gains[gains > 0])[::-1][:k]  # np.partition is far slower with many equal values
     return float(top @ discounts(len(top)))
 
 
 def inner_products(query: NDArray[np.floating], gallery: NDArray[np.floating]) -> Similarity:
     """The order of Euclidean distance for unit vectors, of Hamming distance for codes in {-1, 1}: [Q, D], [G, D]."""
 
-    @lru_cache(maxsize=1)  # queries are asked in their order, and many at a time are many times as fast
+    @lru_cache(maxsize=1)  # queries come in order, and blocks are many times as fast
     def block(number: int) -> NDArray[np.floating]:
         return np.asarray(query[number * _BLOCK : (number + 1) * _BLOCK] @ gallery.T)
 
@@ -97,17 +97,17 @@ def retrieval_values(
     similarity: Similarity, query_positive: NDArray[np.float32], gallery_positive: NDArray[np.float32],
     query_patients: Sequence[str], gallery_patients: Sequence[str], *, k: int,
 ) -> RetrievalValues:  # fmt: skip
-    """nDCG@k, ACG@k and precision@k of each query, its own patient left out of the gallery and of the ideal.
+    """nDCG@k, ACG@k and precision@k of each query, without its own patient in the gallery and in the ideal.
 
-    nDCG: gain 2^r - 1 with r the number of shared labels, ideal = the best ordering of the whole allowed gallery; once
-    more with `jaccard_gain`. ACG: r over the query's number of labels. precision: share with r > 0. All over min(k,
-    allowed gallery) ranks. Tied images have the expectation over their orders (McSherry and Najork, "Computing
-    information retrieval performance measures efficiently in the presence of tied scores", ECIR 2008): binary codes tie
-    often. A query whose labels no gallery image shares has ACG and precision 0, and no nDCG.
+    nDCG: gain 2^r - 1 with r the number of shared labels, ideal = the best order of the whole allowed gallery; also
+    with `jaccard_gain`. ACG: r over the query's number of labels. precision: share with r > 0. All are over min(k,
+    allowed gallery) ranks. Tied images count with their expectation over all orders (McSherry and Najork, "Computing
+    information retrieval performance measures efficiently in the presence of tied scores", ECIR 2008), since binary
+    codes often tie. A query whose labels no gallery image shares has ACG and precision 0, and no nDCG.
 
     Args:
-        query_positive: float32 [Q, C] in {0, 1}, as `positives` or `add_negative_class` gives it.
-        gallery_positive: float32 [G, C], the same of the gallery.
+        query_positive: float32 [Q, C] in {0, 1}, from `positives` or `add_negative_class`.
+        gallery_positive: float32 [G, C], the same for the gallery.
     """
     return _ranked_values(similarity, query_positive, gallery_positive, query_patients, gallery_patients, k)
 
@@ -116,7 +116,7 @@ def random_ranking_values(
     query_positive: NDArray[np.float32], gallery_positive: NDArray[np.float32], query_patients: Sequence[str],
     gallery_patients: Sequence[str], *, k: int,
 ) -> RetrievalValues:  # fmt: skip
-    """The exact expectation of `retrieval_values`, which explains the arguments, under a random ranking."""
+    """The exact expectation of `retrieval_values` (see there) under a random ranking."""
     return _ranked_values(None, query_positive, gallery_positive, query_patients, gallery_patients, k)
 
 
@@ -143,14 +143,15 @@ def patient_codes(query: Sequence[str], gallery: Sequence[str]) -> tuple[NDArray
 
 
 def nearest_and_ties(similar: NDArray[np.number], k: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The k nearest and all that tie with the last of them, nearest first: positions, and a number for each tie."""
+    """The k nearest and all that tie with the last of them, nearest first: positions, and a number for each group of
+    ties."""
     last = np.partition(similar, -k)[-k] if k < len(similar) else similar.min()
     near = np.flatnonzero(similar >= last)
     near = near[np.argsort(-similar[near], kind="stable")]
     return near, np.cumsum(np.r_[False, similar[near][1:] != similar[near][:-1]])
 
 
-#: A value of each gallery image [G] -> what is expected of it at each rank.
+#: A value for each gallery image [G] -> its expectation at each rank.
 _Expected = Callable[[NDArray[np.floating]], Floats]
 
 
@@ -170,7 +171,7 @@ def _values(
     def ndcg(gain: Gain) -> float:
         gains = gain(relevance, labels, sizes)
         ideal, ranked = ideal_dcg(gains, k), expected(gains)
-        # No image in the gallery shares a label: there is no ordering to judge, only 0/0.
+        # No gallery image shares a label: nDCG is 0/0.
         return float(ranked @ discounts(len(ranked))) / ideal if ideal > 0 else float("nan")
 
     acg, precision = expected(relevance).mean() / labels, expected((relevance > 0).astype(np.float32)).mean()
@@ -180,14 +181,13 @@ def _values(
 def auc(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float:
     """Area under the ROC curve: P(score of a positive > of a negative) + half the ties. scores, labels [N].
 
-    Labels other than 0 and 1 are left out. NaN when a class is missing among the known labels, or when a score is NaN:
-    a method that has none has no AUC.
+    Labels other than 0 and 1 are left out. NaN if the known labels do not hold both values, or if a score is NaN.
     """
     return float(resampled_auc(scores, labels, np.ones((1, len(scores))))[0])
 
 
 def resampled_auc(scores: NDArray[np.floating], labels: NDArray[np.floating], weights: Floats) -> Floats:
-    """`auc` of each resample, float64 [B]; weights [B, N] say how often an image counts in it (bootstrap)."""
+    """`auc` of each resample, float64 [B]; weights [B, N] are how often an image counts in it (bootstrap)."""
     known = (labels == 0) | (labels == 1)
     if not known.any() or np.isnan(scores[known]).any():
         return np.full(len(weights), np.nan)
@@ -203,7 +203,7 @@ def resampled_auc(scores: NDArray[np.floating], labels: NDArray[np.floating], we
 
 
 def class_aucs(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> Floats:
-    """AUC of each class: [N, C], [N, C] -> float64 [C], NaN where the known labels do not hold both values."""
+    """AUC of each class: [N, C], [N, C] -> float64 [C], NaN unless the known labels hold both values."""
     return np.array([auc(scores[:, j], labels[:, j]) for j in range(labels.shape[1])])
 
 
@@ -221,7 +221,7 @@ def patient_weights(patients: Sequence[str], *, resamples: int = 1000, seed: int
 
 
 def weighted_means(values: Floats, weights: Floats) -> Floats:
-    """Mean over the queries that have a value, in each resample: values [Q], weights [B, Q] -> [B]."""
+    """Mean over the queries that have a value, for each resample: values [Q], weights [B, Q] -> [B]."""
     known = ~np.isnan(values)
     total = weights[:, known].sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -235,14 +235,14 @@ def mean_of_known(values: NDArray[np.floating], otherwise: float = float("nan"))
 
 
 def nanmean(values: Floats, axis: int) -> Floats:
-    """Mean along an axis of the values that are not NaN; NaN without any."""
+    """Mean of the values along an axis that are not NaN; NaN without any."""
     known = ~np.isnan(values)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.where(known, values, 0).sum(axis=axis) / known.sum(axis=axis))
 
 
 def interval(samples: Floats, level: float = 0.95) -> tuple[float, float]:
-    """Percentile interval of bootstrap samples [B]; (NaN, NaN) when no resample has a value."""
+    """Percentile interval of bootstrap samples [B]; (NaN, NaN) if no resample has a value."""
     known = samples[~np.isnan(samples)]
     if len(known) == 0:
         return float("nan"), float("nan")
@@ -251,17 +251,17 @@ def interval(samples: Floats, level: float = 0.95) -> tuple[float, float]:
 
 
 def operating_points(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> dict[str, OperatingPoint | None]:
-    """Three thresholds of a finding, each with what it gives for the images that chose it.
+    """Three thresholds of a finding, each with its figures for the images that chose it.
 
     Args:
-        scores: float [N] in [0, 1]; NaN where a method has none.
+        scores: float [N] in [0, 1], or NaN.
         labels: float [N]; those other than 0 and 1 are left out.
 
     Returns:
         `sensitive`: the highest threshold t (predicted where score > t) with a sensitivity of at least 0.90;
         `balanced`: the lowest with the greatest sensitivity + specificity - 1 (Youden's J), which favours sensitivity;
-        `specific`: the lowest with a specificity of at least 0.90. Half-way between two scores, or between the
-        outermost score and 0 or 1. None where the known labels do not hold both values, or a score is NaN.
+        `specific`: the lowest with a specificity of at least 0.90. Each is half-way between two scores, or between the
+            outermost score and 0 or 1. None if the known labels do not hold both values, or a score is NaN.
     """
     known = _two_sided(scores, labels)
     if known is None:
@@ -276,7 +276,7 @@ def operating_points(scores: NDArray[np.floating], labels: NDArray[np.floating])
 
 
 def _trade_off(score: Floats, truth: NDArray[np.bool_]) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
-    """The thresholds that make a difference, rising, and how many positives are above and negatives below each."""
+    """The thresholds that make a difference, rising, with the number of positives above and of negatives below each."""
     levels, level = np.unique(score, return_inverse=True)
     below = levels[0] / 2 if levels[0] > 0 else -1.0
     between = np.r_[below, (levels[1:] + levels[:-1]) / 2, (levels[-1] + 1) / 2]
@@ -285,7 +285,7 @@ def _trade_off(score: Floats, truth: NDArray[np.bool_]) -> tuple[Floats, NDArray
 
 
 def _youden(caught: NDArray[np.int64], spared: NDArray[np.int64]) -> int:
-    """The first with the greatest sensitivity + specificity, in whole numbers: equal ones are equal."""
+    """The first with the greatest sensitivity + specificity, compared as integers so that ties are exact."""
     return int(np.argmax(caught * spared[-1] + spared * caught[0]))
 
 
@@ -303,7 +303,7 @@ def _measured(score: Floats, truth: NDArray[np.bool_], threshold: float) -> Oper
 
 
 def probabilities(scores: NDArray[np.floating], calibration: Sequence[Calibration | None]) -> Floats:
-    """Calibrated probabilities of scores [N, C], by finding; NaN where a finding has no calibration."""
+    """Calibrated probabilities of scores [N, C], by finding; NaN for a finding without a calibration."""
     slope, intercept = (
         np.array([np.nan if one is None else getattr(one, name) for one in calibration])
         for name in ("slope", "intercept")
@@ -312,14 +312,15 @@ def probabilities(scores: NDArray[np.floating], calibration: Sequence[Calibratio
 
 
 def calibration_error(probability: Floats, labels: NDArray[np.floating], bins: int = 15) -> float:
-    """Expected calibration error: |share that is positive - mean probability| of each bin, weighted by its images.
+    """Expected calibration error: |share of positives - mean probability| of each bin, weighted by its number of
+    images.
 
     Args:
         probability: [N] in [0, 1], cut into bins of equal width.
         labels: [N]; those other than 0 and 1 are left out.
 
     Returns:
-        A value in [0, 1]; NaN where no label is known or a probability is NaN.
+        A value in [0, 1]; NaN if no label is known or a probability is NaN.
     """
     known = (labels == 0) | (labels == 1)
     if not known.any() or np.isnan(probability[known]).any():
@@ -330,17 +331,17 @@ def calibration_error(probability: Floats, labels: NDArray[np.floating], bins: i
 
 
 def _two_sided(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> tuple[Floats, NDArray[np.bool_]] | None:
-    """Scores and truth where the label is known; None where it does not hold both values or a score is NaN."""
+    """Scores and labels of the known labels; None unless they hold both values and no score is NaN."""
     known = (labels == 0) | (labels == 1)
     score, truth = scores[known].astype(np.float64), labels[known] == 1
     return None if truth.all() or not truth.any() or np.isnan(score).any() else (score, truth)
 
 
 def platt_calibration(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> Calibration | None:
-    """Platt scaling, lightly regularised, with a slope that never turns the ranking round. scores, labels [N].
+    """Platt scaling, lightly regularised, whose slope never reverses the ranking. scores, labels [N].
 
-    Where the validation split says that a higher score is not more likely positive, the slope is 0: the probability
-    is then the prevalence. None where there is no threshold either.
+    If the labels say that a higher score is not more likely positive, the slope is 0 and the probability is the
+    prevalence. None if there is no threshold.
     """
     known = _two_sided(scores, labels)
     if known is None:

@@ -12,9 +12,9 @@ from cbmir.card import ModelCard
 
 
 class ProxyHead(nn.Module):
-    """Proxies of C labels and, where wanted, of the negative class (the last one).
+    """Proxies of C labels and, optionally, of the negative class (the last one).
 
-    `weight` is float [P, D], class-major; `counts[j]` proxies belong to class j. Proxies are normalised whenever used.
+    `weight` is float [P, D], class-major; `counts[j]` proxies belong to class j. Proxies are normalised on each use.
     """
 
     kind = "proxy"
@@ -23,7 +23,7 @@ class ProxyHead(nn.Module):
         super().__init__()
         self.counts, self.labels, self.sigma = tuple(counts), labels, sigma
         self.weight = nn.Parameter(torch.randn(sum(counts), dim) / dim**0.5)
-        # [K, m] positions of each class's proxies, short rows padded with their first, so that one gather serves all.
+        # [K, m] positions of each class's proxies; short rows repeat their first, so that one gather suffices.
         starts = torch.tensor([0, *counts]).cumsum(0)[:-1]
         widest = torch.arange(max(counts))
         own = widest < torch.tensor(self.counts)[:, None]
@@ -35,7 +35,7 @@ class ProxyHead(nn.Module):
     def log_similarity(self, embedding: Tensor) -> Tensor:
         """log g(v, p) = -|v - p|^2 / 2 sigma^2 for unit vectors: [N, D] -> [N, K, m], padding repeats a proxy."""
         cosine = embedding @ functional.normalize(self.weight, dim=1).T
-        # The square distance of unit vectors lies in [0, 4]; rounding can take it just below 0.
+        # Rounding can make the squared distance slightly negative.
         log_g = -(2 - 2 * cosine).clamp(min=0) / (2 * self.sigma**2)
         return log_g.index_select(1, self.index.flatten()).view(-1, *self.index.shape)
 
@@ -49,7 +49,7 @@ class ProxyHead(nn.Module):
         return self.log_similarity(embedding).amax(dim=2)[:, : self.labels].exp()
 
     def rows(self) -> Tensor:
-        """What evidence maps are drawn against: the unit proxies, float32 [P, D]."""
+        """The unit proxies that evidence maps compare with, float32 [P, D]."""
         return functional.normalize(self.weight.detach().float(), dim=1)
 
 
@@ -71,12 +71,12 @@ class LinearHead(nn.Module):
         return self.logits(pooled).sigmoid()
 
     def rows(self) -> Tensor:
-        """What evidence maps are drawn against: the classifier's weights, float32 [C, D]."""
+        """The classifier's weights, which evidence maps compare with, float32 [C, D]."""
         return self.linear.weight.detach().float()
 
 
 class HashHead(nn.Module):
-    """A layer that gives binary codes for retrieval by Hamming distance, and a classifier on them where wanted."""
+    """A layer that makes binary codes for retrieval by Hamming distance, optionally with a classifier on them."""
 
     kind = "hash"
 
@@ -87,7 +87,7 @@ class HashHead(nn.Module):
         self.classifier = nn.Linear(bits, labels) if classifier else None
 
     def relaxed(self, pooled: Tensor) -> Tensor:
-        """The real values whose signs are the code: [N, D] -> [N, bits]; what training works on."""
+        """The real values whose signs are the code, which training uses: [N, D] -> [N, bits]."""
         relaxed: Tensor = self.linear(pooled)
         return relaxed
 
@@ -96,20 +96,20 @@ class HashHead(nn.Module):
         return torch.where(self.relaxed(pooled) >= 0, 1.0, -1.0)
 
     def logits(self, pooled: Tensor) -> Tensor:
-        """[N, D] -> [N, C], from the codes as tanh relaxes them. Only with a classifier."""
+        """[N, D] -> [N, C], from the codes relaxed by tanh. Only with a classifier."""
         assert self.classifier is not None
         logits: Tensor = self.classifier(self.relaxed(pooled).tanh())
         return logits
 
     def forward(self, pooled: Tensor, embedding: Tensor) -> Tensor:
-        """sigmoid of the logits, [N, D] -> [N, C]; NaN without a classifier: there are no scores then."""
+        """sigmoid of the logits, [N, D] -> [N, C]; NaN without a classifier."""
         if self.classifier is None:
             return pooled.new_full((len(pooled), self.labels), torch.nan)
         return self.logits(pooled).sigmoid()
 
 
 class NoHead(nn.Module):
-    """In an embedding model: no findings, and scores [N, 0]."""
+    """The head of an embedding model: no findings, and scores [N, 0]."""
 
     kind = "none"
 
@@ -129,7 +129,7 @@ Head = ProxyHead | LinearHead | HashHead | NoHead
 
 
 def head_of(card: ModelCard) -> ProxyHead | LinearHead | NoHead:
-    """The head that a card describes, with random weights; not a hashing one."""
+    """The head that a card describes, with random weights; hashing heads are not supported."""
     dim, labels = card.embedding_dim, len(card.labels)
     if card.head == "none":
         return NoHead(dim)
@@ -141,8 +141,8 @@ def head_of(card: ModelCard) -> ProxyHead | LinearHead | NoHead:
 class RetrievalModel(nn.Module):
     """uint8 image [N, 1, S, S] -> embedding [N, D] of unit length, scores [N, C], feature map [N, D, h, w].
 
-    The encoder may be in half precision; everything after it is float32. The [-1, 1] scaling is not folded into the
-    first convolution, since its zero padding would then mean another grey.
+    The encoder may be in half precision; everything after it is float32. The scaling to [-1, 1] is not folded into the
+    first convolution, since its zero padding would then have another grey.
     """
 
     def __init__(self, encoder: nn.Module, head: Head) -> None:
@@ -150,10 +150,10 @@ class RetrievalModel(nn.Module):
         self.encoder, self.head = encoder, head
 
     def features(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Embedding, pooled features (their mean over the cells, not normalised) and feature map."""
+        """Embedding, pooled features (the mean over the cells, not normalised) and feature map."""
         feature_map = self.encoder(self.scaled(image)).float()
         pooled = feature_map.mean(dim=(2, 3))
-        # functional.normalize would ask for the input's shape when exported, and TensorRT refuses that of an uint8.
+        # functional.normalize would export a Shape of the uint8 input, which TensorRT refuses.
         return pooled / pooled.norm(dim=1, keepdim=True).clamp(min=1e-12), pooled, feature_map
 
     def scaled(self, image: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ class RetrievalModel(nn.Module):
 
 
 class HashingModel(RetrievalModel):
-    """As RetrievalModel, with binary codes, float32 [N, bits] in {-1, 1}, in place of the embedding."""
+    """Like RetrievalModel, with binary codes, float32 [N, bits] in {-1, 1}, as the embedding."""
 
     head: HashHead
 

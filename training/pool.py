@@ -1,4 +1,4 @@
-"""The figures of one method, with intervals: of an evaluation, or of those of several seeds and folds together."""
+"""The figures of one method with intervals, from one evaluation or from several seeds and folds together."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """One method's answers to the queries of one part or several, and the seed of each part.
+    """One method's answers to the queries of one or more parts, and the seed of each part.
 
-    The `resamples` bootstrap draws, by the seed `draw`, are the same for every method that answers the same queries.
+    All methods that answer the same queries have the same bootstrap resamples, drawn by the seed `draw`.
     """
 
     parts: Sequence[Evaluation]
@@ -37,23 +37,23 @@ class Pool:
 
     @cached_property
     def weights(self) -> Floats:
-        """Bootstrap over patients, [B, Q]: a patient who asks in several parts is drawn as one."""
+        """Bootstrap over patients, [B, Q]: a patient in several parts is drawn as one."""
         return metrics.patient_weights(self.patients, resamples=self.resamples, seed=self.draw)
 
     def values(self, column: str, metric: str) -> Floats:
-        """Of every query, float64 [Q]."""
+        """One per query, float64 [Q]."""
         sides = (part.retrieval if column in QUERIES else part.references for part in self.parts)
         return np.concatenate([getattr(side[column], metric) for side in sides])
 
     def chance(self, column: str, metric: str) -> ChanceValues:
-        """Of every query, for a name in CORRECTED."""
+        """One per query, for a name in CORRECTED."""
         parts = [part.chance[column, metric] for part in self.parts]
         return ChanceValues(np.concatenate([p.own for p in parts]), np.concatenate([p.shuffled for p in parts]))
 
     def aucs(self) -> Floats:
         """AUC by label, float64 [C]: the mean over parts, since scores of different models are not ranked together.
 
-        A part whose queries do not hold both values of a label has none there.
+        A part counts for a label only if its queries hold both values of it.
         """
         parts = [metrics.class_aucs(part.query.scores, part.query.labels) for part in self.parts]
         return metrics.nanmean(np.stack(parts), axis=0)
@@ -89,7 +89,7 @@ class Pool:
         return figure_of(self.mean(metric, column), self.samples(metric, column))
 
     def figures(self) -> dict[str, Any]:
-        """Every figure, JSON-ready; of galleries and lists as wholes the mean over parts, without interval."""
+        """Every figure, JSON-ready; those of whole galleries and lists are means over parts, without interval."""
         labels, errors = self.parts[0].labels, metrics.nanmean(np.stack([p.calibration_errors for p in self.parts]), 0)
         columns = {}
         for column in QUERIES:
@@ -106,7 +106,7 @@ class Pool:
         }
 
     def _shares(self, labels: Sequence[str]) -> dict[str, Any]:
-        """Retrieval by label: of queries that have it, the share of their first k that has it too."""
+        """Retrieval by label: for queries that have it, the share of their first k that have it too."""
         parts = [part.rankings("all queries") for part in self.parts]
         found = np.concatenate([label_shares(part) for part in parts])
         gallery = np.mean([part.gallery.mean(axis=0) for part in parts], axis=0)
@@ -130,13 +130,13 @@ class Pool:
 
 
 def figure_of(value: float, samples: Floats) -> dict[str, float | None]:
-    """A value with the interval of its bootstrap samples, JSON-ready: NaN is None."""
+    """A value with the interval of its bootstrap samples, JSON-ready, with None for NaN."""
     low, high = metrics.interval(samples)
     return {name: or_none(v) for name, v in (("value", value), ("low", low), ("high", high))}
 
 
 def or_none(value: float) -> float | None:
-    """As JSON has it: NaN is None."""
+    """None for NaN, as JSON needs."""
     return None if np.isnan(value) else float(value)
 
 
@@ -151,7 +151,7 @@ def auc_figures(aucs: Floats, samples: Floats, labels: Sequence[str]) -> dict[st
 
 
 def retrieval_figures(values: RetrievalValues, weights: Floats) -> dict[str, Any]:
-    """How many queries have a value, and the mean of each metric with its interval; weights [B, Q] (bootstrap)."""
+    """The number of queries with a value, and the mean of each metric with its interval; weights [B, Q] (bootstrap)."""
     known = ~np.isnan(values.ndcg)
     figures = {name: mean_figure(getattr(values, name), weights) for name in RETRIEVAL_METRICS}
     return {"queries": int(known.sum()), "queries_left_out": int((~known).sum()), **figures}

@@ -1,7 +1,7 @@
-"""Rankings as wholes: agreement beyond what a list that ignores the query would have, and what the lists show.
+"""Rankings as a whole: agreement beyond that of lists that ignore the query, and which images the lists show.
 
-nDCG alone rewards lists that are the same for every query: ten images with many labels share some with most. Here each
-query is also judged by the lists that were given to the others, and what remains above that is counted.
+nDCG alone rewards lists that are the same for every query: ten images with many labels share some with most queries. So
+each query is also scored with the lists of the other queries, and only agreement beyond that counts.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from cbmir.training import metrics
 from cbmir.training.metrics import Floats, Gain, Similarity
 
-#: Ranks that are kept beyond k, which take the place of images of the query's own patient in the lists of others.
+#: Ranks beyond k, which replace images of the query's own patient in the lists of others.
 SPARE = 10
-#: nDCG corrected for chance, by the gain that it has.
+#: nDCG corrected for chance, by its gain.
 CORRECTED: dict[str, Gain] = {
     "corrected_ndcg": metrics.exponential_gain,
     "corrected_jaccard_ndcg": metrics.jaccard_gain,
@@ -26,13 +26,13 @@ CORRECTED: dict[str, Gain] = {
 
 @dataclass(frozen=True, eq=False)
 class Rankings:
-    """The nearest of the gallery to each query, and the labels of both sides.
+    """The nearest gallery images of each query, and the labels of both sides.
 
     Attributes:
-        neighbours: int [Q, n], positions in the gallery, nearest first; -1 where there are no more. Images of the
-            query's own patient may stand among them: they are passed over.
+        neighbours: int [Q, n], positions in the gallery, nearest first, then -1. Images of the query's own patient are
+            skipped.
         query: float32 [Q, L] in {0, 1}, as `metrics.positives` or `metrics.add_negative_class` gives it.
-        gallery: float32 [G, L], the same of the gallery.
+        gallery: float32 [G, L], the same for the gallery.
     """
 
     neighbours: NDArray[np.integer]
@@ -44,14 +44,13 @@ class Rankings:
 
     @property
     def first(self) -> NDArray[np.integer]:
-        """The first k of each query."""
         return self.neighbours[:, : self.k]
 
 
 @dataclass(frozen=True, eq=False)
 class ChanceValues:
-    """nDCG of each query by its own list, and its mean by the lists that were given to the others: float64 [Q], NaN
-    for a query without an ideal."""
+    """nDCG of each query by its own list, and its mean by the lists of the other queries: float64 [Q], NaN for a query
+    without an ideal."""
 
     own: Floats
     shuffled: Floats
@@ -60,10 +59,10 @@ class ChanceValues:
         """(own - shuffled) / (1 - shuffled), a ratio of means: 0 for lists that ignore the query, 1 for the ideal.
 
         Args:
-            weights: float64 [B, Q], how often each query counts in each resample (bootstrap). None: each once.
+            weights: float64 [B, Q], how often each query counts in each resample (bootstrap). None means once.
 
         Returns:
-            float64 [B]; [1] without weights. NaN where the lists of others are perfect already.
+            float64 [B]; [1] without weights. NaN if the lists of the others are perfect already.
         """
         weights = np.ones((1, len(self.own))) if weights is None else weights
         own, shuffled = metrics.weighted_means(self.own, weights), metrics.weighted_means(self.shuffled, weights)
@@ -74,9 +73,9 @@ class ChanceValues:
 def nearest(
     similarity: Similarity, query_patients: Sequence[str], gallery_patients: Sequence[str], count: int
 ) -> NDArray[np.intp]:
-    """The nearest gallery positions of each query, its own patient left out: [Q, count], -1 where there are no more.
+    """The nearest gallery positions of each query, without its own patient: [Q, count], then -1.
 
-    Images at the same distance stand in the order of the gallery.
+    Images at the same distance keep the order of the gallery.
     """
     own, others = metrics.patient_codes(query_patients, gallery_patients)
     found = np.full((len(query_patients), count), -1, dtype=np.intp)
@@ -91,7 +90,7 @@ def nearest(
 def chance_values(rankings: Rankings, gain: Gain) -> ChanceValues:
     """nDCG@k of each query by its own list and by those of the other queries that have labels.
 
-    Images of the query's own patient do not count in any list, nor in the ideal: the ranks after them move up. Lists of
+    Images of the query's own patient do not count in any list or in the ideal: the ranks after them move up. Lists of
     the same patient's other images are left out.
     """
     patient, gallery_patient = metrics.patient_codes(rankings.query_patients, rankings.gallery_patients)
@@ -100,7 +99,7 @@ def chance_values(rankings: Rankings, gain: Gain) -> ChanceValues:
     lists = np.where(rankings.neighbours < 0, nothing, rankings.neighbours)
     first = lists[:, : rankings.k]
     weights = metrics.discounts(first.shape[1])
-    # The lists of all queries together: what each image weighs in their DCGs.
+    # For each image, its weight in the DCGs of all lists.
     shown = np.bincount(first[asking].ravel(), np.tile(weights, len(asking)), minlength=nothing + 1)
     own, shuffled = np.full((2, len(rankings.query)), np.nan)
     for row in asking:
@@ -126,12 +125,12 @@ def _dcg(lists: NDArray[np.integer], gains: Floats, weights: Floats) -> float:
 
 
 def _moved_up(lists: NDArray[np.integer], usable: NDArray[np.bool_]) -> NDArray[np.integer]:
-    """What cannot be used goes to the end; the rest keeps its order."""
+    """Unusable entries go to the end; the others keep their order."""
     return np.take_along_axis(lists, np.argsort(~usable[lists], axis=1, kind="stable"), axis=1)
 
 
 def label_shares(rankings: Rankings) -> Floats:
-    """Of each label that a query has, the share of its first k that has it too: float64 [Q, L], else NaN."""
+    """For each label of a query, the share of its first k that have it too: float64 [Q, L], else NaN."""
     held = np.vstack([rankings.gallery, np.zeros_like(rankings.gallery[:1])])[rankings.first].sum(axis=1)
     count = np.maximum((rankings.first >= 0).sum(axis=1, keepdims=True), 1)
     return np.where(rankings.query == 1, held / count, np.nan)
@@ -145,12 +144,12 @@ def labels_per_hit(rankings: Rankings) -> Floats:
 
 
 def times_shown(rankings: Rankings) -> NDArray[np.intp]:
-    """How often each gallery image is among the first k of a query, int [G]."""
+    """How often each gallery image is among the first k, int [G]."""
     return np.bincount(rankings.first[rankings.first >= 0], minlength=len(rankings.gallery))
 
 
 def skewness(counts: NDArray[np.integer]) -> float:
-    """Of `times_shown`: the third standardised moment. Far above 0 where few images are shown to many (hubs)."""
+    """The third standardised moment of `times_shown`; far above 0 if a few images are shown to many queries (hubs)."""
     centred = counts - counts.mean()
     deviation = float(centred.std())
     return float((centred**3).mean() / deviation**3) if deviation > 0 else 0.0

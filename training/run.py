@@ -1,7 +1,5 @@
-"""The RUN folder: config.json, checkpoints/, metrics.csv, curves.png, and card.json when finished.
-
-Also what a run is made of: its manifest, and its model and loss.
-"""
+"""The RUN folder: config.json, checkpoints/, metrics.csv, curves.png, and card.json when finished; and the run's
+manifest, model and loss."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ COLUMNS = ("epoch", "train_loss", "val_auc", "val_corrected_ndcg", "val_choice",
 
 
 class RunFolder:
-    """Where the parts of a run lie, and what they say."""
+    """The files of a run, and their contents."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,7 +42,7 @@ class RunFolder:
         self.metrics, self.curves = path / "metrics.csv", path / "curves.png"
 
     def read_config(self) -> TrainConfig:
-        """The options that the run began with. Raises RunError if the folder is not a run."""
+        """The run's options. Raises RunError if the folder is not a run."""
         try:
             return TrainConfig.from_json(read_json(self.config))
         except (OSError, ValueError, TypeError) as error:
@@ -55,7 +53,7 @@ class RunFolder:
         write_json(self.config, asdict(config))
 
     def read_card(self) -> ModelCard:
-        """The card of the finished run. Raises RunError when it is not finished."""
+        """The card of a finished run. Raises RunError for an unfinished one."""
         if not self.card.exists():
             raise RunError(f"{self.path}: this run is not finished; finish it with 'cbmir train … --resume'")
         try:
@@ -64,7 +62,7 @@ class RunFolder:
             raise RunError(f"{self.card}: expected the card of a finished run, found {error}") from error
 
     def best_state(self) -> dict[str, Any]:
-        """The trained network's state dict from best.ckpt: the average of its weights where the run keeps one.
+        """The trained network's state dict from best.ckpt: the average of the weights if the run keeps one.
 
         Raises RunError if it is missing or damaged.
         """
@@ -74,16 +72,16 @@ class RunFolder:
         return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
     def write_fitted(self, model: RetrievalModel) -> None:
-        """Keep the finished model of a run with a linear fit."""
+        """Save the finished model of a run with a linear fit."""
         with replacing(self.fitted) as temporary:
             torch.save(model.state_dict(), temporary)
 
     def finished_state(self, config: TrainConfig) -> dict[str, Any]:
-        """The finished model's state dict: that of the linear fit, or `best_state`. Raises RunError likewise."""
+        """The finished model's state dict: the linear fit's, or `best_state`. Raises RunError like it."""
         return load_checkpoint(self.fitted) if config.linear_fit else self.best_state()
 
     def read_epochs(self) -> list[dict[str, str]]:
-        """The rows of metrics.csv, where what was not measured is empty. Raises RunError for another table."""
+        """The rows of metrics.csv, with empty cells for what was not measured. Raises RunError for another table."""
         try:
             rows = [dict(zip(COLUMNS, row, strict=True)) for row in read_table(self.metrics, recognise=False).rows]
             _ = [(int(row["epoch"]), *map(float, filter(None, row.values()))) for row in rows]
@@ -92,7 +90,7 @@ class RunFolder:
         return rows
 
     def append_epoch(self, values: dict[str, Any]) -> None:
-        """Add the row of one epoch; rows of this and later epochs, left by a run that was stopped, are replaced."""
+        """Add the row of an epoch; it replaces rows of this and later epochs that a stopped run left."""
         rows = self.read_epochs() if self.metrics.exists() else []
         rows = [row for row in rows if int(row["epoch"]) < values["epoch"]]
         with replacing(self.metrics) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
@@ -132,17 +130,17 @@ class RunFolder:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """What is in a checkpoint: tensors and plain values, never code. Raises RunError for another file."""
+    """The contents of a checkpoint: tensors and plain values, never code. Raises RunError for another file."""
     try:
         with open_input(path) as stream:
             loaded: dict[str, Any] = torch.load(stream, map_location="cpu", weights_only=True)
         return loaded
-    except Exception as error:  # torch.load raises whatever the unpickler meets
+    except Exception as error:  # torch.load may raise anything
         raise RunError(f"{path}: expected a checkpoint, found {type(error).__name__}: {error}") from error
 
 
 def training_manifest(config: TrainConfig) -> Manifest:
-    """The manifest that a run trains on, with the splits of its fold. Raises RunError when the table has changed."""
+    """The manifest that a run trains on, with the splits of its fold. Raises RunError if the table has changed."""
     manifest = read_manifest(config.manifest)
     if manifest.fingerprint != config.manifest_fingerprint:
         raise RunError(
@@ -152,7 +150,7 @@ def training_manifest(config: TrainConfig) -> Manifest:
 
 
 def encoder_for(config: TrainConfig, weights: str) -> tuple[torch.nn.Module, int]:
-    """The encoder of a run with `weights` (`build_encoder`), and its dimension."""
+    """A run's encoder with `weights` (`build_encoder`), and its dimension."""
     grey_range = grey_range_of(config.encoder, config.grey_range)
     return build_encoder(config.encoder, weights, image_size=config.image_size, grey_range=grey_range)
 
@@ -175,8 +173,8 @@ def load_model(run: Path) -> tuple[RetrievalModel, ModelCard, TrainConfig]:
     """The best model of a finished run, in evaluation mode on the CPU, with its card and options.
 
     Raises:
-        RunError: The folder is not a finished run, or is that of a hashing model.
-        CardError: The weights are not those that the card describes.
+        RunError: The folder is not a finished run, or holds a hashing model.
+        CardError: The weights do not match the card.
     """
     folder = RunFolder(run)
     config, card = folder.read_config(), folder.read_card()
@@ -191,7 +189,7 @@ def load_model(run: Path) -> tuple[RetrievalModel, ModelCard, TrainConfig]:
 
 
 def embedding_fingerprint(model: RetrievalModel, spec: PreprocessSpec) -> str:
-    """SHA-256 of the encoder's weights and of the preprocessing: the name of the embedding space."""
+    """SHA-256 of the encoder's weights and of the preprocessing, which identifies the embedding space."""
     digest = hashlib.sha256(json.dumps(spec.to_json(), sort_keys=True).encode())
     for name, value in sorted(model.encoder.state_dict().items()):
         digest.update(name.encode())

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from cbmir.errors import RunError, SplitError
 from cbmir.manifest import Manifest, Row
 
-#: The fold in which every image trains, and none is held out.
+#: The fold in which every image trains.
 EVERY_IMAGE = "all"
 
 
 def shuffle_patients(patients: Iterable[str], *, seed: int | str) -> list[str]:
-    """The distinct patients in the order of SHA-256("seed:patient"): random, and free of Python's own generator."""
+    """The distinct patients in the order of SHA-256("seed:patient"): random, and independent of Python's generator."""
     return sorted(set(patients), key=lambda patient: hashlib.sha256(f"{seed}:{patient}".encode()).digest())
 
 
@@ -23,8 +23,8 @@ def assign_splits(
 ) -> list[str]:
     """Give each image `train`, `val` or `test` by its patient.
 
-    `patients` holds an image's patient each; `fractions` are those of the patients, not of the images. None of the
-    three is left empty. Raises SplitError for fewer than three patients, or fractions that do not sum to 1.
+    `patients` has one entry per image; `fractions` are of the patients, not of the images. Each split has a patient.
+    Raises SplitError for fewer than three patients, or fractions that do not sum to 1.
     """
     if min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-9:
         raise SplitError(f"expected three fractions above 0 that sum to 1, found {fractions}")
@@ -43,10 +43,10 @@ def assign_splits(
 def fold_splits(
     patients: Sequence[str], *, fold: int, folds: int, seed: int = 0, val_fraction: float = 0.125
 ) -> list[str]:
-    """The splits of one fold of a cross-validation by patient: every patient is in `test` in exactly one fold.
+    """The splits of one fold of a cross-validation by patient: each patient is in `test` in exactly one fold.
 
-    `fold` counts from 1. `val_fraction` of the fold's other patients, drawn again for each fold, is `val`; at least
-    one. Raises SplitError for a fold outside 1..folds, or too few patients.
+    `fold` counts from 1. `val_fraction` of the fold's other patients, at least one, are `val`; they are drawn again for
+    each fold. Raises SplitError for a fold outside 1..folds, or too few patients.
     """
     if folds < 2 or not 1 <= fold <= folds:
         raise SplitError(f"expected a fold from 1 to the number of folds (2 or more), found {fold}/{folds}")
@@ -62,7 +62,7 @@ def fold_splits(
 
 
 def patients_in_two_splits(rows: Iterable[Row]) -> dict[str, tuple[str, ...]]:
-    """Patients whose images are in more than one split, and in which. Rows without a split are not in any."""
+    """Patients whose images are in more than one split, and these splits. Rows without a split do not count."""
     found: dict[str, set[str]] = defaultdict(set)
     for row in rows:
         if row.split:
@@ -71,7 +71,7 @@ def patients_in_two_splits(rows: Iterable[Row]) -> dict[str, tuple[str, ...]]:
 
 
 def check_splits(manifest: Manifest) -> None:
-    """Raise SplitError if a patient is in two splits: what is learnt in one would be tested in the other."""
+    """Raise SplitError if a patient is in two splits."""
     leaks = patients_in_two_splits(manifest)
     if leaks:
         named = ", ".join(f"{patient} ({' and '.join(splits)})" for patient, splits in list(leaks.items())[:3])
@@ -83,7 +83,7 @@ def check_splits(manifest: Manifest) -> None:
 
 
 def with_fold(manifest: Manifest, fold: str) -> Manifest:
-    """The manifest with the splits of fold "i/n" or EVERY_IMAGE, or as it is for an empty string; patient-disjoint."""
+    """The manifest with the splits of fold "i/n" or EVERY_IMAGE, or unchanged for an empty string."""
     if fold == EVERY_IMAGE:
         return manifest.with_splits(["train"] * len(manifest))
     if fold:

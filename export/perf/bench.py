@@ -1,7 +1,7 @@
-"""Speed, measured so that it can be compared: contenders take turns, round by round, on the same images.
+"""Comparable speed: contenders take turns, round by round, on the same images.
 
-The load of a machine moves absolute times, by a factor of two on a shared one; within a round it is much the same for
-all. So what counts is the ratio to the baseline, taken in each round, and its spread over the rounds.
+The load of a shared machine changes absolute times by a factor of two, but within a round all contenders have much the
+same load. So the figure that counts is the ratio to the baseline in each round, and its spread over the rounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMPARED = 16
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast as the baseline: median over rounds, 10th and 90th percentile."""
+    """Speed relative to the baseline: median over rounds, 10th and 90th percentile."""
 
     median: float
     low: float
@@ -40,8 +40,8 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Speed:
-    """A contender at one batch size. `milliseconds` is the median time of a batch over all runs; `p99` None for fewer
-    than 100 of them; `rounds` has the median of each round, in order."""
+    """A contender at one batch size: median time of a batch over all runs, `p99` (None for fewer than 100 runs), and
+    the median of each round, in order."""
 
     batch: int
     contender: str
@@ -55,9 +55,13 @@ class Speed:
 
 @dataclass(frozen=True)
 class Entrant:
-    """A contender: what runs it, seconds from opening it to its first answer, the most memory that its process had at
-    once in MB, over all batch sizes (None where the system does not tell), and the largest 1 - cosine between its
-    embedding and the first one's of the same image (None for random weights)."""
+    """A contender.
+
+    Attributes:
+        load_seconds: From opening it to its first answer.
+        peak_memory_mb: The largest memory of its process, over all batch sizes; None if the system does not report it.
+        cosine_distance: The largest 1 - cosine of its embedding and the first contender's; None for random weights.
+    """
 
     name: str
     health: EngineHealth
@@ -68,7 +72,7 @@ class Entrant:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """The outcome of a run. `finished` is False for one that was stopped before its last round."""
+    """The result of a run. `finished` is False if it was stopped before its last round."""
 
     baseline: str
     finished: bool
@@ -80,11 +84,11 @@ class BenchReport:
     schema: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types, by the names of these classes' fields; speeds by batch size, the fastest first."""
+        """JSON types under these classes' field names; speeds by batch size, the fastest first."""
         return asdict(self)
 
 
-#: Runs batches of this size for so long: the seconds of each.
+#: Batch size, duration -> the seconds of each run.
 Turn = Callable[[int, float], list[float]]
 #: (batch size, contender) -> round -> the seconds of each run.
 Times = dict[tuple[int, str], list[list[float]]]
@@ -94,12 +98,12 @@ def bench(
     contenders: Sequence[Contender], size: int, *, batches: Sequence[int] = (1, 8), baseline: str | None = None,
     seconds: float = 3.0,
 ) -> BenchReport:  # fmt: skip
-    """Time contenders, which take turns and are in memory at the same time. Ctrl-C after the first round ends it.
+    """Time contenders, which take turns and are in memory together. Ctrl-C after the first round ends the measurement.
 
     Args:
         size: Pixels a side of the images.
         baseline: The name of a contender; None means the first.
-        seconds: For each contender at each batch size, about.
+        seconds: Approximate time of each contender at each batch size.
 
     Raises:
         EngineError: No contenders, or a batch size below 1.
@@ -131,10 +135,8 @@ def bench(
 def take_turns(
     turns: Mapping[str, Turn], batches: Sequence[int], seconds: float, times: Times, rounds: int = ROUNDS
 ) -> None:
-    """Let each contender run each batch size once a round; `times` is filled as they go.
-
-    Another contender begins each round, so that none always comes after the same one.
-    """
+    """Let each contender run each batch size once per round, and add to `times`. Each round starts with another
+    contender, so that the order does not favour one."""
     names = list(turns)
     with tqdm(total=rounds * len(batches) * len(names), desc="Measuring", unit="turn", disable=None) as bar:
         for number in range(rounds):
@@ -147,7 +149,7 @@ def take_turns(
 
 
 def summarise(times: Times, baseline: str) -> tuple[Speed, ...]:
-    """Speeds by batch size, the fastest first; a batch size that the baseline has not run is left out."""
+    """Speeds by batch size, the fastest first; batch sizes without a baseline are left out."""
     speeds = [
         _speed(batch, name, rounds, times[batch, baseline])
         for (batch, name), rounds in times.items()
@@ -167,13 +169,13 @@ def _speed(batch: int, name: str, rounds: Sequence[Sequence[float]], baseline: S
 
 
 def ratio(own: Sequence[float], baseline: Sequence[float]) -> Ratio:
-    """How many times as fast as the baseline, by the times of each round; one that only one of them has is left out."""
+    """Speed relative to the baseline, by the rounds that both have."""
     low, median, high = np.percentile([other / mine for mine, other in zip(own, baseline, strict=False)], (10, 50, 90))
     return Ratio(float(median), float(low), float(high))
 
 
 def cosine_distances(embeddings: Mapping[str, NDArray[np.float32] | None]) -> dict[str, float | None]:
-    """The largest 1 - cosine between each one's embeddings [M, D] and the first one's; None where it has none."""
+    """The largest 1 - cosine between each one's embeddings [M, D] and the first one's; None without embeddings."""
     first = next((one for one in embeddings.values() if one is not None), None)
     return {
         name: None if own is None or first is None else float(1 - (_unit(own) * _unit(first)).sum(axis=1).min())
@@ -194,7 +196,7 @@ def synthetic_images(count: int, size: int) -> NDArray[np.uint8]:
 def _open(
     contenders: Sequence[Contender], images: NDArray[np.uint8], stack: ExitStack
 ) -> tuple[dict[str, BenchProcess], dict[str, Opened]]:
-    """One after the other, so that each has the machine to itself while it loads."""
+    """Open one after the other, so that each has the machine to itself while it loads."""
     processes, opened = {}, {}
     for contender in tqdm(contenders, desc="Opening", unit="contender", disable=None):
         process = stack.enter_context(BenchProcess(contender, images, compared=COMPARED))
@@ -217,5 +219,4 @@ def _unit(embedding: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def _medians(rounds: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Milliseconds."""
     return tuple(float(np.median(runs)) * 1000 for runs in rounds)

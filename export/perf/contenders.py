@@ -1,7 +1,7 @@
-"""The contenders of `cbmir speed`: cbmir's engines, what an engineer would put together by hand, bare matrix products.
+"""The contenders of `cbmir speed`: cbmir's engines, what an engineer would write by hand, and bare matrix products.
 
-A contender is a small picklable description. It is opened in the process of its own that runs it, and imports there
-what it needs, so that its loading time counts.
+A contender is a small picklable description. The process that runs it opens it and imports its libraries, so that its
+loading time counts.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ Answer = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Contender(ABC):
-    """One that takes part. `name` is its own in a run."""
+    """One contender, with a name that is unique in a run."""
 
     name: str
-    #: Whether it has the model's weights, so that its embeddings can be compared with the others'.
+    #: Whether it has the model's weights, so that embeddings can be compared.
     has_weights: ClassVar[bool] = True
-    #: Whether it is left out, with a warning, where it cannot be opened: as a file of a folder may be.
+    #: Whether to leave it out with a warning if it cannot be opened, as for a file of a folder.
     optional: bool = field(default=False, kw_only=True)
     threads: int | None = field(default=None, kw_only=True)
 
     @abstractmethod
     def open(self) -> tuple[Answer, EngineHealth]:
-        """Load it, in the process that is to run it. Raises CbmirError."""
+        """Load it in the process that runs it. Raises CbmirError."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class ModelContender(Contender):
 
 @dataclass(frozen=True)
 class OnnxRuntimePeer(Contender):
-    """A plain InferenceSession on the CPU, its options as they come, but for the number of threads."""
+    """A plain InferenceSession on the CPU with default options, except for the threads."""
 
     path: Path
 
@@ -77,9 +77,9 @@ class OnnxRuntimePeer(Contender):
 
 @dataclass(frozen=True)
 class OpenVinoPeer(Contender):
-    """A plain compile_model of the ONNX file, its settings as they come; a number of threads only where one is given.
+    """A plain compile_model of the ONNX file with default settings, except for a given number of threads.
 
-    OpenVINO itself chooses bfloat16 where the processor has the instructions for it.
+    OpenVINO chooses bfloat16 itself if the processor has the instructions for it.
     """
 
     path: Path
@@ -125,8 +125,8 @@ class TorchPeer(Contender):
 
 @dataclass(frozen=True)
 class MatrixPeak(Contender):
-    """No model: one matrix product an image, with as many operations as the model has. Its time is the floor that the
-    processor's arithmetic sets, so a model's share of the attained peak is this time by its own."""
+    """No model: one matrix product per image, with as many operations as the model. Its time is the lower bound of the
+    processor's arithmetic, so its ratio to a model's time is the model's share of the peak."""
 
     has_weights = False
 
@@ -156,7 +156,7 @@ def peer_contenders(
 ) -> Iterator[Contender]:
     """Contenders written by hand in torch, onnxruntime and openvino, those of `libraries`; `peak` adds matrix products.
 
-    Raises ModelError where there is no float32 .onnx file among the models, or with one, for all but torch.
+    Raises ModelError without exactly one float32 .onnx file among the models, which all but torch need.
     """
     for library in libraries:
         if library == "torch":
@@ -174,7 +174,7 @@ def peer_contenders(
 def peer_health(
     library: str, version: str, threads: int | None, reason: str, precision: str = "float32"
 ) -> EngineHealth:
-    """The health of a peer: on the CPU, a batch at a time with all threads."""
+    """The health of a peer: on the CPU, one batch at a time, with all threads."""
     return EngineHealth(
         engine=library, requested=library, reason=reason, device="cpu", precision=precision,
         threads=threads or available_threads(), mode="latency", version=version,
@@ -185,9 +185,10 @@ def model_contenders(
     models: Sequence[Path], *, engines: Sequence[str] = ("auto",), modes: Sequence[Mode] = ("auto",),
     threads: int | None = None,
 ) -> list[ModelContender]:  # fmt: skip
-    """Every model file in every engine and mode; of a folder each file that this machine runs, the shortest name first.
+    """Every model file in every engine and mode; in a folder, each file that this machine can run, the shortest name
+    first.
 
-    Raises ModelError for what is not there, and for a folder without a model file.
+    Raises ModelError for a missing file, and for a folder without a model file.
     """
     files = list(_files(models))
     names = [path.name for path, _ in files]
@@ -201,7 +202,7 @@ def model_contenders(
 
 
 def float32_file(models: Sequence[Path]) -> Path:
-    """The float32 .onnx file of these models, which the peers load. Raises ModelError if there is no such file."""
+    """The float32 .onnx file of these models, which the peers load. Raises ModelError without one."""
     for path, _ in _files(models):
         file = path.with_name(f"{stem(path)}.onnx")
         if file.is_file():
@@ -212,7 +213,7 @@ def float32_file(models: Sequence[Path]) -> Path:
 
 
 def _files(models: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
-    """Each file, and whether it was only found in a folder, so that this machine may be unable to run it."""
+    """Each file, and whether it comes from a folder, so that this machine may be unable to run it."""
     for path in map(find_model, models):
         if not path.is_dir():
             yield path, False
@@ -226,15 +227,15 @@ def _files(models: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
 
 
 def count_flops(path: Path) -> int:
-    """Floating-point operations for one image, a multiply-add being two: of convolutions and matrix products, which
-    are all but a few per cent of it. Raises ModelError for a graph whose shapes cannot be known."""
+    """Floating-point operations for one image, with a multiply-add as two: convolutions and matrix products, almost all
+    of the work. Raises ModelError for a graph with unknown shapes."""
     onnx = require("onnx", "export")
     model = onnx.load(path)
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 1
     graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
-    for value in (*graph.input, *graph.value_info, *graph.output):  # 0 for a side that is not known
+    for value in (*graph.input, *graph.value_info, *graph.output):  # 0 for an unknown side
         shapes[value.name] = [side.dim_value for side in value.type.tensor_type.shape.dim]
     total = 0
     for node in graph.node:

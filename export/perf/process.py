@@ -1,6 +1,6 @@
-"""An object in a process of its own, which waits idle while others have their turn; for `cbmir speed` a contender.
+"""An object in its own process, idle while others have their turn; for `cbmir speed` a contender.
 
-So no library's threads or memory disturb another's, and each one's loading time and peak memory are its own.
+Libraries then share no threads or memory, and each contender has its own loading time and peak memory.
 """
 
 from __future__ import annotations
@@ -26,23 +26,21 @@ from cbmir.runtime.engines.base import EngineHealth
 
 
 class RemoteObject(Closing):
-    """Starts a process at once, by spawn, in which `make` (picklable) makes an object; `call` calls its methods.
-
-    Errors say `name`.
-    """
+    """Starts a process by spawn, in which `make` (picklable) creates an object; `call` calls its methods. Errors name
+    `name`."""
 
     def __init__(self, name: str, make: Callable[[], object]) -> None:
         self.name = name
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, name, make), daemon=True)
-        with signal_handled(signal.SIGINT, signal.SIG_IGN):  # Ctrl-C is for the parent, which ends this process
+        with signal_handled(signal.SIGINT, signal.SIG_IGN):  # the parent handles Ctrl-C, and ends this process
             self._process.start()
-        theirs.close()  # so that the end of the process ends a wait for its answer
+        theirs.close()  # so that a wait for an answer ends with the process
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method there. Raises a CbmirError of the process, and EngineError for any other failure of it."""
-        with suppress(ConnectionError):  # it has ended: its last word is in the pipe
+        """Call a method there. Raises the process's CbmirError, and EngineError for any other failure."""
+        with suppress(ConnectionError):  # it has ended, and the pipe holds its error
             self._pipe.send((method, arguments))
         try:
             answer = self._pipe.recv()
@@ -63,7 +61,7 @@ class RemoteObject(Closing):
 
 
 def serve(pipe: Connection, name: str, make: Callable[[], object]) -> None:
-    """The process of a `RemoteObject`: answers until the parent is done, or dead, or something fails."""
+    """The process of a `RemoteObject`: answers until the parent stops or dies, or something fails."""
     try:
         made = make()
         while True:
@@ -79,8 +77,8 @@ def serve(pipe: Connection, name: str, make: Callable[[], object]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """`seconds` until the first answer, the import of the library included; `embedding` float32 [M, D] of `compared`
-    images, or None where the weights are random."""
+    """An opened contender: `seconds` until its first answer, including the import of its library, and its `embedding`
+    of the `compared` images, float32 [M, D] (None for random weights)."""
 
     health: EngineHealth
     seconds: float
@@ -88,7 +86,7 @@ class Opened:
 
 
 class RunningContender:
-    """A contender that is open. `images` is uint8 [M, 1, S, S]; a batch is taken from its front."""
+    """An open contender. `images` is uint8 [M, 1, S, S]; a batch is its first images."""
 
     def __init__(self, contender: Contender, images: NDArray[np.uint8], compared: int) -> None:
         self._images = images
@@ -108,26 +106,26 @@ class RunningContender:
 
 
 class BenchProcess(RemoteObject):
-    """A `RunningContender` in a process of its own. `peak_bytes` is the most memory that it had at once."""
+    """A `RunningContender` in its own process. `peak_bytes` is its largest memory."""
 
     def __init__(self, contender: Contender, images: NDArray[np.uint8], *, compared: int = 16) -> None:
         super().__init__(contender.name, partial(RunningContender, contender, images, compared))
         self.peak_bytes: int | None = None
 
     def opened(self) -> Opened:
-        """Wait until the contender has given its first answer. Raises what opening it raised."""
+        """Wait for the contender's first answer. Raises what opening it raised."""
         return cast(Opened, self.call("opened"))
 
     def turn(self, batch: int, seconds: float) -> list[float]:
-        """Run batches for so long, at least one: the seconds that each took. Raises what running raised."""
+        """Run batches for about this long, at least one, and return the seconds of each. Raises what running raised."""
         times: list[float]
         times, self.peak_bytes = self.call("turn", batch, seconds)
         return times
 
 
 def time_runs(run: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter) -> list[float]:
-    """Seconds of each run, until so many have passed; at least one. A first run is not counted: another contender has
-    had the processor and its caches before."""
+    """Seconds of each run, at least one, until `seconds` have passed. The first run is not counted, since another
+    contender has used the processor and its caches."""
     run()
     times: list[float] = []
     started = now = clock()
@@ -139,9 +137,8 @@ def time_runs(run: Callable[[], object], seconds: float, clock: Callable[[], flo
 
 
 def memory() -> dict[str, int]:
-    """Bytes by the names of /proc/self/status, where it exists: VmRSS now, in RssAnon (its own) and RssFile (mapped),
-    and VmHWM at its peak. (getrusage's ru_maxrss begins at the size of the parent process.)
-    """
+    """Bytes by the names of /proc/self/status, if it exists: VmRSS now, RssAnon (its own) and RssFile (mapped), and
+    VmHWM at its peak. (getrusage's ru_maxrss begins at the parent's size.)"""
     status = Path("/proc/self/status")
     lines = [line.split() for line in status.read_text().splitlines()] if status.exists() else []
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1] == "kB"}

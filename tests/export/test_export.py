@@ -271,7 +271,7 @@ def test_output_names(tmp_path: Path) -> None:
 
 def test_a_damaged_report_is_said_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "parity.json").write_text("{")
-    with pytest.raises(ModelError, match=r"parity\.json.*delete it to go on"):
+    with pytest.raises(ModelError, match=r"parity\.json.*delete it to continue"):
         export_run(tmp_path / "no run", tmp_path)
 
 

@@ -1,6 +1,6 @@
 """The paper's comparison of methods, on NIH, CheXpert or any table.
 
-`protocols` say which images train and ask, `plan` which cells there are (a method on one selection); `cells` runs one,
-`runner` all of them, each in a process of its own. `results` turns the answers into numbers, which `figures` draws and
-`report` writes down.
+`protocols` selects the images that train and query, `plan` lists the cells (a method on one selection), `cells` runs
+one, and `runner` runs all of them, each in its own process. `results` turns the answers into numbers, `figures` draws
+them, and `report` writes them.
 """

@@ -1,4 +1,5 @@
-"""One cell: train or take what is there, let the queries ask the gallery, and write down a value for each query."""
+"""One cell: train the model or take the finished one, search the gallery with the queries, and save a value for each
+query."""
 
 from __future__ import annotations
 
@@ -33,9 +34,9 @@ from cbmir.training.metrics import QUERIES, RETRIEVAL_METRICS, RetrievalValues, 
 from cbmir.training.run import RunFolder, build_model, load_model
 
 FACTS, VALUES, VECTORS, LOG, FAILED = "cell.json", "answers.npz", "vectors.npz", "log.txt", "failed.json"
-#: Of a network's card, what cell.json keeps for the figures.
+#: The parts of a network's card that cell.json keeps for the figures.
 _DECISIONS = ("thresholds", "calibration")
-#: Of the options, what says where and on what a cell was run: the images are known by the selection's fingerprint.
+#: Options about place and device; the selection's fingerprint identifies the images.
 _PLACES = (*RESUMABLE_CHANGES, "manifest_fingerprint", "labels")
 #: Bytes of a cell's arrays, unpacked: embeddings of 2,048 numbers of a million images.
 _MOST_ARRAYS = 2**33
@@ -43,7 +44,7 @@ _DEFAULTS = {one.name: one.default for one in fields(TrainConfig) if one.name no
 
 
 class _Facts(TypedDict, total=False):
-    """What is read of cell.json."""
+    """The fields of cell.json that are read."""
 
     seconds: float
     training_images: int
@@ -56,9 +57,9 @@ class _Facts(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CellAnswers(Evaluation):
-    """One method's answers to the queries of one part, and their views and sources (empty where they are not known).
+    """One method's answers to the queries of one part, and their views and sources (empty if unknown).
 
-    `facts` is cell.json: seconds, counts, and what the training run says of itself.
+    `facts` is cell.json: seconds, counts, and the training run's own figures.
     """
 
     facts: dict[str, Any]
@@ -67,11 +68,11 @@ class CellAnswers(Evaluation):
 
 
 def write_answers(folder: Path, evaluation: Evaluation, facts: dict[str, Any]) -> None:
-    """Write answers.npz, then cell.json, whose presence says that the cell is finished.
+    """Write answers.npz, then cell.json, which marks the cell as finished.
 
-    The files hold what the part's selection does not say: scores and values as float32, and the neighbours.
+    The files hold what the part's selection does not: scores and values as float32, and the neighbours.
     """
-    smallest = np.min_scalar_type(-1 - len(evaluation.gallery.patients))  # signed: -1 says that there are no more
+    smallest = np.min_scalar_type(-1 - len(evaluation.gallery.patients))  # signed, since -1 means no more
     arrays = {"scores": evaluation.query.scores, "neighbours": evaluation.neighbours.astype(smallest)}
     arrays |= {
         f"{column}/{metric}": getattr(evaluation.retrieval[column], metric).astype(np.float32)
@@ -83,7 +84,7 @@ def write_answers(folder: Path, evaluation: Evaluation, facts: dict[str, Any]) -
 
 
 def read_answers(report: Path, plan: Plan, cell: Cell) -> CellAnswers:
-    """The answers of a finished cell. Raises RunError for damaged ones, and those of another version of cbmir."""
+    """The answers of a finished cell. Raises RunError for damaged ones, and for those of another version of cbmir."""
     folder, selection = cell_folder(report, cell), read_manifest(selection_path(report, cell.part))
     facts, arrays = _read_facts(folder), _read_arrays(folder / VALUES)
     queries, none, images = selection.split("test").rows, np.empty(0, np.float32), len(selection.split("train"))
@@ -111,7 +112,7 @@ def read_answers(report: Path, plan: Plan, cell: Cell) -> CellAnswers:
 
 
 def write_vectors(folder: Path, query: NDArray[np.float32], gallery: NDArray[np.float32], **more: Any) -> None:
-    """Write vectors.npz: what the t-SNE maps show, and methods without a network work on."""
+    """Write vectors.npz, for the t-SNE maps and for methods without a network."""
     with replacing(folder / VECTORS) as temporary, temporary.open("wb") as stream:
         np.savez(stream, query=query, gallery=gallery, **more)
 
@@ -125,7 +126,7 @@ def read_vectors(folder: Path) -> dict[str, NDArray[np.float32]]:
 
 
 def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file, which may come from elsewhere."""
+    """The arrays of an .npz file, which is not trusted."""
     try:
         with open_input(file) as stream, zipfile.ZipFile(stream) as members:
             if sum(member.file_size for member in members.infolist()) > _MOST_ARRAYS:
@@ -136,12 +137,12 @@ def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
         if strange := [name for name, one in arrays.items() if not isinstance(one, np.ndarray)]:
             raise ValueError(f"no array in {strange[0]}")
         return arrays
-    except Exception as error:  # all that damage makes zipfile and numpy raise
+    except Exception as error:  # what zipfile and numpy raise for damage
         raise _unreadable(file, error) from error
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:
-    """cell.json of a finished cell, which may come from elsewhere: `_Facts`, and more."""
+    """cell.json of a finished cell, which is not trusted: `_Facts`, and more."""
     try:
         facts: dict[str, Any] = read_json(folder / FACTS)
         from_json(_Facts, facts)
@@ -160,7 +161,7 @@ def _unreadable(file: Path, found: object) -> RunError:
 
 
 def cell_folder(report: Path, cell: Cell) -> Path:
-    """Where a cell lies in the report."""
+    """The folder of a cell in the report."""
     return report / "cells" / cell.name
 
 
@@ -170,7 +171,7 @@ def is_finished(report: Path, cell: Cell) -> bool:
 
 
 def shown_cells(report: Path, plan: Plan, methods: Collection[str]) -> dict[str, Cell]:
-    """The finished cells of one part by method, in the order of `methods`: the first part that has any."""
+    """The finished cells of the first part that has any, by method, in the order of `methods`."""
     for part in plan.parts():
         if part.size == plan.shown_size:
             cells = [Cell(part, name, plan.shown_proxies if METHODS[name].many_proxies else "") for name in methods]
@@ -181,7 +182,7 @@ def shown_cells(report: Path, plan: Plan, methods: Collection[str]) -> dict[str,
 
 
 def check_finished(report: Path, plan: Plan) -> None:
-    """Raise RunError for a finished cell of other images or other options, as one from elsewhere may be."""
+    """Raise RunError for a finished cell of other images or options, such as one from another machine."""
     for part in plan.parts():
         path = selection_path(report, part)
         selection = read_manifest(path)
@@ -190,7 +191,7 @@ def check_finished(report: Path, plan: Plan) -> None:
                 continue
             file = cell_folder(report, cell) / FACTS
             facts = _read_facts(file.parent)
-            facts["options"] = _DEFAULTS | facts.get("options", {})  # an option that came later had its default
+            facts["options"] = _DEFAULTS | facts.get("options", {})  # a later option had its default
             wanted = _origin(selection, plan.config(cell, selection, path))
             other = [
                 f"{name}: {facts.get(name)} -> {value}" for name, value in wanted.items() if facts.get(name) != value
@@ -201,15 +202,15 @@ def check_finished(report: Path, plan: Plan) -> None:
 
 
 def _origin(selection: Manifest, config: TrainConfig) -> dict[str, Any]:
-    """What a cell's answers come from, as cell.json keeps it."""
+    """Where a cell's answers come from, for cell.json."""
     options = {name: value for name, value in asdict(config).items() if name not in _PLACES}
     return {"selection": selection.fingerprint, "options": options | {"weights": Path(config.weights).name}}
 
 
 def run_cell(report: Path, plan: Plan, cell: Cell) -> None:
-    """Run a cell to its end; a finished one is left alone, and training that was stopped goes on.
+    """Run a cell to its end. A finished one is left alone, and stopped training continues.
 
-    Raises what training raises, and RunError where the code length does not fit a method or BCE has failed.
+    Raises the errors of training, and RunError if the code length does not fit a method or BCE has failed.
     """
     folder = cell_folder(report, cell)
     folder.mkdir(parents=True, exist_ok=True)
@@ -236,7 +237,7 @@ def _run(report: Path, plan: Plan, cell: Cell, folder: Path) -> None:
         if not first_process():
             return
         began = time.time()
-        if config.loss in HASHING_LOSSES:  # `load_model` leaves them to the benchmark
+        if config.loss in HASHING_LOSSES:  # `load_model` does not load them
             model, _ = build_model(config, split_targets(selection, "train"), weights="none")
             model.load_state_dict(run.best_state())
         else:

@@ -1,4 +1,4 @@
-"""The model that follows from a cross-validation: trained on every image, known by what its folds answered."""
+"""The final model of a cross-validation: trained on every image, with the figures of its folds."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ from cbmir.training.validation import HeldOut
 def train_final(report: Path, run: Path, method: str, *, seed: int = 0, resume: bool = False) -> RunFolder:
     """Train a method of a cross-validation on every image of its table.
 
-    Options are those of its folds. Training ends after as many epochs of the schedule as the folds chose, in the
-    median. Each image was a test image of one fold: the scores that it was given there choose thresholds, operating
-    points and calibration, and the card has the figures of all folds together. They are those of models that were
-    trained on fewer images.
+    Options are those of the folds. Training ends after the median number of epochs that the folds chose. Each image was
+    a test image of one fold: its scores there choose thresholds, operating points and calibration, and the card has the
+    figures of all folds together, whose models were trained on fewer images.
 
     Args:
         report: A folder of `cbmir benchmark --folds`.
-        run: As `harness.train` takes it.
+        run: As in `harness.train`.
         seed: Of the folds' runs, and of this one.
 
     Raises:
         RunError: The report has no folds, a fold of this method and seed is not finished, or the method has no network
-            that can be exported; and as `harness.train` raises.
+            that can be exported; and as in `harness.train`.
         ManifestError: The table has changed or cannot be read.
     """
     plan = Plan.read(report)
@@ -65,7 +64,7 @@ def train_final(report: Path, run: Path, method: str, *, seed: int = 0, resume: 
 
 
 def _epochs(answers: list[CellAnswers]) -> int:
-    """So many epochs had ended when the best was found, in the median of the folds."""
+    """Median over the folds of the number of epochs until the best one."""
     return median_high(int(one.facts["best_epoch"]) + 1 for one in answers)
 
 

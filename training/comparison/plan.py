@@ -20,7 +20,7 @@ from cbmir.training.comparison.protocols import PROTOCOLS, Protocol, keep_traini
 from cbmir.training.config import BALANCEABLE, TrainConfig
 from cbmir.training.splits import patients_in_two_splits
 
-#: What --resume may change: it adds to what was asked before, or says where the images now are.
+#: What --resume may change: it adds cells, or gives the new place of the images.
 RESUMABLE_CHANGES = ("manifest", "methods", "seeds", "sizes", "proxies", "pairs", "command")
 #: Proxies per class in the sweep (the paper's figure has 1 to 32).
 SWEPT_PROXIES = ("1", "2", "4", "8", "16", "32")
@@ -39,7 +39,8 @@ class _Tuned(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Part:
-    """One selection of images: drawn by `seed`, `fold` of the plan's folds (0: none), `size` to train on (0: all)."""
+    """One selection of images: drawn by `seed`, `fold` of the plan's folds (0 without folds), `size` to train on (0 for
+    all)."""
 
     seed: int
     fold: int
@@ -53,7 +54,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Cell:
-    """One method on one part; `proxies` per class, or empty for a method that has no choice of them."""
+    """One method on one part; `proxies` per class, or empty for a method without that choice."""
 
     part: Part
     method: str
@@ -61,16 +62,21 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Its folder below REPORT/cells."""
+        """The cell's folder below REPORT/cells."""
         return f"{self.part.name}/{self.method}" + (f"-m{self.proxies}" if self.proxies else "")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`training` are the options of `cbmir train` that all methods share, `tuned` learning rates, epochs and number of
-    seeds of single methods. `sizes` are the training-set sizes (0: all images) and `proxies` the numbers per class to
-    compare. `pairs` of labels are drawn by t-SNE. `command` is what was typed, a line for each time that it was
-    another."""
+    """What a benchmark compares.
+
+    Attributes:
+        training: Options of `cbmir train` that all methods share; `tuned` has learning rates, epochs and seeds of some.
+        sizes: Training-set sizes; 0 means all images.
+        proxies: Numbers of proxies per class.
+        pairs: Pairs of labels that t-SNE draws.
+        command: The commands, one per line.
+    """
 
     protocol: str
     manifest: str
@@ -95,7 +101,7 @@ class Plan:
             raise RunError(f"expected 1 seed or more and no folds or 2 or more, found {self.seeds} and {self.folds}")
 
     def cells(self) -> Iterator[Cell]:
-        """Every cell, part by part; one that another rests on comes first, whether it was asked for or not."""
+        """Every cell, part by part; a cell that others need comes first, even if it was not requested."""
         resting = [name for name in self.methods if METHODS[name].needs_bce]
         methods = [m for m in METHODS if m in self.methods or (m == "bce" and resting)]
         seeds = {name: int(self.tuned.get(name, {}).get("seeds", self.seeds)) for name in methods}
@@ -116,13 +122,13 @@ class Plan:
 
     @property
     def shown_size(self) -> int:
-        """Of several training-set sizes, the one that tables and pictures of methods show: the protocol's, or all."""
+        """The training-set size that tables and figures of methods show: the protocol's, or all."""
         size = PROTOCOLS[self.protocol].size
         return size if size in self.sizes else 0 if 0 in self.sizes else max(self.sizes)
 
     @property
     def shown_proxies(self) -> str:
-        """Of several numbers of proxies, the one shown there: the paper's 2, or the first."""
+        """The number of proxies that they show: the paper's 2, or the first."""
         return "2" if "2" in self.proxies else self.proxies[0]
 
     def cell(self, name: str) -> Cell:
@@ -133,7 +139,7 @@ class Plan:
         return found
 
     def config(self, cell: Cell, selection: Manifest, path: Path) -> TrainConfig:
-        """How the network of a cell is trained; a method without one works on the BCE network's features."""
+        """How a cell's network is trained; a method without one uses the BCE network's features."""
         method = METHODS[cell.method]
         options: dict[str, Any] = {"loss": "bce", "negative_proxies": PROTOCOLS[self.protocol].negatives}
         options |= self.training | ({"proxies_per_class": cell.proxies} if cell.proxies else {})
@@ -148,9 +154,9 @@ class Plan:
         return {name: value for name, value in self.tuned.get(method, {}).items() if name != "seeds"}
 
     def differences(self, other: Plan) -> list[str]:
-        """What keeps `other` from going on with this benchmark, as "name: own -> other".
+        """The options by which `other` cannot continue this benchmark, as "name: own -> other".
 
-        Of `tuned`, only the options of methods that were asked for before count.
+        In `tuned`, only the options of methods that were requested before count.
         """
         own, others = (
             {**asdict(plan), **plan.training, "training": "", "devices": "",
@@ -164,7 +170,7 @@ class Plan:
         ]
 
     def extended(self, other: Plan) -> Plan:
-        """This plan and what `other`, which differs in nothing else, asks for besides."""
+        """This plan, and what `other` requests in addition."""
 
         def both(name: str) -> Any:
             return tuple(dict.fromkeys((*getattr(self, name), *getattr(other, name))))
@@ -178,7 +184,7 @@ class Plan:
 
     @classmethod
     def read(cls, report: Path) -> Plan:
-        """Raises RunError if the folder is not a benchmark."""
+        """Read a report's plan. Raises RunError if the folder is not a benchmark."""
         try:
             return from_json(cls, read_json(report / PLAN))
         except (OSError, ValueError) as error:
@@ -190,10 +196,10 @@ def make_plan(
     seeds: int, folds: int, pairs: tuple[str, ...], training: dict[str, Any], command: str,
     tuned: dict[str, dict[str, Any]] = {},  # noqa: B006  it never changes
 ) -> Plan:  # fmt: skip
-    """The plan of what was asked.
+    """The plan for these options.
 
-    Without `methods` all that the protocol has are compared, in a sweep those of the paper's figures; several sweeps
-    are crossed. Raises SplitError, ManifestError or RunError where the manifest does not hold what is asked.
+    By default, all methods of the protocol are compared, or in a sweep those of the paper's figures; several sweeps are
+    crossed. Raises SplitError, ManifestError or RunError if the manifest does not fit the options.
     """
     if folds and protocol.labels:
         raise RunError(f"expected no folds with protocol {protocol.name}, which draws its own images by seed")
@@ -220,7 +226,7 @@ def make_plan(
 
 
 def read_tuned(path: Path) -> dict[str, dict[str, Any]]:
-    """Options of single methods, as `--tuned` takes them. Raises RunError for another method or option."""
+    """Options of single methods, from `--tuned`. Raises RunError for an unknown method or option."""
     try:
         tuned = from_json(dict[str, _Tuned], read_json(path))
         wrong = [name for name, options in tuned.items() if name not in METHODS or not options.keys() <= set(TUNED)]
@@ -232,7 +238,7 @@ def read_tuned(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def select_parts(plan: Plan, manifest: Manifest) -> dict[Part, Manifest]:
-    """The selection of each part of the plan. Raises SplitError or ManifestError where it cannot be made."""
+    """The selection of each part of the plan. Raises SplitError or ManifestError if it is impossible."""
 
     @cache
     def largest(seed: int, fold: int) -> Manifest:
@@ -243,10 +249,10 @@ def select_parts(plan: Plan, manifest: Manifest) -> dict[Part, Manifest]:
 
 
 def prepare(report: Path, plan: Plan, manifest: Manifest, *, resume: bool) -> Plan:
-    """Write the selections and the plan; returns it with what was asked of this report before.
+    """Write the selections and the plan; returns it, extended by the earlier requests for this report.
 
-    With `resume` the folder may also hold nothing but `cells`, brought from another machine. Raises RunError for a
-    folder of something else or a selection that comes out otherwise, and as `select_parts` does.
+    With `resume` the folder may also hold only `cells` from another machine. Raises RunError for a folder with other
+    contents or a selection that has changed, and as `select_parts` does.
     """
     if not (report / PLAN).exists():
         brought = resume and report.is_dir() and {path.name for path in report.iterdir()} == {"cells"}
@@ -268,7 +274,7 @@ def prepare(report: Path, plan: Plan, manifest: Manifest, *, resume: bool) -> Pl
         path = selection_path(report, part)
         if path.exists() and read_manifest(path).fingerprint != selection.fingerprint:
             raise RunError(f"{path}: this selection was made by another version of cbmir; start another report")
-        write_manifest(selection, path)  # again, since the images may have been moved
+        write_manifest(selection, path)  # again, since the images may have moved
     write_json(report / PLAN, asdict(plan))
     return plan
 

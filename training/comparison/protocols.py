@@ -1,4 +1,4 @@
-"""Which images train, validate and ask: the paper's two protocols, and a user's own table."""
+"""Which images are for training, validation and queries: the paper's two protocols, and a user's own table."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from cbmir.manifest import Manifest, Row
 from cbmir.training.readers.common import keep_labels
 from cbmir.training.splits import shuffle_patients, with_fold
 
-#: Images on which epoch, thresholds and calibration are chosen (the paper names none).
+#: Images that choose epoch, thresholds and calibration (the paper has none).
 VALIDATION = 1_000
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a comparison is set up. `labels` empty: the manifest's own. `sizes` are training-set sizes of the sweep,
-    `size` the one without it; both empty or 0 for a table, which says itself what trains. `negatives` says whether
-    images without a finding take part. `queries` images ask."""
+    """The set-up of a comparison. `labels`: empty for the manifest's own. `sizes`: training-set sizes of a sweep,
+    `size` the one without a sweep; none for a table. `negatives`: whether images without a finding take part.
+    `queries`: their number."""
 
     name: str
     title: str
@@ -46,10 +46,10 @@ PROTOCOLS = {protocol.name: protocol for protocol in (NIH, CHEXPERT, TABLE)}
 def select(protocol: Protocol, manifest: Manifest, seed: int, fold: int, folds: int, size: int) -> Manifest:
     """The images of one part of the benchmark, chosen by patient and `seed`.
 
-    NIH and CheXpert are drawn again for each seed, `size` images to train on; their own splits are ignored, and of NIH
-    only images with a finding are taken. A table keeps its splits, or is cut into `folds` (0: is not) of which `fold`
-    asks, the same for every seed; all of its training images train. Patients are never shared between splits.
-    Raises SplitError if there are too few images or a split is empty, ManifestError if a label is missing.
+    From NIH and CheXpert, `size` images for training are drawn for each seed; the published splits are ignored, and
+    images of NIH without a finding are left out. A table keeps its splits, or is divided into `folds` (0 for none), the
+    same for every seed, with `fold` as queries; all of its training images train. Splits share no patients. Raises
+    SplitError if there are too few images or a split is empty, ManifestError if a label is missing.
     """
     if protocol.labels:
         manifest = keep_labels(manifest, protocol.labels)
@@ -65,9 +65,9 @@ def select(protocol: Protocol, manifest: Manifest, seed: int, fold: int, folds: 
 
 
 def draw(manifest: Manifest, wanted: dict[str, int], *, seed: int, eligible: Callable[[Row], bool]) -> Manifest:
-    """The rows of as many eligible images for each split as `wanted` says, filled in its order, patient by patient.
+    """The rows of `wanted` eligible images for each split, filled in its order, patient by patient.
 
-    What a patient has beyond the last image needed is left out. Raises SplitError if there are too few.
+    A patient's images beyond the wanted number are left out. Raises SplitError if there are too few.
     """
     split_of: dict[int, str] = {}
     patients = iter(_images_by_patient(manifest, eligible, seed))
@@ -88,9 +88,8 @@ def draw(manifest: Manifest, wanted: dict[str, int], *, seed: int, eligible: Cal
 
 
 def keep_training(manifest: Manifest, size: int, *, seed: int) -> Manifest:
-    """Without all training images but `size`, patient by patient: part of larger sets of the same seed, and what `draw`
-    would have drawn. Raises SplitError when there are fewer.
-    """
+    """The rows with only `size` training images, patient by patient: a subset of larger sets of the same seed, as from
+    `draw`. Raises SplitError for too few."""
     images = _images_by_patient(manifest, lambda row: row.split == "train", seed)
     order = [position for positions in images for position in positions]
     if len(order) < size:
@@ -100,9 +99,9 @@ def keep_training(manifest: Manifest, size: int, *, seed: int) -> Manifest:
 
 
 def sweep_sizes(protocol: Protocol, selections: Sequence[Manifest]) -> tuple[int, ...]:
-    """Training-set sizes of a sweep: the protocol's, or an eighth, a quarter, a half and (0) all of the images.
+    """Training-set sizes of a sweep: the protocol's, or an eighth, a quarter, a half and all (0) of the images.
 
-    Raises SplitError where an eighth would be a single image.
+    Raises SplitError if an eighth is a single image.
     """
     if protocol.sizes:
         return protocol.sizes
@@ -113,7 +112,7 @@ def sweep_sizes(protocol: Protocol, selections: Sequence[Manifest]) -> tuple[int
 
 
 def _images_by_patient(manifest: Manifest, eligible: Callable[[Row], bool], seed: int) -> list[list[int]]:
-    """Positions of the eligible rows, patient by patient, in the patients' order for this seed."""
+    """Positions of the eligible rows, patient by patient, in this seed's order of patients."""
     images_of: dict[str, list[int]] = {}
     for position, row in enumerate(manifest):
         if eligible(row):

@@ -1,8 +1,7 @@
-"""results.json: everything that the report says, from the answers of the finished cells; and which rows are shown.
+"""results.json: all figures of the report, from the answers of the finished cells; and the rows to show.
 
-Queries of several seeds and folds are pooled; a patient who asks in several of them is drawn or flipped as one. The
-intervals are over patients: they hold for these training runs, and `sd` (over the seeds' means) says how far another
-run would be off.
+Queries of several seeds and folds are pooled; a patient in several of them is drawn or flipped as one. The intervals
+are over patients, for these training runs; `sd` (over the seeds' means) shows how much another run would differ.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from cbmir.training.pool import Pool, figure_of, mean_figure, or_none
 from cbmir.training.rankings import CORRECTED
 
 OF_DRAWINGS = "All images of this benchmark are drawings (phantoms): it says nothing about real images."
-#: A view or source with queries of fewer patients is not broken out: its interval would say nothing.
+#: Fewest patients of a view or source with its own row: with fewer, the interval would be useless.
 LEAST = 20
 
 Results = dict[str, Any]
 Row = dict[str, Any]
 Figure = dict[str, float | None]
 
-#: A method is called best only where it leads in each of these, with intervals: metric -> column.
+#: A method is best only if it leads in all of these, with intervals: metric -> column.
 YARDSTICK = {"auc": "", **dict.fromkeys(CORRECTED, "all queries")}
-#: AUC, and what the paper's charts show; every metric that has a value in each column.
+#: AUC, and the metrics of the paper's charts; all metrics with a value in each column.
 METRICS, BY_COLUMN = ("auc", *PAPER_METRICS), (*RETRIEVAL_METRICS, *CORRECTED)
 _LIBRARIES = ("torch", "torchvision", "lightning", "timm", "scikit-learn", "numpy")
 
@@ -60,7 +59,7 @@ def figures(pool: Pool) -> dict[str, Any]:
 
 
 def difference(pool: Pool, reference: Pool, metric: str, column: str = "") -> Figure:
-    """What `pool` has more than `reference`, in the same resamples.
+    """`pool` minus `reference`, in the same resamples.
 
     Raises ValueError unless both answered the same queries.
     """
@@ -71,9 +70,9 @@ def difference(pool: Pool, reference: Pool, metric: str, column: str = "") -> Fi
 
 
 def differences(pool: Pool, reference: Pool) -> dict[str, Any]:
-    """What `pool` has more than `reference` (BCE): interval, and p by flipping the patients' signs, query by query.
+    """`pool` minus `reference` (BCE): interval, and p by flipping the patients' signs, query by query.
 
-    AUC and corrected nDCG have no value a query; their p is that of the bootstrap.
+    AUC and corrected nDCG have no value per query; their p comes from the bootstrap.
     """
 
     def one(metric: str, column: str = "") -> dict[str, Any]:
@@ -91,13 +90,13 @@ def best_method(pools: dict[str, Pool], borrowed: Collection[str] = ()) -> dict[
     """Whether one method leads all others in AUC and in both corrected nDCGs (YARDSTICK), each with its interval.
 
     Args:
-        pools: By method; all answered the same queries.
-        borrowed: Methods whose scores are those of another, and which so have no AUC of their own.
+        pools: By method, all for the same queries.
+        borrowed: Methods with another method's scores, and so without their own AUC.
 
     Returns:
-        `leaders`: metric -> the method with the highest value. `differences`: where one method leads in all, what it
-        has more than each other, metric by metric; none where the other has no AUC. `method`: its name where all of
-        these intervals lie above 0, else None.
+        `leaders`: metric -> the method with the highest value. `differences`: if one method leads in all, its lead over
+            each other, by metric; without AUC for a method that has none. `method`: its name if all of these intervals
+            lie above 0, else None.
     """
     means = {metric: {name: pool.mean(metric, column) for name, pool in pools.items()}
              for metric, column in YARDSTICK.items()}  # fmt: skip
@@ -127,13 +126,13 @@ def is_above(gain: Figure) -> bool:
 
 
 def reference_rankings(pool: Pool) -> dict[str, Any]:
-    """What rankings of the same galleries that ignore the query would get: `random, all queries` -> metric -> value."""
+    """Figures of rankings that ignore the query, on the same galleries: `random, all queries` -> metric -> value."""
     names = [f"{reference}, {column}" for column in QUERIES for reference in REFERENCES]
     return {name: {metric: or_none(pool.mean(metric, name)) for metric in RETRIEVAL_METRICS} for name in names}
 
 
 def _breakdown(pool: Pool, attribute: str) -> dict[str, Any]:
-    """nDCG of both columns by view or source of the query; empty where the manifest has none."""
+    """nDCG of both columns by view or source of the query; empty if the manifest has none."""
     group = np.array([name for part in pool.parts for name in getattr(part, attribute)])
     result: dict[str, Any] = {}
     for name in sorted(set(group) - {""}):
@@ -147,7 +146,7 @@ def _breakdown(pool: Pool, attribute: str) -> dict[str, Any]:
 
 
 def _with_sd(pool: Pool, figure: Figure, metric: str, column: str = "") -> Figure:
-    """With the standard deviation over the seeds that have all of their parts finished."""
+    """The figures with the standard deviation over the seeds whose parts are all finished."""
     most = max(pool.seeds.count(seed) for seed in pool.seeds)
     whole = (seed for seed in sorted(set(pool.seeds)) if pool.seeds.count(seed) == most)
     pools = [Pool([part for part, own in zip(pool.parts, pool.seeds, strict=True) if own == seed], [seed] * most)
@@ -159,8 +158,8 @@ def _with_sd(pool: Pool, figure: Figure, metric: str, column: str = "") -> Figur
 def make_results(report: Path, plan: Plan) -> dict[str, Any]:
     """The figures of all finished cells, and the errors of those that failed; JSON-ready.
 
-    `minus_bce` compares a row with BCE on the parts that both have finished. p values are corrected (Holm) over the
-    rows of one size.
+    `minus_bce` compares a row with BCE on the parts that both have finished. Holm's correction of p is over the rows of
+    one size.
     """
     parts = plan.parts()
     selection = read_manifest(selection_path(report, parts[0]))
@@ -178,7 +177,7 @@ def make_results(report: Path, plan: Plan) -> dict[str, Any]:
         "plan": asdict(plan)
         | {
             "manifest": Path(plan.manifest).name,
-            # of a file of weights its name, not where it lies
+            # the name of a file of weights, not its path
             "training": plan.training | {"weights": Path(str(plan.training["weights"])).name},
         },
         "shown": {"size": plan.shown_size, "proxies": plan.shown_proxies},
@@ -246,7 +245,7 @@ def _correct(compared: list[dict[str, Any]]) -> None:
 
 
 def _references(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:
-    """By size, from the method with most finished parts: all of them answer the same queries."""
+    """By size, from the method with most finished parts, since all answer the same queries."""
     found = {}
     for size in plan.sizes:
         of_size = [cell for cell in answers if cell.part.size == size]
@@ -258,7 +257,7 @@ def _references(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:
 
 
 def _best(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:
-    """Among the methods that are shown and have finished all of their parts, on the parts that all of these have."""
+    """Among the shown methods that have finished all of their parts, on the parts that all of these have."""
     cells: dict[str, dict[Part, Cell]] = {}
     for cell in plan.cells():
         if cell.part.size == plan.shown_size and cell.proxies in ("", plan.shown_proxies):
@@ -270,7 +269,7 @@ def _best(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:
 
 
 def selection_facts(part: Part, selection: Manifest) -> dict[str, Any]:
-    """Images and patients of each split, and the file that repeats the selection."""
+    """Images and patients of each split, and the file of the selection."""
     splits = {name: selection.split(name) for name in ("train", "val", "test")}
     return {
         "part": part.name,
@@ -282,13 +281,13 @@ def selection_facts(part: Part, selection: Manifest) -> dict[str, Any]:
 
 
 def headline(results: Results) -> list[Row]:
-    """The rows that compare the methods, in their order; of a sweep, those of the size and number of proxies shown."""
+    """The rows that compare the methods, in order; in a sweep, those of the shown size and number of proxies."""
     size, proxies = results["shown"]["size"], results["shown"]["proxies"]
     return [row for row in ordered(results) if row["size"] == size and row["proxies"] in ("", proxies)]
 
 
 def ordered(results: Results) -> list[Row]:
-    """All rows in the order of their methods: that of the paper's Table 1, then those that go past it."""
+    """All rows in the order of their methods: those of the paper's Table 1, then others."""
     order = list(results["methods"])
     return sorted(results["rows"], key=lambda row: order.index(row["method"]))
 

@@ -1,6 +1,6 @@
-"""Run the cells of a benchmark, each in a process of its own, several at a time: here, or as tasks of a Ray cluster.
+"""Run the cells of a benchmark, each in its own process, several at a time: here, or as tasks of a Ray cluster.
 
-A cell that crashes or is killed for memory takes nothing with it, and Lightning can start its process for each GPU.
+A cell that crashes or runs out of memory ends alone, and Lightning can start its process for each GPU.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ Run = Callable[[Path, Sequence[Cell]], Generator[tuple[Cell, int], None, None]]
 
 
 def command(report: Path, cell: Cell) -> list[str]:
-    """What runs one cell."""
+    """The command that runs one cell."""
     return [sys.executable, "-m", "cbmir", "benchmark-cell", str(report.resolve()), cell.name]
 
 
 def environment(slot: int, jobs: int) -> dict[str, str]:
-    """The environment of one of `jobs` processes that run side by side; what the user has set stays.
+    """The environment of one of `jobs` processes that run side by side, on top of the user's.
 
-    They share the cores and take turns over the GPUs. glibc keeps memory between steps: up to twice as fast on a CPU.
+    They share the cores and take turns on the GPUs. glibc keeps memory between steps, which is up to twice as fast on a
+    CPU.
     """
     own = dict(os.environ)
     own.setdefault("MALLOC_MMAP_MAX_", "0")
@@ -57,14 +58,14 @@ def environment(slot: int, jobs: int) -> dict[str, str]:
 
 
 def log_file(report: Path, cell: Cell) -> Path:
-    """Where a cell's process writes what it says; its folder is made."""
+    """The log of a cell's process, in a new folder."""
     folder = cell_folder(report, cell)
     folder.mkdir(parents=True, exist_ok=True)
     return folder / LOG
 
 
 def on_this_machine(jobs: int) -> Run:
-    """Processes on this machine."""
+    """Run the processes on this machine."""
 
     def run(report: Path, cells: Sequence[Cell]) -> Generator[tuple[Cell, int], None, None]:
         slots: SimpleQueue[int] = SimpleQueue()
@@ -76,11 +77,11 @@ def on_this_machine(jobs: int) -> Run:
         def one(cell: Cell) -> int:
             slot = slots.get()
             try:
-                with starting:  # so that a stop misses no process
+                with starting:  # so that a stop reaches every process
                     if stopped.is_set():
                         return -signal.SIGTERM
                     with log_file(report, cell).open("ab") as stream:
-                        # A session of its own: Ctrl-C reaches the cells from here alone, once.
+                        # A new session, so that Ctrl-C reaches the cells only from here, once.
                         running[slot] = subprocess.Popen(
                             command(report, cell), stdout=stream, stderr=stream, env=environment(slot, jobs),
                             start_new_session=True,
@@ -99,17 +100,17 @@ def on_this_machine(jobs: int) -> Run:
                     stopped.set()
                     for process in running.values():
                         if process.poll() is None:
-                            with suppress(ProcessLookupError):  # with those that Lightning started for more devices
+                            with suppress(ProcessLookupError):  # and those that Lightning started for more devices
                                 os.killpg(process.pid, signal.SIGTERM)
 
     return run
 
 
 def on_ray(address: str, jobs: int) -> Run:
-    """Ray tasks, each of which starts the same process on its node."""
+    """Run Ray tasks, each of which starts the same process on its node."""
     ray = require("ray", "distributed")
     if not ray.is_initialized():
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the cluster
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
         if address == "auto":
             address = os.environ.get("RAY_ADDRESS", "local")
         ray.init(address=address, log_to_driver=False, include_dashboard=False)
@@ -127,7 +128,7 @@ def on_ray(address: str, jobs: int) -> Run:
 
     remote = ray.remote(**needs, max_retries=0)(task)
     own = {name: value for name, value in environment(0, 1).items() if name.startswith("MALLOC_")}
-    # Ray's own choice is one thread where a task asks for GPUs.
+    # Ray's default is one thread for a task with GPUs.
     own["OMP_NUM_THREADS"] = str(needs.get("num_cpus", max(1, int(resources["CPU"] // resources.get("GPU", 1)))))
 
     def run(report: Path, cells: Sequence[Cell]) -> Generator[tuple[Cell, int], None, None]:
@@ -153,15 +154,15 @@ def on_ray(address: str, jobs: int) -> Run:
 
 
 def run_cells(report: Path, plan: Plan, *, jobs: int = 1, ray: str = "") -> int:
-    """Run every cell that is not finished, `jobs` at a time; a failed one leaves failed.json and the rest goes on.
+    """Run every unfinished cell, `jobs` at a time. A failed one leaves failed.json, and the others continue.
 
-    Returns how many failed. `ray` is the address of a cluster whose nodes all see REPORT and the images, `auto`
-    (that of RAY_ADDRESS, or a new one here), or empty: without Ray.
-    Ctrl-C, or SIGTERM as schedulers send it, stops the running cells in a state from which they go on.
+    Returns the number of failures. `ray` is the address of a cluster whose nodes all see REPORT and the images, `auto`
+    (that of RAY_ADDRESS, or a new one here), or empty for no Ray. Ctrl-C, or a scheduler's SIGTERM, stops the running
+    cells so that they can continue.
     """
     every = list(plan.cells())
     waiting = [cell for cell in every if not is_finished(report, cell)]
-    # Those that rest on the BCE network's features have to wait for it.
+    # Cells that use the BCE network's features wait for it.
     rounds = [[cell for cell in waiting if METHODS[cell.method].needs_bce is late] for late in (False, True)]
     run, failed = on_ray(ray, jobs) if ray else on_this_machine(jobs), 0
     with (
@@ -170,7 +171,7 @@ def run_cells(report: Path, plan: Plan, *, jobs: int = 1, ray: str = "") -> int:
         tqdm(total=len(every), initial=len(every) - len(waiting), desc="cells", unit="cell", disable=None) as bar,
     ):
         for cells in rounds:
-            with closing(run(report, cells)) as ended:  # at once when interrupted: it stops the processes
+            with closing(run(report, cells)) as ended:  # immediately after an interruption, to stop the processes
                 for cell, code in ended:
                     failed += not _close(report, cell, code)
                     bar.update()
@@ -178,7 +179,7 @@ def run_cells(report: Path, plan: Plan, *, jobs: int = 1, ray: str = "") -> int:
 
 
 def _close(report: Path, cell: Cell, code: int) -> bool:
-    """Say how a cell ended, and keep the error of one that failed; returns whether it is finished."""
+    """Log how a cell ended, and keep the error of a failed one; returns whether it is finished."""
     folder = cell_folder(report, cell)
     if code == 0 and is_finished(report, cell):
         (folder / FAILED).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Encoders: grey image to feature map. Any of torchvision and timm, and the field's own by their published weights."""
+"""Encoders: grey image to feature map. Any of torchvision and timm, and published encoders of chest X-rays."""
 
 from cbmir.training.encoders.encoder import build_encoder, encoder_of, grey_range_of, own_input
 from cbmir.training.encoders.grey_range import GreyRange

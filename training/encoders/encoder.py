@@ -1,8 +1,8 @@
 """Image encoders by name, and the input that their published weights expect.
 
-An encoder maps one grey channel, float [N, 1, S, S] in [-1, 1], to a feature map [N, D, h, w]; classifier and pooling
-are taken off. Names: any torchvision classification backbone; any timm model as `timm:NAME`; a torchvision backbone as
-torchxrayvision trains it as `xrv:NAME`; `rad-dino`.
+An encoder maps one grey channel, float [N, 1, S, S] in [-1, 1], to a feature map [N, D, h, w], without classifier and
+pooling. Its name is that of a torchvision classification backbone, `timm:NAME`, `xrv:NAME` for a torchvision backbone
+that torchxrayvision trained, or `rad-dino`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RAD_DINO_ARCHITECTURE = "vit_base_patch14_dinov2"
 
 @dataclass(frozen=True)
 class OwnInput:
-    """How the published weights of an encoder take images: squares of `image_size` pixels, grey in `grey_range`."""
+    """The input of an encoder's published weights: squares of `image_size` pixels, grey in `grey_range`."""
 
     image_size: int
     grey_range: GreyRange
@@ -41,10 +41,10 @@ _NOTHING_STATED = OwnInput(_SIZE, SIGNED)
 
 
 def own_input(name: str) -> OwnInput:
-    """What an encoder's own library states; [-1, 1] and 224 pixels of one that states nothing.
+    """The input that an encoder's library states, by default [-1, 1] and 224 pixels.
 
-    torchxrayvision's are of its `normalize` and model URLs, RAD-DINO's of its image processor. Raises EncoderError for
-    an unknown name.
+    torchxrayvision's come from its `normalize` and model URLs, RAD-DINO's from its image processor. Raises EncoderError
+    for an unknown name.
     """
     if name == "rad-dino":
         return OwnInput(518, RAD_DINO)
@@ -60,14 +60,14 @@ def own_input(name: str) -> OwnInput:
 
 
 def grey_range_of(name: str, chosen: str = "auto") -> GreyRange:
-    """The grey range by an option's text.
+    """The grey range of an option's text.
 
     Args:
         chosen: `own`, that of the encoder's published weights; `signed`, [-1, 1]; or MEAN,STD of grey in [0, 1].
             `auto` is `own` for weights that were trained on X-rays (`xrv:NAME`, `rad-dino`), else `signed`.
 
     Raises:
-        EncoderError: Another text, or an unknown encoder.
+        EncoderError: The text or the encoder is unknown.
     """
     if chosen == "own" or (chosen == "auto" and (name == "rad-dino" or name.startswith("xrv:"))):
         return own_input(name).grey_range
@@ -81,11 +81,11 @@ def build_encoder(
     """Build an encoder.
 
     Args:
-        name: Of a torchvision classification model, `timm:NAME`, `xrv:NAME` or `rad-dino`.
+        name: A torchvision classification model, `timm:NAME`, `xrv:NAME` or `rad-dino`.
         weights: `none` (random), `imagenet` (the library's own, downloaded by it) or a file (`load_weights`).
-        image_size: Side of its images; transformers are built for one size.
-        grey_range: The input values of the weights for black and white. None: `grey_range_of(name)`.
-        complete: Whether a file must have every one of the encoder's tensors.
+        image_size: Side of the images; transformers are built for one size.
+        grey_range: The values for black and white that the weights expect. None means `grey_range_of(name)`.
+        complete: Whether the file must have all of the encoder's tensors.
 
     Returns:
         The encoder in training mode, and its embedding dimension D.
@@ -124,7 +124,7 @@ def encoder_of(card: ModelCard) -> nn.Module:
 
 
 def for_inference(name: str, encoder: nn.Module) -> nn.Module:
-    """An encoder that answers as this one does, a block's parallel branches (RepVGG, MobileOne) made one convolution.
+    """An equivalent encoder in which the parallel branches of a block (RepVGG, MobileOne) are one convolution.
 
     `name` is that of `build_encoder`. The encoder itself is not changed.
     """
@@ -136,10 +136,10 @@ def for_inference(name: str, encoder: nn.Module) -> nn.Module:
 
 @torch.inference_mode()
 def _dimension(name: str, encoder: nn.Module) -> int:
-    """D of a feature map [N, D, h, w]. Two sizes tell: h and w follow the image, D does not."""
+    """D of a feature map [N, D, h, w], found with two image sizes: h and w follow the size, D does not."""
     try:
         small, large = (encoder(torch.zeros(1, 1, size, size)).shape for size in _PROBES)
-    except (AssertionError, RuntimeError, ValueError) as error:  # a transformer of a fixed image size
+    except (AssertionError, RuntimeError, ValueError) as error:  # a transformer has a fixed image size
         raise EncoderError(
             f"encoder {name}: does not accept images of {_PROBES[0]} pixels ({error}); choose another"
         ) from error
@@ -168,20 +168,20 @@ def _torchvision(name: str, pretrained: bool, channels: int) -> nn.Module:
     children = dict(model.named_children())
     if "features" in children:
         layers = {"features": children["features"]}
-        if name.startswith("densenet"):  # its last ReLU lives in forward()
+        if name.startswith("densenet"):  # its last ReLU is in forward()
             layers["relu"] = nn.ReLU(inplace=True)
     elif name.startswith(_CHAINS):
         layers = {key: module for key, module in children.items() if key not in ("avgpool", "fc", "classifier")}
     else:
         raise EncoderError(f"encoder {name}: it provides no feature map; choose a DenseNet, ResNet, EfficientNet …")
-    encoder = nn.Sequential(OrderedDict(layers))  # under torchvision's own names, so that its weights fit
+    encoder = nn.Sequential(OrderedDict(layers))  # under torchvision's names, so that its weights fit
     if channels == 1:
         _read_one_channel(encoder)
     return encoder
 
 
 def _timm_config(name: str) -> Any:
-    """What timm states of a model's weights; None of one that is registered without. Raises EncoderError."""
+    """timm's configuration of a model's weights, or None. Raises EncoderError."""
     timm = require("timm", "train")
     if not timm.is_model(name):
         raise EncoderError(f"expected a timm model after 'timm:', found {name!r}; timm.list_models() names them")
@@ -200,12 +200,12 @@ def _timm(name: str, pretrained: bool, channels: int, image_size: int) -> nn.Mod
 
 
 def _is_transformer(encoder: nn.Module) -> bool:
-    """Whether it gives tokens [N, T, D], of which all but the first few are patches of the image."""
+    """Whether it returns tokens [N, T, D], of which all but the first few are patches of the image."""
     return hasattr(encoder, "num_prefix_tokens") and hasattr(encoder, "patch_embed")
 
 
 def _read_one_channel(encoder: nn.Module) -> None:
-    """Make the first three-channel convolution read grey: its weights summed over the channels."""
+    """Make the first three-channel convolution read grey, by summing its weights over the channels."""
     for conv in encoder.modules():
         if isinstance(conv, nn.Conv2d) and conv.in_channels == 3 and conv.groups == 1:
             conv.weight = nn.Parameter(conv.weight.detach().sum(dim=1, keepdim=True))

@@ -1,8 +1,8 @@
-"""The values that an encoder's weights expect for black and white. The conversion is in the graph, so a model file's
-input stays uint8.
+"""The values for black and white that an encoder's weights expect. The graph converts, so a model file's input stays
+uint8.
 
-The grey image g in [0, 1] goes into channel c as (g - mean_c) / std_c. cbmir's own range is [-1, 1] in one channel;
-published weights have theirs, and answer something else in another.
+The grey image g in [0, 1] enters channel c as (g - mean_c) / std_c. cbmir's own range is [-1, 1] in one channel.
+Published weights need theirs: in another range their output is different.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cbmir.errors import EncoderError
 
 @dataclass(frozen=True)
 class GreyRange:
-    """Mean and standard deviation of each channel, of grey in [0, 1]. Channels that would be equal are one."""
+    """Mean and standard deviation of each channel, for grey in [0, 1]. Equal channels are one."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -31,7 +31,7 @@ class GreyRange:
 
     @classmethod
     def of(cls, mean: Sequence[float], std: Sequence[float]) -> Self:
-        """The range of a library's three channels; one channel where all three are alike."""
+        """The range of a library's three channels; one channel if all three are equal."""
         alike = len(set(zip(mean, std, strict=True))) == 1
         return cls(tuple(mean[:1]), tuple(std[:1])) if alike else cls(tuple(mean), tuple(std))
 
@@ -54,7 +54,7 @@ class GreyRange:
 
     @classmethod
     def from_json(cls, data: dict[str, Any] | None) -> Self:
-        """What `to_json` gave; [-1, 1] of a card that does not say."""
+        """The reverse of `to_json`; [-1, 1] for a card without a range."""
         return cls((0.5,), (0.5,)) if data is None else cls(tuple(data["mean"]), tuple(data["std"]))
 
 
@@ -67,9 +67,9 @@ RAD_DINO = GreyRange((0.5307,), (0.2583,))
 
 
 class InOwnRange(nn.Module):
-    """A first convolution that is given grey in [-1, 1], float [N, 1, S, S], and reads it in its own range.
+    """A first convolution that receives grey in [-1, 1], float [N, 1, S, S], and converts it to its own range.
 
-    The range stands before the convolution's zero padding, as it does where its weights come from.
+    The conversion comes before the convolution's zero padding, as in the weights' training.
     """
 
     scale: Tensor
@@ -88,7 +88,8 @@ class InOwnRange(nn.Module):
 
 
 def read_grey(encoder: nn.Module, own: GreyRange) -> None:
-    """Let the encoder's first convolution read its own range. Raises EncoderError unless just one reads the image."""
+    """Make the encoder's first convolution read its own range. Raises EncoderError unless just one convolution reads
+    the image."""
     found = [
         name
         for name, module in encoder.named_modules()

@@ -1,4 +1,4 @@
-"""The feature map of a vision transformer: its patch tokens, so that evidence stays an exact sum over cells."""
+"""The feature map of a vision transformer: its patch tokens, so that evidence is still an exact sum over cells."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from cbmir.errors import EncoderError
 class PatchTokens(nn.Module):
     """A vision transformer of timm: float [N, 1, S, S] -> its patch tokens after the last norm, [N, D, S/p, S/p].
 
-    Class and register tokens take part in the attention and are then left out: the embedding is the mean of what is
-    left, of which a cell is a part. The class token is another vector, not a sum over the image, and with it
-    neighbours would be others.
+    Class and register tokens take part in the attention and are then left out: the embedding is the mean of the patch
+    tokens, so each cell is a part of it. The class token is not a sum over the image, and would find other neighbours.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -25,12 +24,12 @@ class PatchTokens(nn.Module):
         self.dimension = int(facts.num_features)
 
     def forward(self, image: Tensor) -> Tensor:
-        tokens: Tensor = self.model(image)  # [N, T, D], since it was made without pooling and classifier
+        tokens: Tensor = self.model(image)  # [N, T, D], without pooling and classifier
         return tokens[:, self._prefix :].transpose(1, 2).reshape(-1, self.dimension, *self._grid)
 
 
 def check_patches(name: str, model: nn.Module, image_size: int) -> None:
-    """Raise EncoderError unless the image is cut into whole patches."""
+    """Raise EncoderError unless the image divides into whole patches."""
     embedding: Any = model.patch_embed
     patch = embedding.patch_size[0]
     if image_size % patch:

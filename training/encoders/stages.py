@@ -1,4 +1,4 @@
-"""Maps of an encoder's stages, and the linear maps that a distilled or fitted model puts on them."""
+"""Feature maps of an encoder's stages, and the linear maps of distilled and fitted models on them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ _PROBE = 256  # pixels
 
 
 def with_projection(encoder: nn.Module, dim: int, to: int) -> nn.Sequential:
-    """The encoder and a 1x1 convolution that takes its feature map from `dim` to `to` channels.
+    """The encoder and a 1x1 convolution that maps its feature map from `dim` to `to` channels.
 
-    It is linear and stands before the mean, so that an embedding is still the mean of a feature map, and the evidence
-    maps are still exact.
+    It is linear and comes before the mean, so an embedding is still the mean of a feature map, and evidence maps are
+    exact.
     """
     return nn.Sequential(OrderedDict(encoder=encoder, projection=nn.Conv2d(dim, to, 1)))
 
 
 class TwoStageEncoder(nn.Module):
-    """An encoder, and one linear map of its feature map together with that of an earlier stage, which is twice as fine.
+    """An encoder, and one linear map of its feature map together with that of an earlier stage with twice as many cells
+    a side.
 
-    [N, 1, S, S] -> [N, to, h, w] with the finer stage's cells: those of the last stage are repeated. The map stands
-    before the mean, so that an embedding is still the mean of a feature map. Raises EncoderError for an encoder without
-    such a stage.
+    [N, 1, S, S] -> [N, to, h, w] with the finer stage's cells; those of the last stage are repeated. The map comes
+    before the mean, so an embedding is still the mean of a feature map. Raises EncoderError for an encoder without such
+    a stage.
     """
 
     def __init__(self, encoder: nn.Module, to: int) -> None:
@@ -42,14 +43,14 @@ class TwoStageEncoder(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         last, finer = stage_maps(self.encoder, self._stage, image)
-        # In float32 whatever the encoder's precision is: these maps tell small differences.
+        # Always float32: these maps depend on small differences.
         last, finer = aligned(self.projection(last.float()), finer.float())
         return last + cast(Tensor, self.finer(finer))
 
 
 def aligned(last: Tensor, finer: Tensor) -> tuple[Tensor, Tensor]:
-    """Both feature maps with the same cells: the last stage's are repeated. The finer stage may have one row and column
-    more or less than twice as many, by how an encoder halves odd numbers: what only one of them has is left out."""
+    """Both feature maps with the same cells: the last stage's are repeated. An encoder may halve odd numbers so that
+    the finer stage has a row or column more or fewer; cells that only one stage has are left out."""
     twice = functional.interpolate(last, scale_factor=2, mode="nearest")
     height, width = (min(one, other) for one, other in zip(twice.shape[2:], finer.shape[2:], strict=True))
     return twice[:, :, :height, :width], finer[:, :, :height, :width]
@@ -67,7 +68,8 @@ def stage_maps(encoder: nn.Module, stage: str, image: Tensor) -> tuple[Tensor, T
 
 @torch.inference_mode()
 def finer_stage(encoder: nn.Module) -> tuple[str, int, int]:
-    """The last stage with twice as many cells along each side: its name in the encoder, its channels and the last's.
+    """The last stage with twice as many cells along each side: its name in the encoder, its channels and the last
+    stage's.
 
     Raises EncoderError without such a stage.
     """
@@ -81,7 +83,7 @@ def finer_stage(encoder: nn.Module) -> tuple[str, int, int]:
     hooks = [module.register_forward_hook(partial(note, name)) for name, module in stages]
     training, weight = encoder.training, next(encoder.parameters())
     finer = []
-    if not isinstance(encoder, PatchTokens):  # whose stages all have the same cells
+    if not isinstance(encoder, PatchTokens):  # all stages have the same cells
         last = encoder.eval()(weight.new_zeros(1, 1, _PROBE, _PROBE)).shape
         finer = [(name, shape) for name, shape in made if shape[2] == 2 * last[2]]
     encoder.train(training)

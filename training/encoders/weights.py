@@ -1,6 +1,6 @@
 """Weights from a file: a state dict of PyTorch or safetensors, or a whole pickled model.
 
-Nothing that a file names is run: of a pickled model only the tensors are taken.
+Code in a file never runs: only the tensors of a pickled model are read.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ log = logging.getLogger("cbmir")
 
 
 def load_weights(encoder: nn.Module, path: Path, *, complete: bool = False) -> None:
-    """Load the weights of a file into an encoder; what did not match is listed in the log.
+    """Load the weights of a file into an encoder; the log lists what did not match.
 
     Names of Hugging Face's vision transformers become timm's, those of torchvision's published DenseNets become its
-    modules' own, positions are resampled to the encoder's grid, and three-channel first convolutions are summed where
-    the encoder reads one channel.
+    modules', positions are resampled to the encoder's grid, and three-channel first convolutions are summed if the
+    encoder reads one channel.
 
     Args:
-        complete: Whether the file must have each of the encoder's tensors: what is missing would answer by chance.
+        complete: Whether the file must have all of the encoder's tensors: a missing one would be random.
 
     Raises:
-        EncoderError: The file has no weights; or fewer than half of the encoder's tensors find their match, since
-            training would then start from noise unnoticed; or one is missing where all are asked for.
+        EncoderError: The file has no weights; or fewer than half of the encoder's tensors match, since training would
+            then start from noise unnoticed; or one is missing although all are required.
     """
     state = _in_timms_names(read_state(path))
     if hasattr(encoder, "patch_embed"):
@@ -68,16 +68,16 @@ def load_weights(encoder: nn.Module, path: Path, *, complete: bool = False) -> N
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by their names. Raises EncoderError for a file without any."""
+    """The named tensors of a file. Raises EncoderError for a file without any."""
     try:
         if path.suffix == ".safetensors":
-            open_input(path).close()  # the library takes a path alone
+            open_input(path).close()  # the library takes only a path
             state: Any = require("safetensors.torch", "train").load_file(path)
         else:
             state = _unpickled(path)
     except EncoderError:
         raise
-    except Exception as error:  # torch.load raises whatever the unpickler meets
+    except Exception as error:  # torch.load may raise anything
         raise EncoderError(f"{path}: expected a PyTorch state dict, found {type(error).__name__}: {error}") from error
     for key in ("state_dict", "model"):
         inner = state.get(key) if isinstance(state, dict) else None
@@ -90,15 +90,15 @@ def _unpickled(path: Path) -> Any:
     try:
         with open_input(path) as stream:
             return torch.load(stream, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:  # a whole model, as torchxrayvision ships its own
-        content = BytesIO(read_input(path, MOST_MODEL))  # not by its path: PyTorch would try a tar file, and unpack it
+    except pickle.UnpicklingError:  # a whole model, as torchxrayvision ships them
+        content = BytesIO(read_input(path, MOST_MODEL))  # not by path: PyTorch would try a tar file, and unpack it
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", torch.serialization.SourceChangeWarning)  # of a class that is not run
+            warnings.simplefilter("ignore", torch.serialization.SourceChangeWarning)  # attributes of an inert object
             return torch.load(content, map_location="cpu", pickle_module=_INERT, weights_only=False)
 
 
 class Inert:
-    """Stands in for any class or function that a pickled model names: it keeps what it is given, and does nothing."""
+    """Replaces any class or function that a pickled model names: it keeps its arguments and does nothing."""
 
     dump_patches = False
 
@@ -113,7 +113,7 @@ class Inert:
             self.__dict__.update(state)
 
 
-#: What makes tensors and their containers, and can do no more than that.
+#: Names that only make tensors and their containers.
 _HARMLESS = {
     ("collections", "OrderedDict"), ("torch._utils", "_rebuild_parameter"), ("torch._utils", "_rebuild_tensor"),
     ("torch._utils", "_rebuild_tensor_v2"),
@@ -121,7 +121,7 @@ _HARMLESS = {
 
 
 class InertUnpickler(pickle.Unpickler):
-    """Makes tensors, and `Inert` of everything else."""
+    """Makes tensors, and `Inert` for everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
         return super().find_class(module, name) if (module, name) in _HARMLESS else Inert
@@ -135,7 +135,7 @@ _INERT = SimpleNamespace(Unpickler=InertUnpickler, load=_load, __name__="inert")
 
 
 def _tensors_of(module: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The names and tensors of a module that was unpickled as `Inert`, as its state dict would have them."""
+    """The names and tensors of a module that was unpickled as `Inert`, as in its state dict."""
     inside: Mapping[str, Any] = vars(module) if isinstance(module, Inert) else {}
     for kind in ("_parameters", "_buffers"):
         yield from ((prefix + name, value) for name, value in inside.get(kind, {}).items())
@@ -143,7 +143,7 @@ def _tensors_of(module: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from _tensors_of(child, f"{prefix}{name}.")
 
 
-#: Names in Hugging Face's files of ViT and DINOv2 models, and in their models in memory, with timm's.
+#: Names in Hugging Face's files and models of ViT and DINOv2, and timm's names for them.
 _RENAMED = [(re.compile(pattern), name) for pattern, name in (
     (r"^embeddings\.(cls_token|mask_token|register_tokens)$", r"\1"),
     (r"^embeddings\.position_embeddings$", "pos_embed"),
@@ -158,13 +158,13 @@ _RENAMED = [(re.compile(pattern), name) for pattern, name in (
     (r"\.intermediate\.dense\.", ".mlp.fc1."),
     (r"\.output\.dense\.", ".mlp.fc2."),
 )]  # fmt: skip
-#: In torchvision's published files of DenseNet; its modules and its own loader have norm1 for norm.1.
+#: norm.1 in torchvision's published files of DenseNet is norm1 in its modules.
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12])\.")
 _PATCHES = "embeddings.patch_embeddings.projection.weight"
 
 
 def _in_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a vision transformer of Hugging Face under timm's names; those of any other model as they are."""
+    """The tensors of a Hugging Face vision transformer under timm's names; those of other models unchanged."""
     prefix = next((key.removesuffix(_PATCHES) for key in state if key.endswith(_PATCHES)), None)
     if prefix is None:
         return state
@@ -175,12 +175,12 @@ def _in_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
             key = pattern.sub(name, key)
         renamed[key] = value
     queries = [key for key in renamed if ".attn.q." in key]
-    for key in queries:  # three maps in a file of Hugging Face, one in timm
+    for key in queries:  # three maps in a Hugging Face file, one in timm
         parts = [renamed.pop(key.replace(".attn.q.", f".attn.{part}.")) for part in "qkv"]
         renamed[key.replace(".attn.q.", ".attn.qkv.")] = torch.cat(parts)
     return renamed
 
 
 def _is_weight(key: str, value: object) -> bool:
-    # BatchNorm's batch counter is no weight, and many files leave it out.
+    # BatchNorm's batch counter is not a weight, and many files lack it.
     return isinstance(value, Tensor) and not key.endswith("num_batches_tracked")

@@ -1,4 +1,4 @@
-"""Losses. `LOSSES` is where a name of `cbmir train --loss` or of a benchmark method becomes a class.
+"""Losses. `LOSSES` maps a name of `cbmir train --loss` or of a benchmark method to its class.
 
 A loss is a module called with (head, pooled [N, D], embedding [N, D] of unit length, targets [N, C]); targets are
 1, 0 or NaN (unknown or uncertain: no loss). It returns the mean over the batch as a float32 scalar.
@@ -21,11 +21,11 @@ LOSSES = {
     "sdh": SDHLoss,
     "dsh": DSHLoss,
 }
-#: These train binary codes, which the benchmark compares; such a model is not exported.
+#: Losses of binary codes, which the benchmark compares; such models are not exported.
 HASHING_LOSSES = ("osdh", "sdh", "dsh")
-#: These leave no choice of the proxies of a class: one each, or none at all.
+#: Losses with a fixed number of proxies per class: one, or none.
 ONE_PROXY_LOSSES = tuple(name for name, unused in TRAINING_LOSSES.items() if "proxies_per_class" in unused)
-#: Those of the paper, where the loss of rare findings weighs as much as that of common ones.
+#: The paper's class weights, by which rare findings count as much as common ones.
 WEIGHTED_LOSSES = ("proxy", "soft-ndcg")
 
 __all__ = [

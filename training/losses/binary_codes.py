@@ -1,8 +1,8 @@
 """The hashing baselines DSH, OSDH and SDH: losses that train binary codes of k bits; h is tanh of the layer's output.
 
-All pairs and triplets are those of a batch, as we read the papers, and sums over them are means here, so that a loss
-does not grow with the batch. Images are similar where they share a class; where an unknown label leaves that open, they
-are no pair. With `negative` the images without a finding share a class. None has class weights, `balanced` or not.
+As we read the papers, all pairs and triplets are those of a batch. Sums over them are means here, so that a loss does
+not grow with the batch. Images are similar if they share a class; if an unknown label leaves that open, they are not a
+pair. With `negative`, images without a finding share a class. There are no class weights, even with `balanced`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional
 from cbmir.training.losses.targets import UnweightedLoss, shared_classes, similar_pairs
 from cbmir.training.model import HashHead
 
-# Of the relaxation's distance from 1: DSH's alpha, and the beta of OSDH.
+# Weight of the relaxation's distance from 1: alpha in DSH, beta in OSDH.
 _QUANTISATION = 0.01
 _SDH_ALPHA, _SDH_LAMBDA_1, _SDH_LAMBDA_2 = 1.0, 100.0, 0.001
 
@@ -46,11 +46,11 @@ class OSDHLoss(UnweightedLoss):
         sum over i, j with r_i > r_j of  (2^r_i - 2^r_j) / Z_q  max(0, D(q, i) - D(q, j) + rho)
 
     where r_i is the number of classes that i shares with q, so that a wrong order costs its difference in nDCG's gain.
-    To its mean over the queries come the multi-label cross-entropy of a classifier on the codes (known labels of the
-    findings only, not weighted) and the quantisation beta |h - sgn h|^2, each a mean over the images.
+    Two means over the images are added: the multi-label cross-entropy of a classifier on the codes (only known labels
+    of findings, without weights), and the quantisation beta |h - sgn h|^2.
 
     The ranking term, as we read it, is that of Zhao et al., "Deep semantic ranking based hashing for multi-label image
-    retrieval", CVPR 2015. Chosen here: Z_q makes the weights of a query sum to 1, and a query without triplets does not
+    retrieval", CVPR 2015. Our choices: Z_q makes the weights of a query sum to 1, and a query without triplets does not
     count; rho = k / 8, so that four steps of similarity fit between equal codes and unrelated ones (D = k / 2); ranking
     and classification weigh the same; beta = 0.01 as in DSH.
     """
@@ -62,10 +62,10 @@ class OSDHLoss(UnweightedLoss):
         hinge = (distance[:, :, None] - distance[:, None, :] + bits / 8).clamp(min=0)
         gain = shared_classes(targets, negative=self.negative).exp2()
         itself = torch.eye(images, dtype=torch.bool, device=codes.device)
-        # The query is no i; it is never a j, as no image shares more with it than it does itself.
+        # The query is not an i. It is never a j, since it shares most with itself.
         weight = (gain[:, :, None] - gain[:, None, :]).clamp(min=0).masked_fill(itself[:, :, None], 0)
         total = weight.sum(dim=(1, 2))
-        # A triplet weighs at least 2 - 1, so that the bounds below act only where there is none.
+        # A triplet weighs at least 2 - 1, so the bounds below only matter without triplets.
         ranking = ((weight * hinge).sum(dim=(1, 2)) / total.clamp(min=1)).sum() / (total > 0).sum().clamp(min=1)
 
         logits, known = head.logits(pooled), targets.nan_to_num(0)
@@ -86,13 +86,13 @@ class SDHLoss(UnweightedLoss):
         J_3 = |W W^T - I|^2 / 2                              independent bits
 
     where S_B and S_W are the means of (h_i - h_j)(h_i - h_j)^T over dissimilar and over similar pairs, so that their
-    traces are mean squared distances; alpha = 1, lambda_1 = 100, lambda_2 = 0.001. Most often negative; 0 for a batch
-    of one image, which has no pair.
+    traces are mean squared distances; alpha = 1, lambda_1 = 100, lambda_2 = 0.001. The loss is usually negative, and 0
+    for a batch of one image.
 
     The paper leaves open how to train on batches: here N, S_B and S_W are the batch's, and J_1 is a mean over images as
     J_2 is, so that their balance does not depend on the batch size. tr(H H^T / N) is the variance, and balances the
-    bits, only where the mean of H is 0; here it is taken about the batch's mean, since one code for all images would
-    maximise it otherwise. J_4 is weight decay, which is the optimiser's.
+    bits, only if the mean of H is 0; here it is taken about the batch's mean, since otherwise one code for all images
+    would maximise it. J_4 is the optimiser's weight decay.
     """
 
     def forward(self, head: HashHead, pooled: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
@@ -109,5 +109,5 @@ class SDHLoss(UnweightedLoss):
 
 
 def _mean(values: Tensor, where: Tensor) -> Tensor:
-    """The mean of the chosen values, 0 of none."""
+    """The mean of the chosen values, 0 without any."""
     return values.masked_fill(~where, 0).sum() / where.sum().clamp(min=1)

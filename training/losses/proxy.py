@@ -9,7 +9,7 @@ from torch.nn import functional
 from cbmir.training.losses.targets import UnweightedLoss, WeightedLoss, with_negative_class
 from cbmir.training.model import LinearHead, ProxyHead
 
-# Keeps log(1 - S) and its gradient finite where S reaches 1; 1e-6 is a few float32 steps at 1.
+# Keeps log(1 - S) and its gradient finite; 1e-6 is a few float32 steps at 1.
 _EPSILON = 1e-6
 # Proxy Anchor's scale and margin.
 _ALPHA, _DELTA = 32.0, 0.1
@@ -18,9 +18,9 @@ _ALPHA, _DELTA = 32.0, 0.1
 class MultiLabelProxyLoss(WeightedLoss):
     """-sum_j [ w+_j y_j log S_j + w-_j (1 - y_j) log(1 - S_j) ], S_j the mean Gaussian similarity to class j.
 
-    The paper's eq. "loss_function", with the sign of METHOD.md. `targets` are the training set's, [N, C] in {0, 1,
-    NaN}: they give the class weights. With `negative` the images without a finding are a class of their own, with
-    proxies. Not `balanced`: all weights are 1, so that common findings count more than rare ones.
+    The paper's eq. "loss_function", as a loss to minimise. The training set's `targets`, [N, C] in {0, 1, NaN}, give
+    the class weights. With `negative`, images without a finding are a class with its own proxies. Unless `balanced`,
+    all weights are 1, so common findings count more than rare ones.
     """
 
     def __init__(self, targets: Tensor, *, negative: bool, balanced: bool = True) -> None:
@@ -40,7 +40,7 @@ class MultiLabelProxyLoss(WeightedLoss):
 class BCELoss(WeightedLoss):
     """Multi-label binary cross-entropy: the sum over known labels, the mean over the batch.
 
-    Not weighted as the paper's baseline; `balanced` gives it the class weights of the proxy loss.
+    The paper's baseline has no weights; `balanced` adds the class weights of the proxy loss.
     """
 
     def __init__(self, targets: Tensor, *, negative: bool, balanced: bool = False) -> None:
@@ -57,8 +57,8 @@ class MLProxyNCALoss(UnweightedLoss):
     """-log( sum_i y_i a_i / sum_j a_j ), a_i the Gaussian similarity to the one proxy of class i.
 
     The naive multi-label extension of Proxy-NCA, a baseline of the paper (eq. "proxynca"). Classes with an unknown
-    label are left out of both sums. An image without a positive class has no loss (log 0); with `negative` the images
-    without a finding are positive for the negative class, so that they are used too.
+    label are left out of both sums. An image without a positive class has no loss (log 0); with `negative`, images
+    without a finding are positive for the negative class, and count too.
     """
 
     def forward(self, head: ProxyHead, pooled: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class MLProxyNCALoss(UnweightedLoss):
             targets = with_negative_class(targets)
         log_a = head.log_mean_similarity(embedding)
         counted = (targets == 1).any(dim=1)
-        # Rows that do not count get finite stand-ins: a NaN gradient would survive the mask below.
+        # Rows that do not count get finite values: a NaN gradient would survive the mask below.
         positive = (targets == 1) | ~counted[:, None]
         known = ~targets.isnan() | ~counted[:, None]
         log_positive = torch.logsumexp(log_a.masked_fill(~positive, -torch.inf), dim=1)
@@ -79,12 +79,11 @@ class ProxyAnchorLoss(UnweightedLoss):
 
     Kim, Kim, Cho and Kwak, "Proxy Anchor Loss for Deep Metric Learning", CVPR 2020. s is the cosine of an image and the
     one proxy of a class, X+ and X- are the batch's positives and negatives of the class, P+ the classes with a positive
-    in the batch. The hardest images of a class weigh most. With `negative` the images without a finding are one more
-    class.
+    in the batch. The hardest images of a class weigh most. With `negative`, images without a finding are another class.
 
-    The paper has one class per image. Here an image is a positive of every class whose label is 1 and a negative of
-    every class whose label is 0; where a label is unknown it is neither. The paper divides the second sum by the number
-    of all classes; here a class without any known label in the batch is not counted: with full labels both are equal.
+    The paper has one class per image. Here an image is a positive of every class whose label is 1, a negative of every
+    class whose label is 0, and neither if the label is unknown. The paper divides the second sum by the number of all
+    classes; here a class without any known label in the batch is not counted: with full labels both are equal.
     """
 
     def forward(self, head: ProxyHead, pooled: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:

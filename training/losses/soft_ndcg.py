@@ -1,14 +1,14 @@
-"""A smooth nDCG of the batch, so that training works on the metric itself (SupRank: Ramzi, Audebert, Rambour, Araujo,
+"""A smooth nDCG of the batch, so that training optimises the metric itself (SupRank: Ramzi, Audebert, Rambour, Araujo,
 Bitot and Thome, "Optimization of Rank Losses for Image Retrieval", IEEE TPAMI 2025, arXiv 2309.08250).
 
-The rank of an image is a sum of steps, one for each image above it. A less relevant image takes a smooth step that is
-never below the true one and that goes on rising, so that a gross mistake keeps its gradient; a more or equally
-relevant image takes the true step, which has none. So the ranking term is never below 1 - nDCG. As in the paper, a
-second loss that does not depend on the batch makes up for a batch's ranking not being the data set's.
+The rank of an image is a sum of steps, one for each image above it. A less relevant image has a smooth step, never
+below the true one, that keeps rising, so that a gross mistake keeps its gradient; a more or equally relevant image has
+the true step, which has no gradient. So the ranking term is never below 1 - nDCG. As in the paper, a second loss that
+does not depend on the batch compensates for the difference between a batch's ranking and the data set's.
 
 The paper ranks a tree of classes; here relevance is the number of shared labels, as in `cbmir.training.metrics`. The
-second loss is the multi-label proxy loss, which also trains the scores. The authors' settings weigh theirs 0.1 or 0.5;
-a batch of 48 says little of the ranking of a whole gallery, so it is 0.5 here.
+second loss is the multi-label proxy loss, which also trains the scores. The authors weight theirs by 0.1 or 0.5; here
+it is 0.5, since a batch of 48 says little about the ranking of a whole gallery.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from cbmir.training.losses.targets import shared_classes
 from cbmir.training.model import ProxyHead
 
 _PROXY_SHARE = 0.5
-# The authors' published settings, of the cosine: width of the step, where its straight part begins, and its slope. That
-# part begins where the curve ends, so that the step does not fall there.
+# The authors' published settings, in cosine: width of the step, start of its straight part, and slope of that part.
 _TEMPERATURE, _BEND, _SLOPE = 0.01, 0.05, 100.0
 
 
 class SoftNDCGLoss(nn.Module):
     """(1 - share) * (1 - smooth nDCG) + share * the multi-label proxy loss, share = 0.5.
 
-    Every image of the batch is a query, all others are its gallery, and relevance is the number of shared labels, the
-    negative class among them with `negative`. Queries that share a label with no other image are left out. `targets`
-    and `balanced` are those of the proxy loss. Memory grows with the cube of the batch: 0.4 MB an array at 48.
+    Every image of the batch is a query, all others are its gallery, and relevance is the number of shared labels,
+    including the negative class with `negative`. Queries that share no label with any other image are left out.
+    `targets` and `balanced` are those of the proxy loss. Memory grows with the cube of the batch: 0.4 MB an array at
+    48.
     """
 
     def __init__(self, targets: Tensor, *, negative: bool, balanced: bool = True) -> None:
@@ -58,7 +58,7 @@ def smooth_ndcg(similarity: Tensor, relevance: Tensor, *, temperature: float = _
     step = (difference >= 0).to(similarity.dtype)
     smooth = torch.sigmoid(difference.clamp(max=_BEND) / temperature) + step / 2
     straight = _SLOPE * (difference - _BEND).clamp(min=0)
-    # An image is at its own height, which is the 1 that ranks begin with.
+    # An image is at its own height, so ranks begin with 1.
     rank = torch.where(wrong, smooth + straight, step).sum(dim=2)
     gain = torch.exp2(relevance) - 1
     ideal_rank = torch.arange(1, gain.shape[1] + 1, dtype=similarity.dtype, device=gain.device)

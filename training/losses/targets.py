@@ -1,4 +1,4 @@
-"""What the losses share: the negative class, class weights over known labels, and which images share a class."""
+"""Shared parts of the losses: the negative class, class weights over known labels, and which images share a class."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class UnweightedLoss(nn.Module):
-    """A loss that needs nothing of the training targets and has no class weights, `balanced` or not."""
+    """A loss that uses no training targets and has no class weights, even with `balanced`."""
 
     def __init__(self, targets: Tensor, *, negative: bool, balanced: bool = False) -> None:
         super().__init__()
@@ -28,9 +28,9 @@ class WeightedLoss(nn.Module):
 
 
 def with_negative_class(targets: Tensor) -> Tensor:
-    """Append the negative class to targets [N, C] -> [N, C + 1] (METHOD, "Loss").
+    """Append the negative class to targets [N, C] -> [N, C + 1].
 
-    1 where every label is known and 0; 0 where any label is 1; NaN otherwise.
+    1 if every label is known and 0; 0 if any label is 1; NaN otherwise.
     """
     negative = torch.full_like(targets[:, 0], torch.nan)
     negative[(targets == 0).all(dim=1)] = 1
@@ -41,7 +41,7 @@ def with_negative_class(targets: Tensor) -> Tensor:
 def class_weights(targets: Tensor, *, balanced: bool) -> tuple[Tensor, Tensor]:
     """w+_j = n-_j / (n+_j + n-_j) and w-_j = n+_j / (n+_j + n-_j) over known labels: [N, K] -> two of [K].
 
-    A class without any known label gets (0, 0): it has no say. Not `balanced`: 1 and 1.
+    A class without any known label gets (0, 0). Unless `balanced`, all are 1.
     """
     if not balanced:
         return torch.ones(targets.shape[1]), torch.ones(targets.shape[1])
@@ -53,17 +53,17 @@ def class_weights(targets: Tensor, *, balanced: bool) -> tuple[Tensor, Tensor]:
 def shared_classes(targets: Tensor, *, negative: bool) -> Tensor:
     """Number of classes of which both images are positive: [N, C] in {0, 1, NaN} -> float32 [N, N].
 
-    An unknown label counts as not positive. With `negative` the images without a finding share a class of their own;
-    without it such an image shares nothing, not even with itself.
+    An unknown label counts as not positive. With `negative`, images without a finding share a class; without it they
+    share nothing, even with themselves.
     """
     positive = ((with_negative_class(targets) if negative else targets) == 1).float()
     return positive @ positive.T
 
 
 def similar_pairs(targets: Tensor, *, negative: bool) -> tuple[Tensor, Tensor]:
-    """Which pairs share a class, and which surely share none: [N, C] in {0, 1, NaN} -> two of bool [N, N].
+    """Which pairs share a class, and which certainly share none: [N, C] in {0, 1, NaN} -> two of bool [N, N].
 
-    An unknown label may be shared, so that such a pair is neither. An image is not a pair with itself.
+    A pair that may share an unknown label is neither, and so is an image with itself.
     """
     possible = ((with_negative_class(targets) if negative else targets) != 0).float()
     others = ~torch.eye(len(targets), dtype=torch.bool, device=targets.device)

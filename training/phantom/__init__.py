@@ -1,7 +1,7 @@
-"""Synthetic frontal chest radiographs with findings, reports and a manifest: a teaching set, not patients.
+"""Synthetic frontal chest radiographs with findings, reports and a manifest, for learning and tests.
 
-`patients` describes who is imaged and what is found, `anatomy` shapes the normal thorax, `findings`
-changes it, `picture` draws it, `reports` has the words, and `files` writes PNG, DICOM and the manifest.
+`patients` describes patients and findings, `anatomy` shapes the normal thorax, `findings` changes it, `picture` draws
+it, `reports` writes the text, and `files` writes PNG, DICOM and the manifest.
 """
 
 from cbmir.training.phantom.files import generate

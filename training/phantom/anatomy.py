@@ -1,8 +1,8 @@
-"""The normal thorax, as two halves: their borders, and the bones, vessels and chest wall seen in and behind the lungs.
+"""The normal thorax as two halves: their borders, bones, vessels and chest wall.
 
-Each half is drawn as a left one, in coordinates from the midline outwards (u) and from top to bottom (y), both in image
-widths; the patient's right half is mirrored when the image is put together, and stands at the image's left. Borders
-are one-dimensional profiles over u or y, so a soft mask is a subtraction and a clip.
+Each half is drawn as the patient's left, in coordinates from the midline outwards (u) and from top to bottom (y), both
+in image widths; the right half is mirrored in the end, and is on the image's left. Borders are one-dimensional profiles
+over u or y, so a soft mask is a subtraction and a clip.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array = NDArray[np.float32]
 Points = Sequence[tuple[float, float]]
 
 GRID = 288  # rows of the internal picture
-MARGIN = 0.08  # drawn beyond the image on each side, so that rotation and shift find something there
+MARGIN = 0.08  # margin on each side, for rotation and shift
 PIXEL = (1 + 2 * MARGIN) / GRID
 CM = 1 / 40  # an image is about 40 cm wide
 
@@ -49,7 +49,7 @@ class Half:
 
     @property
     def hilum(self) -> tuple[float, float]:
-        """(u, y) where the vessels enter; the left one is higher."""
+        """(u, y) where the vessels enter; it is higher on the left."""
         return 0.085, self.apex + (0.43 if self.side == LEFT else 0.455) * (self.base - self.apex)
 
     def row(self, y: float) -> int:
@@ -135,7 +135,7 @@ def cloud(rng: np.random.Generator, cells: int, shape: tuple[int, int] = (GRID, 
 
 
 class Pen:
-    """Draws lines and shapes on a half, at twice the grid, and gives them back as a mask in [0, 1]."""
+    """Draws lines and shapes on a half, at twice the grid, as a mask in [0, 1]."""
 
     def __init__(self) -> None:
         self._image = Image.new("L", (GRID, 2 * GRID))
@@ -158,7 +158,7 @@ class Pen:
 
 
 _RIBS = 10
-_VERTEBRA = 0.052  # height with its disc
+_VERTEBRA = 0.052  # height including the disc
 
 
 def body(anatomy: Anatomy) -> Array:
@@ -167,7 +167,7 @@ def body(anatomy: Anatomy) -> Array:
     ys = (-0.1, -0.03, 0.02, 0.06, 0.11, 0.18, 0.30, 0.42, 0.52, 1.1)
     us = (0.10, 0.11, 0.19, 0.33, 0.46, 0.56, 0.58, side + 0.06, side, side + 0.015)
     skin = np.interp(Y[:, 0], ys, us).astype(np.float32)[:, None]
-    # A cylinder: the path through tissue shortens towards the skin.
+    # A cylinder: the path through tissue is shorter near the skin.
     trunk = np.clip(1 - (U / skin) ** 6, 0, 1) ** 0.4 * (0.42 + 0.14 * np.clip(Y, 0, 1))
     return np.asarray(trunk + _breast(anatomy) if anatomy.breasts else trunk, np.float32)
 

@@ -30,9 +30,9 @@ from cbmir.training.splits import assign_splits
 
 _SUFFIXES = {"png": ".png", "dicom": ".dcm"}
 _MIN_SIZE = 64
-_WORTH_A_PROCESS = 100  # images: fewer are drawn before another process has started
+_WORTH_A_PROCESS = 100  # images; fewer are done before another process has started
 
-# Stored values of black and white; the window of PS3.3, C.11.2.1.2 that maps just these to the display's ends.
+# Stored values of black and white; PS3.3, C.11.2.1.2 gives the window that maps these to the display's ends.
 _LOW, _HIGH = 200, 3800
 _WINDOW_CENTER, _WINDOW_WIDTH = (_LOW + _HIGH) / 2 + 0.5, _HIGH - _LOW + 1
 
@@ -54,7 +54,7 @@ def generate(
 
     Raises:
         UserError: An argument is out of range.
-        SplitError: So few images that they hold fewer than three patients.
+        SplitError: The images have fewer than three patients.
     """
     if count < 1 or size < _MIN_SIZE or image_format not in _SUFFIXES:
         raise UserError(
@@ -73,7 +73,7 @@ def generate(
         written: Iterable[None] = map(write, phantoms, paths, inverted)
         processes = min(os.cpu_count() or 1, count // _WORTH_A_PROCESS)
         if processes > 1:
-            # Spawned, not forked: the caller may hold threads (torch, BLAS) that a fork would break.
+            # Spawned, not forked: a fork would break threads of the caller (torch, BLAS).
             pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
             written = stack.enter_context(pool).map(write, phantoms, paths, inverted, chunksize=16)
         for _ in tqdm(written, total=count, desc="phantoms", unit="image", disable=None if progress else True):
@@ -94,7 +94,7 @@ def generate(
 def _write(size: int, seed: int, phantom: Phantom, path: Path, inverted: bool) -> None:
     with replacing(path) as temporary:
         if path.suffix == ".png":
-            # Noise holds no repetitions to look for: Huffman coding alone makes the same size, in a third of the time.
+            # Noise has no repetitions: Huffman coding alone gives the same size, in a third of the time.
             Image.fromarray(draw(phantom, size)).save(temporary, format="PNG", compress_type=zlib.Z_HUFFMAN_ONLY)
         else:
             write_dicom(temporary, render(phantom, size), phantom, seed=seed, inverted=inverted)
@@ -103,8 +103,8 @@ def _write(size: int, seed: int, phantom: Phantom, path: Path, inverted: bool) -
 def write_dicom(path: Path, grey: Array, phantom: Phantom, *, seed: int, inverted: bool) -> None:
     """Write `grey` (f32[H, W] in [0, 1], air dark) as MONOCHROME2, or as MONOCHROME1 when `inverted`.
 
-    Everything in the file follows from the phantom and the seed, UIDs included (PS3.5, B.2: 2.25 and an integer).
-    Raises MissingDependencyError without pydicom.
+    The file depends only on the phantom and the seed, including UIDs (PS3.5, B.2: 2.25 and an integer). Raises
+    MissingDependencyError without pydicom.
     """
     pydicom = require("pydicom", "dicom")
     stored = np.rint(_LOW + (_HIGH - _LOW) * (1 - grey if inverted else grey)).astype("<u2")
@@ -146,7 +146,7 @@ def write_dicom(path: Path, grey: Array, phantom: Phantom, *, seed: int, inverte
 
 
 def study_date(phantom: Phantom) -> date:
-    """Of a phantom's study, in its file and in the manifest: a patient's studies are 90 days apart."""
+    """The date of a phantom's study, in its file and in the manifest: a patient's studies are 90 days apart."""
     return date(2020, 1, 1) + timedelta(days=90 * phantom.study)
 
 
@@ -156,5 +156,5 @@ def _uid(seed: int, study: str, kind: str) -> str:
 
 
 def study_id(phantom: Phantom) -> str:
-    """Of a phantom's study, in its file's name, its header and the manifest."""
+    """The id of a phantom's study, in its file's name, its header and the manifest."""
     return f"{phantom.patient_id}-{phantom.study}"

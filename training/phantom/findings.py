@@ -1,7 +1,7 @@
-"""Findings, drawn where they occur. Those that only move a border (a wide heart, a flat diaphragm) are in `anatomy`.
+"""Findings in their usual places. Those that only move a border (a wide heart, a flat diaphragm) are in `anatomy`.
 
-A painter changes the layers of one half: `opacity` is added to the picture, `air` and `vessels` scale what the normal
-lung has. Nothing here knows of exposure or noise.
+Each function changes the layers of one half: `opacity` is added to the picture, `air` and `vessels` scale those of the
+normal lung. Exposure and noise come later.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cbmir.training.phantom.patients import LEFT, LOWER, UPPER, PhantomFinding
 
 
 class Layers:
-    """What the findings of one half change, each f32[GRID, GRID/2]."""
+    """The layers of one half that findings change, each f32[GRID, GRID/2]."""
 
     def __init__(self) -> None:
         self.air, self.vessels = np.ones((2, GRID, GRID // 2), np.float32)
@@ -24,7 +24,6 @@ class Layers:
 
 
 def paint(findings: tuple[PhantomFinding, ...], half: Half) -> Layers:
-    """All findings of one half."""
     layers = Layers()
     for finding in findings:
         if finding.on_side(half.side) and finding.label in _PAINTERS:
@@ -44,7 +43,7 @@ def _effusion(finding: PhantomFinding, half: Half, layers: Layers, rng: np.rando
 
 
 def _pneumothorax(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
-    """Air between the wall and a lung that has drawn back from it, most at the apex; the pleura shows as a line."""
+    """Air between the wall and a collapsed lung, most at the apex; the pleura shows as a line."""
     gap = 0.03 + 0.10 * finding.severity
     apex = half.apex + 0.04 + 0.15 * finding.severity
     lateral, medial = lung_borders(apex, half.base, half.width - gap, tip=LUNG_TIP - 0.2 * gap)
@@ -63,7 +62,7 @@ def _pneumothorax(finding: PhantomFinding, half: Half, layers: Layers, rng: np.r
 
 
 def _consolidation(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
-    """A patch whose alveoli are full, cut off at a fissure, with bronchi that still hold air."""
+    """A patch of filled alveoli, cut off at a fissure, with bronchi that still hold air."""
     u, y = half.place(finding.zone, rng.uniform(0.3, 0.6), rng.uniform(0.3, 0.8))
     radius = 0.085 + 0.055 * finding.severity
     r = np.hypot(U - u, (Y - y) * rng.uniform(0.9, 1.3)) / radius
@@ -95,7 +94,7 @@ def _edema(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.G
 
 
 def _atelectasis(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
-    """Plates of airless lung above a raised diaphragm, and a wedge beside the heart when a lobe loses its volume."""
+    """Plates of airless lung above a raised diaphragm, and a wedge beside the heart if a lobe has lost volume."""
     plates = Pen()
     for step in range(2 + int(finding.severity > 0.4)):
         u, y = half.place(LOWER, 0.02 + 0.1 * step, 0.95 - 0.4 * step + rng.uniform(-0.1, 0.1))
@@ -115,7 +114,7 @@ def _spot(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Ge
     angle = np.arctan2(Y - y, U - u)
     border = radius * (1 + wobble * sum(np.sin(n * angle + rng.uniform(0, 6.28)) / n for n in (2, 3, 4)))
     r = np.hypot(U - u, Y - y)
-    # A ball: the path through it is longest in the middle.
+    # A ball: the path through it is longest at its centre.
     spot = soft(border - r, 0.016) * np.sqrt(np.clip(1.1 - 0.75 * (r / border) ** 2, 0, 1))
     layers.opacity += density * spot * half.lung
     layers.vessels *= 1 - spot

@@ -1,7 +1,7 @@
-"""Patients, how they are imaged, and their findings: descriptions only, so cheap that a second makes thousands.
+"""Patients, their images and their findings: only descriptions, thousands per second.
 
-Findings depend on each other through one table, a noisy-or network (Pearl 1988): a finding is present when its own
-cause or the cause of one of its present parents strikes, `P = 1 - (1 - alone) * prod(1 - given[parent])`.
+Findings depend on each other through one table, a noisy-or network (Pearl 1988): a finding is present if its own cause
+or the cause of one of its present parents acts, `P = 1 - (1 - alone) * prod(1 - given[parent])`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UPPER, MIDDLE, LOWER = "upper", "middle", "lower"
 
 @dataclass(frozen=True)
 class Cause:
-    """How a finding comes about: probability alone, added probabilities given other findings, and how it stays."""
+    """How a finding arises: its own probability, added probabilities given others, and whether it is chronic."""
 
     label: str
     alone: float
@@ -31,8 +31,8 @@ class Cause:
     zones: tuple[str, ...] = ("",)
 
 
-# A finding's parents stand above it, and the chronic ones above the acute: drawing the acute ones again, given the
-# chronic, then leaves every prevalence as it was, however many studies a patient has.
+# Parents come before their children, and chronic findings before acute ones: then drawing the acute ones again, given
+# the chronic, keeps every prevalence for any number of studies.
 CAUSES = (
     Cause("Cardiomegaly", 0.125, chronic=True, sides=(BOTH,)),
     Cause("Emphysema", 0.085, chronic=True, sides=(BOTH,)),
@@ -49,18 +49,18 @@ CAUSES = (
 #: The findings that phantoms show, in the order of NIH ChestX-ray14.
 PHANTOM_LABELS = tuple(name for name in NIH_14 if name in {cause.label for cause in CAUSES})
 
-# finding -> (another, is it on the same side?): fluid presses the lung beside it together, air and fluid in one pleural
-# space would be a finding of their own, and a nodule over a mass would not be seen.
+# finding -> (another, is it on the same side?): fluid compresses the lung beside it, air and fluid in one pleural space
+# would be another finding, and a mass would hide a nodule.
 _BESIDE = {"Atelectasis": ("Effusion", True), "Pneumothorax": ("Effusion", False), "Nodule": ("Mass", False)}
 _OTHER = {RIGHT: LEFT, LEFT: RIGHT}
 
 _IMAGES_A_PATIENT = (0.40, 0.25, 0.15, 0.12, 0.08)  # 1 to 5
-_ACUTE_STAYS = 0.6  # probability that a patient's acute findings are still there in the next study
+_ACUTE_STAYS = 0.6  # probability that acute findings are still present in the next study
 
 
 @dataclass(frozen=True)
 class PhantomFinding:
-    """One finding. `severity` in [0, 1]; `seed` fixes place and shape, so that it stays itself over the studies."""
+    """One finding. `severity` in [0, 1]; `seed` fixes place and shape over the studies."""
 
     label: str
     side: str
@@ -84,7 +84,7 @@ Findings = tuple[PhantomFinding, ...]
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What a patient keeps from study to study. Lengths in image widths (about 40 cm)."""
+    """The constants of a patient. Lengths in image widths (about 40 cm)."""
 
     width: float  # of the widest lung, from the midline
     asymmetry: float  # right half minus left half
@@ -104,7 +104,7 @@ class Anatomy:
 
 @dataclass(frozen=True)
 class Phantom:
-    """One synthetic radiograph, described in full: `draw` adds nothing of its own."""
+    """The full description of a synthetic radiograph: `draw` adds nothing."""
 
     patient_id: str
     study: int
@@ -140,7 +140,7 @@ def describe(count: int, seed: int = 0) -> Iterator[Phantom]:
 
 
 def describe_patient(seed: int, patient: int) -> tuple[Phantom, ...]:
-    """All studies of one patient (1 to 5), in the order of time: one anatomy, findings that develop."""
+    """All studies of one patient (1 to 5), in order of time: one anatomy, findings that develop."""
     rng = np.random.default_rng([seed, patient])
     anatomy = _anatomy(rng)
     findings: Findings = ()
@@ -195,7 +195,7 @@ def _study(rng: np.random.Generator, patient_id: str, study: int, anatomy: Anato
 
 
 def _sample(rng: np.random.Generator, causes: Iterable[Cause], known: Findings) -> Findings:
-    """Draw the causes from top to bottom, given what is known of those above them."""
+    """Draw the causes from top to bottom, given the known ones."""
     present = {finding.label: finding for finding in known}
     for cause in causes:
         absent = 1 - cause.alone
@@ -215,7 +215,7 @@ def _new_finding(rng: np.random.Generator, cause: Cause, present: Mapping[str, P
 
 
 def _develop(rng: np.random.Generator, before: Findings) -> Findings:
-    """The findings of the next study: chronic ones stay, acute ones stay together or are drawn again."""
+    """The findings of the next study: chronic ones stay; acute ones all stay, or all are drawn again."""
     chronic = tuple(finding for finding in before if _CAUSE[finding.label].chronic)
     after = before if rng.random() < _ACUTE_STAYS else _sample(rng, _ACUTE, chronic)
     known = {finding.label: finding for finding in before}

@@ -1,4 +1,4 @@
-"""From a description to a picture: halves, findings, exposure, pose, noise."""
+"""Draw a described phantom: halves, findings, exposure, pose, noise."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def render(phantom: Phantom, size: int) -> Array:
     picture += 0.012 * cloud(rng, 9, picture.shape)
     exposed = np.clip((picture * phantom.gain + phantom.offset) / 1.08, 0, 1) ** phantom.gamma
     grey = _posed(phantom, np.asarray(exposed, np.float32), size)
-    # Dense parts let fewer quanta through, so they are the noisier ones.
+    # Dense parts let fewer quanta through, so they are noisier.
     grey += phantom.noise * (0.6 + 0.8 * grey) * _white_noise(rng, size)
     _add_marker(phantom, grey)
     if phantom.collimation:
@@ -53,7 +53,7 @@ def _half(phantom: Phantom, half: Half, body: Array, spine: Array) -> Array:
     rng = np.random.default_rng([anatomy.seed, 2, half.side == LEFT])
     layers = paint(phantom.findings, half)
     heart = soft(half.heart - U, 0.008)
-    # The lung's depth shrinks towards its borders.
+    # The lung is thinner near its borders.
     depth = np.sqrt(np.clip((half.lateral - U) / (0.5 * half.lateral), 0.12, 1))
     air = half.lung * (1 - 0.78 * heart) * (0.55 + 0.45 * depth) * layers.air
     trunk = soft(half.lateral + 0.02 - U, 0.06)
@@ -69,7 +69,7 @@ def _half(phantom: Phantom, half: Half, body: Array, spine: Array) -> Array:
     bones = 0.13 * thorax.ribs(half, anatomy) * soft(half.lateral + 0.016 - U, 0.01) * (1 - 0.6 * abdomen)
     bones += 0.15 * thorax.shoulder(half, phantom.view) * np.clip(4 * body, 0, 1) + spine
     picture += anatomy.bone * bones
-    # Water beside water is not seen: an opacity shows by the air around it.
+    # Water beside water is invisible: an opacity shows only against air.
     picture += layers.opacity * (1 - 0.6 * heart) * (0.3 + 0.7 * np.minimum(layers.air, 1))
     return picture
 

@@ -1,6 +1,6 @@
 """Pictures that are not chest X-rays: text, drawings, textures, limbs, photographs.
 
-All are drawn from a seed, but for parts of the two photographs that scikit-learn brings with it.
+All are drawn from a seed, except for parts of the two photographs that come with scikit-learn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Grey = NDArray[np.uint8]
 
 
 def impostor(seed: int, size: int = 128) -> Grey:
-    """A picture uint8 [size, size] that is not a chest X-ray. Equal seeds draw equal pictures, of `KINDS` in turn."""
+    """A picture, uint8 [size, size], that is not a chest X-ray. Equal seeds draw equal pictures, of `KINDS` in turn."""
     rng = np.random.default_rng([seed, 7])
     picture = KINDS[seed % len(KINDS)](rng, size)
     if rng.random() < 0.3:
@@ -27,7 +27,7 @@ def impostor(seed: int, size: int = 128) -> Grey:
 
 
 def text(rng: np.random.Generator, size: int) -> Image.Image:
-    """A page or a part of one: lines of words, dark on bright or bright on dark."""
+    """A page or part of one: lines of words, dark on bright or bright on dark."""
     paper, ink = _apart(rng)
     page = Image.new("L", (size, size), paper)
     pen = ImageDraw.Draw(page)
@@ -66,7 +66,7 @@ def drawing(rng: np.random.Generator, size: int) -> Image.Image:
 
 
 def pattern(rng: np.random.Generator, size: int) -> Image.Image:
-    """Bars, checks, rings or a ramp, turned by any angle."""
+    """Bars, checks, rings or a ramp, at any angle."""
     y, x = np.mgrid[:size, :size] / size - 0.5
     angle, frequency, phase = rng.uniform(0, math.pi), math.exp(rng.uniform(0, 3.4)), rng.uniform(0, 1)
     u, v = x * math.cos(angle) + y * math.sin(angle), y * math.cos(angle) - x * math.sin(angle)
@@ -80,7 +80,7 @@ def pattern(rng: np.random.Generator, size: int) -> Image.Image:
 
 
 def cloud(rng: np.random.Generator, size: int) -> Image.Image:
-    """Noise whose power falls with frequency by any exponent: from snow to clouds."""
+    """Noise whose power falls with frequency by any exponent, from snow to clouds."""
     frequency = np.hypot(*np.meshgrid(np.fft.fftfreq(size), np.fft.rfftfreq(size), indexing="ij"))
     frequency[0, 0] = 1
     spectrum = np.fft.rfft2(rng.normal(size=(size, size))) / frequency ** rng.uniform(0, 2.2)
@@ -89,7 +89,7 @@ def cloud(rng: np.random.Generator, size: int) -> Image.Image:
 
 
 def leaves(rng: np.random.Generator, size: int) -> Image.Image:
-    """Shaded things of all sizes before each other (dead leaves): their statistics are those of photographs."""
+    """Shaded objects of all sizes that cover each other (dead leaves), with the statistics of photographs."""
     page = Image.new("L", (size, size))
     for _ in range(int(rng.integers(20, 200))):
         radius = size * min(0.6, 0.03 * rng.pareto(1.3) + 0.03)
@@ -127,7 +127,7 @@ def limb(rng: np.random.Generator, size: int) -> Image.Image:
             bone = np.maximum(bone, shell - rng.uniform(0.3, 0.8) * hollow * 0.6)
             tissue = np.maximum(tissue, np.clip(1 - (distance / (thick * rng.uniform(1.0, 3.0))) ** 2, 0, 1) ** 0.5)
             start, angle = end + 0.02 * _unit(angle), angle + rng.normal() * 0.3
-    if rng.random() < 0.3:  # a pelvis or skull: round bone beside
+    if rng.random() < 0.3:  # a pelvis or skull: round bone
         cx, wide, cy, tall = rng.uniform((0, 0.2, 0, 0.2), (1, 0.5, 1, 0.5))
         radius = np.hypot((x - cx) / wide, (y - cy) / tall)
         bone = np.maximum(bone, np.exp(-(((radius - 1) / rng.uniform(0.03, 0.15)) ** 2)))
@@ -145,7 +145,7 @@ def photograph(rng: np.random.Generator, size: int) -> Image.Image:
     return whole.resize((size, size), Image.Resampling.BILINEAR, (left, top, left + side, top + side))
 
 
-#: Limbs and leaves come twice: they are the hardest to tell.
+#: Limbs and leaves come twice, since they are the hardest.
 KINDS: tuple[Callable[[np.random.Generator, int], Image.Image], ...] = (
     text, drawing, pattern, cloud, leaves, limb, photograph, limb, leaves,
 )  # fmt: skip
@@ -159,7 +159,7 @@ def _photographs() -> tuple[Image.Image, ...]:
 
 
 def _apart(rng: np.random.Generator) -> tuple[int, int]:
-    """Two grey values far from each other."""
+    """Two very different grey values."""
     dark, bright = int(rng.integers(0, 90)), int(rng.integers(165, 256))
     return (dark, bright) if rng.random() < 0.5 else (bright, dark)
 
@@ -175,7 +175,7 @@ def _shade(rng: np.random.Generator, size: int) -> Image.Image:
 def _picture(
     values: NDArray[np.float64], rng: np.random.Generator, low: float | None = None, high: float | None = None
 ) -> Image.Image:
-    """Values as grey between two of them; between percentiles where these are not given."""
+    """Values as grey between two of them, by default between percentiles."""
     if low is None or high is None:
         low, high = np.percentile(values, [rng.uniform(0, 10), rng.uniform(90, 100)])
     grey = np.clip((values - low) / max(high - low, 1e-6), 0, 1) ** math.exp(rng.uniform(-0.5, 0.5))

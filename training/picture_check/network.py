@@ -1,4 +1,4 @@
-"""The small network that checks a picture: how it learns, and how it becomes the runtime's file."""
+"""The small network that checks a picture: its training, and its export to the runtime's file."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from cbmir.runtime.imaging.picture_check import OUTPUTS, SIDE, PictureCheck, sta
 from cbmir.training.picture_check.views import OTHER, Views, changed
 
 WIDTHS = (12, 24, 48, 96)
-CHESTS, PARTS, OTHERS = 64, 12, 20  # of a batch
+CHESTS, PARTS, OTHERS = 64, 12, 20  # images per batch
 _RATE = 3e-3
-_KEPT = np.float16  # numbers in the file
+_KEPT = np.float16  # of numbers in the file
 
 
 def untrained() -> nn.Sequential:
@@ -49,7 +49,7 @@ def fit(images: NDArray[np.uint8], chests: Tensor, others: Tensor, *, steps: int
 
 
 def _loss(model: nn.Sequential, views: Views, chests: Tensor, others: Tensor) -> Tensor:
-    """Cross-entropies: of what a picture shows, and of chests, whether it was inverted, turned and mirrored."""
+    """Cross-entropies: the kind of picture, and for chests whether it was inverted, turned and mirrored."""
     n = CHESTS + PARTS + OTHERS
     inverted, turned, mirrored = views.chance(n, 0.4), views.quarter_turns(n, 0.5), views.chance(n, 0.5)
     view = torch.cat([
@@ -74,16 +74,16 @@ def standard(view: Tensor) -> Tensor:
 
 
 def grey(view: Tensor) -> NDArray[np.uint8]:
-    """Views [n, 1, SIDE, SIDE] in whole grey levels, as thumbnails [n, SIDE, SIDE] are."""
+    """Views [n, 1, SIDE, SIDE] in whole grey levels, as in thumbnails [n, SIDE, SIDE]."""
     levels: NDArray[np.uint8] = (255 * view).round().to(torch.uint8)[:, 0].numpy()
     return levels
 
 
 def exported(model: nn.Sequential, about: Mapping[str, Any]) -> PictureCheck:
-    """The check as the runtime has it: each BatchNorm folded into its convolution, numbers as precise as in the file.
+    """The runtime's form of the check: each BatchNorm folded into its convolution, numbers in the file's precision.
 
     Args:
-        about: What is kept beside the numbers, `thresholds` among it.
+        about: What the file keeps besides the numbers, including `thresholds`.
     """
     weights, biases = [], []
     for convolution, norm in zip(model[0:-3:3], model[1:-3:3], strict=True):

@@ -1,4 +1,4 @@
-"""One reader per data set. Each makes a Manifest, so later code does not depend on the data set."""
+"""One reader per data set. Each returns a Manifest, so later code does not depend on the data set."""
 
 from cbmir.training.readers.brax import read_brax
 from cbmir.training.readers.chexpert import read_chexpert

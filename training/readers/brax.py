@@ -22,9 +22,9 @@ def read_brax(
 
     Args:
         folder: The folder with `master_spreadsheet_update.csv` and `images` or `Anonymized_DICOMs`.
-        findings, blank: As in `read_chexpert`: the labels are CheXpert's, by its labeller in Portuguese.
-        frontal_only: Leave lateral images out, and those whose view is not given.
-        missing: `error`, or `skip` to leave rows without an image file out.
+        findings, blank: As in `read_chexpert`: CheXpert's labeller for Portuguese made the labels.
+        frontal_only: Leave out lateral images, and those without a view.
+        missing: `error`, or `skip` to leave out rows without an image file.
 
     Raises:
         ManifestError: The spreadsheet or the folder is not as expected.

@@ -1,4 +1,4 @@
-"""CheXpert (Irvin et al., AAAI 2019): its tables as they come, and the 14 columns that MIMIC-CXR and BRAX share."""
+"""CheXpert (Irvin et al., AAAI 2019): its published tables, and the 14 columns that MIMIC-CXR and BRAX share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cbmir.training.readers import common
 
 Blank = Literal["zero", "unknown"]
 
-#: CheXpert's 14 columns without "No Finding", which is no finding of its own but the absence of the others.
+#: CheXpert's 14 columns without "No Finding", which is the absence of the others.
 CHEXPERT_13 = (
     "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Lung Lesion", "Edema", "Consolidation", "Pneumonia",
     "Atelectasis", "Pneumothorax", "Pleural Effusion", "Pleural Other", "Fracture", "Support Devices",
@@ -37,19 +37,19 @@ def read_chexpert(
 ) -> Manifest:  # fmt: skip
     """A manifest of CheXpert.
 
-    Patient, study and frontal or lateral come from the path; AP or PA from its column. -1 stays -1 (uncertain).
-    Tables of more than one part (train, valid, test) keep the publisher's splits; where train comes without valid, one
-    in eight of its patients, drawn by `seed`, is in val. A single part is split again by patient and `seed`.
+    Patient, study and frontal or lateral come from the path; AP or PA from its column. -1 stays -1 (uncertain). Tables
+    of more than one part (train, valid, test) keep the publisher's splits; if train comes without valid, one in eight
+    of its patients, drawn by `seed`, is in val. A single part is split by patient and `seed`.
 
     Args:
         root: The folder that holds `CheXpert-v1.0-small`, or that folder itself under any name; or the one with
-            `CheXpert-v1.0 batch 1 (validate & csv)` and the other batches, as CheXpert is downloaded today.
+            `CheXpert-v1.0 batch 1 (validate & csv)` and the other batches of today's download.
         tables: `train.csv`, `valid.csv`, `test_labels.csv`: one or more.
-        findings: 9 (the paper's) or 13. With 9 an image that shows only one of the other four has every label 0, which
-            the sidecar counts.
-        blank: What an empty cell (not mentioned in the report) means: `zero` as the paper and most users take it, or
-            `unknown`; in a row whose "No Finding" is 1 it is 0 in both.
-        missing: `error`, or `skip` to leave rows without an image file out.
+        findings: 9 (the paper's) or 13. With 9, an image that shows only one of the other four has every label 0; the
+            sidecar counts these.
+        blank: The meaning of an empty cell (not mentioned in the report): `zero` as in the paper, or `unknown`. In a
+            row whose "No Finding" is 1 it is 0 in both.
+        missing: `error`, or `skip` to leave out rows without an image file.
 
     Raises:
         ManifestError: The table or the folder is not as expected.
@@ -79,7 +79,7 @@ def read_chexpert(
 
 
 def label_reader(findings: int, blank: Blank) -> Callable[[Mapping[str, str], str], tuple[int | None, ...]]:
-    """What reads the 13 findings of a record (and its place): 1, 0, -1, and what `blank` makes of an empty cell.
+    """A function that reads the 13 findings of a record (and its place), with the policy `blank`.
 
     Raises ManifestError for another number of findings than 9 or 13.
     """
@@ -87,7 +87,7 @@ def label_reader(findings: int, blank: Blank) -> Callable[[Mapping[str, str], st
         raise ManifestError(f"expected 9 or 13 findings, found {findings}")
 
     def labels_of(record: Mapping[str, str], where: str) -> tuple[int | None, ...]:
-        # The labeller's own word that nothing was found: under every policy a blank then means absent.
+        # The labeller says that nothing was found: with any policy a blank then means absent.
         healthy = common.label_value(record, "No Finding", where) == 1
         empty = 0 if healthy or blank == "zero" else None
         values = (common.label_value(record, name, where) for name in CHEXPERT_13)
@@ -97,12 +97,12 @@ def label_reader(findings: int, blank: Blank) -> Callable[[Mapping[str, str], st
 
 
 def kept_findings(rows: Sequence[Row], findings: int) -> Manifest:
-    """A manifest of rows with 13 findings, with 9 or 13 of them."""
+    """A manifest of rows with 13 findings, reduced to 9 or 13 of them."""
     return common.keep_labels(Manifest(LabelSet(CHEXPERT_13), tuple(rows)), _FINDINGS[findings])
 
 
 def label_policies(findings: int, blank: Blank) -> dict[str, Any]:
-    """What the sidecar says of labels."""
+    """The sidecar's statements about labels."""
     return {"findings": findings, "blank": blank, "uncertain": "kept as -1"}
 
 
@@ -120,7 +120,7 @@ def _rows(
                 f"found {text!r}"
             )
         projection = (record.get("AP/PA") or "").strip().upper()
-        # A few frontal images are marked LL or RL there: their projection is not known.
+        # A few frontal images are marked LL or RL there: their projection is unknown.
         frontal = projection if projection in ("AP", "PA") else "FRONTAL"
         view = views.choose("LATERAL" if parts["view"] == "lateral" else frontal)
         labels = labels_of(record, where)
@@ -132,7 +132,7 @@ def _rows(
 
 
 def _finder(root: Path) -> Callable[[Row], Path | None]:
-    """What finds an image below the folder that holds CheXpert, below CheXpert's own folder, or in a batch."""
+    """A function that finds an image below the folder that holds CheXpert, below CheXpert's folder, or in a batch."""
     batches = cache(lambda: _patients_of_batches(root))
 
     def find(row: Row) -> Path | None:
@@ -147,7 +147,7 @@ def _finder(root: Path) -> Callable[[Row], Path | None]:
 
 
 def _patients_of_batches(root: Path) -> dict[str, Path]:
-    """Where each patient's folder is, in folders such as `CheXpert-v1.0 batch 2 (train 1)`, or one deeper."""
+    """The folder of each patient, in folders such as `CheXpert-v1.0 batch 2 (train 1)`, or one deeper."""
     found: dict[str, Path] = {}
     batches = [path for path in sorted(root.glob("*batch*")) if path.is_dir()]
     for folder in (place for batch in batches for place in (batch, *sorted(batch.iterdir()))):

@@ -1,4 +1,4 @@
-"""What the readers share: source tables, missing images, views, boxes, leaving findings out, splits and the sidecar."""
+"""Common parts of the readers: source tables, missing images, views, boxes, chosen findings, splits and the sidecar."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cbmir.training.manifest_check import summarise
 from cbmir.training.splits import assign_splits, check_splits, shuffle_patients
 
 Missing = Literal["error", "skip"]
-#: What a label cell of a publisher or a user may hold: that of a manifest, and words that mean the same for certain.
+#: Values of a label cell: those of a manifest, and words with certainly the same meaning.
 CERTAIN_VALUES = LABEL_VALUES | {"true": 1, "false": 0, "yes": 1, "no": 0}
 _VAL_SHARE = 8
 _MOST_REPORT = 2**20  # bytes
@@ -33,8 +33,8 @@ logger = logging.getLogger("cbmir")
 
 
 def read_source(path: Path, required: Iterable[str], what: str, optional: Iterable[str] | None = ()) -> TextTable:
-    """The named columns of a dataset's table, with `optional` None all of them. Raises ManifestError if it is absent,
-    empty or lacks a required one."""
+    """The named columns of a dataset's table, with `optional` None all of them. Raises ManifestError if it is missing,
+    empty or lacks a required column."""
     if not path.is_file():
         raise ManifestError(f"{path}: expected {what}, found {'a folder' if path.is_dir() else 'no such file'}")
     required = list(required)
@@ -51,7 +51,7 @@ def read_source(path: Path, required: Iterable[str], what: str, optional: Iterab
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file (also .gz) that are not empty. Raises ManifestError."""
+    """The non-empty lines of a text file (also .gz). Raises ManifestError."""
     try:
         text = read_unpacked(path).decode("utf-8-sig")
     except (OSError, ValueError) as error:
@@ -60,7 +60,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_report(path: Path) -> str:
-    """The report in a text file, or an empty text. Raises ManifestError for one that cannot be read."""
+    """The report in a text file, or an empty text. Raises ManifestError if it cannot be read."""
     try:
         return read_input(path, _MOST_REPORT).decode("utf-8", "replace").strip()
     except FileNotFoundError:
@@ -76,9 +76,9 @@ def check_folder(folder: Path, what: str) -> None:
 
 
 def find_file(folder: Path, patterns: Sequence[str], what: str) -> Path:
-    """The one file of a folder, or of its subfolders, whose name matches a pattern; x.csv goes before x.csv.gz.
+    """The only file in a folder or its subfolders whose name matches a pattern; x.csv is preferred to x.csv.gz.
 
-    Raises ManifestError for no such file, and for several.
+    Raises ManifestError unless there is exactly one.
     """
     found = find_optional_file(folder, patterns, what)
     if found is None:
@@ -87,7 +87,7 @@ def find_file(folder: Path, patterns: Sequence[str], what: str) -> Path:
 
 
 def find_optional_file(folder: Path, patterns: Sequence[str], what: str) -> Path | None:
-    """As `find_file`, but None if the folder has no such file."""
+    """Like `find_file`, but None if the folder has no such file."""
     check_folder(folder, f"the folder with {what}")
     found = sorted({path for one in patterns for level in (one, f"*/{one}") for path in folder.glob(level)})
     packed = [path for path in found if path.suffix == ".gz" and path.with_suffix("") in found]
@@ -101,7 +101,7 @@ def find_optional_file(folder: Path, patterns: Sequence[str], what: str) -> Path
 
 
 def cell(record: Mapping[str, str], column: str, where: str) -> str:
-    """A record's value without outer blanks. Raises ManifestError where the row ends before the column."""
+    """A record's value, stripped. Raises ManifestError if the row ends before the column."""
     value = record.get(column)
     if value is None:
         raise ManifestError(f"{where}: the row ends before column {column!r}")
@@ -109,7 +109,7 @@ def cell(record: Mapping[str, str], column: str, where: str) -> str:
 
 
 def number(record: Mapping[str, str], column: str, where: str) -> float:
-    """A record's value as a number. Raises ManifestError for any other text, and for infinity."""
+    """A record's value as a finite number. Raises ManifestError for anything else."""
     text = cell(record, column, where)
     try:
         value = float(text)
@@ -121,7 +121,7 @@ def number(record: Mapping[str, str], column: str, where: str) -> float:
 
 
 def label_value(record: Mapping[str, str], column: str, where: str) -> int | None:
-    """1, 0, -1 (uncertain) or None (empty). Raises ManifestError that names the row and the column."""
+    """1, 0, -1 (uncertain) or None (empty). Raises ManifestError, with row and column."""
     text = cell(record, column, where)
     if text not in CERTAIN_VALUES and text.lower() not in CERTAIN_VALUES:
         raise ManifestError(
@@ -131,7 +131,7 @@ def label_value(record: Mapping[str, str], column: str, where: str) -> int | Non
 
 
 def read_day(text: str, *formats: str) -> str | None:
-    """A date as YYYY-MM-DD where it is so written, or as YYYYMMDD or in a format of `strptime`; None for another."""
+    """A date as YYYY-MM-DD, read as such, as YYYYMMDD or in a format of `strptime`; None for other text."""
     day = f"{text[:4]}-{text[4:6]}-{text[6:]}" if re.fullmatch(r"\d{8}", text, re.ASCII) else text
     if is_date(day):
         return day
@@ -143,21 +143,21 @@ def read_day(text: str, *formats: str) -> str | None:
 
 @dataclass
 class Days:
-    """Dates of a table's rows. Text in other forms is empty in the manifest, and counted here."""
+    """Dates of a table's rows. Text in other formats is empty in the manifest, and counted here."""
 
     formats: tuple[str, ...] = ()
     not_read: int = 0
 
     def read(self, text: str) -> str:
-        """A date as YYYY-MM-DD, or nothing."""
+        """A date as YYYY-MM-DD, or empty."""
         day = read_day(text, *self.formats)
         self.not_read += day is None
         return day or ""
 
 
 def listed_labels(text: str) -> list[str] | None:
-    """The strings of a list as Python or JSON print it, [] for an empty cell; None for anything else, and for a cell so
-    long that Python's parser would take much memory."""
+    """The strings of a list in Python's or JSON's notation, [] for an empty cell; None for anything else, and for a
+    cell so long that Python's parser would need much memory."""
     if not text or text.lower() == "nan":
         return []
     if len(text) > _LONGEST_LIST:
@@ -175,15 +175,15 @@ def listed_labels(text: str) -> list[str] | None:
 
 
 def mapped_labels(found: Collection[str], names: Mapping[str, Collection[str]]) -> tuple[int, ...]:
-    """1 for each label of which one of the publisher's names is among those found, else 0."""
+    """1 for each label of which one of the publisher's names is found, else 0."""
     return tuple(int(any(name in found for name in of_label)) for of_label in names.values())
 
 
 def keep_labels(manifest: Manifest, names: Sequence[str]) -> Manifest:
     """The manifest with only the named labels, in the order of `names`, and their boxes.
 
-    An image that shows nothing but findings left out now has every label 0, and so counts as the negative class
-    although it is not a healthy image. `about["left_out"]` states the findings and how many such images there are.
+    An image that shows only other findings then has every label 0 and counts as the negative class, although it is not
+    healthy. `about["left_out"]` names the findings and counts these images.
     """
     places = [manifest.labels.index(name) for name in names]
     kept = {manifest.labels.names[place]: name for place, name in zip(places, names, strict=True)}
@@ -207,12 +207,12 @@ def keep_labels(manifest: Manifest, names: Sequence[str]) -> Manifest:
 
 @dataclass
 class ViewChoice:
-    """Which views of a data set go into its manifest, and how many images of the others are left out.
+    """The views of a data set that go into its manifest, and the number of images of other views.
 
     Attributes:
-        names: What the publisher calls a view, in capitals: PA, AP, LATERAL, or FRONTAL where PA or AP is not known.
-            Others (oblique ones, images of ribs) are never taken.
-        frontal_only: Leave lateral views out, and images whose view is not given.
+        names: The publisher's name of a view -> PA, AP, LATERAL, or FRONTAL if PA or AP is unknown. Others (oblique
+            views, images of ribs) are never taken.
+        frontal_only: Leave out lateral views, and images without a view.
     """
 
     names: Mapping[str, str]
@@ -230,7 +230,7 @@ class ViewChoice:
         return None
 
     def policies(self, rows: Collection[Row], where: Path) -> dict[str, Any]:
-        """What the sidecar says of views. Raises ManifestError where no image is left."""
+        """The sidecar's statements about views. Raises ManifestError if no image is left."""
         if not rows:
             raise ManifestError(
                 f"{where}: expected frontal images, found only others ({', '.join(self.left_out) or 'none'}); "
@@ -241,12 +241,12 @@ class ViewChoice:
 
 
 def fraction_box(label: str, edges: tuple[float, float, float, float], size: tuple[int, int], where: str) -> Box:
-    """A box in pixels as fractions of the image, cut off at the image's edges.
+    """A box in pixels as fractions of the image, clipped to the image.
 
     Args:
         edges: Left edge, upper edge, width and height.
-        size: Width and height of the image that they were drawn on.
-        where: The place for messages.
+        size: Width and height of the annotated image.
+        where: The place, for messages.
 
     Raises:
         ManifestError: The box lies outside.
@@ -264,9 +264,9 @@ def fraction_box(label: str, edges: tuple[float, float, float, float], size: tup
 
 
 def index_images(folder: Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> dict[str, Path]:
-    """Every image below a folder, by its name without the ending; hidden files and folders are passed over.
+    """Every image below a folder, by its name without the ending; hidden files and folders are skipped.
 
-    Raises ManifestError for no image, or one name twice.
+    Raises ManifestError without images, or for a name that occurs twice.
     """
     check_folder(folder, "the folder of the X-rays")
     index: dict[str, Path] = {}
@@ -288,16 +288,16 @@ def index_images(folder: Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> di
 
 
 def existing(path: Path) -> Path | None:
-    """The path if a file is there. None for a name that no file system takes, too (`Path.is_file` raises)."""
+    """The path of a file, or None if it is missing or no file system allows its name (`Path.is_file` raises)."""
     return path if os.path.isfile(path) else None  # noqa: PTH113
 
 
 def locate(
     rows: Iterable[Row], find: Callable[[Row], Path | None], missing: Missing, where: Path
 ) -> tuple[list[Row], int]:
-    """Give each row its image file; returns the rows that have one and the number that do not.
+    """Find each row's image file; returns the rows that have one and the number of the others.
 
-    `missing` decides about the others: `error` raises ManifestError, `skip` leaves them out, counted in the log.
+    For the others `missing` is `error` (raise ManifestError) or `skip` (leave them out, and log their number).
     """
     located, absent = [], []
     for row in rows:
@@ -316,7 +316,7 @@ def locate(
 
 
 def with_validation(rows: Sequence[Row], seed: int) -> list[Row]:
-    """The rows with one in eight of the training patients, drawn by `seed`, in val: as much as 70:10:20 has."""
+    """The rows with one in eight of the training patients, drawn by `seed`, in val: the same share as 70:10:20."""
     patients = shuffle_patients((row.patient_id for row in rows if row.split == "train"), seed=seed)
     val = set(patients[: max(round(len(patients) / _VAL_SHARE), 1)])
     return [replace(row, split="val") if row.split == "train" and row.patient_id in val else row for row in rows]

@@ -29,8 +29,8 @@ def read_covid(
 
     Args:
         folder: The repository's folder, with `metadata.csv` and `images`.
-        frontal_only: Leave lateral images out.
-        missing: `error`, or `skip` to leave rows without an image file out.
+        frontal_only: Leave out lateral images.
+        missing: `error`, or `skip` to leave out rows without an image file.
 
     Raises:
         ManifestError: The table or the folder is not as expected.

@@ -1,4 +1,4 @@
-"""A folder or DICOMDIR of studies: every file in it that is one chest radiograph, with what its header says."""
+"""A folder or DICOMDIR of studies: the files that are chest radiographs, with the facts in their headers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_READS = 2**28  # of a DICOMDIR, whose image records have some 15 elements 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A file that is not in the manifest, and why. `damaged` where it should have been: it cannot be read."""
+    """A file that is not in the manifest, and the reason. `damaged` if it could not be read."""
 
     path: Path
     reason: str
@@ -43,16 +43,16 @@ def read_dicom_studies(
     place: Path, *, labels: Sequence[str] = NIH_14, allow_lateral: bool = False, intensity: str = "header",
     workers: int | None = None, seed: int = 0,
 ) -> tuple[Manifest, tuple[LeftOut, ...], dict[Path, tuple[ImageWarning, ...]]]:  # fmt: skip
-    """A manifest of the chest radiographs in a folder with its subfolders, or of those that a DICOMDIR file lists.
+    """A manifest of the chest radiographs in a folder and its subfolders, or of those that a DICOMDIR file lists.
 
-    Each file is decoded once, so that all that is in the manifest can be read. Patient and study ids, view and date are
-    the header's, all `labels` unknown, patients split 70:10:20 by `seed` where there are three.
+    Each file is decoded once, so every image in the manifest is readable. Patient and study ids, view and date come
+    from the header, all `labels` are unknown, and three or more patients are split 70:10:20 by `seed`.
 
     Args:
         place: The folder, or the DICOMDIR file.
-        allow_lateral: Lateral views go in, as LATERAL.
-        intensity: The policy of PreprocessSpec; a file may be blank, or its window damaged, for one policy alone.
-        workers: So many processes decode (`work_through`).
+        allow_lateral: Include lateral views, as LATERAL.
+        intensity: The policy of PreprocessSpec; a file may be blank, or its window damaged, for only one policy.
+        workers: Number of processes that decode (`work_through`).
 
     Returns:
         The manifest; the files left out, with the reason: not DICOM, not a chest radiograph, damaged, without a patient
@@ -82,7 +82,7 @@ def read_dicom_studies(
 
 
 def write_left_out(left_out: Sequence[LeftOut], manifest: Path) -> Path:
-    """Write `manifest.left-out.csv` beside `manifest.csv`, or delete it where nothing is left out; returns its path."""
+    """Write `manifest.left-out.csv` beside `manifest.csv`, or delete it if no file is left out; returns its path."""
     path = manifest.with_suffix(".left-out.csv")
     path.unlink(missing_ok=True)
     if left_out:
@@ -135,8 +135,7 @@ def _read(
 
 
 def _of_folder(folder: Path) -> tuple[list[Path], list[LeftOut]]:
-    """Every file below a folder but DICOMDIRs, sorted, and what cannot be looked at. Linked folders count; each
-    is gone through once."""
+    """All files below a folder except DICOMDIRs, sorted, and unreadable places. Linked folders count, once each."""
     if not folder.is_dir():
         raise ManifestError(f"{folder}: expected a folder of DICOM files or a DICOMDIR, found nothing")
     files: list[Path] = []
@@ -155,7 +154,7 @@ def _of_folder(folder: Path) -> tuple[list[Path], list[LeftOut]]:
         for path in (Path(place, name) for name in names if name.upper() != DICOMDIR):
             try:
                 is_file = stat.S_ISREG(path.stat().st_mode)
-            except OSError as error:  # a broken link among others
+            except OSError as error:  # such as a broken link
                 left_out.append(LeftOut(path, f"cannot be read: {error.strerror}", damaged=True))
                 continue
             if is_file:
@@ -166,9 +165,7 @@ def _of_folder(folder: Path) -> tuple[list[Path], list[LeftOut]]:
 
 
 def _of_directory(path: Path) -> tuple[list[Path], list[LeftOut]]:
-    """The image files that a DICOMDIR lists (PS3.3 annex F), and those of them that are not there.
-
-    Raises ManifestError for a file that is not a DICOMDIR."""
+    """The image files that a DICOMDIR lists (PS3.3 annex F), and those that are missing. Raises ManifestError."""
     limits, base = ImageLimits(), path.resolve().parent
     try:
         with collected_warnings(), pydicom_unlogged():
@@ -197,8 +194,8 @@ def _of_directory(path: Path) -> tuple[list[Path], list[LeftOut]]:
 
 
 def _on_medium(base: Path, parts: Sequence[str], names: Callable[[Path], dict[str, Path]]) -> Path:
-    """The file of a DICOMDIR's record. Its names are capitals, which a system that reads a CD may show as small letters
-    and with the full stop and version (";1") of ISO 9660."""
+    """The file of a DICOMDIR's record. A system may show its capitals in lower case, with a full stop and ";1" (ISO
+    9660)."""
     path = base
     for part in parts:
         exact = path / part

@@ -1,4 +1,4 @@
-"""Archives fetched from their publisher: resumed after a stop, checked by length and digest, and unpacked."""
+"""Archives from their publisher: resumed after a stop, checked by length and digest, and unpacked."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from cbmir.files import write_json, write_text
 from cbmir.input_file import read_json
 
 _BLOCK = 2**20
-_MOST_UNPACKED = 256 * 2**30  # the largest set of X-rays that is fetched has 16 GiB
-_FILE = 4096  # bytes that a file takes besides its own
+_MOST_UNPACKED = 256 * 2**30  # the largest set of X-rays here has 16 GiB
+_FILE = 4096  # bytes of overhead per file
 _TRIES = 6
-_SECONDS = 60  # without a byte, after which a connection is given up
+_SECONDS = 60  # without a byte, until a connection is closed
 _FAILURES = (urllib.error.URLError, http.client.HTTPException, OSError)  # of a connection
 
 
@@ -34,18 +34,18 @@ def download(
 ) -> str:
     """Fetch a file, and write its digest beside it (`reports.tgz.sha256`).
 
-    What is there already is kept: a whole file is read once to compare its digest, a part is gone on with where the
-    server has the same file still (by its ETag or date), and fetched from its start where the server does not say.
+    An existing file is kept after a check of its digest. A part is continued if the server still has the same file (by
+    its ETag or date), and fetched again if the server does not say.
 
     Args:
-        digest: SHA-256 in hexadecimal, if the publisher's is known.
-        tries: So often a broken connection is made again, with pauses of 1, 2, 4 … seconds by `wait`.
+        digest: The publisher's SHA-256 in hexadecimal, if known.
+        tries: Number of retries of a broken connection, with pauses of 1, 2, 4 … seconds by `wait`.
 
     Returns:
         The file's SHA-256 in hexadecimal.
 
     Raises:
-        DownloadError: The server refuses, the connection broke too often, or the digest is another.
+        DownloadError: The server refuses, the connection broke too often, or the digest differs.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     record = path.with_name(f"{path.name}.sha256")
@@ -67,16 +67,16 @@ def download(
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a tar archive into a folder that appears whole or not at all; one that is there is kept.
+    """Unpack a tar archive into a folder that appears whole or not at all; an existing one is kept.
 
-    What a process that was killed while unpacking left is deleted.
+    The remains of a process that was killed while unpacking are deleted.
 
     Raises:
-        DownloadError: The archive is damaged, or holds a path outside of itself; or Python is older than 3.11.4.
+        DownloadError: The archive is damaged or has a path outside of it, or Python is older than 3.11.4.
     """
     if folder.is_dir():
         return
-    if not hasattr(tarfile, "data_filter"):  # which refuses paths outside of the folder
+    if not hasattr(tarfile, "data_filter"):  # refuses paths outside of the folder
         raise DownloadError(f"expected Python 3.11.4 or later, found {platform.python_version()}; unpack {archive} "
                             f"into {folder} yourself")  # fmt: skip
     prefix = f".{folder.name}.unpacked-"
@@ -98,7 +98,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def _fetch_whole(url: str, part: Path, tries: int, wait: Callable[[float], None]) -> None:
-    """Fetch into `part` until it is whole, going on where it ends."""
+    """Fetch into `part` until it is whole, from its present end."""
     for number in range(tries):
         try:
             if _fetch(url, part):
@@ -106,7 +106,7 @@ def _fetch_whole(url: str, part: Path, tries: int, wait: Callable[[float], None]
             failure: Exception | str = "the connection ended early"
         except urllib.error.HTTPError as error:
             error.close()
-            if error.code == 416:  # what is kept is no part of the file
+            if error.code == 416:  # the part does not belong to this file
                 part.unlink(missing_ok=True)
             elif error.code < 500 and error.code not in (408, 429):
                 raise DownloadError(f"{url}: the server refuses it ({error.code} {error.reason})") from error
@@ -122,7 +122,7 @@ def _fetch_whole(url: str, part: Path, tries: int, wait: Callable[[float], None]
 
 
 def _fetch(url: str, part: Path) -> bool:
-    """One connection; whether the file is whole now."""
+    """Use one connection; returns whether the file is whole."""
     kept: dict[str, Any] = read_json(_state(part)) if _state(part).exists() else {}
     start = part.stat().st_size if part.exists() and kept.get("url") == url and kept.get("version") else 0
     if start and start == kept.get("length"):

@@ -1,4 +1,4 @@
-"""What the header of a publisher's DICOM file says, without its pixels."""
+"""Facts in the header of a publisher's DICOM file, without its pixels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cbmir.runtime.imaging.dicom_reader import parse_header
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """Patient and view, empty where the file does not say, and the size in pixels."""
+    """Patient and view, empty if unknown, and the size in pixels."""
 
     patient_id: str
     view: str
@@ -28,7 +28,7 @@ def is_dicom_file(path: Path) -> bool:
 
 
 def read_header(path: Path) -> ImageHeader:
-    """The header of a DICOM file. Raises ManifestError where it cannot be read."""
+    """The header of a DICOM file. Raises ManifestError if it cannot be read."""
     require("pydicom", "dicom")
     errors: tuple[type[Exception], ...] = (*read_errors(), ImageError, OSError, AttributeError, TypeError, ValueError)
     try:

@@ -1,4 +1,4 @@
-"""MIMIC-CXR-JPG (Johnson et al., 2019): labels, metadata and split as PhysioNet ships them, reports where they are."""
+"""MIMIC-CXR-JPG (Johnson et al., 2019): labels, metadata and split as PhysioNet ships them, and any reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cbmir.training.readers import common
 from cbmir.training.readers.chexpert import CHEXPERT_14, Blank, kept_findings, label_policies, label_reader
 from cbmir.training.readers.common import cell
 
-_SUFFIXES = (".jpg", ".dcm", ".png")  # MIMIC-CXR-JPG, MIMIC-CXR, and what people convert to
+_SUFFIXES = (".jpg", ".dcm", ".png")  # MIMIC-CXR-JPG, MIMIC-CXR, and conversions
 _SPLITS = {"train": "train", "validate": "val", "test": "test"}
 _VIEWS = {
     "PA": "PA", "AP": "AP", "POSTERO-ANTERIOR": "PA", "ANTERO-POSTERIOR": "AP",
@@ -30,16 +30,16 @@ def read_mimic(
 ) -> Manifest:  # fmt: skip
     """A manifest of MIMIC-CXR-JPG.
 
-    Images lie at files/p10/p10000032/s50414267/<dicom_id>.jpg (or .dcm, .png). The split is the publisher's where its
-    table is there, validate as val. A study that has no row in the labels' table has every label unknown.
+    Images are files/p10/p10000032/s50414267/<dicom_id>.jpg (or .dcm, .png). The publisher's split is used if its table
+    is there, with validate as val. A study without a row in the labels' table has unknown labels.
 
     Args:
         folder: The folder with `files` and the tables `mimic-cxr-2.*-{chexpert,negbio,metadata,split}.csv` (.csv.gz).
-        labeller: The labeller whose labels to use.
+        labeller: Whose labels to use.
         findings, blank: As in `read_chexpert`.
-        frontal_only: Leave lateral images out, and those whose view is not given.
+        frontal_only: Leave out lateral images, and those without a view.
         reports: The folder with the `files` of mimic-cxr-reports.zip; by default `folder` or its `mimic-cxr-reports`.
-        missing: `error`, or `skip` to leave rows without an image file out.
+        missing: `error`, or `skip` to leave out rows without an image file.
 
     Raises:
         ManifestError: A table or the folder is not as expected.
@@ -88,7 +88,7 @@ def read_mimic(
 
 
 def _images(path: Path, views: common.ViewChoice) -> Iterator[tuple[str, str, str, str, str]]:
-    """Image, patient, study, view and date of each row of the metadata whose view is taken."""
+    """Image, patient, study, view and date of each row of the metadata whose view is used."""
     required = ("dicom_id", "subject_id", "study_id", "ViewPosition", "StudyDate")
     for where, record in common.read_source(path, required, "MIMIC's metadata", (_VIEW_CODE,)).records():
         image, patient, study, position, day = (cell(record, column, where) for column in required)
@@ -123,7 +123,7 @@ def _file(root: Path, row: Row, suffixes: tuple[str, ...]) -> Path | None:
 
 
 def _report_folder(folder: Path, reports: Path | None) -> Path | None:
-    """The folder whose `files` hold reports; None where none is given and none lies beside the images."""
+    """The folder whose `files` hold reports, or None."""
     if reports is not None:
         common.check_folder(reports / "files", "the folder 'files' of mimic-cxr-reports.zip")
         return reports

@@ -1,6 +1,6 @@
-"""NIH ChestX-ray14 (Wang et al., CVPR 2017): its tables and lists as they come, images in one folder or in twelve.
+"""NIH ChestX-ray14 (Wang et al., CVPR 2017): its published tables and lists, images in one folder or in twelve.
 
-Also the labels that radiologists agreed on for Google (Majkowska et al., Radiology 2020).
+Also Google's labels, on which radiologists agreed (Majkowska et al., Radiology 2020).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FINDINGS = {13: NIH_13, 14: NIH_14}
 _BOX_COLUMNS = ("Image Index", "Finding Label", "Bbox [x", "y", "w", "h]")
 _BOX_LABELS = {"Infiltrate": "Infiltration"}
 _SIZE = (1024, 1024)  # pixels of the published images, in which boxes are given
-#: Google's labels, and what a cell of theirs means.
+#: Google's labels, and the values of their cells.
 GOOGLE_4 = ("Fracture", "Pneumothorax", "Airspace opacity", "Nodule or mass")
 _GOOGLE_VALUES = {"YES": 1, "NO": 0, "HEDGE": -1}
 logger = logging.getLogger("cbmir")
@@ -40,17 +40,17 @@ def read_nih(
     """A manifest of ChestX-ray14, or of a part of it.
 
     Args:
-        images: Searched with its subfolders; files are matched by their name without the ending, so that converted
-            copies (.jpg) fit too.
+        images: A folder, searched with its subfolders; files are matched by their name without the ending, so converted
+            copies (.jpg) match too.
         entries: The official table; not needed with `relabelled`.
-        findings: 14 (the default), or 13 without Hernia: an image that shows only a hernia then has every label 0 and
-            is not a healthy image; the sidecar counts these. Not with `relabelled`.
+        findings: 14 (the default), or 13 without Hernia: an image that shows only a hernia then has every label 0,
+            although it is not healthy; the sidecar counts these. Not with `relabelled`.
         splits: A CSV `image,split`; without it patients are split 70:10:20 by `seed`.
-        official: The folder with train_val_list.txt and test_list.txt (also .gz): test is the publisher's; of the
-            other patients one in eight, drawn by `seed`, is in val.
+        official: The folder with train_val_list.txt and test_list.txt (also .gz). Test is the publisher's; one in eight
+            of the other patients, drawn by `seed`, is in val.
         boxes: BBox_List_2017.csv.
-        relabelled: Google's tables (four findings): these images alone, with these labels.
-        missing: `error`, or `skip` to leave rows without an image file out.
+        relabelled: Google's tables (four findings): only these images, with these labels.
+        missing: `error`, or `skip` to leave out rows without an image file.
 
     Raises:
         ManifestError: The table or the folder is not as expected.
@@ -108,8 +108,8 @@ def read_entries(path: Path) -> Manifest:
     Raises:
         ManifestError: The file is missing or damaged, or is another table.
     """
-    # The header's last names hold commas ("OriginalImage[Width,Height]") and 2017's rows end in one. Both make columns
-    # after the five that are read here, so these stand where the header says.
+    # The header's last names contain commas ("OriginalImage[Width,Height]") and 2017's rows end in one. Both add
+    # columns only after the five that are read here.
     table = common.read_source(path, _COLUMNS, "NIH's Data_Entry table")
     return Manifest(LabelSet(NIH_14), tuple(_entry(record, where) for where, record in table.records()))
 
@@ -132,7 +132,7 @@ def _entry(record: Mapping[str, str], where: str) -> Row:
 
 
 def _relabelled(paths: Sequence[Path]) -> Manifest:
-    """The four findings of Google's tables, which hold NIH's columns too; `Set Id` or the file's name says the set."""
+    """The four findings of Google's tables, which have NIH's columns too; `Set Id` or the file's name gives the set."""
     rows = []
     for path in paths:
         table = common.read_source(path, (*_COLUMNS, *GOOGLE_4), "a table of Google's four findings", ("Set Id",))
@@ -150,7 +150,7 @@ def _relabelled(paths: Sequence[Path]) -> Manifest:
 
 
 def _with_boxes(rows: Sequence[Row], path: Path, labels: LabelSet) -> list[Row]:
-    """The rows with the boxes of `BBox_List_2017.csv`, of findings that are among the labels."""
+    """The rows with the boxes of `BBox_List_2017.csv` for findings among the labels."""
     boxes: dict[str, list[Box]] = defaultdict(list)
     for where, record in common.read_source(path, _BOX_COLUMNS, "NIH's list of boxes").records():
         name, label = (cell(record, column, where) for column in _BOX_COLUMNS[:2])

@@ -14,14 +14,14 @@ _SPLITS = {"train": "train", "dev": "val"}
 
 
 def read_object_cxr(folder: Path, *, missing: common.Missing = "error", seed: int = 0) -> Manifest:
-    """A manifest of Object-CXR: an image has the label where an object is annotated. Outlines are not read.
+    """A manifest of Object-CXR: an image with an annotated object has the label. Outlines are not read.
 
-    Where both tables are there, the publisher's sets are kept, dev as val; of one patients are split 70:10:20. Patients
-    are not published: each image is another one. Images without an object may show a disease, and count as healthy.
+    Of two tables the publisher's sets are kept, with dev as val; one table is split 70:10:20. Patients are not
+    published, so each image counts as a patient. Images without an object count as healthy, but may show a disease.
 
     Args:
         folder: The folder with `train.csv`, `dev.csv` or both, and the images in `train` and `dev`.
-        missing: `error`, or `skip` to leave rows without an image file out.
+        missing: `error`, or `skip` to leave out rows without an image file.
 
     Raises:
         ManifestError: A table or the folder is not as expected.

@@ -20,7 +20,7 @@ from cbmir.training.readers.download import download, unpack
 
 ARCHIVES = "https://openi.nlm.nih.gov/imgs/collections/"
 _NAMES = ("NLMCXR_reports", "NLMCXR_png")
-#: The findings of NIH, and the MeSH headings that mean them; after a slash, what a heading must be qualified by.
+#: NIH's findings, and the MeSH headings that mean them; after a slash, the qualifier that a heading must have.
 MAPPED: dict[str, tuple[str, ...]] = {
     "Atelectasis": ("pulmonary atelectasis", "atelectasis"),
     "Cardiomegaly": ("cardiomegaly",),
@@ -37,7 +37,7 @@ MAPPED: dict[str, tuple[str, ...]] = {
     "Pleural_Thickening": ("thickening/pleura",),
     "Hernia": ("hernia, hiatal",),
 }
-#: Headings of reports without an index, or whose image shows too little.
+#: Headings of reports without an index, or with insufficient images.
 _SILENT = {"no indexing", "technical quality of image unsatisfactory"}
 _FRONTAL = {"pa": "PA", "ap": "AP", "frontal": ""}
 _LATERAL = {"lateral", "lat"}
@@ -63,19 +63,19 @@ def read_openi(
 ) -> Manifest:  # fmt: skip
     """A manifest of Open-i's chest X-rays.
 
-    "normal" makes every label 0; without headings, and with "No Indexing", all are unknown. An image is frontal or
-    lateral as `projections` or its caption says; where these do not tell, its view is not known, which the sidecar
-    counts. Each report counts as a patient.
+    "normal" makes every label 0; without headings, and with "No Indexing", all are unknown. `projections` or the
+    caption says whether an image is frontal or lateral; the sidecar counts unknown views. Each report counts as a
+    patient.
 
     Args:
         folder: The folder with the reports (`ecgen-radiology/*.xml`) and the images, at any depth.
         fetch: Download the publisher's two archives into the folder first, and unpack them.
         labels: `mapped` to the 14 findings of NIH (`MAPPED`), or the headings' `own` names.
-        frontal_only: Leave lateral images out, and those whose view is not known.
+        frontal_only: Leave out lateral images, and those with an unknown view.
         projections: A CSV `filename,projection` (Frontal, Lateral), such as Kaggle's indiana_projections.csv.
-        guess_frontal: In a report without a frontal image take the first whose view is not known as frontal.
+        guess_frontal: In a report without a frontal image, take the first one with an unknown view as frontal.
         archives: Where the archives are.
-        missing: `error`, or `skip` to leave images without a file out.
+        missing: `error`, or `skip` to leave out images without a file.
 
     Raises:
         ManifestError: A report, the table or the folder does not fit.
@@ -164,7 +164,7 @@ def _means(heading: Sequence[str], name: str) -> bool:
 
 
 def _views(report: OpeniReport, known: Mapping[tuple[str, str], str], chosen: Counter[str], guess: bool) -> list[str]:
-    """What each image of a report is called, by `ViewChoice`; `chosen` counts its decisions."""
+    """The view of each image of a report, by `ViewChoice`; `chosen` counts its decisions."""
     views = []
     for image, caption in report.images:
         words = set(re.findall(r"[a-z]+", caption.casefold()))

@@ -1,4 +1,4 @@
-"""PadChest (Bustos et al., Medical Image Analysis 2020): its table as it comes, 16-bit PNG in numbered folders."""
+"""PadChest (Bustos et al., Medical Image Analysis 2020): its published table, and 16-bit PNG in numbered folders."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from cbmir.training.readers.common import cell
 _COLUMNS = ("ImageID", "StudyDate_DICOM", "StudyID", "PatientID", "Projection", "Report", "Labels")
 _LABELLED_BY = "MethodLabel"  # Physician or RNN_model
 _VIEWS = {"PA": "PA", "AP": "AP", "AP_HORIZONTAL": "AP", "L": "LATERAL"}  # not COSTAL, EXCLUDE
-#: The findings of NIH, and which of PadChest's names mean them: a name and those below it in PadChest's tree, but for
-#: masses outside of lung and pleura, pseudonodules, and air under the skin.
+#: NIH's findings, and PadChest's names for them: a name and those below it in PadChest's tree, without masses outside
+#: lung and pleura, pseudonodules, and air under the skin.
 MAPPED: dict[str, tuple[str, ...]] = {
     "Atelectasis": ("atelectasis", "laminar atelectasis", "lobar atelectasis", "segmental atelectasis",
                     "total atelectasis", "round atelectasis", "atelectasis basal"),
@@ -39,7 +39,7 @@ MAPPED: dict[str, tuple[str, ...]] = {
     "Pleural_Thickening": ("pleural thickening", "apical pleural thickening", "calcified pleural thickening"),
     "Hernia": ("hiatal hernia",),
 }  # fmt: skip
-#: Names that are no finding, and say nothing of others.
+#: Names that are not findings, and say nothing about others.
 _SILENT = {"unchanged", "suboptimal study"}
 #: Files that cannot be read in the published archives, as torchxrayvision's reader lists them.
 DAMAGED = (
@@ -70,9 +70,9 @@ def read_padchest(
     Args:
         folder: The folder with PadChest's table, and its images at any depth (`0/…`, `1/…`).
         labels: `mapped` to the 14 findings of NIH (`MAPPED`), or PadChest's `own` names, some 190.
-        frontal_only: Leave lateral images out, and those whose projection is not given.
+        frontal_only: Leave out lateral images, and those without a projection.
         damaged: A text file with the names of images to leave out, one per line, besides those known (`DAMAGED`).
-        missing: `error`, or `skip` to leave rows without an image file out.
+        missing: `error`, or `skip` to leave out rows without an image file.
 
     Raises:
         ManifestError: The table or the folder is not as expected.

@@ -29,14 +29,14 @@ logger = logging.getLogger("cbmir")
 def read_rsna(folder: Path, *, missing: common.Missing = "error", seed: int = 0) -> Manifest:
     """A manifest of the challenge's training images.
 
-    The label is Lung Opacity: boxes were drawn around opacities that may be pneumonia. Where the table of classes is
-    there, images that are "Not Normal" without an opacity have the label Other Abnormality, so that what has neither is
-    healthy. Images are NIH's: with RSNA's mapping patients are known, without it each image counts as a patient.
+    The label is Lung Opacity: boxes were drawn around opacities that may be pneumonia. With the table of classes,
+    images that are "Not Normal" without an opacity have the label Other Abnormality, so images with neither are
+    healthy. Images are NIH's: RSNA's mapping gives the patients; without it each image counts as a patient.
 
     Args:
         folder: The folder with `stage_2_train_labels.csv`, the images (.dcm, or converted ones of the same name), and
-            `stage_2_detailed_class_info.csv` and `pneumonia-challenge-dataset-mappings_2018.json` where they are.
-        missing: `error`, or `skip` to leave images without a file out.
+            optionally `stage_2_detailed_class_info.csv` and `pneumonia-challenge-dataset-mappings_2018.json`.
+        missing: `error`, or `skip` to leave out images without a file.
 
     Raises:
         ManifestError: A table or the folder is not as expected.

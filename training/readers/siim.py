@@ -1,4 +1,4 @@
-"""SIIM-ACR Pneumothorax Segmentation (2019): run-length masks as Kaggle shipped them, of which the boxes are kept."""
+"""SIIM-ACR Pneumothorax Segmentation (2019): boxes of Kaggle's run-length masks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MASKS = ("EncodedPixels", " EncodedPixels")
 def read_siim(folder: Path, *, missing: common.Missing = "error", seed: int = 0) -> Manifest:
     """A manifest of the challenge's training images, with the smallest box around each mask.
 
-    Patient and view are those of the DICOM headers; a converted image is a patient of its own, without a view.
+    Patient and view come from the DICOM headers; each converted image counts as a patient, without a view.
 
     Args:
         folder: The folder with `train-rle.csv` (or `stage_2_train.csv`) and the images at any depth, named by ImageId.
-        missing: `error`, or `skip` to leave images without a file out.
+        missing: `error`, or `skip` to leave out images without a file.
 
     Raises:
         ManifestError: The table or the folder does not fit, or a mask leaves its image.
@@ -70,12 +70,12 @@ def mask_box(runs: str, where: str) -> Box:
     """The smallest box around a mask of 1024 x 1024 pixels.
 
     Args:
-        runs: Pairs of numbers: pixels to pass over since the last run, and the run's length. Pixels are counted down
-            the columns, from the left one on.
-        where: The place for messages.
+        runs: Pairs of numbers: pixels to skip since the last run, and the run's length. Pixels are counted down the
+            columns, from left to right.
+        where: The place, for messages.
 
     Raises:
-        ManifestError: These are no such pairs, or they leave the image.
+        ManifestError: These are not such pairs, or they leave the image.
     """
     words = runs.split()
     try:
@@ -89,7 +89,7 @@ def mask_box(runs: str, where: str) -> Box:
         start = end + skip
         end = start + length
         columns += [start // _SIDE, (end - 1) // _SIDE]
-        whole = start // _SIDE != (end - 1) // _SIDE  # the run goes on in the next column
+        whole = start // _SIDE != (end - 1) // _SIDE  # the run continues in the next column
         rows += [0, _SIDE - 1] if whole else [start % _SIDE, (end - 1) % _SIDE]
     if end > _SIDE * _SIDE:
         raise ManifestError(f"{where}: expected a mask of {_SIDE} x {_SIDE} pixels, found one that ends at {end:,}")

@@ -1,4 +1,4 @@
-"""Your own table (CSV or Parquet): the caller says which column means what; nothing is guessed."""
+"""Your own table (CSV or Parquet): the caller says what each column means; nothing is guessed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LabelsFormat = Literal["text", "list"]
 _FLOAT_ID = re.compile(r"-?\d+\.0+")
 _ROUNDED_ID = re.compile(r"-?\d+(\.\d+)?e\+?\d+", re.IGNORECASE)
 _FLOAT_DAY = re.compile(r"(\d{8})\.0+")
-#: What may join findings in a cell, in the order in which it is offered as --separator.
+#: Possible separators of findings in a cell, in the order of suggestions for --separator.
 _SEPARATORS = (";", "|", ",", "\t", "\n", "/", "+", "&", " and ")
 _MIDNIGHT = re.compile(r"(\d{4}-\d\d-\d\d)[ T]00:00(:00(\.0+)?)?")
 logger = logging.getLogger("cbmir")
@@ -32,7 +32,7 @@ logger = logging.getLogger("cbmir")
 
 @dataclass(frozen=True)
 class ColumnMapping:
-    """Names of the table's columns; one that is None is left empty in the manifest."""
+    """Names of the table's columns; for None the manifest's column is empty."""
 
     image: str = "image"
     patient: str = "patient_id"
@@ -49,10 +49,10 @@ class LabelCells:
     """How the cells of labels are written.
 
     Attributes:
-        column: The column that joins findings ("Mass|Nodule"); None where each has a column.
+        column: The column that joins findings ("Mass|Nodule"); None if each has its own column.
         separator: Their separator.
         format: `text`, or `list` for cells as Python or JSON print a list: ['Mass', 'Nodule'].
-        values: What words in label columns mean, besides 1, 0, -1, yes, no, true, false and nothing.
+        values: Words in label columns and their values, besides 1, 0, -1, yes, no, true, false and empty.
     """
 
     column: str | None = None
@@ -69,23 +69,23 @@ def read_own_table(
 ) -> Manifest:  # fmt: skip
     """A manifest of any table with one row per image.
 
-    Ids that were made floats (10000032.0) are the integers. Dates may be YYYYMMDD, or a time at midnight.
+    Ids that became floats (10000032.0) are read as integers. Dates may be YYYYMMDD, or a time at midnight.
 
     Args:
-        labels: Names of label columns, whose cells hold 1, 0, -1 (uncertain) or nothing (unknown). With
-            `cells.column`, names and order of the findings to expect there; else they are all that occur, sorted.
-        cells: How labels are written. In a column that joins them those named are 1 and all others 0, "No Finding"
-            (also "normal") makes all 0; an empty cell or list, or a word such as "nan", makes all unknown. Labels that
-            differ by case, blanks, hyphens or underscores are one, spelled as in `labels` or as most often.
-        date_format: How dates are written, as `datetime.strptime` has it.
+        labels: Names of label columns, whose cells hold 1, 0, -1 (uncertain) or nothing (unknown). With `cells.column`,
+            the expected findings and their order; by default all that occur, sorted.
+        cells: How labels are written. In a column that joins them, the named ones are 1 and all others 0; "No Finding"
+            (or "normal") makes all 0; an empty cell or list, or a word such as "nan", makes all unknown. Labels that
+            differ only by case, blanks, hyphens or underscores are one, with the spelling in `labels` or the most
+            common.
+        date_format: The format of dates, as for `datetime.strptime`.
         images: Where relative image paths start; by default the table's folder.
-        missing: `error`, or `skip` to leave rows without an image file out.
-        seed: Of the 70:10:20 split by patient, where there is no split column.
-        unlabelled: The table has no labels: `labels`, or those of NIH, are unknown of every image, and no splits are
-            drawn.
+        missing: `error`, or `skip` to leave out rows without an image file.
+        seed: For the 70:10:20 split by patient, without a split column.
+        unlabelled: The table has no labels: `labels`, or NIH's, are unknown for every image, and there are no splits.
 
     Raises:
-        ManifestError: Names row and column of a value that is not as expected.
+        ManifestError: A value is not as expected; the message names row and column.
         SplitError: A patient is in two splits.
     """
     if unlabelled and cells.column is not None:
@@ -133,9 +133,9 @@ def read_own_table(
         names, read_as = LabelSet(tuple(labels)), dict[str, str]()
         value = cache(_value_of(cells.values or {}))
         places = [source.kept.index(name) for name in labels]
-        try:  # row by row, which takes half the time of columns
+        try:  # by rows, in half the time of columns
             values = [tuple([value(row[place]) for place in places]) for row in source.rows]
-        except (ManifestError, IndexError):  # again by column, which names the row in its error
+        except (ManifestError, IndexError):  # again by column, for the row in the error
             values = list(zip(*(column(name, value) for name in labels), strict=True))
     else:
         found = column(cells.column, lambda text: _names_in(text, cells, labels))
@@ -216,7 +216,7 @@ def _one_of(text: str, allowed: Sequence[str], words: str) -> str:
 
 
 def _ids(ids: list[str], table: Path, column: str | None) -> list[str]:
-    """Ids that were made floats as the integers that they were, if all of the column are such."""
+    """Ids that became floats as integers again, if all of the column are such."""
     for number, text in enumerate(ids, start=2):
         if _ROUNDED_ID.fullmatch(text):
             raise ManifestError(
@@ -265,7 +265,7 @@ def _value_of(values: Mapping[str, int | None]) -> Callable[[str], int | None]:
 
 
 def _names_in(text: str, cells: LabelCells, labels: Sequence[str]) -> frozenset[str]:
-    """The findings that a cell joins. Raises ManifestError for what seems to be joined in another way."""
+    """The findings that a cell joins. Raises ManifestError if they seem to be joined in another way."""
     if text.lower() in MISSING_WORDS:
         return frozenset()
     expected = {label_key(label) for label in labels}
@@ -296,7 +296,7 @@ def _names_in(text: str, cells: LabelCells, labels: Sequence[str]) -> frozenset[
 
 
 def _check_finding(name: str, expected: Collection[str]) -> None:
-    """Raise ManifestError for text that is not a finding, or seems to mean that no finding is present."""
+    """Raise ManifestError for text that is not a finding, or seems to mean the absence of findings."""
     if label_key(name) in expected or means_no_finding(name):
         return
     if name.lower() in MISSING_WORDS or resembles_no_finding(name):
@@ -307,7 +307,7 @@ def _check_finding(name: str, expected: Collection[str]) -> None:
 
 
 def _spelling(found: Sequence[frozenset[str]], labels: Sequence[str]) -> tuple[LabelSet, dict[str, str]]:
-    """The label set, and how what is spelled otherwise is read: "no_finding" as No Finding, "mass" as Mass."""
+    """The label set, and how other spellings are read: "no_finding" as No Finding, "mass" as Mass."""
     counts = Counter(name for names in found for name in names)
     spelled = {label_key(label): label for label in labels}
     for name, _ in sorted(counts.items(), key=lambda one: (-one[1], one[0])):

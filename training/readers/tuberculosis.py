@@ -26,14 +26,14 @@ _FOLDERS = ("health", "sick", "tb")
 def read_nlm_tuberculosis(folder: Path, *, seed: int = 0) -> Manifest:
     """A manifest of MontgomerySet, ChinaSet_AllFiles, or both.
 
-    The label is the last digit of a file's name. Readings in `ClinicalReadings` are the reports; each image is another
-    patient, and view PA, as the data sets' paper says.
+    The label is the last digit of a file's name, and reports are the readings in `ClinicalReadings`. According to the
+    data sets' paper, each image is of another patient, with view PA.
 
     Args:
         folder: A folder with `CXR_png`, or one that holds such folders.
 
     Raises:
-        ManifestError: There are no such images, or one has another name.
+        ManifestError: There are no such images, or a name has another form.
     """
     common.check_folder(folder, "the folder of MontgomerySet or ChinaSet_AllFiles")
     images = sorted(path for path in folder.resolve().rglob("*.png") if path.parent.name == "CXR_png")
@@ -63,12 +63,12 @@ def read_nlm_tuberculosis(folder: Path, *, seed: int = 0) -> Manifest:
 def read_tbx11k(folder: Path, *, missing: common.Missing = "error", seed: int = 0) -> Manifest:
     """A manifest of TBX11K's training and validation images, with boxes; the labels of its test set are not published.
 
-    Images in `health` have every label 0, those in `sick` Other Abnormality. In `tb` Active and Obsolete Tuberculosis
-    are those of the boxes; both are unknown where a box is only PulmonaryTuberculosis.
+    Images in `health` have every label 0, those in `sick` Other Abnormality. In `tb` the boxes give Active and Obsolete
+    Tuberculosis; both are unknown if a box is only PulmonaryTuberculosis.
 
     Args:
         folder: The folder with `imgs`, `lists` and `annotations/json`.
-        missing: `error`, or `skip` to leave images of the lists without a file out.
+        missing: `error`, or `skip` to leave out images without a file.
 
     Raises:
         ManifestError: A list, the annotations or the folder do not fit.

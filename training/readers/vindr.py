@@ -18,13 +18,13 @@ from cbmir.training.readers.header import is_dicom_file, read_header
 
 Edges = tuple[float, float, float, float]
 _COLUMNS = ("image_id", "class_name", "x_min", "y_min", "x_max", "y_max")
-_SAME = 0.5  # of two boxes' union, which they must share to be of one finding
+_SAME = 0.5  # of their union, which two boxes of one finding share
 
 
 @dataclass
 class ImageReadings:
-    """What the radiologists said of an image: who read it, who said each finding, and the boxes (left, top, width,
-    height in pixels) of each."""
+    """The radiologists' readings of an image: who read it, who reported each finding, and its boxes (left, top, width,
+    height in pixels)."""
 
     split: str
     where: str
@@ -38,18 +38,18 @@ def read_vindr(
 ) -> Manifest:
     """A manifest of VinDr-CXR.
 
-    A finding is 1 where `agree` of the image's radiologists drew it or said it of the whole image, -1 (uncertain) where
-    fewer did, 0 where none did. Boxes are those of findings that are 1; two of one finding that share more than half of
-    their union are averaged.
-    PhysioNet's test set is the test split, where its table is there: it has one reading, on which five agreed.
+    A finding is 1 if `agree` of the image's radiologists drew it or reported it for the whole image, -1 (uncertain) if
+    fewer did, and 0 if none did. Boxes are those of findings that are 1; two boxes of one finding that share more than
+    half of their union are averaged. PhysioNet's test set, if its table is there, is the test split: it has one
+    reading, on which five radiologists agreed.
 
     Args:
         folder: The folder with `train.csv` (Kaggle), or `annotations_train.csv` and `annotations_test.csv` (PhysioNet,
-            with `image_labels_train.csv` and `image_labels_test.csv` where they are), and the images, DICOM or PNG.
-        agree: So many radiologists of an image, or all where it has fewer.
-        sizes: For converted images: a CSV `image_id,dim0,dim1` with the height and width of the originals, in whose
-            pixels boxes are.
-        missing: `error`, or `skip` to leave images without a file out.
+            optionally with `image_labels_train.csv` and `image_labels_test.csv`), and the images, DICOM or PNG.
+        agree: Number of radiologists of an image, or all if it has fewer.
+        sizes: For converted images: a CSV `image_id,dim0,dim1` with the height and width of the originals, whose pixels
+            boxes refer to.
+        missing: `error`, or `skip` to leave out images without a file.
 
     Raises:
         ManifestError: A table or the folder does not fit, or an image with boxes has no known size.
@@ -110,7 +110,7 @@ def read_vindr(
 
 
 def joined(boxes: Sequence[Edges]) -> list[Edges]:
-    """Boxes in which each is averaged with those that overlap the first of its group, in the order of the table."""
+    """Boxes, each averaged with those that overlap the first of its group, in the order of the table."""
     groups: list[list[Edges]] = []
     for box in boxes:
         group = next((group for group in groups if overlap(group[0], box) > _SAME), None)
@@ -153,8 +153,7 @@ def _readings(path: Path, split: str) -> dict[str, ImageReadings]:
 
 
 def _add_labels(path: Path, readings: Mapping[str, ImageReadings]) -> None:
-    """Add what a table of labels of whole images says: a row per image, or per image and radiologist, with 1 or 0 in
-    each finding's column."""
+    """Add a table of labels of whole images: 1 or 0 per finding, one row per image, or per image and radiologist."""
     table = common.read_source(path, ("image_id",), "a table of VinDr's labels of whole images", None)
     findings = [name for name in table.columns if name not in ("image_id", "rad_id") and not means_no_finding(name)]
     for where, record in table.records():
@@ -176,7 +175,6 @@ def _sizes(path: Path) -> Mapping[str, tuple[int, int]]:
 
 
 def _size(image: Path, sizes: Path | None) -> tuple[int, int]:
-    """The width and height of an original."""
     if not is_dicom_file(image):
         raise ManifestError(
             f"{image}: expected a DICOM file, in whose pixels VinDr's boxes are, or its size in "

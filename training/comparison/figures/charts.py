@@ -1,7 +1,7 @@
-"""The charts of the report, drawn from results.json: methods compared, and results over sizes and proxies per class.
+"""The charts of the report, from results.json: a comparison of methods, and results over sizes and proxies per class.
 
-As in the paper's figures, training-set size and proxies per class have a logarithmic axis; here those charts come once
-for each column of METHOD.md ("-all": all queries), since the paper does not say how queries without a finding count.
+As in the paper's figures, training-set size and proxies per class have a logarithmic axis. There is one chart for each
+column of figures ("-all": all queries), since the paper does not say how queries without a finding count.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BARS = "Error bars are 95% intervals over patients; lines are set a little apar
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """Rows of results.json that a chart joins."""
+    """Rows of results.json that a line of a chart joins."""
 
     label: str
     style: dict[str, Any]
@@ -44,7 +44,7 @@ class Line:
 
 
 def draw_charts(results: Results, folder: Path) -> list[ReportFigure]:
-    """The charts that the results have data for; none where no cell is finished."""
+    """The charts that the results have data for; none if no cell is finished."""
     rows, shown = [row for row in results["rows"] if row["finished"]], results["shown"]
     compared = [row for row in headline(results) if row["finished"]]
     charts = [_comparison(results, compared, folder)] if compared else []
@@ -62,7 +62,7 @@ def draw_charts(results: Results, folder: Path) -> list[ReportFigure]:
 
 
 def by_method(rows: Iterable[Row]) -> list[Line]:
-    """A line for each method, in the order of the table."""
+    """One line per method, in the order of the table."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(row["method"], []).append(row)
@@ -70,13 +70,13 @@ def by_method(rows: Iterable[Row]) -> list[Line]:
 
 
 def method_style(name: str) -> dict[str, Any]:
-    """Colour, marker and line of a method, the same in every picture; BCE has the first."""
+    """Colour, marker and line of a method, the same in every chart; BCE has the first."""
     order = list(METHODS)
     return numbered_style(order.index(name) - order.index("bce"))
 
 
 def numbered_style(number: int) -> dict[str, Any]:
-    """Colour, marker and line of the nth line of a picture; no two of the first 14 have the same marker."""
+    """Colour, marker and line of the nth line of a chart; no two of the first 14 have the same marker."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": _MARKERS[number % len(_MARKERS)],
@@ -85,9 +85,9 @@ def numbered_style(number: int) -> dict[str, Any]:
 
 
 def draw_lines(axis: Axes, lines: Sequence[Line], column: str, metric: str, x: str) -> None:
-    """A metric over the rows' `x`, with error bars; where a method has no value, its line has no point."""
+    """A metric over the rows' `x`, with error bars, and without points for missing values."""
     for number, line in enumerate(lines):
-        aside = 1.025 ** (number - (len(lines) - 1) / 2)  # a factor: the axis is logarithmic
+        aside = 1.025 ** (number - (len(lines) - 1) / 2)  # a factor, since the axis is logarithmic
         points = [(int(row[x]) * aside, _figure(row, column, metric)) for row in line.rows]
         known = sorted((at, figure["value"], *_reach(figure)) for at, figure in points if figure["value"] is not None)
         if known:
@@ -138,7 +138,7 @@ def _comparison(results: Results, shown: list[Row], folder: Path) -> ReportFigur
 
 
 def _draw_interval(axis: Axes, place: int, figure: dict[str, Any], paper: float | None) -> None:
-    """One method of a table as a picture: a dot with its interval, the number beside, and the paper's own value."""
+    """One method as a dot with its interval, the number beside it, and the paper's own value."""
     value = figure["value"]
     if place % 2:
         axis.axhspan(place - 0.5, place + 0.5, color="#f3f3f3", linewidth=0, zorder=-1)
@@ -182,7 +182,7 @@ def _four_panels(results: Results, rows: list[Row], column: str, x: str, folder:
 
 
 def _over_both(results: Results, rows: list[Row], column: str, folder: Path) -> ReportFigure:
-    """nDCG over size: a panel with and one without negative proxies, a line for each number of proxies."""
+    """nDCG over size: one panel with and one without negative proxies, one line per number of proxies."""
     panels, counts = by_method(rows), _sizes(rows)
     proxies, name = sorted({int(row["proxies"]) for row in rows}), metric_title(results, "ndcg")
     with sheet(1.2 + 3 * len(panels), 3.4) as figure:
@@ -210,7 +210,6 @@ def _over_both(results: Results, rows: list[Row], column: str, folder: Path) -> 
 
 
 def _log_axis(axis: Axes, ticks: Sequence[int], label: str) -> None:
-    """A logarithmic x axis with a tick at each value."""
     names = [f"{tick:,}" for tick in ticks]
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, names, rotation=30 if len("".join(names)) > 25 else 0)
@@ -220,20 +219,20 @@ def _log_axis(axis: Axes, ticks: Sequence[int], label: str) -> None:
 
 
 def _figure(row: Row, column: str, metric: str) -> dict[str, Any]:
-    """A figure of a row: {"value", "low", "high", "sd"}; AUC is not by column."""
+    """A figure of a row: {"value", "low", "high", "sd"}; AUC is the same in both columns."""
     figure: dict[str, Any] = row["auc"] if metric == "auc" else row[column][metric]
     return figure
 
 
 def _numbers(row: Row, column: str, metric: str) -> tuple[Any, ...]:
-    """A figure as a line of the CSV (`HEADER`)."""
+    """A figure as a row of the CSV (`HEADER`)."""
     figure = _figure(row, column, metric)
     own = (row["method"], row["training_images"], row["proxies"], "" if metric == "auc" else column, metric)
     return ("measured", *own, figure["value"], figure["low"], figure["high"], figure["sd"])
 
 
 def _reach(figure: dict[str, Any]) -> tuple[float, float]:
-    """How far the interval goes below and above the value, 0 without an interval."""
+    """The distances from the value to the ends of its interval, 0 without one."""
     value, low, high = figure["value"], figure["low"], figure["high"]
     return (0, 0) if low is None else (max(0, value - low), max(0, high - value))
 

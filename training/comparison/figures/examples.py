@@ -1,7 +1,8 @@
-"""A page of example retrievals, as in the paper: queries chosen by rule, and their nearest images with their findings.
+"""A page of example retrievals, as in the paper: queries chosen by a rule, and their nearest images with their
+findings.
 
-The paper does not say how its examples were chosen. Here they are the queries at six quantiles of nDCG under the shown
-method, so that good and bad ones are seen; the same queries are shown once more for BCE.
+The paper does not say how its examples were chosen. Here they are the queries at six quantiles of the method's nDCG, so
+the page shows good and bad ones; a second page shows the same queries for BCE.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SHOWN = 5
 #: `query` is the position among the part's test images; findings are separated by semicolons.
 HEADER = ("query", "quantile", "ndcg", "rank", "shared", "missing", "more")
 
-#: Inches: the side of an image, the space between two, a line of text, the margins; then pixels of a thumbnail's side.
+#: In inches: side of an image, space between two, a line of text, margins. In pixels: side of a thumbnail.
 SIDE, GAP, LINE, LEFT, TOP = 1.2, 0.17, 0.125, 0.8, 0.85
 PIXELS = 180
 
@@ -42,7 +43,7 @@ FRAMES: dict[str, tuple[str, Any]] = {
     "some": (BLUE, (0, (3, 1.2))),
     "none": (VERMILLION, (0, (0.7, 0.9))),
 }
-#: Whose a finding is -> its mark, colour and weight.
+#: Which image has a finding -> its mark, colour and weight.
 MARKS = {
     "own": ("", "black", "bold"),
     "shared": ("✓ ", BLUE, "bold"),
@@ -61,18 +62,18 @@ class Agreement:
 
     @property
     def kind(self) -> str:
-        """`all` of the query's findings are shared, `some` or `none`."""
+        """Whether `all`, `some` or `none` of the query's findings are shared."""
         return "none" if not self.shared else "some" if self.missing else "all"
 
     @property
     def findings(self) -> list[tuple[str, str]]:
-        """As they stand below the neighbour."""
+        """The text below the neighbour."""
         return [(kind, name) for kind in ("shared", "more", "missing") for name in getattr(self, kind)]
 
 
 @dataclass(frozen=True)
 class ExampleRetrieval:
-    """A query, at which quantile of nDCG it was chosen, its nDCG here, and its nearest images."""
+    """A query, the quantile of nDCG at which it was chosen, its nDCG here, and its nearest images."""
 
     position: int
     quantile: int
@@ -83,7 +84,7 @@ class ExampleRetrieval:
 
 
 def draw_examples(report: Path, plan: Plan, folder: Path) -> list[ReportFigure]:
-    """The page of the paper's method, or of the first finished one, and that of BCE for the same queries.
+    """The page of the paper's method (or of the first finished one), and that of BCE for the same queries.
 
     There is no page if no cell is finished or no query has a finding. Raises ImageError.
     """
@@ -107,8 +108,8 @@ def draw_examples(report: Path, plan: Plan, folder: Path) -> list[ReportFigure]:
 def choose_queries(ndcg: Floats) -> dict[int, int]:
     """Position of a query -> quantile (%) at which its nDCG lies, best first; [Q], NaN is left out.
 
-    Of n queries in rising order (equal ones as they stand) it is the one nearest to place (n - 1) q / 100. Where there
-    are too few for all quantiles, each is named once.
+    Of n queries in rising order (stable), quantile q is the one nearest to place (n - 1) q / 100. If there are too few
+    queries, each is named once.
     """
     known = np.flatnonzero(~np.isnan(ndcg))
     order = known[np.argsort(ndcg[known], kind="stable")]
@@ -140,7 +141,7 @@ def examples(answers: CellAnswers, queries: dict[int, int], selection: Manifest)
 
 
 def _page(method: str, shown: Sequence[ExampleRetrieval], k: int, rule: str, folder: Path) -> ReportFigure:
-    """A row for each query: its nDCG, the query, its neighbours."""
+    """One row per query: its nDCG, the query, its neighbours."""
     title = METHODS[method].title
     kinds = [found.kind for example in shown for _, found in example.neighbours]
     page = ReportFigure(
@@ -163,7 +164,7 @@ def _page(method: str, shown: Sequence[ExampleRetrieval], k: int, rule: str, fol
             own = [("own", name) for name in example.findings]
             tiles = [(example.query, own, ""), *((image, one.findings, one.kind) for image, one in example.neighbours)]
             for column, tile in enumerate(tiles):
-                left = LEFT + column * (SIDE + GAP) + (GAP if column else 0)  # the query stands a little apart
+                left = LEFT + column * (SIDE + GAP) + (GAP if column else 0)  # a gap after the query
                 axis = figure.add_axes((left / width, bottom / height, SIDE / width, SIDE / height))
                 _draw_tile(axis, *tile)
                 if row == 0:
@@ -190,7 +191,7 @@ def _draw_tile(axis: Axes, image: Row, findings: Sequence[tuple[str, str]], fram
     axis.set_axis_off()
     for line, (kind, name) in enumerate(findings):
         mark, colour, weight = MARKS[kind]
-        size = 6.8 * min(1, 22 / len(name))  # a long name must not reach into the next column
+        size = 6.8 * min(1, 22 / len(name))  # keep long names out of the next column
         axis.annotate(
             f"{mark}{name.replace('_', ' ')}", (0, 0), xycoords="axes fraction", fontsize=size, va="top",
             xytext=(0, -5 - 72 * LINE * line), textcoords="offset points", color=colour, weight=weight,

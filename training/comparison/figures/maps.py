@@ -1,9 +1,9 @@
-"""The gallery in two dimensions by t-SNE, after the paper's two figures of the feature space.
+"""The gallery in two dimensions by t-SNE, like the paper's two figures of the feature space.
 
-L. van der Maaten, G. Hinton, Visualizing Data using t-SNE, JMLR 2008, as in scikit-learn. The paper leaves its settings
-open; here: unit vectors, perplexity 30, started from the principal components, seed 0, at most 2,000 images drawn by
-chance. A map does not keep distances, so that the picture of the negative proxies also counts neighbours in the feature
-space itself.
+L. van der Maaten, G. Hinton, Visualizing Data using t-SNE, JMLR 2008, as in scikit-learn. The paper does not give its
+settings; here they are unit vectors, perplexity 30, a start from the principal components, seed 0, and at most 2,000
+random images. A map does not keep distances, so the figure of the negative proxies also counts neighbours in the
+feature space itself.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from cbmir.training.rankings import nearest
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: With more images neither the eye nor t-SNE gets on; with fewer there is nothing to see.
+#: More images overload the eye and t-SNE; fewer show nothing.
 MOST, LEAST = 2_000, 10
 PAIRS = 3
-#: Of each negative sample, so many images near to it are counted.
+#: Number of nearest images that count for each negative sample.
 NEIGHBOURS = 10
 HEADER = ("panel", "x", "y", "group")
 
-#: Light and dark, filled and open: told apart without colour.
+#: Light and dark, filled and open, to distinguish them without colour.
 _DUST: dict[str, Any] = {"marker": "o", "color": LIGHT, "s": 3, "linewidths": 0}
 _TRIANGLES: dict[str, Any] = {"marker": "^", "color": SKY, "s": 12, "linewidths": 0}
 _RINGS: dict[str, Any] = {"marker": "o", "facecolors": "none", "edgecolors": VERMILLION, "s": 9, "linewidths": 0.7}
@@ -47,13 +47,13 @@ _DOTS: dict[str, Any] = {"marker": "o", "color": ORANGE, "s": 8, "linewidths": 0
 _CROSSES: dict[str, Any] = {"marker": "x", "color": BLACK, "s": 7, "linewidths": 0.6}
 
 Mask = NDArray[np.bool_]
-#: A group's name, which of the drawn images are in it, and how they are drawn.
+#: A group's name, which of the drawn images are in it, and their style.
 Group = tuple[str, Mask, dict[str, Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class GalleryLabels:
-    """What the table says of the gallery: positive bool [G, C], negative bool [G] (every finding known and absent)."""
+    """The gallery's labels: positive bool [G, C], negative bool [G] (every finding known and absent)."""
 
     labels: LabelSet
     patients: Sequence[str]
@@ -67,10 +67,10 @@ class GalleryLabels:
 
 
 def draw_maps(report: Path, plan: Plan, folder: Path) -> list[ReportFigure]:
-    """Maps of label pairs, and of images with and without findings; none where no proxy method is finished, or where
-    its vectors do not lie beside its answers.
+    """Maps of label pairs, and of images with and without findings; none without a finished proxy method and its
+    vectors.
 
-    Raises ManifestError when a pair of the plan names an unknown label.
+    Raises ManifestError if a pair of the plan names an unknown label.
     """
     cells = shown_cells(report, plan, ("proxy-negative", "proxy"))
     cells = {name: cell for name, cell in cells.items() if (cell_folder(report, cell) / VECTORS).exists()}
@@ -122,7 +122,7 @@ def tsne(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def negative_share(vectors: NDArray[np.float32], gallery: GalleryLabels) -> float:
-    """Share of negative images among the 10 gallery images nearest to each drawn negative one, [G, D] unit vectors.
+    """Share of negative images among the 10 nearest gallery images of each drawn negative one, [G, D] unit vectors.
 
     Images of the same patient are left out.
     """
@@ -188,7 +188,7 @@ def _negatives(
 def _scatter(
     axis: Axes, points: NDArray[np.float32], title: str, groups: Sequence[Group], note: str = ""
 ) -> list[tuple[Any, ...]]:
-    """Draw the groups, later ones on top, and a legend below; the points as lines of the CSV."""
+    """Draw the groups, later ones on top, and a legend below; return the points as rows of the CSV."""
     for name, members, style in groups:
         if members.any():
             axis.scatter(*points[members].T, label=f"{name} ({members.sum():,})", **style)

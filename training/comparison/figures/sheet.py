@@ -1,7 +1,7 @@
-"""What all pictures of the report share: their look and their three files.
+"""The common style of the report's figures, and their three files.
 
 Colours are those of M. Okabe and K. Ito ("Color Universal Design", 2008), which colour-blind readers can distinguish;
-marker, line and hatch differ as well, so every picture also works in greyscale.
+marker, line and hatch differ as well, so every figure also works in greyscale.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _STYLE: dict[str, Any] = {
     "xtick.labelsize": 7, "ytick.labelsize": 7, "axes.linewidth": 0.6, "axes.spines.top": False,
     "axes.spines.right": False, "xtick.major.width": 0.6, "ytick.major.width": 0.6, "grid.linewidth": 0.4,
     "grid.color": "#dddddd", "axes.axisbelow": True, "legend.frameon": False, "lines.linewidth": 1.2,
-    "text.parse_math": False,  # a label may hold a dollar sign
+    "text.parse_math": False,  # a label may contain a dollar sign
     "svg.fonttype": "none", "svg.hashsalt": "cbmir",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ReportFigure:
-    """NAME.png, NAME.svg, and NAME.csv with the numbers behind them. `caption` says in words what is seen."""
+    """NAME.png, NAME.svg, and NAME.csv with the numbers behind them. `caption` describes the figure."""
 
     name: str
     title: str
@@ -43,7 +43,7 @@ class ReportFigure:
 
 @contextmanager
 def sheet(width: float, height: float, *, layout: Any = "constrained") -> Iterator[Figure]:
-    """An empty figure, in inches; draw and save it inside of the block."""
+    """An empty figure, in inches; draw and save it inside the block."""
     matplotlib = require("matplotlib", "train")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -57,12 +57,12 @@ def sheet(width: float, height: float, *, layout: Any = "constrained") -> Iterat
 def save(
     figure: Figure, picture: ReportFigure, folder: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]
 ) -> ReportFigure:
-    """Write the three files; the same figure gives the same bytes. None is written as an empty cell."""
+    """Write the three files; the same figure gives the same bytes. None is an empty cell."""
     folder.mkdir(parents=True, exist_ok=True)
     metadata: dict[str, dict[str, str | None]] = {"png": {}, "svg": {"Date": None}}
     for kind, more in metadata.items():
         with replacing(folder / f"{picture.name}.{kind}") as temporary:
             figure.savefig(temporary, format=kind, dpi=150, metadata={"Title": picture.title} | more)
-        figure.set_layout_engine("none")  # laid out once: the second file is like the first, and takes half the time
+        figure.set_layout_engine("none")  # lay out once: both files are alike, in half the time
     write_csv(folder / f"{picture.name}.csv", [header, *rows])
     return picture

@@ -1,1 +1,1 @@
-"""What is compared: `registry` names every method; the files beside it hold those that train no network."""
+"""The compared methods: `registry` names all of them; the other files hold those that train no network."""

@@ -2,8 +2,8 @@
 
 Gong, Lazebnik, Gordo and Perronnin, "Iterative Quantization: A Procrustean Approach to Learning Binary Codes for
 Large-Scale Image Retrieval", IEEE TPAMI 35(12), 2013 (CVPR 2011). Principal components give one real value a bit; a
-rotation R of them makes |B - V R|_F small, with B = sign(V R). It is found by turns: B for a fixed R, then R for a
-fixed B, an orthogonal Procrustes problem. 50 turns from a random rotation, as in the paper.
+rotation R of them makes |B - V R|_F small, with B = sign(V R). R and B are found in turns: B for a fixed R, then R for
+a fixed B, an orthogonal Procrustes problem; 50 turns from a random rotation, as in the paper.
 
 Wang, Kumar and Chang, "Semi-Supervised Hashing for Large-Scale Search", IEEE TPAMI 34(12), 2012 (CVPR 2010). Bits
 should agree in pairs of images that share a label (S_ij = 1) and differ in pairs that share none (S_ij = -1), and have
@@ -14,10 +14,10 @@ principal components. In sequence each bit weighs up the pairs that the bit befo
 with T_ij = p_i p_j where its sign is not that of S_ij and 0 elsewhere, p the projections; and the direction just used
 is taken out of X, not of X_l.
 
-The paper leaves eta, alpha and the scale of p open, as we read it; here eta and alpha are 1, and p has a mean square of
-1 over X_l, so that they mean the same in every feature space. S_ii is 1: an image shares its labels with itself.
-Where an unknown label leaves open whether two images share one, S_ij is 0. S has a cell for each pair, so that no more
-than `labelled` images, drawn at random, are in X_l; the variance is over all.
+As we read the paper, eta, alpha and the scale of p are open; here eta and alpha are 1, and p has a mean square of 1
+over X_l, so that they mean the same in every feature space. S_ii is 1: an image shares its labels with itself. If an
+unknown label leaves open whether two images share one, S_ij is 0. S has a cell for each pair, so X_l has at most
+`labelled` random images; the variance is over all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cbmir.errors import RunError
 
 
 class ITQ:
-    """Learns from float features [N, D] a code of `bits` bits. RunError for more bits than min(N, D)."""
+    """Learns a code of `bits` bits from float features [N, D]. Raises RunError for more bits than min(N, D)."""
 
     def __init__(self, features: NDArray[np.floating], *, bits: int, seed: int) -> None:
         if not 1 <= bits <= min(features.shape):
@@ -55,7 +55,7 @@ class ITQ:
 def learn_rotation(
     projected: NDArray[np.float64], start: NDArray[np.float64], iterations: int = 50
 ) -> NDArray[np.float64]:
-    """The rotation [bits, bits] after so many turns: centred values [N, bits], an orthogonal start [bits, bits]."""
+    """The rotation [bits, bits] after `turns` turns: centred values [N, bits], an orthogonal start [bits, bits]."""
     rotation = start
     for _ in range(iterations):
         rotation, _ = orthogonal_procrustes(projected, signs(projected @ rotation))
@@ -63,14 +63,14 @@ def learn_rotation(
 
 
 def signs(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1 where a value is 0 or more, -1 elsewhere: a code has no third value."""
+    """1 for a value of at least 0, else -1: a code has no third value."""
     return np.where(values >= 0, 1.0, -1.0)
 
 
 class SemiSupervisedHashing:
-    """Learns from float features [N, D] and targets [N, C] in {0, 1, NaN}, the negative class among them where wanted.
+    """Learns from float features [N, D] and targets [N, C] in {0, 1, NaN}, which may include the negative class.
 
-    RunError where no image has a label that is 1.
+    Raises RunError if no image has a positive label.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class SemiSupervisedHashing:
 
 
 def pair_similarity(targets: NDArray[np.floating]) -> NDArray[np.float32]:
-    """S: 1 for pairs that share a label, -1 for pairs that surely share none, else 0: [l, C] -> float32 [l, l]."""
+    """S: 1 for pairs that share a label, -1 for pairs that certainly share none, else 0: [l, C] -> float32 [l, l]."""
     positive, possible = (targets == 1).astype(np.float32), (targets != 0).astype(np.float32)
     similar, dissimilar = positive @ positive.T > 0, possible @ possible.T == 0
     return np.where(similar, np.float32(1), np.where(dissimilar, np.float32(-1), np.float32(0)))
@@ -105,7 +105,7 @@ def adjusted_covariance(
 
 
 def reweighted(similarity: NDArray[np.float32], projection: NDArray[np.float32]) -> NDArray[np.float32]:
-    """S - T: pairs that this bit gets wrong count for more. similarity [l, l], projection [l] -> float32 [l, l]."""
+    """S - T: pairs that this bit gets wrong count more. similarity [l, l], projection [l] -> float32 [l, l]."""
     scale = np.square(projection).mean() or np.float32(1)
     agreement = np.outer(projection, projection / scale)
     return similarity - np.where(agreement * similarity < 0, agreement, np.float32(0))

@@ -1,8 +1,7 @@
-"""The methods that are compared, in the order of the paper's Table 1, then those that go past it.
+"""The compared methods: those of the paper's Table 1, in its order, then others.
 
-A method either trains the shared encoder with a loss of its own (`training`), or answers from what another leaves
-(`answer`): the features of the BCE network, or the images themselves. All of them meet the same selections, image
-sizes, augmentation and metrics.
+A method either trains the shared encoder with its own loss (`training`), or answers (`answer`) from the features of the
+BCE network or from the images. All share selections, image sizes, augmentation and metrics.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from cbmir.training.metrics import Similarity, inner_products
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """What a method without a network of its own may use: the BCE network's vectors, or the images.
+    """The input of a method without its own network: the BCE network's vectors, or the images.
 
     `bce` is empty unless the method needs it, else `query` float32 [Q, D] with `scores` [Q, C], and `gallery` [G, D].
-    `targets` are the gallery's, [G, C] in {0, 1, NaN}; of the queries no label is given. `images` gives the centre
-    crops of a split (`test` asks, `train` is the gallery), uint8 [N, S, S].
+    `targets` are the gallery's, [G, C] in {0, 1, NaN}; the queries' labels are not given. `images` returns the centre
+    crops of a split (`test` for queries, `train` for the gallery), uint8 [N, S, S].
     """
 
     bce: Mapping[str, NDArray[np.float32]]
@@ -40,7 +39,7 @@ class Given:
 
 @dataclass(frozen=True, eq=False)
 class MethodAnswer:
-    """A method's vectors, float32 [Q, D] and [G, D], its scores [Q, C] (None: it has none), and what is near."""
+    """A method's vectors, float32 [Q, D] and [G, D], its scores [Q, C] (None without any), and its similarity."""
 
     query: NDArray[np.float32]
     gallery: NDArray[np.float32]
@@ -50,9 +49,15 @@ class MethodAnswer:
 
 @dataclass(frozen=True)
 class Method:
-    """`paper` holds the paper's own figures, protocol -> metric -> value. `training` are changes to TrainConfig;
-    negative proxies are those of the protocol unless stated. `answer` takes the place of training a network;
-    `many_proxies` has a number of proxies per class to choose. `chosen` says what its source leaves open."""
+    """A compared method.
+
+    Attributes:
+        paper: The paper's own figures, protocol -> metric -> value.
+        training: Changes to TrainConfig. Negative proxies are the protocol's unless stated.
+        answer: Replaces training a network.
+        many_proxies: Whether the number of proxies per class is a choice.
+        chosen: Our choices where the method's source leaves them open.
+    """
 
     name: str
     title: str
@@ -197,10 +202,10 @@ METHODS: dict[str, Method] = {
     )
 }  # fmt: skip
 
-#: What a sweep compares unless methods are named: the paper's figures have these.
+#: The default methods of a sweep, those of the paper's figures.
 SWEPT = ("bce", "proxy", "proxy-negative")
 
 
 def methods_of(negatives: bool) -> tuple[str, ...]:
-    """All methods of a protocol: where no image is without a finding, negative proxies have nothing to learn."""
+    """All methods of a protocol; the one with negative proxies needs images without a finding."""
     return tuple(name for name in METHODS if negatives or name != "proxy-negative")

@@ -1,13 +1,13 @@
-"""Simple texture descriptors: a bag of words over patches of Gabor and Schmid filtered images. No network at all.
+"""Simple texture descriptors: a bag of words over patches of Gabor and Schmid filtered images, without a network.
 
 Lan, Zhong, Liu, Shi and Luo, "A simple texture feature for retrieval of medical images", Multimedia Tools and
 Applications 77, 2018: filter with Gabor and Schmid filters, partition the filtered images into non-overlapping patches,
 and count words. Schmid's filters: "Constructing models for content-based image retrieval", CVPR 2001, as the bank of 13
 of Varma and Zisserman, "A Statistical Approach to Texture Classification from Single Images", IJCV 62, 2005.
 
-The paper leaves open to us what a word is; here patches are 8 px wide and described by mean and standard deviation of
-each filter's magnitude, brought to unit variance, with 200 words by k-means. Gabor filters have 4 orientations and
-wavelengths of 4 and 8 px, a bandwidth of about one octave and an aspect ratio of 0.5. Images are brought to mean 0 and
+The paper does not define a word. Here patches are 8 px wide and described by mean and standard deviation of each
+filter's magnitude, scaled to unit variance, with 200 words by k-means. Gabor filters have 4 orientations and
+wavelengths of 4 and 8 px, a bandwidth of about one octave and an aspect ratio of 0.5. Images are scaled to mean 0 and
 variance 1 and mirrored at their borders. Histograms sum to 1; their distance is chi-squared.
 """
 
@@ -35,7 +35,7 @@ Kernel = NDArray[np.complex64] | NDArray[np.float32]
 
 
 class TextureDescriptor:
-    """Learns its words from grey images, uint8 [N, S, S], S of 8 or more. RunError where they have too few patches."""
+    """Learns its words from grey images, uint8 [N, S, S], S >= 8. Raises RunError for too few patches."""
 
     def __init__(self, images: NDArray[np.uint8], *, seed: int, words: int = 200) -> None:
         self._words = words
@@ -63,12 +63,9 @@ class TextureDescriptor:
         return np.asarray(np.stack(counts) / patches.shape[1], dtype=np.float32)
 
     def _patches(self, block: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Mean and standard deviation of each filter's magnitude in each patch: [B, S, S] -> float32 [B, P, 2F].
-
-        Rows and columns past the last whole patch are left out.
-        """
+        """Mean and deviation of each filter's magnitude in each whole patch: [B, S, S] -> float32 [B, P, 2F]."""
         across = block.shape[1] // PATCH
-        # [S, across]: means over patches are products with it, many times faster than means of a view in tiles.
+        # [S, across]: a product with it gives means over patches many times faster than means over tiles of a view.
         tiles = np.eye(block.shape[1], across * PATCH, dtype=np.float32).reshape(-1, across, PATCH).mean(axis=2)
         statistics = []
         for magnitude in magnitudes(block, self._bank):

@@ -1,1 +1,1 @@
-"""REPORT/index.html, report.md and tables/*.csv, all from results.json: one content, written in each form."""
+"""REPORT/index.html, report.md and tables/*.csv, from results.json, with the same content."""

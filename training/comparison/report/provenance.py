@@ -1,4 +1,4 @@
-"""The tables that say how a benchmark was made: its selections, options, machine and run times."""
+"""Tables about how a benchmark was made: its selections, options, machine and run times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cbmir.training.comparison.report.tables import NOTHING, Column, Table, Tabl
 from cbmir.training.comparison.results import Results, ordered
 from cbmir.training.config import TrainConfig
 
-#: Of TrainConfig, what a method or a part settles.
+#: Fields of TrainConfig that a method or a part decides.
 _OWN = ("manifest", "manifest_fingerprint", "labels", "loss", "negative_proxies", "seed", "fold")
 
 
@@ -29,7 +29,7 @@ def selections_table(results: Results) -> Table:
 
 
 def options_table(results: Results) -> Table:
-    """Of all methods that train a network; what was not given has the default."""
+    """The options of all methods that train a network, with the defaults."""
     defaults = {field.name: field.default for field in fields(TrainConfig) if field.name not in _OWN}
     options = defaults | results["plan"]["training"]
     if options["class_weights"] is None:
@@ -40,7 +40,7 @@ def options_table(results: Results) -> Table:
 
 
 def machine_table(results: Results) -> Table:
-    """Where the report was made, and by which versions."""
+    """The machine and the versions that made the report."""
     hardware = results["hardware"]
     facts = {"processor": hardware["processor"], "cores": str(hardware["processors"])}
     facts |= {"memory": f"{hardware['memory_gib'] or 'unknown'} GiB"}
@@ -51,7 +51,7 @@ def machine_table(results: Results) -> Table:
 
 
 def times_table(results: Results) -> Table:
-    """Of every row: its parts and their run time."""
+    """The parts of every row and their run time."""
     names = ("training images", "proxies per class", "parts finished", "parts", "run time")
     rows = tuple(
         (
@@ -78,6 +78,6 @@ def duration(seconds: float) -> str:
 
 
 def _per_class(counts: Sequence[int]) -> TableCell:
-    """`2` where every class has as many, else `1 to 8`."""
+    """`2` if every class has as many, else `1 to 8`."""
     least, most = min(counts, default=None), max(counts, default=None)
     return number(least) if least == most else TableCell(f"{least} to {most}")

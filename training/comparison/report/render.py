@@ -1,4 +1,4 @@
-"""REPORT: results.json, and what is read of it: index.html, report.md, tables/*.csv and figures/."""
+"""REPORT: results.json, and what is made from it: index.html, report.md, tables/*.csv and figures/."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from cbmir.training.pool import RESAMPLES
 
 log = logging.getLogger("cbmir")
 
-#: A drawing above so many bytes (thousands of points) is shown as PNG if that is smaller.
+#: An SVG of more bytes (thousands of points) is shown as PNG if that is smaller.
 LARGE = 200_000
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write_report(report: Path, plan: Plan) -> Path:
-    """Write the report of what is finished so far, each file whole; returns the path of index.html, the last."""
+    """Write the report of all finished cells, each file whole; returns the path of index.html, the last file."""
     results, figures, texts = make_results(report, plan), report / "figures", report / "tables"
     for folder in (figures, texts):
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def write_report(report: Path, plan: Plan) -> Path:
     pictures = [*draw_charts(results, figures), *draw_maps(report, plan, figures)]
     try:
         pictures += draw_examples(report, plan, figures)
-    except ImageError as error:  # the report may be made where the images are not
+    except ImageError as error:  # the images may be on another machine
         log.warning("No page of examples: %s", error)
     said = contents(results, pictures)
     text, html = markdown(said), page(said, figures)
@@ -63,7 +63,7 @@ def markdown(said: dict[str, Any]) -> str:
 
 
 def page(said: dict[str, Any], figures: Path) -> str:
-    """Text of index.html, with the pictures of the folder `figures` inside; files beside it are only linked."""
+    """Text of index.html, with the figures of the folder `figures` inside; other files are only linked."""
     style, script = ((_TEMPLATES / name).read_text("utf-8") for name in ("report.css", "report.js"))
     environment = _environment()
     environment.filters |= {"anchor": _anchor, "digest": _digest}
@@ -79,15 +79,15 @@ def _environment(finalize: Callable[[Any], Any] | None = None) -> Environment:
 
 
 def _escape_markdown(value: Any) -> Any:
-    """One line in which nothing of `value` is read as markup, HTML or a link; what a macro made is left alone."""
+    """`value` on one line, with markup, HTML and links escaped; the output of macros is left alone."""
     if isinstance(value, Markup):
         return value
     text = re.sub(r"([\\`*_~|<>&$])", r"\\\1", " ".join(str(value).split()))
-    return Markup(text.replace("](", r"]\("))  # no HTML: jinja would escape it once more
+    return Markup(text.replace("](", r"]\("))  # not HTML, which jinja would escape again
 
 
 def _image(figures: Path, name: str) -> str:
-    """A figure as a data: address; an image element runs no script of a drawing and keeps its ids apart."""
+    """A figure as a data: address; an image element runs no script of an SVG and keeps its ids separate."""
     drawing, pixels = (figures / f"{name}.{kind}" for kind in ("svg", "png"))
     small = drawing.stat().st_size <= max(LARGE, pixels.stat().st_size)
     path, kind = (drawing, "svg+xml") if small else (pixels, "png")
@@ -99,11 +99,11 @@ def _anchor(text: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """What a Content-Security-Policy says of an inline style or script that it lets in."""
+    """The Content-Security-Policy source that allows an inline style or script."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-#: A corrected p below it is reported as a difference, if the interval says so too.
+#: A difference is reported for a smaller corrected p, if the interval agrees.
 SIGNIFICANT = 0.05
 
 PATIENTS_NOTICE = (
@@ -113,7 +113,7 @@ PATIENTS_NOTICE = (
 
 
 def contents(results: Results, pictures: Sequence[ReportFigure]) -> dict[str, Any]:
-    """What `templates/content.j2` is given; `tables` are in the order of the report, by section."""
+    """The variables of `templates/content.j2`; `tables` are in the order of the report, by section."""
     protocol = results["protocol"]
     table = "" if PROTOCOLS[protocol["name"]].labels else f" {results['plan']['manifest']}"
     return {
@@ -169,7 +169,7 @@ def compared(results: Results) -> str:
 
 
 def best_statement(results: Results) -> str:
-    """Which method is best by the yardstick, or that none is, and why."""
+    """Which method is best by the yardstick, or why no method is."""
     best, titles = results["best"], {name: method["title"] for name, method in results["methods"].items()}
     leaders = best["leaders"]
     if best["method"]:
@@ -197,7 +197,7 @@ def best_statement(results: Results) -> str:
 
 
 def statements(results: Results, column: str, metric: str = "ndcg") -> Iterator[str]:
-    """Which methods' nDCG differs from BCE's, in which direction, and which do not differ from it."""
+    """Which methods' nDCG differs from BCE's, in which direction, and which do not differ."""
     found: dict[str, list[str]] = {"higher": [], "lower": [], "alike": []}
     for row in headline(results):
         if row.get("minus_bce") and row["minus_bce"][column][metric]["p_holm"] is not None:

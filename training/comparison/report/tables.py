@@ -1,4 +1,4 @@
-"""The tables of the report, from results.json: rows of text for page and Markdown, of numbers for the CSV files."""
+"""The tables of the report, from results.json: rows of text for page and Markdown, and of numbers for CSV files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cbmir.training.metrics import QUERIES, REFERENCES, RETRIEVAL_METRICS
 from cbmir.training.rankings import CORRECTED
 
 METRICS = ("auc", *RETRIEVAL_METRICS)
-#: Those whose difference from BCE has columns of its own.
+#: Metrics whose difference from BCE has its own columns.
 COMPARED = ("ndcg", "auc")
 REFERENCE_TITLES = {
     "random": "random ranking",
     "most labels": "images with most labels first",
     "no finding": "images without a finding first",
 }
-#: What a figure's column is called in a CSV file: the value, the ends of its interval, the sd over seeds.
+#: Endings of a figure's columns in a CSV file: the value, the ends of its interval, the sd over seeds.
 MEASURE = ("", " low", " high", " sd")
 PAPER_NOTE = (
     "“paper's own” are the paper's figures, on its data and by its code: they were not measured here. The paper does "
@@ -30,7 +30,7 @@ PAPER_NOTE = (
 
 @dataclass(frozen=True)
 class TableCell:
-    """`detail` is read after `text`, in smaller type. `numbers` go to the CSV file in place of both."""
+    """`detail` follows `text`, in smaller type. `numbers` replace both in the CSV file."""
 
     text: str
     detail: str = ""
@@ -38,22 +38,23 @@ class TableCell:
     best: bool = False
 
 
-#: Where there is nothing to say.
+#: An empty cell.
 NOTHING = TableCell("\N{EN DASH}", numbers=(None,))
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of numbers has as many `fields` in the CSV file, named by their endings; a column of text has none."""
+    """A column of numbers has as many columns in the CSV file as `fields`, which are their endings; a column of text
+    has one."""
 
     title: str
     fields: tuple[str, ...] = ()
 
     def record(self, cell: TableCell) -> list[str]:
-        """What the CSV file has of a cell: numbers unrounded, an empty field where there is no value."""
+        """A cell's fields in the CSV file: numbers unrounded, empty without a value."""
         if not self.fields:
             return [cell.text]
-        if not cell.numbers:  # a word in a column of numbers: failed, reference
+        if not cell.numbers:  # text in a column of numbers: failed, reference
             return [cell.text, *[""] * (len(self.fields) - 1)]
         numbers = (*cell.numbers, *[None] * len(self.fields))[: len(self.fields)]
         return ["" if number is None else f"{number:.10g}" for number in numbers]
@@ -61,7 +62,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """`name` is that of its CSV file; `notes` stand below it."""
+    """`name` is that of its CSV file; `notes` appear below it."""
 
     name: str
     title: str
@@ -70,25 +71,25 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def records(self) -> Iterator[list[str]]:
-        """The CSV file, header first."""
+        """The rows of the CSV file, header first."""
         yield [column.title + field for column in self.columns for field in column.fields or ("",)]
         for row in self.rows:
             yield [text for column, cell in zip(self.columns, row, strict=True) for text in column.record(cell)]
 
 
 def is_sweep(results: Results) -> bool:
-    """Whether several sizes or numbers of proxies are compared."""
+    """Whether there are several sizes or numbers of proxies."""
     return len(results["plan"]["sizes"]) > 1 or len(results["plan"]["proxies"]) > 1
 
 
 def row_title(results: Results, row: Row) -> str:
-    """The method's title, and how many of its parts are finished unless all are."""
+    """The method's title, and the number of finished parts unless all are finished."""
     title: str = results["methods"][row["method"]]["title"]
     return title if row["finished"] == row["cells"] else f"{title} ({row['finished']} of {row['cells']} parts)"
 
 
 def failures(results: Results, rows: Sequence[Row]) -> Iterator[str]:
-    """A line for each error of these rows' cells: the method, how often, the error and where the log is."""
+    """One line for each error of these rows' cells: the method, the number of times, the error and the log."""
     shown = {Cell(Part(0, 0, row["size"]), row["method"], row["proxies"]).name for row in rows}
     logs: dict[tuple[str, str], list[str]] = {}
     for failed in results["failed"]:
@@ -100,7 +101,7 @@ def failures(results: Results, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def measure(value: dict[str, float | None], *, signed: bool = False) -> TableCell:
-    """`+0.023 [0.010, 0.036] ± 0.004`, the sign only of a difference, the sd over seeds where there are several."""
+    """`+0.023 [0.010, 0.036] ± 0.004`: only a difference has a sign, and only several seeds have the sd."""
     text, _, detail = figure(value).replace("-", "\N{MINUS SIGN}").partition(" ")
     if signed and (value["value"] or 0) > 0:
         text = f"+{text}"
@@ -110,12 +111,11 @@ def measure(value: dict[str, float | None], *, signed: bool = False) -> TableCel
 
 
 def number(value: float | None, form: str = ",") -> TableCell:
-    """A number without an interval."""
     return NOTHING if value is None else TableCell(f"{value:{form}}", numbers=(value,))
 
 
 def yardstick_table(results: Results) -> Table:
-    """AUC and nDCG corrected for chance, by which methods are chosen, and the calibration error."""
+    """AUC and nDCG corrected for chance, which choose a method, and the calibration error."""
     rows = headline(results)
     shown = [("auc", ""), *((metric, column) for column in reversed(QUERIES) for metric in CORRECTED)]
     cells = [
@@ -138,7 +138,7 @@ def yardstick_table(results: Results) -> Table:
 
 
 def lists_table(results: Results) -> Table:
-    """What the lists show as wholes; at the end what the gallery has, and random lists."""
+    """Figures of the lists as a whole, and at the end those of the gallery and of random lists."""
     rows = [row for row in headline(results) if row["finished"]]
     single = ("gallery_shown", "hubness_skewness")
     cells = [
@@ -161,7 +161,7 @@ def lists_table(results: Results) -> Table:
 
 
 def main_table(results: Results, column: str) -> Table:
-    """One row per method for one column of METHOD.md, rankings that ignore the query last."""
+    """One row per method for one column of figures, rankings that ignore the query last."""
     rows, methods = headline(results), results["methods"]
     given = [metric for metric in METRICS if any(metric in methods[row["method"]]["paper"] for row in rows)]
     paper = tuple(Column(f"paper's own {metric_title(results, metric)}", ("",)) for metric in given)
@@ -211,7 +211,7 @@ def finding_table(results: Results) -> Table:
 
 
 def retrieval_table(results: Results) -> Table:
-    """Of queries that have a finding, the share of their first k that has it too; one column per method."""
+    """For queries that have a finding, the share of their first k that have it too; one column per method."""
     rows = [row for row in headline(results) if row["finished"]]
     shares = [{**row["retrieval_by_label"], "no finding at all": row["healthy_queries"]} for row in rows]
     most = max(zip(rows, shares, strict=True), key=lambda one: one[0]["finished"], default=({}, {}))[1]
@@ -230,7 +230,7 @@ def retrieval_table(results: Results) -> Table:
 
 
 def breakdown_tables(results: Results) -> Iterator[Table]:
-    """nDCG by view and by source of the query, as far as the manifest has them."""
+    """nDCG by view and by source of the query, if the manifest has them."""
     rows = [row for row in headline(results) if row["finished"]]
     for attribute in ("views", "sources"):
         for column in QUERIES:
@@ -250,7 +250,7 @@ def breakdown_tables(results: Results) -> Iterator[Table]:
 def _columns(results: Results) -> tuple[Column, ...]:
     measured = (Column(metric_title(results, metric), MEASURE) for metric in METRICS)
     gains = (f"{metric_title(results, metric)} \N{MINUS SIGN} BCE" for metric in COMPARED)
-    # in a CSV file the difference tells one p from the other
+    # in a CSV file the difference distinguishes the two p
     compared = ((Column(gain, MEASURE[:3]), Column("p (Holm)", (f" of {gain}",))) for gain in gains)
     return (*measured, *(column for pair in compared for column in pair))
 
@@ -307,7 +307,7 @@ def _counts(rows: Sequence[Row], column: str, seeds: int) -> str:
 def _mark_best(
     table: Sequence[tuple[TableCell, ...]], rows: Sequence[Row], metrics: int
 ) -> tuple[tuple[TableCell, ...], ...]:
-    """The highest of each metric, in the columns after the first, as shown; of methods that finished all parts."""
+    """Mark the highest shown value of each metric among methods that finished all parts."""
     marked = [list(cells) for cells in table]
     finished = [i for i, row in enumerate(rows) if row["finished"] == row["cells"]]
     for j in range(1, 1 + metrics):
