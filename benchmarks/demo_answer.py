@@ -119,7 +119,8 @@ class Page:
             for line in events.iter_lines():
                 if '"process_completed"' in line:
                     answer = json.loads(line.removeprefix("data:"))["output"]["data"]
-                    return [card["id"] for card in answer[ask["outputs"].index(self._similar)]["value"]["cards"]]
+                    shown = json.loads(answer[ask["outputs"].index(self._similar)]["value"])
+                    return [card["id"] for card in shown["cards"]]
         raise click.ClickException("expected an answer of the demo, found none")
 
 

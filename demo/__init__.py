@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from cbmir.demo.app import build
     from cbmir.demo.server import load_login, serve
 
-# Both are read when gradio is imported.
+# All are read when gradio is imported.
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ["GRADIO_ANALYTICS_CACHE_FREQUENCY"] = str(2**62)  # after each answer it would sum up all times
 
 # `cbmir query --report` takes `report` from here, without gradio.
 __getattr__ = lazy_imports(

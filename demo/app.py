@@ -75,7 +75,7 @@ def build(
     desk, sessions = Desk(finder, offered, lambda: Path(blocks.GRADIO_CACHE), feedback), Sessions()
 
     def whole(key: Any) -> str | None:
-        return desk.whole.png(key[0] if isinstance(key, list) and key else key)
+        return desk.whole.picture(key[0] if isinstance(key, list) and key else key)
 
     with blocks:
         layout = Layout(desk, whole, lambda: add_map(desk.gallery, chart))
@@ -93,7 +93,7 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
     #: One queue, one after the other: answers come in the order of the questions.
     how: dict[str, Any] = {
         "api_visibility": "private", "concurrency_id": "page", "concurrency_limit": 1, "trigger_mode": "multiple",
-        "show_progress": "minimal", "show_progress_on": at.viewer,
+        "show_progress": "minimal", "show_progress_on": at.viewer, "postprocess": False,
     }  # fmt: skip
 
     def on(event: Callable[..., Any], act: Act, *more: Any, opening: bool = False) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cbmir.demo.page.viewer import png_uri
+from cbmir.demo.page.viewer import picture_uri
 from cbmir.errors import ImageError, ImageSizeError, NotAnImageError, UserError
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.imaging.preprocess import centre_crop, preprocess, resize_square
@@ -79,9 +79,8 @@ class WholeImages:
         key = secrets.token_urlsafe(16)
         with self._lock:
             self._images[key] = (pixels, dicom)
-            while (
-                len(self._images) > 1 and sum(one.size + len(file) for one, file in self._images.values()) > _MOST_KEPT
-            ):
+            kept = self._images.values()
+            while len(kept) > 1 and sum(one.size + len(file) for one, file in kept) > _MOST_KEPT:
                 self._images.popitem(last=False)
         return key
 
@@ -94,14 +93,14 @@ class WholeImages:
         with self._lock:
             return self._images.get(key, (None, b""))[1]
 
-    def png(self, key: object) -> str | None:
+    def picture(self, key: object) -> str | None:
         """An image as a data URI; None where it is no longer kept."""
         with self._lock:
             if not isinstance(key, str) or key not in self._images:
                 return None
             self._images.move_to_end(key)
             pixels, _ = self._images[key]
-        return png_uri(pixels)
+        return picture_uri(pixels)
 
 
 def picture_of(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -43,7 +43,8 @@ def alerts_html(warnings: Sequence[str], left_out: Sequence[str] = ()) -> str:
     grave = [warning for warning in warnings if is_grave(warning)]
     routine = [warning for warning in warnings if _is_routine(warning)]
     rest = [warning for warning in warnings if warning not in (*grave, *routine, OF_PHANTOMS)]
-    notes = [_note("bad", _headline(warning), escape(warning)) for warning in grave]
+    heads = {warning: _SHORT.get(warning) or _GRAVE[getattr(warning, "kind", "")] for warning in grave}
+    notes = [_note("bad", head, escape(warning)) for warning, head in heads.items()]
     notes += [_note("warn", "", escape(warning)) for warning in rest]
     if left_out:
         items = "".join(f"<li>{escape(one)}</li>" for one in left_out[:10])
@@ -67,10 +68,6 @@ def error_html(text: str) -> str:
 def _is_routine(warning: str) -> bool:
     known = (PATIENT_UNKNOWN, PATIENT_NOT_FOUND, IN_GALLERY, WITHOUT_FINDINGS)
     return warning in known or getattr(warning, "kind", "") in _ROUTINE
-
-
-def _headline(warning: str) -> str:
-    return _SHORT.get(warning) or _GRAVE[getattr(warning, "kind", "")]
 
 
 def _note(kind: str, headline: str, text: str) -> str:

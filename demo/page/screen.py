@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
+import orjson
 
 from cbmir.demo.controls import ControlsError
 from cbmir.demo.desk import Beside, Desk, labels_of
@@ -70,8 +71,8 @@ class Screen:
         captions = [(f"{number}. {image.caption}", number - 1) for number, image in enumerate(step.images, 1)]
         return {
             at.alerts: alerts_html(warnings, step.left_out),
-            at.viewer: self._viewer(step),
-            at.similar: gr.update(value=self._similar(session, step), visible=True),
+            at.viewer: orjson.dumps(self._viewer(step)).decode(),
+            at.similar: gr.update(value=orjson.dumps(self._similar(session, step)).decode(), visible=True),
             at.findings: findings,
             at.trail: {
                 "step": step.number, "link": step.link,
@@ -92,8 +93,8 @@ class Screen:
     def _blank(self, alerts: str) -> Updates:
         at = self._at
         return {
-            at.alerts: alerts, at.viewer: {}, at.findings: REST,
-            at.similar: gr.update(value={}, visible=not self._desk.examples),
+            at.alerts: alerts, at.viewer: "", at.findings: REST,
+            at.similar: gr.update(value="", visible=not self._desk.examples),
             at.trail: {"step": 0, "link": "", "crumbs": []}, at.member: gr.update(visible=False),
             at.cases: gr.update(visible=False),
             at.report: gr.update(visible=False), at.dicom: gr.update(visible=False),

@@ -25,14 +25,14 @@ _WORDS = ((0.999, "Nearly identical"), (0.99, "Very similar"), (0.95, "Similar")
 def similar_images(*, visible: bool) -> gr.HTML:
     """Similar images in their order, each with its labels, its report, and what can be done with it.
 
-    Its value is {"step": a number, "heading", "note", "searched", "empty": texts, "chips": filters that are set,
+    Its value is JSON: {"step": a number, "heading", "note", "searched", "empty": texts, "chips": filters that are set,
     "cards": of `card`, "alike", "unlike", "pinned": ids, "can_refine"}.
 
     Its events are `compare` (ids), `like` (an id), `pin` (all ids that are pinned), `refine` (ids alike and unlike),
     `say` (an id, and 1, 0 or null), and `unfilter` (the name of a filter, or empty for all).
     """
     return gr.HTML(
-        {}, html_template=static("similar_images.html"),
+        "", html_template=static("similar_images.html"),
         css_template=static("similar_images.css"),
         js_on_load=static("elements.js", "similar_images.js"),
         apply_default_css=False, elem_id="similar", visible=visible,

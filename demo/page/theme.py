@@ -6,7 +6,6 @@ import gradio as gr
 
 
 def theme() -> gr.themes.Base:
-    """Gradio's own controls in the colours of `static/page.css`, with fonts of the system."""
     look = gr.themes.Base(
         primary_hue="teal", neutral_hue="slate", text_size="sm", spacing_size="sm", radius_size="sm",
         font=[gr.themes.Font("system-ui"), gr.themes.Font("sans-serif")],

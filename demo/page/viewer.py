@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +21,10 @@ if TYPE_CHECKING:
 def viewer(whole: Callable[[Any], str | None]) -> gr.HTML:
     """X-rays on black, with zoom, window and level, all of it in the browser.
 
-    Its value is {"panes", "maps": a finding -> cells, "names": a finding -> its name, "region": box or None, "note",
-    "boxed": whether there are boxes to show}. A pane is what `pane` makes, with `name`, its own `cells` of
-    evidence, `labels`, `report`, `boxes`, and `place`. Boxes are (x0, y0, x1, y1) in fractions of the image.
+    Its value is JSON, since Gradio walks through anything else: {"panes", "maps": a finding -> cells,
+    "names": a finding -> its name, "region": box or None, "note", "boxed": whether there are boxes to show}. A pane is
+    what `pane` makes, with `name`, its own `cells` of evidence, `labels`, `report`, `boxes`, and `place`. Boxes are
+    (x0, y0, x1, y1) in fractions of the image.
 
     Its events are `region` (a box, or None to take it away), and `close` (of the images beside the first).
 
@@ -35,7 +35,7 @@ def viewer(whole: Callable[[Any], str | None]) -> gr.HTML:
 
     # A function: beside the source of a subclass of its components Gradio writes a .pyi file.
     return gr.HTML(
-        {}, html_template=static("viewer.html"),
+        "", html_template=static("viewer.html"),
         css_template=static("viewer.css"),
         js_on_load=static("elements.js", "evidence.js", "viewer.js"),
         apply_default_css=False, server_functions=[whole], elem_id="viewer",
@@ -43,7 +43,7 @@ def viewer(whole: Callable[[Any], str | None]) -> gr.HTML:
 
 
 def pane(picture: NDArray[np.uint8], spec: PreprocessSpec, caption: str, key: str = "") -> dict[str, Any]:
-    """An image as the viewer takes it: a PNG, without loss, and where in it the model looks, in fractions.
+    """An image as the viewer takes it, and where in it the model looks, in fractions.
 
     Args:
         picture: uint8 [H, W].
@@ -52,13 +52,13 @@ def pane(picture: NDArray[np.uint8], spec: PreprocessSpec, caption: str, key: st
     height, width = picture.shape
     top, bottom, left, right = seen_box(height, width, spec)
     return {
-        "src": png_uri(picture), "width": width, "height": height, "caption": caption, "key": key,
+        "src": picture_uri(picture), "width": width, "height": height, "caption": caption, "key": key,
         "seen": [left / width, top / height, right / width, bottom / height],
     }  # fmt: skip
 
 
-def png_uri(pixels: NDArray[np.uint8]) -> str:
-    """An image uint8 [H, W] as a data URI."""
-    png = io.BytesIO()
-    Image.fromarray(pixels).save(png, "PNG", compress_level=1, compress_type=zlib.Z_RLE)  # both fast and small
-    return data_uri(png.getvalue(), "image/png")
+def picture_uri(pixels: NDArray[np.uint8]) -> str:
+    """An image uint8 [H, W] as a data URI, without loss: BMP, since to write a PNG takes longer than an answer."""
+    bitmap = io.BytesIO()
+    Image.fromarray(pixels).save(bitmap, "BMP")
+    return data_uri(bitmap.getvalue(), "image/bmp")

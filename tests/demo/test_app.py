@@ -32,5 +32,5 @@ def test_nothing_of_an_answer_is_kept_once_the_page_is_closed(tiny_model: Path, 
     with Finder.open(tiny_model, wall_gallery, threads=1) as finder:
         capacity, kept, pages = asyncio.run(visit(finder))
     assert capacity == MOST
-    assert "data:image/png" in kept
+    assert "data:image/bmp" in kept
     assert pages == []

@@ -1,4 +1,6 @@
 // What both of our components build their page with; it stands before their own script.
+let value = {}; // of the component, which comes as JSON
+const read = () => { value = JSON.parse(props.value || "{}"); };
 const find = (selector) => element.querySelector(selector);
 
 function make(tag, attributes = {}, ...children) {

@@ -8,13 +8,13 @@ const button = (text, label, act, attributes = {}) => {
   return made;
 };
 
-const ids = () => (props.value?.cards ?? []).map((card) => card.id);
+const ids = () => (value.cards ?? []).map((card) => card.id);
 
 function toggle(kind, id) {
   const other = {alike: "unlike", unlike: "alike"}[kind];
   if (!marks[kind].delete(id)) marks[kind].add(id);
   marks[other]?.delete(id);
-  if (other && props.value.feedback) {
+  if (other && value.feedback) {
     trigger("say", {similar: id, label: "", value: marks.alike.has(id) ? 1 : marks.unlike.has(id) ? 0 : null});
   }
   if (marks.pinned.size > 3) marks.pinned.delete([...marks.pinned][0]); // as many as fit beside the query
@@ -76,7 +76,7 @@ function card(one, canRefine) {
 }
 
 function show() {
-  const value = props.value ?? {};
+  read();
   const {cards = [], chips = [], heading = "Similar images", note = "", searched = "", empty = ""} = value;
   find("h2").textContent = heading;
   find(".how").textContent = [note, searched].filter(Boolean).join("; ");

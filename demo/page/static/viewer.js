@@ -181,7 +181,7 @@ function windowFilter(image) {
 }
 
 function explain() {
-  const {maps = {}, names = {}} = props.value ?? {};
+  const {maps = {}, names = {}} = value;
   const beside = state.panes.length > 1;
   const chosen = beside ? "" : state.finding;
   const seen = state.panes.map((pane, at) => {
@@ -206,7 +206,7 @@ function drawAll() {
     invert: look.inverted, region: state.region, evidence: state.evidence, cells: state.cells, link: state.linked,
     stack: state.stack, boxes: state.boxes,
   };
-  find("[data-do=boxes]").hidden = !props.value?.boxed;
+  find("[data-do=boxes]").hidden = !value.boxed;
   find(".panes").classList.toggle("boxed", state.boxes);
   for (const [name, on] of Object.entries(pressed)) find(`[data-do=${name}]`).setAttribute("aria-pressed", on);
 }
@@ -235,7 +235,7 @@ function showRegion(now) {
 function searchRegion() {
   state.region = false;
   if (box && box[2] - box[0] > 0.02 && box[3] - box[1] > 0.02) trigger("region", {box});
-  else showRegion(props.value?.region ?? null);
+  else showRegion(value.region ?? null);
   drawAll();
 }
 
@@ -256,9 +256,9 @@ const act = {
   invert: (pane) => { if (pane) pane.look.inverted = !pane.look.inverted; },
   region: (pane) => {
     if (!pane || state.panes.length > 1) return;
-    if (!state.region && props.value?.region) { trigger("region", {box: null}); return; }
+    if (!state.region && value.region) { trigger("region", {box: null}); return; }
     state.region = !state.region;
-    showRegion(state.region ? [0.35, 0.35, 0.65, 0.65] : props.value?.region ?? null);
+    showRegion(state.region ? [0.35, 0.35, 0.65, 0.65] : value.region ?? null);
     if (state.region) pane.film.focus();
     find(".note").textContent = state.region ? "Drag a box on the X-ray, or move this one with the arrow keys and press Enter." : "";
   },
@@ -357,7 +357,8 @@ const watcher = new IntersectionObserver((entries) => {
 mini.addEventListener("click", () => find(".film").scrollIntoView({block: "center"}));
 
 function show() {
-  const {panes = [], region = null, note = ""} = props.value ?? {};
+  read();
+  const {panes = [], region = null, note = ""} = value;
   const same = state.panes.length === panes.length && panes.every((pane, at) => pane.src === state.panes[at].data.src);
   const before = state.panes[0];
   watcher.disconnect();
@@ -373,7 +374,7 @@ function show() {
   element.classList.toggle("empty", !panes.length);
   box.replaceChildren(...(panes.length ? state.panes.map((pane) => pane.root) : [make("div", {class: "film rest"},
     make("p", {}, note || "Drop a chest X-ray here, paste it, or open a file."))]));
-  if (!panes[0] || !((props.value.maps ?? {})[state.finding])) state.finding = "";
+  if (!panes[0] || !((value.maps ?? {})[state.finding])) state.finding = "";
   showRegion(region);
   link();
   explain();
