@@ -71,7 +71,7 @@ def find_tensorrt(*flavours: str) -> tuple[ModuleType, str]:
                 if not isinstance(error, ModuleNotFoundError) or error.name != name:
                     raise EngineError(f"{name} does not import: {error}; {_install(flavour)}") from error
     raise MissingDependencyError(
-        f"{' or '.join(flavours)} is needed here and is not installed. Install it with: "
+        f"{' or '.join(flavours)} is not installed. Install it with: "
         f"{' or '.join(_install(flavour) for flavour in flavours)}"
     )
 

@@ -166,5 +166,5 @@ def require(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
-            f'{error.name or module} is needed here and is not installed. Install it with: pip install "cbmir[{extra}]"'
+            f'{error.name or module} is not installed. Install it with: pip install "cbmir[{extra}]"'
         ) from error

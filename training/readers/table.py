@@ -144,8 +144,8 @@ def read_own_table(
         empty = sum(None in value for value in values)
         if empty:
             logger.warning(
-                "%d rows have an empty %r: all their labels are unknown (write %r for none)",
-                empty, cells.column, NO_FINDING,
+                "empty %r in %d of %d rows: all their labels are unknown (write %r for none)",
+                cells.column, empty, len(values), NO_FINDING,
             )  # fmt: skip
         for word in sorted(
             {text for text in map(str.strip, source.column(cells.column)) if text.lower() in MISSING_WORDS}

@@ -379,7 +379,7 @@ def test_a_plan_of_a_flavour_that_is_not_installed_is_refused(
     monkeypatch.setattr(tensorrt, "find_tensorrt", nvidia.find_tensorrt)
     facts = json.loads(sidecar_of(plan_file).read_text("utf-8"))
     write_json(sidecar_of(plan_file), facts | {"flavour": "tensorrt"})
-    with pytest.raises(EngineError, match=r"tensorrt is needed here.*cbmir\[tensorrt\]"):
+    with pytest.raises(EngineError, match=r"tensorrt is not installed.*cbmir\[tensorrt\]"):
         TensorRtEngine(plan_file)
 
 

@@ -175,7 +175,7 @@ def test_headers(headers: dict[str, str], status: int, kind: str, client: TestCl
 
 @pytest.mark.parametrize(
     "error",
-    [MissingDependencyError("highdicom is needed here and is not installed"), ImportError("cannot import name 'sr'")],
+    [MissingDependencyError("highdicom is not installed"), ImportError("cannot import name 'sr'")],
 )
 def test_results_that_cannot_be_made_are_told_apart(
     error: Exception, client: TestClient, monkeypatch: pytest.MonkeyPatch

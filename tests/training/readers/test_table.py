@@ -83,7 +83,7 @@ def test_joined_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None
         manifest = read_own_table(table, cells=LabelCells("findings", ";"))
     assert manifest.labels.names == ("Edema", "Mass")
     assert [row.labels for row in manifest] == [(1, 1), (0, 0), (1, 0), (None, None)]
-    assert "1 rows have an empty 'findings'" in caplog.text
+    assert "empty 'findings' in 1 of" in caplog.text
 
 
 def test_joined_labels_with_fixed_names(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_word_for_a_missing_value_is_an_empty_cell(
     with caplog.at_level(logging.WARNING, "cbmir"):
         manifest = _joined(tmp_path, mass, word, mass, format=form)
     assert [row.labels for row in manifest] == [(1,), (None,), (1,)]
-    assert "1 rows have an empty 'findings'" in caplog.text
+    assert "empty 'findings' in 1 of" in caplog.text
     assert f"joined.csv: {word!r} in column 'findings' is read as an empty cell" in caplog.text
 
 
@@ -259,7 +259,7 @@ def test_lists_are_read_where_asked(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert [row.labels for row in manifest] == [
         (0, 1, 1), (1, 1, 0), (None,) * 3, (None,) * 3, (0, 0, 0), (0, 1, 0),
     ]  # fmt: skip
-    assert "2 rows have an empty 'findings'" in caplog.text
+    assert "empty 'findings' in 2 of" in caplog.text
     assert manifest.about["policies"]["labels"] == "a list in findings"
 
 
