@@ -70,7 +70,7 @@ def test_what_is_not_installed_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     found = why_not(engine)
-    assert found.startswith(f"{module} is needed") and found.endswith(f'pip install "cbmir[{extra}]"')
+    assert found.startswith(f"{module} is not installed") and found.endswith(f'pip install "cbmir[{extra}]"')
     assert probe(engine)[0] == ""
 
 
@@ -112,7 +112,7 @@ def test_nothing_that_is_broken_raises(engine: str, monkeypatch: pytest.MonkeyPa
 
 def test_a_flavour_that_is_absent_or_broken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
-    with pytest.raises(MissingDependencyError, match=r"tensorrt is needed.*cbmir\[tensorrt\]"):
+    with pytest.raises(MissingDependencyError, match=r"tensorrt is not installed.*cbmir\[tensorrt\]"):
         find_tensorrt("tensorrt")
 
     def breaks(name: str) -> Any:
