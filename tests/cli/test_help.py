@@ -42,10 +42,11 @@ def leaves(group: click.Group, prefix: str = "") -> list[str]:
 
 
 def examples(command: click.Command) -> list[list[str]]:
-    """The words of each example in a command's epilog, without `cbmir`, a remark after two spaces, or `> FILE`."""
-    lines = (command.epilog or "").split("\n")
-    typed = [re.split(r"\s{2,}| > ", line.strip())[0] for line in lines if line.startswith("  cbmir ")]
-    return [shlex.split(line)[1:] for line in typed]
+    """The words of each example in a command's epilog, as a shell reads the line, without `cbmir` and `> FILE`."""
+    lines = [line for line in (command.epilog or "").split("\n") if line.startswith("  cbmir ")]
+    assert not [line for line in lines if re.search(r"\S {2,}[^ #]", line)], "expected # before the note"
+    typed = [shlex.split(line, comments=True)[1:] for line in lines]
+    return [words[: words.index(">")] if ">" in words else words for words in typed]
 
 
 def test_these_are_all_commands() -> None:

@@ -13,7 +13,7 @@ from cbmir.errors import require
 @command(
     "cbmir evaluate run manifest.csv -k 10",
     "cbmir evaluate model.onnx manifest.csv -k 100 -o report/ --json",
-    "cbmir evaluate light manifest.csv --gallery-model run    a distilled model queries its teacher's gallery",
+    "cbmir evaluate light manifest.csv --gallery-model run    # a distilled model queries its teacher's gallery",
 )
 @click.argument("model", type=PATH)
 @click.argument("manifest", type=PATH)

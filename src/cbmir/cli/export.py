@@ -22,11 +22,11 @@ _NEEDS = (
 
 
 @command(
-    "cbmir export run -o model.onnx                          float32, for any machine",
-    "cbmir export run -o models/ --fp16                      and models/model.fp16.onnx, for GPUs",
-    "cbmir export run -o models/ --openvino bf16 --int8      the fastest on recent CPUs, and int8",
+    "cbmir export run -o model.onnx                          # float32, for any machine",
+    "cbmir export run -o models/ --fp16                      # and models/model.fp16.onnx, for GPUs",
+    "cbmir export run -o models/ --openvino bf16 --int8      # the fastest on recent CPUs, and int8",
     "cbmir export run -o models/ --fp16 --tensorrt --target sm86,sm89",
-    "cbmir export run -o model.onnx --images nih.csv         the run's own images have moved",
+    "cbmir export run -o model.onnx --images nih.csv         # the run's own images have moved",
     "cbmir export --encoder xrv:densenet121 --weights densenet121-res224-all.pt --images nih.csv -o model.onnx",
 )
 @click.argument("run", type=PATH, required=False)

@@ -12,7 +12,7 @@ from cbmir.errors import require
 
 @command(
     "cbmir final report -o run --method fitted",
-    "cbmir final report -o run --method fitted --resume      continue after an interruption",
+    "cbmir final report -o run --method fitted --resume      # continue after an interruption",
 )
 @click.argument("report", type=PATH)
 @option("-o", "--output", "run", required=True, type=PATH, help="RUN folder to create.")

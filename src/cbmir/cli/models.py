@@ -11,8 +11,8 @@ from cbmir.cli.options import command, json_option, print_answer
 
 @command(
     "cbmir models",
-    "cbmir models --json > cards.json                        the full model cards",
-    "cbmir index build starter my.csv -o gallery             a name works wherever MODEL is expected",
+    "cbmir models --json > cards.json                        # the full model cards",
+    "cbmir index build starter my.csv -o gallery             # a name works wherever MODEL is expected",
 )
 @json_option
 def models(as_json: bool) -> None:

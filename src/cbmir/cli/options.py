@@ -52,7 +52,7 @@ class Command(click.Command):
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help: lines that can be typed."""
+    """The end of a command's help: lines that can be pasted, with notes after `#`."""
     return "\n  ".join(("\b\nExamples:" if len(lines) > 1 else "\b\nExample:", *lines))
 
 

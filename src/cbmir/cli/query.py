@@ -67,7 +67,7 @@ def _parse_day(ctx: click.Context, option: click.Parameter, text: str) -> str:
 
 
 @command(
-    "cbmir query starter gallery chest.png                   with the model that comes with cbmir",
+    "cbmir query starter gallery chest.png                   # with the model that comes with cbmir",
     "cbmir query model.onnx gallery chest.png -k 5",
     "cbmir query model.onnx gallery chest.png --report chest.html --evidence pictures/",
     "cbmir query model.onnx gallery a.dcm b.dcm --json > answers.json",

@@ -32,8 +32,8 @@ def _list_of(kind: Any) -> Callable[[click.Context, click.Parameter, str | None]
 
 
 @command(
-    "cbmir speed models/                                      every file of the export that runs here",
-    "cbmir speed models/ --against torch,onnxruntime          compared with handwritten code",
+    "cbmir speed models/                                      # every file of the export that runs here",
+    "cbmir speed models/ --against torch,onnxruntime          # compared with handwritten code",
     "cbmir speed model.onnx --engine onnxruntime,openvino --batch 1,8,32",
     "cbmir speed models/ --mode latency,throughput --json > speed.json",
 )

@@ -17,10 +17,10 @@ _TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_we
 
 
 @command(
-    "cbmir train nih.csv -o run --weights imagenet            the paper's settings, DenseNet121",
+    "cbmir train nih.csv -o run --weights imagenet            # the paper's settings, DenseNet121",
     "cbmir train nih.csv -o run --weights imagenet --recipe fitted",
-    "cbmir train nih.csv -o run --weights imagenet --resume   continue after an interruption",
-    "cbmir train nih.csv -o fold1 --fold 1/5                  cross-validation by patient",
+    "cbmir train nih.csv -o run --weights imagenet --resume   # continue after an interruption",
+    "cbmir train nih.csv -o fold1 --fold 1/5                  # cross-validation by patient",
     "cbmir train nih.csv -o light --distill run --encoder efficientnet_b0 --weights imagenet",
     "cbmir train phantoms/manifest.csv -o run --encoder resnet18 --image-size 64 --epochs 10",
 )
