@@ -15,13 +15,13 @@ import gradio as gr
 from cbmir.demo.controls import Controls
 from cbmir.demo.desk import MOST_BESIDE, Desk
 from cbmir.demo.endpoints import add_endpoints, told
-from cbmir.demo.examples import find_examples
+from cbmir.demo.examples import RULE, find_examples
 from cbmir.demo.page.gallery_map import add_map
 from cbmir.demo.page.layout import Layout
 from cbmir.demo.page.markup import data_uri, static
 from cbmir.demo.page.screen import Screen, Updates
 from cbmir.demo.page.theme import theme
-from cbmir.demo.sessions import MOST, Session, Sessions, Wish
+from cbmir.demo.sessions import MOST, Sessions, Wish
 from cbmir.errors import UserError
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.projection import GalleryProjection
@@ -32,6 +32,7 @@ _CACHE = (300, 900)  # seconds: how often Gradio looks for uploads that no quest
 #: The tab keeps the secret of its session as long as it is open; the address says what to begin with.
 _ARRIVE = "() => [sessionStorage.cbmir ?? '', location.search, Number(history.state?.step) || 0]"
 _ARRIVED = "(secret) => { sessionStorage.cbmir = secret; }"
+_CHOSEN = "(visit) => [visit, document.querySelector('#findings li > [aria-pressed=true]')?.dataset.finding]"
 _DOWNLOAD = """async (uri) => {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(await (await fetch(uri)).blob());
@@ -78,7 +79,7 @@ def build(
         return desk.whole.picture(key[0] if isinstance(key, list) and key else key)
 
     with blocks:
-        layout = Layout(desk, whole, lambda: add_map(desk.gallery, chart))
+        layout = Layout(desk, whole, lambda: add_map(desk.gallery, chart), RULE if examples is None else "")
         _wire(blocks, layout, desk, sessions)
         add_endpoints(desk, sessions)
     blocks.queue(max_size=64, api_open=False)
@@ -87,9 +88,9 @@ def build(
 
 def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None:
     screen, visit = Screen(desk, at), gr.State("")
-    secret, address, before, sheet = (gr.Textbox(visible=False) for _ in range(4))
+    secret, address, before, chosen, sheet = (gr.Textbox(visible=False) for _ in range(5))
     outputs = [at.viewer, at.similar, at.findings, at.alerts, at.trail, at.cases, at.member, at.report, at.dicom,
-               at.start, at.refining, at.tabs, *at.weights, *at.controls]  # fmt: skip
+               at.start, at.weigh, at.tabs, *at.weights, *at.controls]  # fmt: skip
     #: One queue, one after the other: answers come in the order of the questions.
     how: dict[str, Any] = {
         "api_visibility": "private", "concurrency_id": "page", "concurrency_limit": 1, "trigger_mode": "multiple",
@@ -170,15 +171,14 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
     for part in (at.similar, at.findings):
         part.say(told(say), visit, None, **quiet)
 
-    def report(session: Session) -> str:
-        return data_uri(desk.report(session).encode(), "text/html")
+    def download(request: gr.Request, name: str, finding: str | None) -> str:
+        return data_uri(
+            desk.report(sessions.get(name or request.session_hash or ""), finding or "").encode(), "text/html"
+        )
 
-    def dicom(session: Session) -> str:
-        return data_uri(desk.dicom_results(session), "application/zip")
+    def download_dicom(request: gr.Request, name: str, _: str | None) -> str:
+        return data_uri(desk.dicom_results(sessions.get(name or request.session_hash or "")), "application/zip")
 
-    for button, make in ((at.report, report), (at.dicom, dicom)):
-
-        def download(request: gr.Request, name: str, make: Callable[[Session], str] = make) -> str:
-            return make(sessions.get(name or request.session_hash or ""))
-
-        button.click(told(download), visit, sheet, **quiet).success(None, sheet, None, js=_DOWNLOAD, **quiet)
+    for button, make in ((at.report, download), (at.dicom, download_dicom)):
+        made = button.click(told(make), [visit, chosen], sheet, js=_CHOSEN, **quiet)
+        made.success(None, sheet, None, js=_DOWNLOAD, **quiet)

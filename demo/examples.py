@@ -18,6 +18,7 @@ log = logging.getLogger("cbmir")
 
 MOST = 6
 _LOOKED_AT = 500
+RULE = "Chosen by rule: for each common finding, the gallery's first image with it; held-out images go first."
 #: By split: what a caption says besides the findings.
 _HELD_OUT = {"test": " (held out)", "val": " (held out)"}
 

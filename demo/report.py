@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from cbmir import __version__
 from cbmir.card import NOT_A_DEVICE, OF_PHANTOMS, WITHOUT_FINDINGS, ModelCard
@@ -21,7 +21,7 @@ from cbmir.demo.page.alerts import alerts_html
 from cbmir.demo.page.findings import novelty_html, threshold_probability
 from cbmir.demo.page.markup import data_uri, escape, spelled, static, table
 from cbmir.demo.uploads import Upload
-from cbmir.runtime.evidence import overlay
+from cbmir.runtime.evidence import MORE, Region, overlay
 from cbmir.runtime.gallery.entry import Hit
 from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.results import Analysis, Finding, Neighbour, most_probable_first
@@ -34,7 +34,7 @@ def report_html(
     card: ModelCard, gallery: SearchableGallery, image: Upload, analysis: Analysis, searched: str, *,
     label: str = "", now: datetime | None = None, timeline: Sequence[Hit] = (),
 ) -> str:  # fmt: skip
-    """`label` is the finding whose evidence is shown, empty: the most probable one; `searched` is plain text.
+    """`label` is the finding whose evidence is shown, by default the first one predicted; `searched` is plain text.
 
     `timeline` are other images of the patient. Without findings the evidence is that for the nearest similar image.
     """
@@ -49,6 +49,7 @@ def report_html(
         head = ("Finding", "Verdict", "Calibrated probability", threshold)
         found = table(head, [_row(card, finding) for finding in findings])
     bar = f'<p class="phantoms">{escape(OF_PHANTOMS)}</p>' if OF_PHANTOMS in card.notes else ""
+    shown = "The image" if analysis.region is None else "The image, and the box that was searched by"
     alike = [_alike(rank, gallery.case_id(n.id), n) for rank, n in enumerate(analysis.neighbours[:_SHOWN], 1)]
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>cbmir report</title>'
@@ -57,7 +58,7 @@ def report_html(
         f'<p class="device">{escape(NOT_A_DEVICE)}</p><h1>cbmir: report of a case</h1>'
         f'<p class="fine">{when} · {escape(name)}</p>'
         f'{alerts_html(analysis.warnings)}<div class="case"><div>'
-        f"{_figure('The X-ray', image.picture, 'The image')}"
+        f"{_figure('The X-ray', image.picture, shown, analysis.region)}"
         f"{_evidence(card, image, analysis, label)}</div><div><h2>Findings</h2>{found}"
         f"{novelty_html(analysis.novelty)}<h2>Nearest similar images</h2>"
         f"{table(('Case', 'Cosine', 'Labels'), alike)}"
@@ -86,7 +87,7 @@ def _evidence(card: ModelCard, image: Upload, analysis: Analysis, label: str) ->
     """The figure of the evidence for a finding, or for the nearest similar image; nothing where there is neither."""
     findings = most_probable_first(analysis.findings)
     if findings:
-        label = label or findings[0].label
+        label = label or next((one.label for one in findings if one.predicted), findings[0].label)
         evidence, what = analysis.evidence_for_finding(label), f"{spelled(label)} against the other findings"
     elif analysis.neighbours:
         evidence, what = analysis.evidence_for_neighbour(analysis.neighbours[0].id), "the nearest similar image"
@@ -117,8 +118,11 @@ def _alike(rank: int, case: str, neighbour: Neighbour) -> tuple[str, str, str]:
     return f"{rank}. {escape(case)}", f"{neighbour.cosine:.3f}", escape(labels or "no finding marked")
 
 
-def _figure(name: str, picture: NDArray[np.uint8], caption: str) -> str:
-    file = io.BytesIO()
-    Image.fromarray(picture).save(file, "JPEG", quality=88)
+def _figure(name: str, picture: NDArray[np.uint8], caption: str, box: Region | None = None) -> str:
+    file, drawn = io.BytesIO(), Image.fromarray(picture).convert("RGB")
+    if box is not None:
+        corners = [part * side for part, side in zip(box, 2 * drawn.size, strict=True)]
+        ImageDraw.Draw(drawn).rectangle(corners, outline=MORE, width=1 + drawn.width // 150)
+    drawn.save(file, "JPEG", quality=88)
     source = data_uri(file.getvalue())
     return f'<figure><img alt="{name}" src="{source}"><figcaption>{escape(caption)}</figcaption></figure>'

@@ -10,6 +10,7 @@ from cbmir.labels import canonical
 from cbmir.runtime.novelty import QUANTILE, Novelty
 from cbmir.runtime.results import Analysis, Finding, LabelAgreement, most_probable_first
 
+WHOLE = '<p class="fine">Of the whole image, not of the box.</p>'
 REST = '<p class="fine">Findings appear here, with what the similar images say about each.</p>'
 _ASK = (
     '<span class="ask" data-label="LABEL"><button type="button" data-say="1" aria-pressed="false">Agree</button>'

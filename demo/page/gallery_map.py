@@ -7,7 +7,6 @@ import pandas as pd  # type: ignore[import-untyped]
 
 from cbmir.demo.page.layout import html
 from cbmir.demo.page.markup import escape, spelled
-from cbmir.errors import GalleryError
 from cbmir.runtime.gallery.projection import GalleryProjection
 from cbmir.runtime.gallery.protocol import SearchableGallery
 
@@ -35,11 +34,8 @@ def add_map(gallery: SearchableGallery, chart: GalleryProjection | None) -> None
 
 def points(gallery: SearchableGallery, chart: GalleryProjection, name: str) -> pd.DataFrame:
     """One row per image of the map that the gallery still has."""
-    rows = []
-    for id, (x, y) in zip(chart.ids, chart.points.tolist(), strict=True):
-        try:
-            value = (gallery.entry(id).labels or {}).get(name)
-        except GalleryError:  # it was removed since the map was made
-            continue
-        rows.append((x, y, _SIGNS[value], id))
+    known = set(gallery.ids())
+    places = {id: place for id, place in zip(chart.ids, chart.points.tolist(), strict=True) if id in known}
+    signs = (_SIGNS[(entry.labels or {}).get(name)] for entry in gallery.entries(list(places)))
+    rows = [(*place, sign, id) for (id, place), sign in zip(places.items(), signs, strict=True)]
     return pd.DataFrame(rows, columns=["x", "y", "finding", "image"])

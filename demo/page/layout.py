@@ -17,24 +17,6 @@ from cbmir.demo.page.markup import data_uri, escape, spelled, static
 from cbmir.demo.page.similar_images import similar_images
 from cbmir.demo.page.viewer import viewer
 
-#: A click on a row chooses the finding whose evidence the viewer draws; the viewer listens on the page.
-_CHOOSE = """
-element.addEventListener("click", (event) => {
-  const row = event.target.closest("[data-finding]");
-  if (row) document.dispatchEvent(new CustomEvent("cbmir-explain", {detail: row.dataset.finding}));
-  const said = event.target.closest("[data-say]");
-  if (!said) return;
-  const taken = said.getAttribute("aria-pressed") === "true"; // it is taken back
-  for (const one of said.parentNode.children) one.setAttribute("aria-pressed", one === said && !taken);
-  trigger("say", {similar: "", label: said.parentNode.dataset.label, value: taken ? null : Number(said.dataset.say)});
-});
-document.addEventListener("cbmir-explained", ({detail}) => {
-  for (const row of element.querySelectorAll("[data-finding]")) {
-    row.setAttribute("aria-pressed", row.dataset.finding === detail);
-  }
-});
-"""
-
 
 def html(value: Any, **options: Any) -> gr.HTML:
     return gr.HTML(value, apply_default_css=False, **options)
@@ -43,8 +25,10 @@ def html(value: Any, **options: Any) -> gr.HTML:
 class Layout:
     """The components that listeners read and change; `controls` are in the order of the fields of `Controls`."""
 
-    def __init__(self, desk: Desk, whole: Callable[[Any], str | None], add_map: Callable[[], None]) -> None:
-        """Put the page into the blocks that are open. `add_map` fills the tab of the map."""
+    def __init__(
+        self, desk: Desk, whole: Callable[[Any], str | None], add_map: Callable[[], None], rule: str = ""
+    ) -> None:
+        """Put the page into the blocks that are open. `add_map` fills the tab of the map; `rule` chose the examples."""
         card, gallery = desk.finder.card, desk.gallery
         own = [(spelled(name), name) for name in card.labels.names]
         points = list(card.operating_points) or [desk.finder.operating_point]
@@ -57,12 +41,10 @@ class Layout:
                 with gr.Row(elem_id="way"):
                     self.files = gr.UploadButton("Open an X-ray", file_count="multiple", variant="primary", size="sm")
                     self.trail = html({}, html_template='<nav aria-label="Steps"></nav>', elem_id="trail",
-                                 js_on_load=static("trail.js"))  # fmt: skip
+                                 js_on_load=static("elements.js", "trail.js"))  # fmt: skip
                     self.cases = gr.Dropdown([], visible=False, container=False, label="Opened before", elem_id="cases")
-                    self.member = gr.Dropdown(
-                        [], visible=False, container=False, label="Of the study", elem_id="member"
-                    )
-                    self.report = gr.Button("Report", size="sm", scale=0, visible=False)
+                    self.member = gr.Dropdown([], visible=False, container=False, label="Image", elem_id="member")
+                    self.report = gr.Button("Download report", size="sm", scale=0, visible=False)
                     self.dicom = gr.Button("DICOM SR + SC", size="sm", scale=0, visible=False)
                 self.alerts = html("", elem_id="alerts")
                 with gr.Row(elem_id="desk"):
@@ -70,7 +52,7 @@ class Layout:
                         self.viewer = viewer(whole)
                     with gr.Column(elem_id="found"):
                         with gr.Column(elem_id="start", visible=bool(desk.examples)) as self.start:
-                            html("<h2>Or begin with an example</h2>")
+                            html(f'<h2>Or begin with an example</h2><p class="fine">{escape(rule)}</p>')
                             self.offers = gr.Dataset(
                                 components=[gr.HTML(visible=False)], show_label=False, type="index", layout="gallery",
                                 samples=[[example_html(one)] for one in desk.examples], samples_per_page=6,
@@ -85,10 +67,8 @@ class Layout:
                             container=False, label="Operating point", elem_id="point",
                             visible=card.has_findings and len(points) > 1,
                         ))  # fmt: skip
-                        self.findings = html(REST, js_on_load=_CHOOSE, elem_id="findings")
-                        with gr.Accordion(
-                            "Rank by findings", open=False, visible=False, elem_id="weigh"
-                        ) as self.refining:
+                        self.findings = html(REST, js_on_load=static("findings.js"), elem_id="findings")
+                        with gr.Accordion("Rank by findings", open=False, visible=False, elem_id="weigh") as self.weigh:
                             html('<p class="fine">Right: towards images with the finding. Left: away from them.</p>')
                             self.weights = [gr.Slider(-1, 1, 0, step=0.1, label=name, buttons=[]) for name, _ in own]
                             self.rank = gr.Button("Rank again", size="sm")

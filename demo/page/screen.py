@@ -12,7 +12,7 @@ import orjson
 from cbmir.demo.controls import ControlsError
 from cbmir.demo.desk import Beside, Desk, labels_of
 from cbmir.demo.page.alerts import alerts_html, error_html, is_grave, words_of
-from cbmir.demo.page.findings import REST, findings_html, rounded
+from cbmir.demo.page.findings import REST, WHOLE, findings_html, rounded
 from cbmir.demo.page.layout import Layout
 from cbmir.demo.page.markup import escape, spelled
 from cbmir.demo.page.similar_images import Likeness, box_corners, card, label_marks, mentions
@@ -63,7 +63,7 @@ class Screen:
         gated = any(is_grave(warning) for warning in warnings)
         findings = '<p class="fine">Searched by findings: there is no image to score.</p>'
         if step.analysis is not None:
-            findings = findings_html(
+            findings = WHOLE * (step.region is not None) + findings_html(
                 self._desk.finder.engine.card, step.analysis, gated=gated, asked=self._desk.feedback is not None
             )
         names, cases, root = self._desk.finder.card.labels.names, session.cases(), session.trail()[0]
@@ -84,7 +84,7 @@ class Screen:
             at.report: gr.update(visible=step.analysis is not None),
             at.dicom: gr.update(visible=step.image is not None and len(self._desk.whole.dicom(step.image.key)) > 0),
             at.start: gr.update(visible=False),
-            at.refining: gr.update(visible=step.analysis is not None and self._desk.finder.card.has_findings),
+            at.weigh: gr.update(visible=step.analysis is not None and self._desk.finder.card.has_findings),
             at.tabs: gr.update(selected="read"),
             **{slider: dict(step.wish.findings).get(name, 0) for name, slider in zip(names, at.weights, strict=True)},
             **dict(zip(at.controls, step.controls.values(), strict=True)),
@@ -95,11 +95,8 @@ class Screen:
         return {
             at.alerts: alerts, at.viewer: "", at.findings: REST,
             at.similar: gr.update(value="", visible=not self._desk.examples),
-            at.trail: {"step": 0, "link": "", "crumbs": []}, at.member: gr.update(visible=False),
-            at.cases: gr.update(visible=False),
-            at.report: gr.update(visible=False), at.dicom: gr.update(visible=False),
-            at.start: gr.update(visible=bool(self._desk.examples)),
-            at.refining: gr.update(visible=False),
+            at.trail: {"step": 0, "link": "", "crumbs": []}, at.start: gr.update(visible=bool(self._desk.examples)),
+            **dict.fromkeys((at.member, at.cases, at.report, at.dicom, at.weigh), gr.update(visible=False)),
         }  # fmt: skip
 
     def _viewer(self, step: Step) -> dict[str, Any]:
@@ -117,6 +114,7 @@ class Screen:
         return {
             "panes": panes, "region": step.region, "note": "" if panes else f"Images with {step.title}",
             "maps": _maps(step.analysis) if step.analysis else {}, "boxed": any(n.boxes for n in step.neighbours),
+            "grid": step.analysis and step.analysis.feature_map.shape[:0:-1],
             "names": {name: spelled(name) for name in self._desk.finder.card.labels.names},
         }  # fmt: skip
 
@@ -141,8 +139,9 @@ class Screen:
             for rank, (neighbour, entry, thumbnail) in enumerate(found, 1)
         ]
         note = "most of the findings first, then the nearest" if step.analysis is None else ""
+        heading = "Similar images" if step.analysis else f"Images with {step.title}"
         return {
-            "heading": "Similar images" if step.analysis else f"Images with {step.title}", "note": note,
+            "heading": "Similar to the box" if step.region else heading, "note": note,
             "searched": step.searched, "chips": step.controls.chips(), "cards": cards, "empty": _EMPTY,
             "alike": list(step.wish.alike), "unlike": list(step.wish.unlike), "pinned": list(session.pinned),
             "can_refine": step.analysis is not None, "feedback": self._desk.feedback is not None, "step": step.number,

@@ -32,8 +32,7 @@ def similar_images(*, visible: bool) -> gr.HTML:
     `say` (an id, and 1, 0 or null), and `unfilter` (the name of a filter, or empty for all).
     """
     return gr.HTML(
-        "", html_template=static("similar_images.html"),
-        css_template=static("similar_images.css"),
+        "", html_template=static("similar_images.html"), css_template=static("similar_images.css"),
         js_on_load=static("elements.js", "similar_images.js"),
         apply_default_css=False, elem_id="similar", visible=visible,
     )  # fmt: skip

@@ -22,9 +22,9 @@ def viewer(whole: Callable[[Any], str | None]) -> gr.HTML:
     """X-rays on black, with zoom, window and level, all of it in the browser.
 
     Its value is JSON, since Gradio walks through anything else: {"panes", "maps": a finding -> cells,
-    "names": a finding -> its name, "region": box or None, "note", "boxed": whether there are boxes to show}. A pane is
-    what `pane` makes, with `name`, its own `cells` of evidence, `labels`, `report`, `boxes`, and `place`. Boxes are
-    (x0, y0, x1, y1) in fractions of the image.
+    "names": a finding -> its name, "region": box or None, "note", "boxed": whether there are boxes to show,
+    "grid": columns and rows of cells}. A pane is what `pane` makes, with `name`, its own `cells` of evidence, `labels`,
+    `report`, `boxes`, and `place`. Boxes are (x0, y0, x1, y1) in fractions of the image.
 
     Its events are `region` (a box, or None to take it away), and `close` (of the images beside the first).
 
@@ -35,9 +35,8 @@ def viewer(whole: Callable[[Any], str | None]) -> gr.HTML:
 
     # A function: beside the source of a subclass of its components Gradio writes a .pyi file.
     return gr.HTML(
-        "", html_template=static("viewer.html"),
-        css_template=static("viewer.css"),
-        js_on_load=static("elements.js", "evidence.js", "viewer.js"),
+        "", html_template=static("viewer.html"), css_template=static("viewer.css"),
+        js_on_load=static("elements.js", "evidence.js", "viewer.js", "drop.js"),
         apply_default_css=False, server_functions=[whole], elem_id="viewer",
     )  # fmt: skip
 

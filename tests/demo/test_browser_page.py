@@ -1,8 +1,7 @@
-"""Chromium: the first view at every size, for everyone, and with what goes wrong."""
+"""Chromium: what is opened, what the page remembers, and what goes wrong."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from cbmir.card import NOT_A_DEVICE, OF_PHANTOMS
+from cbmir.card import OF_PHANTOMS
 from cbmir.demo.page.findings import GATE
 from cbmir.manifest import Manifest, Row
 from cbmir.runtime import build_gallery, open_engine
@@ -24,44 +23,6 @@ pytestmark = pytest.mark.browser
 Visit = Callable[..., Any]
 
 
-def bottom(page: Any, part: str, at: int = 0) -> float:
-    box = page.locator(part).nth(at).bounding_box()
-    return float(box["y"] + box["height"])
-
-
-@pytest.mark.parametrize("size", [(1920, 1080), (1440, 900), (1280, 720)])
-def test_image_similar_images_and_findings_are_seen_together(
-    visit: Visit, wall_url: str, size: tuple[int, int]
-) -> None:
-    page = visit(wall_url, viewport={"width": size[0], "height": size[1]})
-    example(page)
-    assert page.evaluate("document.documentElement.scrollHeight") <= size[1]
-    for part, at in (("#viewer .film", 0), ("#similar .card .film", 3), ("#findings [data-finding]", 2)):
-        assert bottom(page, part, at) <= size[1], part
-
-
-@pytest.mark.parametrize(("size", "beside"), [((1024, 768), True), ((768, 1024), False), ((375, 667), False)])
-def test_narrower_pages_begin_with_the_image_then_similar_images(
-    visit: Visit, wall_url: str, size: tuple[int, int], beside: bool
-) -> None:
-    """Beside the image, or below it."""
-    page = visit(wall_url, viewport={"width": size[0], "height": size[1]})
-    example(page)
-    assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
-    film, card = page.locator("#viewer .film").bounding_box(), page.locator("#similar .card").first.bounding_box()
-    assert film["y"] + film["height"] <= size[1]
-    if beside:
-        assert film["x"] + film["width"] <= card["x"] and card["y"] + card["height"] <= size[1]
-    else:
-        assert film["y"] + film["height"] <= card["y"]
-    assert page.get_by_text(NOT_A_DEVICE).first.is_visible()
-    page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
-    out = page.evaluate("document.querySelector('#viewer .film').getBoundingClientRect().bottom") < 0
-    assert out or size[0] > 500
-    if out:
-        page.locator("#viewer .mini").wait_for()  # the query stays in sight
-
-
 def test_dark_unless_light_was_chosen_once(page: Any) -> None:
     dark = "document.body.classList.contains('dark')"
     assert page.evaluate(dark)
@@ -70,31 +31,6 @@ def test_dark_unless_light_was_chosen_once(page: Any) -> None:
     page.reload()
     page.locator("#viewer .film").wait_for()
     page.wait_for_function(f"!({dark})")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("light", [False, True])
-def test_axe_has_nothing_to_say(visit: Visit, wall_url: str, require_axe: str, light: bool) -> None:
-    page = visit(wall_url)
-    if light:
-        page.locator("#bar .look").click()
-
-    def violations() -> list[str]:
-        page.evaluate(
-            "() => Promise.all(document.getAnimations().filter(a => a instanceof CSSTransition).map(a => a.finished))"
-        )
-        page.evaluate(require_axe)
-        rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
-        found = page.evaluate("rules => axe.run(document, rules)", rules)["violations"]
-        return [f"{one['id']}: {json.dumps([node['html'][:160] for node in one['nodes'][:3]])}" for one in found]
-
-    assert violations() == []
-    example(page)
-    page.locator("#findings [data-finding]").first.click()
-    assert violations() == []
-    page.locator("#similar .card .film").first.click()
-    page.locator("#viewer .wide").wait_for()
-    assert violations() == []
 
 
 def test_nothing_of_the_data_is_run(page: Any, report: str) -> None:

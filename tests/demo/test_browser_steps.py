@@ -32,7 +32,7 @@ def toast(page: Any, text: str) -> None:
 def test_more_like_this_back_reload_and_links(wall: Any, wall_url: str) -> None:
     example(wall)
     first = cards(wall)
-    wall.get_by_role("button", name="More like similar image 3").click()
+    wall.get_by_role("button", name="More like this: similar image 3").click()
     shown(wall, "Similar image 3")
     assert len(crumbs(wall)) == 2
     link = wall.url
@@ -203,7 +203,7 @@ def test_readers_are_asked_where_their_answers_are_kept(
         page.get_by_role("button", name="Agree", exact=True).click()
         page.get_by_role("button", name="Agree", exact=True, pressed=True).wait_for()
         example_again = page.locator("#similar .card").first
-        example_again.get_by_role("button", name="More like").click()  # answers come in the order of the questions
+        example_again.get_by_role("button", name="More like this").click()  # answers come in the order of the questions
         shown(page, "Similar image 1")
         page.close()
     said = (tmp_path / "feedback.csv").read_text("utf-8").splitlines()
@@ -216,7 +216,7 @@ def test_the_map_and_the_report(wall: Any) -> None:
     wall.get_by_role("tab", name="Read").click()
     example(wall)
     with wall.expect_download() as download:
-        wall.get_by_role("button", name="Report", exact=True).click()
+        wall.get_by_role("button", name="Download report").click()
     assert download.value.suggested_filename == "cbmir-report.html"
     assert "report of a case" in Path(download.value.path()).read_text("utf-8")
 

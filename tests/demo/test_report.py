@@ -112,3 +112,20 @@ def test_it_fits_a_page_of_a4(finder: Finder, upload: Upload, analysis: Analysis
     pdf = page.pdf(prefer_css_page_size=True)
     page.close()
     assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == 1
+
+
+def test_it_shows_the_box_searched_by_and_the_evidence_of_a_predicted_finding(
+    finder: Finder, upload: Upload, analysis: Analysis
+) -> None:
+    assert finder.gallery is not None
+    whole = report_html(finder.card, finder.gallery, upload, analysis, "", now=WHEN)
+    part = report_html(
+        finder.card, finder.gallery, upload, replace(analysis, region=(0.2, 0.2, 0.6, 0.6)), "", now=WHEN
+    )
+    pictures = [re.findall(r'src="([^"]*)"', html) for html in (whole, part)]
+    assert pictures[0][0] != pictures[1][0] and pictures[0][1:] == pictures[1][1:]
+    assert "the box that was searched by" in part and "the box that was searched by" not in whole
+    rare = (Finding("Mass", 0, 0.9, predicted=False, threshold=0.95), Finding("Effusion", 0, 0.4, True, 0.3))
+    assert "Evidence for Effusion" in report_html(
+        finder.card, finder.gallery, upload, replace(analysis, findings=rare), "", now=WHEN
+    )

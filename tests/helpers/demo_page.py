@@ -11,9 +11,14 @@ def upload(page: Any, *files: Path) -> None:
 
 
 def example(page: Any, at: int = 0) -> None:
-    """Take an example, and wait for its answer. The findings of what looks like no chest wait for a click."""
+    """Take an example, and wait for its answer and its findings."""
     page.locator("#start .gallery-item").nth(at).click()
     shown(page, "Example")
+    show_findings(page)
+
+
+def show_findings(page: Any) -> None:
+    """The findings of what looks like no chest wait for a click."""
     gate = page.locator("#findings .gate:not([open]) summary")
     if gate.count():
         gate.click()

@@ -1,5 +1,5 @@
-// What both of our components build their page with; it stands before their own script.
-let value = {}; // of the component, which comes as JSON
+// What our components build their page with; it stands before their own script.
+let value = {}; // of the viewer and of the similar images, which comes as JSON
 const read = () => { value = JSON.parse(props.value || "{}"); };
 const find = (selector) => element.querySelector(selector);
 
@@ -12,3 +12,9 @@ function make(tag, attributes = {}, ...children) {
   return made;
 }
 
+// Where a part stands on another one, in fractions of that.
+function place(part, [x0, y0, x1, y1]) {
+  Object.assign(part.style, {
+    left: `${100 * x0}%`, top: `${100 * y0}%`, width: `${100 * (x1 - x0)}%`, height: `${100 * (y1 - y0)}%`,
+  });
+}

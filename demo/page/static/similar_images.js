@@ -49,15 +49,13 @@ function card(one, canRefine) {
   const places = one.place ? [[...one.place, "place"]] : []; // what matches the region that was searched
   for (const [x0, y0, x1, y1, kind] of [...one.boxes, ...places]) {
     const box = make("span", {class: `box ${kind ?? ""}`});
-    Object.assign(box.style, {
-      left: `${100 * x0}%`, top: `${100 * y0}%`, width: `${100 * (x1 - x0)}%`, height: `${100 * (y1 - y0)}%`,
-    });
+    place(box, [x0, y0, x1, y1]);
     picture.append(box);
   }
   const labels = one.labels.map(({text, kind, words}) =>
     make("li", {class: kind, title: `${text}: ${words}`}, text, make("span", {class: "unseen"}, ` (${words})`)));
   const acts = make("div", {class: "acts"},
-    button("More", `More like ${which}`, () => trigger("like", {id: one.id})),
+    button("Like this", `More like this: ${which}`, () => trigger("like", {id: one.id})),
     ...(canRefine ? [
       button("✓", `Alike: ${which}`, () => toggle("alike", one.id), {"data-mark": "alike"}),
       button("✕", `Not alike: ${which}`, () => toggle("unlike", one.id), {"data-mark": "unlike"}),

@@ -2,13 +2,10 @@
 let shown = null;
 const draw = () => {
   const {step = 0, link = "", crumbs = []} = props.value ?? {};
-  const nav = element.querySelector("nav");
-  nav.replaceChildren(...crumbs.map(({step: number, text}, at) => {
-    const last = at === crumbs.length - 1;
-    const crumb = document.createElement(last ? "span" : "button");
-    crumb.textContent = text;
-    if (last) crumb.setAttribute("aria-current", "page");
-    else crumb.addEventListener("click", () => trigger("go", {step: number}));
+  find("nav").replaceChildren(...crumbs.map(({step: number, text}, at) => {
+    if (at === crumbs.length - 1) return make("span", {"aria-current": "page"}, text);
+    const crumb = make("button", {}, text);
+    crumb.addEventListener("click", () => trigger("go", {step: number}));
     return crumb;
   }));
   const address = location.pathname + (link ? `?${link.split("=")[0]}=${encodeURIComponent(link.slice(link.indexOf("=") + 1))}` : "");

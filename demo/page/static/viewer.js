@@ -114,7 +114,9 @@ class Pane {
       clicked = true; // and has the focus: from now on the wheel is meant for the image
       film.setPointerCapture(event.pointerId);
       pointers.set(event.pointerId, this.spot(event));
-      if (state.region && at === 0) start = this.fraction(event);
+      if (!state.region || at > 0) return;
+      start = this.fraction(event);
+      showRegion([...start, ...start]);
     });
     film.addEventListener("pointermove", (event) => {
       const before = pointers.get(event.pointerId);
@@ -161,12 +163,6 @@ function facts(data) {
   return parts;
 }
 
-function place(part, [x0, y0, x1, y1]) {
-  Object.assign(part.style, {
-    left: `${100 * x0}%`, top: `${100 * y0}%`, width: `${100 * (x1 - x0)}%`, height: `${100 * (y1 - y0)}%`,
-  });
-}
-
 // An SVG filter of its own on an image: the three lines that window, level and inversion set.
 function windowFilter(image) {
   const name = `cbmir-window-${filters++}`;
@@ -190,7 +186,9 @@ function explain() {
   }).includes(true);
   const on = state.evidence && (chosen || state.panes.some((pane) => pane.data.cells));
   const what = (names[chosen] ?? chosen).toLowerCase();
-  find(".note").textContent = !on ? ""
+  const idle = value.region ? "Similar images are those of this box. Search region again: those of the whole image."
+    : state.evidence && Object.keys(maps).length ? "Choose a finding to see what speaks for it." : "";
+  find(".note").textContent = !on ? idle
     : !seen ? "Nothing is outlined: the evidence is spread evenly over the image."
     : chosen ? `Outlined: where the image speaks for ${what} more than for the other findings.`
     : "Outlined: what makes the two images similar.";
@@ -203,11 +201,12 @@ function drawAll() {
   find("[data-slide=width]").value = 100 * look.width;
   find("[data-slide=level]").value = 100 * look.level;
   const pressed = {
-    invert: look.inverted, region: state.region, evidence: state.evidence, cells: state.cells, link: state.linked,
-    stack: state.stack, boxes: state.boxes,
+    invert: look.inverted, region: state.region || Boolean(value.region), evidence: state.evidence,
+    cells: state.cells, link: state.linked, stack: state.stack, boxes: state.boxes,
   };
   find("[data-do=boxes]").hidden = !value.boxed;
   find(".panes").classList.toggle("boxed", state.boxes);
+  element.classList.toggle("drawing", state.region);
   for (const [name, on] of Object.entries(pressed)) find(`[data-do=${name}]`).setAttribute("aria-pressed", on);
 }
 
@@ -228,14 +227,23 @@ function link() {
 let box = null;
 let outline = null;
 function showRegion(now) {
-  box = now;
+  box = now && grown(now);
   outline?.remove();
-  outline = now && state.panes[0] ? state.panes[0].outline(now, "region") : null;
+  outline = box && state.panes[0].outline(box, "region");
+}
+// At least as large as what a search takes (half a cell, with a margin), and inside what the model sees.
+function grown(drawn) {
+  const {seen} = state.panes[0].data;
+  const ends = [0, 1].map((axis) => {
+    const half = 0.375 * (seen[axis + 2] - seen[axis]) / value.grid[axis];
+    const middle = clamp((drawn[axis] + drawn[axis + 2]) / 2, seen[axis] + half, seen[axis + 2] - half);
+    return [Math.min(drawn[axis], middle - half), Math.max(drawn[axis + 2], middle + half)];
+  });
+  return [0, 1].flatMap((end) => [ends[0][end], ends[1][end]]);
 }
 function searchRegion() {
   state.region = false;
-  if (box && box[2] - box[0] > 0.02 && box[3] - box[1] > 0.02) trigger("region", {box});
-  else showRegion(value.region ?? null);
+  trigger("region", {box});
   drawAll();
 }
 
@@ -255,12 +263,12 @@ const act = {
   },
   invert: (pane) => { if (pane) pane.look.inverted = !pane.look.inverted; },
   region: (pane) => {
-    if (!pane || state.panes.length > 1) return;
+    if (!value.grid || state.panes.length > 1) return;
     if (!state.region && value.region) { trigger("region", {box: null}); return; }
     state.region = !state.region;
     showRegion(state.region ? [0.35, 0.35, 0.65, 0.65] : value.region ?? null);
     if (state.region) pane.film.focus();
-    find(".note").textContent = state.region ? "Drag a box on the X-ray, or move this one with the arrow keys and press Enter." : "";
+    find(".note").textContent = state.region ? "Click or drag on the X-ray, or move this box with the arrow keys and press Enter." : "";
   },
   evidence: () => { state.evidence = !state.evidence; explain(); },
   cells: () => { state.cells = !state.cells; state.evidence = true; explain(); },
@@ -314,8 +322,7 @@ document.addEventListener("keydown", (event) => {
       const [x0, y0, x1, y1] = box;
       const [dx, dy] = step.map((one) => 0.02 * one);
       const moved = event.shiftKey ? [x0, y0, x1 + dx, y1 + dy] : [x0 + dx, y0 + dy, x1 + dx, y1 + dy];
-      if (moved[0] >= 0 && moved[1] >= 0 && moved[2] <= 1 && moved[3] <= 1 && moved[2] - moved[0] > 0.03 &&
-        moved[3] - moved[1] > 0.03) showRegion(moved);
+      if (Math.min(...moved) >= 0 && Math.max(...moved) <= 1) showRegion(moved);
     }
   } else if (step) {
     if (pane.view.zoom > 1 && target === pane.film) pane.move(pane.view.zoom, pane.view.x - 0.05 * step[0], pane.view.y - 0.05 * step[1]);
@@ -326,26 +333,6 @@ document.addEventListener("keydown", (event) => {
   else if (KEYS[key.toLowerCase()]) run(KEYS[key.toLowerCase()]);
   else return;
   event.preventDefault();
-});
-
-// Files that are dropped or pasted anywhere go the way of those that are chosen.
-function send(files) {
-  const chosen = document.querySelector("#way input[type=file]");
-  chosen.files = files;
-  chosen.dispatchEvent(new Event("change", {bubbles: true}));
-}
-const veil = find(".veil");
-const carriesFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
-document.addEventListener("dragover", (event) => { if (carriesFiles(event)) { event.preventDefault(); veil.hidden = false; } });
-document.addEventListener("dragleave", (event) => { if (!event.relatedTarget) veil.hidden = true; });
-document.addEventListener("drop", (event) => {
-  veil.hidden = true;
-  if (!carriesFiles(event)) return;
-  event.preventDefault();
-  send(event.dataTransfer.files);
-});
-document.addEventListener("paste", (event) => {
-  if (event.clipboardData?.files.length && !event.target.closest("input, textarea")) send(event.clipboardData.files);
 });
 
 // The X-ray stays in sight, small, while the page is scrolled.
