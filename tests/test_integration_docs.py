@@ -1,7 +1,8 @@
-"""docs/integration.md: its Python blocks run, one after the other, as they stand there."""
+"""docs/integration.md and docs/http.md: their blocks run, one after the other, as they stand there."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -12,11 +13,14 @@ from typing import Any
 
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 
+from cbmir.runtime.gallery.protocol import open_gallery
 from dicom_files import make_dicom
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "integration.md"
+OVER_HTTP = ROOT / "docs" / "http.md"
 URL = "http://127.0.0.1:8000"
 
 
@@ -31,6 +35,8 @@ def place(
     chest = {"WindowCenter": 128, "WindowWidth": 256, "PatientID": "patient_01", "SOPInstanceUID": "1.2.826.0.1.7"}
     (tmp_path / "chest.dcm").write_bytes(make_dicom(make_xray(100), **chest))
     (tmp_path / "knee.dcm").write_bytes(make_dicom(BodyPartExamined="KNEE"))
+    (tmp_path / "hip.dcm").write_bytes(make_dicom(BodyPartExamined="HIP"))
+    Image.fromarray(make_xray(100)).save(tmp_path / "chest.png")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -61,6 +67,24 @@ def test_python_blocks_run(place: Path, served: str, capsys: pytest.CaptureFixtu
     assert "case-" in out
     assert dcmread(place / "chest.sr.dcm").Modality == "SR"
     assert len(names["answers"]) == 8
+
+
+@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("jq")), reason="needs curl and jq")
+def test_curl_blocks_run(place: Path, served: str) -> None:
+    """The two cases of the page stand for two of this gallery."""
+    with open_gallery("gallery") as gallery:
+        ours = [gallery.case_id(image) for image in gallery.ids()[:2]]
+    blocks = re.findall(r"^```bash\n(curl .*?)^```", OVER_HTTP.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    theirs = dict.fromkeys(re.findall(r"case-[0-9a-f]{16}", "".join(blocks)))
+    assert len(blocks) == 7 and len(theirs) == 2
+    for block in blocks:
+        for old, new in zip([URL, *theirs], [served, *ours], strict=True):
+            block = block.replace(old, new)
+        shell = ["bash", "-euo", "pipefail", "-c", block]
+        answer = subprocess.run(shell, check=True, capture_output=True, text=True).stdout
+        status = json.loads(answer).get("status", 200) if answer else 200
+        assert status == (422 if "hip.dcm" in block else 200), answer
+    assert (place / "sr.dcm").stat().st_size
 
 
 @pytest.mark.parametrize("command", ["serve", "pacs follow", "pacs node", "data dicom"])

@@ -1,9 +1,9 @@
 """What the pages show is run: Python as it stands there, commands as far as it takes a moment, all others parsed.
 
-A page's `python` blocks run one after the other in one namespace, in a folder with model.onnx, models/, gallery/, run/,
-manifest.csv, chest.png, chest.dcm and images/xray-1.png to xray-6.png. A `csv` block with a title is written to that
-file first. A `bash` block can be pasted: notes stand after `#`. `<!-- run -->` above it has its `cbmir` lines run,
-`<!-- not run: why -->` keeps a `python` block from it.
+A page's `python` blocks run one after the other in one namespace, in a folder with the files that `place` makes. A
+`csv` block with a title is written to that file first. A `bash` block can be pasted: notes stand after `#`.
+`<!-- run -->` above it has it run, which takes lines of `cbmir` alone; `<!-- not run: why -->` keeps a `python` block
+from it.
 """
 
 from __future__ import annotations
@@ -83,6 +83,10 @@ def test_no_block_is_passed_over(page: str) -> None:
     assert len(fences) == 2 * len(blocks_of(page))
 
 
+def _runs(page: str) -> bool:
+    return any(block.language == "python" or block.note == "run" for block in blocks_of(page))
+
+
 @pytest.fixture
 def place(
     tmp_path: Path, tiny_model: Path, tiny_gallery: Path, tiny_manifest: Path, tiny_run: Path,
@@ -100,22 +104,25 @@ def place(
         Image.fromarray(make_xray(number + 50)).save(tmp_path / "images" / f"xray-{number}.png")
     Image.fromarray(make_xray(100)).save(tmp_path / "chest.png")
     tags = {"WindowCenter": 128, "WindowWidth": 256, "PatientID": "patient_01", "SOPInstanceUID": "1.2.826.0.1.7"}
-    (tmp_path / "chest.dcm").write_bytes(make_dicom(make_xray(100), **tags))
+    for name in ("chest.dcm", "studies/1.dcm", "archive/1.dcm"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(make_dicom(make_xray(100), **tags))
+    (tmp_path / "my.csv").write_text("image,patient_id\nimages/xray-1.png,p1\nimages/xray-2.png,p2\n")
+    (tmp_path / "more.csv").write_text("image,patient_id,Effusion,Mass,Nodule\nimages/xray-3.png,0001234,1,0,\n")
+    (tmp_path / "corrected.csv").write_text("image,patient_id,Effusion,Mass,Nodule\nimages/xray-3.png,0001234,0,0,0\n")
+    shutil.copytree(tiny_gallery, tmp_path / "other")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page != WITH_A_SERVICE and any(b.language == "python" for b in blocks_of(page))]
-)
-def test_python_blocks_run(page: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", [page for page in PAGES if page != WITH_A_SERVICE and _runs(page)])
+def test_blocks_run(page: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("page")  # by which a block's classes and functions can be found again
     monkeypatch.setitem(sys.modules, "page", module)
     monkeypatch.setitem(LOSSES, "focal", None)  # docs/extend.md adds it: not for the tests that follow
     module.__dict__["data"] = (place / "chest.dcm").read_bytes()
-    if page == "README.md":  # its gallery is of the model that comes with cbmir
-        shutil.rmtree("gallery")
-        cli.main(["index", "build", "starter", "manifest.csv", "-o", "gallery"], standalone_mode=False)
+    if any("-o gallery" in block.text for block in blocks_of(page) if block.note == "run"):
+        shutil.rmtree("gallery")  # the page builds it
     for block in blocks_of(page):
         if block.title:
             (place / block.title).write_text(block.text, "utf-8")
@@ -127,6 +134,8 @@ def test_python_blocks_run(page: str, place: Path, monkeypatch: pytest.MonkeyPat
 
 
 def run(block: Block) -> None:
+    lines = block.text.replace("\\\n", "").splitlines()
+    assert all(line.startswith("cbmir ") and not set("|><;&$`") & set(line.partition(" #")[0]) for line in lines)
     for words in block.commands():
         cli.main(args=words, prog_name="cbmir", standalone_mode=False)
 
