@@ -94,7 +94,7 @@ def _values(ctx: click.Context, option: click.Parameter, text: str) -> dict[str,
 @option("--view-column", "view", help="PA, AP, LATERAL or empty.")
 @option("--split-column", "split", help="train, val, test or empty. Default: patients are split 70:10:20.")
 @option("--report-column", "report", help="Text of the report, shown beside the image.")
-@option("--source-column", "source", help="Hospital or data set, by which 'cbmir benchmark' breaks its figures down.")
+@option("--source-column", "source", help="Hospital or data set; 'cbmir benchmark' reports figures for each.")
 @option("--date-column", "date", help="Date of the study: YYYY-MM-DD, YYYYMMDD or empty.")
 @option("--date-format", metavar="FORMAT", help="Format of other dates: '%d.%m.%Y' for 31.5.2019.")
 @option("--labels", callback=_names, metavar="A,B,C", default="", help="Findings that have their own column, with 1, "
@@ -107,8 +107,8 @@ def _values(ctx: click.Context, option: click.Parameter, text: str) -> dict[str,
 @option("--separator", default="|", help="Separator of the findings in that column.")
 @option("--labels-format", type=click.Choice(["text", "list"]), default="text", help="list: the cells are lists as "
         "Python or JSON print them, ['Mass', 'Nodule'].")  # fmt: skip
-@option("--unlabelled", is_flag=True, help="No label is known: the images can only be searched. --labels then only "
-        "names the findings.  [default: those of NIH]")  # fmt: skip
+@option("--unlabelled", is_flag=True, help="The table has no labels: the images can only be searched. --labels then "
+        "only names the findings.  [default: those of NIH]")  # fmt: skip
 @option("--images", type=PATH, metavar="DIR", help="Where relative image paths start. Default: FILE's folder.")
 @reads_images
 def table(
@@ -146,7 +146,7 @@ def table(
 @option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one per processor]")
 @writes_manifest
 def dicom(place: Path, labels: tuple[str, ...], output: Path, as_json: bool, **reading: Any) -> None:
-    """Manifest of the DICOM studies in a folder, or of a medium with a DICOMDIR.
+    """Manifest of the DICOM studies in a folder, or on a medium with a DICOMDIR.
 
     DIR is searched with its subfolders; a DICOMDIR file gives the files that it lists. Patient, study, view and date
     come from the headers, and findings are unknown. Files that are not chest radiographs are left out and listed with

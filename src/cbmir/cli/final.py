@@ -26,7 +26,7 @@ def final(report: Path, run: Path, method: str, seed: int, resume: bool, as_json
     Uses the options and the number of epochs of the folds. Thresholds and calibration come from the scores that each
     image got as a test image, and the card has the figures of all folds together.
 
-    REPORT is that of 'cbmir benchmark table … --folds 5'. Writes a RUN folder, as 'cbmir train' does.
+    REPORT is the folder of 'cbmir benchmark table … --folds 5'. Writes a RUN folder, as 'cbmir train' does.
     """
     require("lightning", "train")
     from cbmir.training.comparison.final import train_final

@@ -22,9 +22,9 @@ def add(gallery: str, model: Path, manifest: Path, engine: str, as_json: bool, *
     """Embed those images of MANIFEST that GALLERY does not have, and add them.
 
     Images that are already there stay as they are ('cbmir index update' updates labels and reports). Searches continue
-    during this. Each batch of images is added completely or not at all; after an interruption the same command
-    continues. The exit code is 2 if images cannot be read, or have changed since they were added (changed.csv). The
-    lists of earlier runs keep their rows about other images.
+    meanwhile. Each batch of images is added completely or not at all; after an interruption the same command
+    continues. The exit code is 2 if images cannot be read, or have changed since they were added (changed.csv). Lists
+    of earlier runs keep their rows for other images.
     """
     from cbmir.runtime.engines.registry import open_engine
     from cbmir.runtime.gallery.build import add_to_gallery

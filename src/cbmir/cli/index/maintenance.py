@@ -64,7 +64,7 @@ def verify(gallery: Path, as_json: bool) -> None:
 @option("--index", "setting", type=click.Choice(INDEX_SETTINGS), help="How to search from now on.")
 @json_option
 def rebuild(gallery: Path, setting: str | None, as_json: bool) -> None:
-    """Rebuild the search files from the gallery's database. Searches continue during this.
+    """Rebuild the search files from the gallery's database. Searches continue meanwhile.
 
     It is never required: damaged or outdated files are detected and rebuilt when they are needed.
     """
