@@ -26,11 +26,12 @@ from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.entry import Entry, Hit
 from cbmir.runtime.gallery.filters import Filter, parse
 from cbmir.runtime.imaging.radiograph import Radiograph
-from cbmir.runtime.results import Neighbour
+from cbmir.runtime.results import Analysis, Neighbour
 
 MOST_BESIDE = 3  # images beside the query
 MOST_PRIORS = 6
 _LOOKED_AT = 100  # images of one patient
+_IN_RESULTS = 10  # similar images in SR and SC
 _AMONG = 200  # nearest images among which those with most of the findings that were asked for come first
 FROM_THUMBNAIL = (
     "This image's file is gone or has changed since it came into the gallery: it was analysed from its thumbnail, so "
@@ -136,11 +137,11 @@ class Desk:
     def region(self, session: Session, controls: Controls, box: Region | None) -> Step | None:
         """Search by a part of the image, or, with None, by the whole of it again."""
         step = self._image_step(session)
-        above = step.above if step.region else step.number
+        whole = next((one for one in reversed(session.trail()) if one.region is None), step)
         if box is None:
-            return session.go(step.above) if step.region else step
-        whole = replace(step, controls=controls, wish=Wish(), above=above, compare=(), link="")
-        return self._show(session, replace(whole, title="Region", region=box))
+            return session.go(whole.number)
+        region = replace(step, controls=controls, wish=Wish(), above=whole.number, compare=(), link="")
+        return self._show(session, replace(region, title="Region", region=box))
 
     def weigh(self, session: Session, controls: Controls, weights: Sequence[float]) -> Step | None:
         """Rank again by a weight for each of the model's findings, and by what was marked before."""
@@ -197,13 +198,16 @@ class Desk:
         )
 
     def dicom_results(self, session: Session) -> bytes:
-        """A zip file of a DICOM file's SR and SC, as `cbmir pacs analyze` makes them: whole image, without filters."""
-        image = self._image_step(session).image
+        """A zip file of a DICOM file's SR and SC, as `cbmir pacs analyze` makes them: of the whole image and without
+        filters, with the page's operating point and patient."""
+        step = self._image_step(session)
+        image, own = step.image, step.controls
         file = self.whole.dicom(image.key) if image else b""
         if not file:
             raise UserError("Open the DICOM file again: it is no longer kept here.")
         radiograph = self.finder.read(file)
-        results = make_results(file, self.finder.analyze(radiograph), self.finder, kinds=("sr", "sc"), image=radiograph)
+        analysis = self._analyze(radiograph, replace(own.dropped(""), k=_IN_RESULTS), None)
+        results = make_results(file, analysis, self.finder, kinds=("sr", "sc"), image=radiograph)
         made = io.BytesIO()
         with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, dataset in results.named():
@@ -252,22 +256,29 @@ class Desk:
 
     def _by_image(self, step: Step, image: Upload) -> Step:
         controls = step.controls
-        analysis = self.finder.analyze(
-            image.radiograph, controls.k, patient_id=controls.patient or None, exclude_same_patient=controls.exclude,
-            filter=controls.filter, region=step.region,
-        )  # fmt: skip
+        analysis = self._analyze(image.radiograph, controls, step.region)
         if step.wish:
             analysis = self.finder.refine(
                 analysis, alike=step.wish.alike, unlike=step.wish.unlike, findings=dict(step.wish.findings),
                 k=controls.k, filter=controls.filter, exclude_same_patient=controls.exclude,
             )  # fmt: skip
-        if controls.point != analysis.operating_point:
-            analysis = analysis.at(self.finder.engine.card, controls.point)
         analysis = replace(analysis, warnings=(*analysis.warnings, *image.warnings))
         known = bool(controls.patient or image.radiograph.patient_id.strip() or analysis.known)
-        parts = [controls.text(known=known)] + ["by a region"] * (step.region is not None)
+        parts = [controls.text(known=known)]
+        if step.region is not None:
+            left, top, right, bottom = (f"{100 * edge:.0f}%" for edge in step.region)
+            parts.append(f"by a region: {left} to {right} from the left, {top} to {bottom} from the top")
         parts += [f"refined: {step.wish.text()}"] if step.wish else []
         return replace(step, analysis=analysis, neighbours=analysis.neighbours, searched="; ".join(parts))
+
+    def _analyze(self, radiograph: Radiograph, controls: Controls, region: Region | None) -> Analysis:
+        analysis = self.finder.analyze(
+            radiograph, controls.k, patient_id=controls.patient or None, exclude_same_patient=controls.exclude,
+            filter=controls.filter, region=region,
+        )  # fmt: skip
+        if controls.point == analysis.operating_point:
+            return analysis
+        return analysis.at(self.finder.engine.card, controls.point)
 
     def _by_findings(self, step: Step) -> Step:
         """Of the nearest images those with most of the findings first, and of these the nearest."""

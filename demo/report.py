@@ -80,7 +80,8 @@ def _timeline(gallery: SearchableGallery, hits: Sequence[Hit]) -> str:
             f"<figure>{picture}<figcaption><b>{escape(hit.entry.date)}</b>, cosine {hit.cosine:.3f}<br>{escape(labels)}"
             f"<br>{escape(gallery.case_id(hit.entry.id))}</figcaption></figure>"
         )
-    return f'<h2>Of this patient id in the gallery</h2><div class="timeline">{"".join(figures)}</div>' if hits else ""
+    head = '<h2>Of this patient id in the gallery</h2><p class="fine">The most similar dated images, at most six.</p>'
+    return f'{head}<div class="timeline">{"".join(figures)}</div>' if hits else ""
 
 
 def _evidence(card: ModelCard, image: Upload, analysis: Analysis, label: str) -> str:

@@ -218,7 +218,7 @@ class Finder(Closing):
             known=tuple(entry.id for entry in known),
             patients=patients,
         )
-        return self._with_neighbours(analysis, self.gallery, found)
+        return self._with_neighbours(analysis, self.gallery, found, by_labels=rank == "findings" or filter.where != "")
 
     def refine(
         self,
@@ -265,7 +265,8 @@ class Finder(Closing):
         cells, region = None, analysis.region
         if region is not None:
             cells = RegionCells.of(region, analysis.feature_map.shape[1:], self.card.preprocess)
-        return self._with_neighbours(refined, gallery, Query(vector, k, filter, exact, cells=cells).search(gallery))
+        found = Query(vector, k, filter, exact, cells=cells).search(gallery)
+        return self._with_neighbours(refined, gallery, found, by_labels=bool(findings or filter.where))
 
     def search_by_findings(
         self, labels: Sequence[str], k: int = 10, *, filter: Filter = Filter(),  # noqa: B008
@@ -350,10 +351,11 @@ class Finder(Closing):
             raise UserError("expected a gallery to search, found none: open the finder with one")
         return self.gallery
 
-    def _with_neighbours(self, analysis: Analysis, gallery: SearchableGallery, found: SearchResult) -> Analysis:
+    def _with_neighbours(
+        self, analysis: Analysis, gallery: SearchableGallery, found: SearchResult, *, by_labels: bool
+    ) -> Analysis:
         names = {canonical(name) for name in analysis.query_labels}
-        # Neighbours that were chosen to agree with the findings say nothing about them.
-        counted = () if analysis.rank == "findings" else found.hits
+        counted = () if by_labels else found.hits  # neighbours that labels chose say nothing about these
         return replace(
             analysis,
             neighbours=tuple(neighbour_of(hit, names) for hit in found.hits),

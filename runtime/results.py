@@ -177,7 +177,8 @@ class Analysis:
         warnings: Sentences that every reader must see.
         embedding: float32 [D], unit norm.
         feature_map: float32 [D, h, w].
-        agreement: One per label of the gallery; empty without neighbours.
+        agreement: One per label of the gallery; empty without neighbours, or if labels or findings chose them (`where`,
+            `rank`, a refinement towards findings).
         novelty: None without a gallery, or with a small one.
         query_labels: The image's known labels if it is in the gallery, else the predicted ones.
         known: Ids of the gallery's entries that were made from the same file.

@@ -25,6 +25,7 @@ _GRAVE = {
 _ROUTINE = frozenset({
     "date left out", "excess pixel data", "nonstandard file", "view unknown", "body part unknown", "modality unknown",
     "LUT rescaled", "invalid window skipped", "unknown window function", "no window", "unknown code",
+    "stored in colour",
 })  # fmt: skip
 _SHORT = {
     NOTHING_ALIKE: "Nothing in the gallery looks like this image",

@@ -8,7 +8,7 @@ from cbmir.card import WITHOUT_FINDINGS, ModelCard, OperatingPoint
 from cbmir.demo.page.markup import escape, percent, spelled
 from cbmir.labels import canonical
 from cbmir.runtime.novelty import QUANTILE, Novelty
-from cbmir.runtime.results import Analysis, Finding, LabelAgreement, most_probable_first
+from cbmir.runtime.results import CHANCE, Analysis, Finding, LabelAgreement, most_probable_first
 
 WHOLE = '<p class="fine">Of the whole image, not of the box.</p>'
 REST = '<p class="fine">Findings appear here, with what the similar images say about each.</p>'
@@ -17,6 +17,7 @@ _ASK = (
     '<button type="button" data-say="0" aria-pressed="false">Disagree</button></span>'
 )
 GATE = "Show the findings anyway"
+UNCOUNTED = "Similar images are not counted here: they were searched for by their labels, or have none."
 
 
 def threshold_probability(card: ModelCard, finding: Finding) -> float | None:
@@ -38,6 +39,7 @@ def findings_html(card: ModelCard, analysis: Analysis, *, gated: bool = False, a
     if not card.has_findings:
         return f'<p class="fine">{escape(WITHOUT_FINDINGS)}</p>{novelty_html(analysis.novelty)}'
     agreement = {canonical(of.label): of for of in analysis.agreement}
+    said = {f.label: neighbours_say(f, agreement.get(canonical(f.label))) for f in analysis.findings if agreement}
     points = dict(zip(card.labels.names, card.operating_points.get(analysis.operating_point, ()), strict=False))
     rows = most_probable_first(analysis.findings)
     groups = (
@@ -47,11 +49,13 @@ def findings_html(card: ModelCard, analysis: Analysis, *, gated: bool = False, a
     )
     parts = "".join(
         f'<h3>{name} <span class="count">{len(found)}</span></h3><ol>'
-        + "".join(_row(card, f, points.get(f.label), agreement.get(canonical(f.label)), asked=asked) for f in found)
+        + "".join(_row(card, f, points.get(f.label), said.get(f.label, ("", False)), asked=asked) for f in found)
         + "</ol>"
         for name, found in groups
         if found or name == groups[0][0]
     )
+    if analysis.neighbours and not analysis.agreement:
+        parts += f'<p class="fine">{UNCOUNTED}</p>'
     parts += novelty_html(analysis.novelty)
     if gated:
         return f'<details class="gate"><summary>{GATE}</summary>{parts}</details>'
@@ -59,7 +63,7 @@ def findings_html(card: ModelCard, analysis: Analysis, *, gated: bool = False, a
 
 
 def _row(
-    card: ModelCard, finding: Finding, point: OperatingPoint | None, of: LabelAgreement | None, *, asked: bool
+    card: ModelCard, finding: Finding, point: OperatingPoint | None, said: tuple[str, bool], *, asked: bool
 ) -> str:
     bar, number, limit = "", f"score {finding.score:.2f}", "No threshold is known for this finding."
     at = threshold_probability(card, finding)
@@ -71,7 +75,7 @@ def _row(
         limit = f"Threshold {percent(at)}"
         if point is not None:
             limit += f": there, sensitivity {percent(point.sensitivity)} and specificity {percent(point.specificity)}"
-    text, differs = neighbours_say(finding, of)
+    text, differs = said
     flag = '<em title="The similar images say otherwise">differs</em>' * differs
     kind = {True: "above", False: "below", None: "open"}[finding.predicted]
     return (
@@ -91,9 +95,11 @@ def neighbours_say(finding: Finding, of: LabelAgreement | None) -> tuple[str, bo
     if not known:
         return "not known of the similar images", False
     text = f"in {having} of {known} similar images"
+    rare = False  # that no similar image has it
     if of.gallery is not None:
         text += f", gallery {percent(of.gallery)}"
-    differs = of.above_chance if finding.predicted is False else finding.predicted is True and not having
+        rare = having == 0 and (1 - of.gallery) ** known < CHANCE
+    differs = of.above_chance if finding.predicted is False else finding.predicted is True and rare
     return text, differs
 
 

@@ -15,7 +15,7 @@ from cbmir.demo.page.alerts import alerts_html, error_html, is_grave, words_of
 from cbmir.demo.page.findings import REST, WHOLE, findings_html, rounded
 from cbmir.demo.page.layout import Layout
 from cbmir.demo.page.markup import escape, spelled
-from cbmir.demo.page.similar_images import Likeness, box_corners, card, label_marks, mentions
+from cbmir.demo.page.similar_images import box_corners, card, label_marks, mentions
 from cbmir.demo.page.viewer import pane
 from cbmir.demo.sessions import Session, Step
 from cbmir.errors import CbmirError
@@ -32,7 +32,6 @@ _EMPTY = "No image of the gallery passes these filters."
 class Screen:
     def __init__(self, desk: Desk, layout: Layout) -> None:
         self._desk, self._at = desk, layout
-        self._likeness = Likeness.of(desk.gallery)
 
     def answer(self, session: Session, act: Callable[[], object], *, opening: bool) -> Updates:
         """Act, and show the step that a session is at then. A step that cannot be shown is taken away again."""
@@ -120,8 +119,8 @@ class Screen:
 
     def _pane(self, step: Step, one: Beside) -> dict[str, Any]:
         rank = next(rank for rank, n in enumerate(step.neighbours, 1) if n.id == one.neighbour.id)
-        cosine = one.neighbour.cosine
-        name = f"Similar image {rank}: {self._words(step, one.neighbour).lower()} ({cosine:.3f})"
+        facts = (self._words(step, one.neighbour), one.neighbour.view, one.neighbour.date)
+        name = f"Similar image {rank}: {' · '.join(fact for fact in facts if fact)}"
         return {
             **pane(one.pixels, self._desk.finder.card.preprocess, one.neighbour.id, one.key), "name": name,
             "cells": None if one.evidence is None else rounded(one.evidence.tolist()),
@@ -138,7 +137,7 @@ class Screen:
             card(rank, neighbour, entry, thumbnail, self._words(step, neighbour), labels)
             for rank, (neighbour, entry, thumbnail) in enumerate(found, 1)
         ]
-        note = "most of the findings first, then the nearest" if step.analysis is None else ""
+        note = "of the 200 nearest, those with most of the findings first" if step.analysis is None else ""
         heading = "Similar images" if step.analysis else f"Images with {step.title}"
         return {
             "heading": "Similar to the box" if step.region else heading, "note": note,
@@ -148,10 +147,10 @@ class Screen:
         }  # fmt: skip
 
     def _words(self, step: Step, neighbour: Neighbour) -> str:
-        """How alike a similar image is, where its cosine can be compared with those of whole images."""
+        """How similar an image is to what was searched for."""
         if step.analysis is None:
             return f"{len(neighbour.shared)} of {len(step.labels)} findings"
-        return "By the region" if step.region else self._likeness.words(neighbour.cosine)
+        return f"similarity {neighbour.cosine:.3f}"
 
 
 def _maps(analysis: Analysis) -> dict[str, list[list[float]]]:

@@ -1,25 +1,17 @@
-"""Similar images as cards, and words that say how rare a similarity is among pairs of the gallery."""
+"""Similar images as cards."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import gradio as gr
-import numpy as np
-from numpy.typing import NDArray
 
 from cbmir.demo.page.markup import data_uri, spelled, static
 from cbmir.labels import canonical
 from cbmir.runtime.gallery.entry import Entry
-from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.results import Neighbour
-
-_SAMPLE = 400
-#: Share of the gallery's pairs that are less alike, and what is said from there on.
-_WORDS = ((0.999, "Nearly identical"), (0.99, "Very similar"), (0.95, "Similar"), (0.8, "Somewhat similar"))
 
 
 def similar_images(*, visible: bool) -> gr.HTML:
@@ -38,26 +30,6 @@ def similar_images(*, visible: bool) -> gr.HTML:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class Likeness:
-    """`cosines` are those between pairs of a sample of the gallery, float32, sorted; empty where it has no pair."""
-
-    cosines: NDArray[np.float32]
-
-    @classmethod
-    def of(cls, gallery: SearchableGallery) -> Self:
-        ids = gallery.ids()
-        if len(ids) < 2:
-            return cls(np.empty(0, np.float32))
-        rows = np.random.default_rng(0).choice(len(ids), min(_SAMPLE, len(ids)), replace=False)
-        vectors = np.stack([gallery.vector(ids[row]) for row in rows])
-        return cls(np.sort((vectors @ vectors.T)[np.triu_indices(len(vectors), 1)]))
-
-    def words(self, cosine: float) -> str:
-        share = float(np.searchsorted(self.cosines, cosine)) / max(1, len(self.cosines))  # of pairs less alike
-        return next((word for least, word in _WORDS if share >= least), "Not similar")
-
-
 def card(
     rank: int, neighbour: Neighbour, entry: Entry, thumbnail: bytes | None, words: str,
     query_labels: Sequence[str] | None,
@@ -65,12 +37,12 @@ def card(
     """One similar image as plain values; the page makes text of them, never HTML.
 
     Args:
-        words: How alike it is.
+        words: How similar it is.
         query_labels: Those of the query; None where nothing is known of it.
     """
     return {
         "rank": rank, "id": neighbour.id, "src": "" if thumbnail is None else data_uri(thumbnail), "words": words,
-        "cosine": f"{neighbour.cosine:.3f}", "labels": label_marks(query_labels, entry, neighbour),
+        "labels": label_marks(query_labels, entry, neighbour),
         "facts": " · ".join(fact for fact in (entry.view, entry.date) if fact),
         "report": mentions(neighbour.report.strip(), neighbour.shared), "boxes": box_corners(neighbour),
         "place": neighbour.place,

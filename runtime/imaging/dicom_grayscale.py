@@ -57,7 +57,7 @@ class Chain:
     def _of_colour(cls, tags: Tags, values: NDArray[np.float64], intensity: str, photometric: str) -> Chain:
         """Of luma, or of a palette's stored values."""
         sentence = f"is {photometric}, but the image is grey: read as a picture, without windows"
-        tags.warn("colour", f"{tag_name('PhotometricInterpretation')} {sentence}")
+        tags.warn("stored in colour", f"{tag_name('PhotometricInterpretation')} {sentence}")
         colourful, luma = None, values / 255
         padding = np.zeros(len(values), dtype=bool)
         if photometric == PALETTE:

@@ -13,9 +13,9 @@ import pytest
 from cbmir.card import Calibration, ModelCard, OperatingPoint
 from cbmir.demo.controls import MOST_NEIGHBOURS, Controls
 from cbmir.demo.page.alerts import alerts_html, error_html, is_grave
-from cbmir.demo.page.findings import GATE, findings_html, neighbours_say, novelty_html
+from cbmir.demo.page.findings import GATE, UNCOUNTED, findings_html, neighbours_say, novelty_html
 from cbmir.demo.page.markup import escape, percent, spelled
-from cbmir.demo.page.similar_images import Likeness, card, label_marks, mentions
+from cbmir.demo.page.similar_images import card, label_marks, mentions
 from cbmir.errors import UserError
 from cbmir.manifest import Box
 from cbmir.runtime import Analysis, Entry, Finding, LabelAgreement, Neighbour
@@ -25,7 +25,6 @@ from cbmir.runtime.neighbours import IN_GALLERY, NOTHING_ALIKE, PATIENT_UNKNOWN
 from cbmir.runtime.novelty import Novelty
 
 NASTY = '<script>alert("x")</script>\'"><img src=x onerror=alert(1)> {{constructor}} ${1+1} `'
-LIKENESS = Likeness(np.linspace(-1, 0.9, 1000).astype(np.float32))
 
 
 def text_of(page: str) -> str:
@@ -87,6 +86,13 @@ def test_findings_stand_above_and_below_their_thresholds(tiny_card: ModelCard) -
     assert "not in the gallery" in made
 
 
+def test_similar_images_that_labels_chose_are_not_counted(tiny_card: ModelCard) -> None:
+    one = Finding("Mass", 0.2, 0.1, False, 0.9)
+    near = Neighbour("a1", "", "", 1, 0.5, ("Mass",), (), "")
+    assert UNCOUNTED in findings_html(tiny_card, replace(analysis(one), neighbours=(near,)))
+    assert UNCOUNTED not in findings_html(tiny_card, analysis(one))
+
+
 def test_findings_behind_a_grave_warning_are_shown_on_request(tiny_card: ModelCard) -> None:
     one = analysis(Finding("Mass", 0.2, 0.1, False, 0.9))
     assert GATE in findings_html(tiny_card, one, gated=True)
@@ -94,14 +100,14 @@ def test_findings_behind_a_grave_warning_are_shown_on_request(tiny_card: ModelCa
 
 
 @pytest.mark.parametrize(
-    ("predicted", "positive", "above_chance", "differs"),
-    [(True, 0, False, True), (True, 1, False, False), (False, 9, True, True), (False, 1, False, False),
-     (None, 9, True, False)],
+    ("predicted", "positive", "gallery", "above_chance", "differs"),  # .8^20 = .01, .9^20 = .12
+    [(True, 0, 0.2, False, True), (True, 0, 0.1, False, False), (True, 1, 0.2, False, False),
+     (False, 9, 0.1, True, True), (False, 1, 0.1, False, False), (None, 9, 0.1, True, False)],
 )  # fmt: skip
 def test_similar_images_may_say_otherwise(
-    predicted: bool | None, positive: int, above_chance: bool, differs: bool
+    predicted: bool | None, positive: int, gallery: float, above_chance: bool, differs: bool
 ) -> None:
-    of = LabelAgreement("Mass", positive, 20 - positive, 0, 0, 0.1, gallery=0.1, above_chance=above_chance)
+    of = LabelAgreement("Mass", positive, 20 - positive, 0, 0, 0.1, gallery=gallery, above_chance=above_chance)
     assert neighbours_say(Finding("Mass", 0.5, 0.5, predicted, 0.4), of)[1] is differs
 
 
@@ -116,24 +122,6 @@ def test_nothing_is_said_where_the_similar_images_have_no_labels() -> None:
 def test_novelty_is_a_line() -> None:
     assert "More unusual than 86% of the gallery's images (flagged above 99%)." in novelty_html(Novelty(0.3, 86, False))
     assert "too small" in novelty_html(None)
-
-
-@pytest.mark.parametrize(
-    ("cosine", "words"),
-    [
-        (1.0, "Nearly identical"),
-        (0.895, "Very similar"),
-        (0.85, "Similar"),
-        (0.6, "Somewhat similar"),
-        (0, "Not similar"),
-    ],
-)
-def test_likeness_is_how_rare_it_is(cosine: float, words: str) -> None:
-    assert LIKENESS.words(cosine) == words
-
-
-def test_likeness_without_a_pair_to_compare() -> None:
-    assert Likeness(np.empty(0, np.float32)).words(0.9) == "Not similar"
 
 
 def test_labels_are_marked_by_words() -> None:
@@ -153,7 +141,7 @@ def test_a_card_has_no_path_and_no_patient() -> None:
     made = card(1, neighbour, entry(), b"\xff\xd8", "Alike", ("Effusion",))
     assert made["report"] == [("Small ", False), ("effusion", True), (". No mass.", False)]
     assert made["boxes"] == [pytest.approx([0.1, 0.2, 0.4, 0.6])]
-    assert (made["cosine"], made["facts"]) == ("0.969", "PA")
+    assert (made["words"], made["facts"]) == ("Alike", "PA")
     assert "secret" not in json.dumps(made) and "p1" not in json.dumps(made)
 
 

@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from cbmir.demo.sessions import Session, Wish
 from cbmir.demo.uploads import PICTURE_SIDE
 from cbmir.errors import NotAnImageError, UserError
 from cbmir.manifest import Manifest, Row
-from cbmir.runtime import Finder, build_gallery
+from cbmir.runtime import Analysis, Finder, build_gallery
 from dicom_files import make_dicom
 
 FEW = Controls(k=4)
@@ -244,7 +245,40 @@ def test_a_report_and_a_page_without_an_image(desk: Desk) -> None:
     assert "Evidence for Mass" in desk.report(session, "Mass") and "by a region" not in desk.report(session)
     desk.region(session, FEW, (0.2, 0.2, 0.6, 0.6))
     desk.refine(session, FEW, Wish((first.neighbours[1].id,), findings=(("Mass", 0.5),)))
-    assert "same patient left out; by a region; refined: 1 alike, towards Mass." in desk.report(session)
+    where = "by a region: 20% to 60% from the left, 20% to 60% from the top"
+    assert f"same patient left out; {where}; refined: 1 alike, towards Mass." in desk.report(session)
+
+
+def test_after_a_region_comes_the_whole_image(desk: Desk) -> None:
+    session = Session()
+    first = desk.example(session, FEW, 0)
+    desk.region(session, FEW, (0.2, 0.2, 0.6, 0.6))
+    desk.refine(session, FEW, Wish((first.neighbours[1].id,)))
+    desk.region(session, FEW, (0.1, 0.1, 0.5, 0.5))
+    assert [one.title for one in session.trail()] == [first.title, "Region"]
+    assert desk.region(session, FEW, None) is first
+
+
+def test_dicom_results_are_of_the_patient_on_the_page(
+    desk: Desk, uploads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Analysis] = []
+
+    class Results:
+        def named(self) -> list[tuple[str, Any]]:
+            return []
+
+    def make(file: bytes, analysis: Analysis, *_: object, **__: object) -> Results:
+        given.append(analysis)
+        return Results()
+
+    monkeypatch.setattr("cbmir.demo.desk.make_results", make)
+    session = Session()
+    (uploads / "chest.dcm").write_bytes(make_dicom())
+    desk.open(session, FEW, [str(uploads / "chest.dcm")])
+    desk.search(session, replace(FEW, patient="patient_00"))
+    desk.dicom_results(session)
+    assert "patient_00" in given[0].patients
 
 
 def test_dicom_results_of_a_dicom_file(desk: Desk, uploads: Path) -> None:

@@ -261,7 +261,10 @@ def test_agreement_is_that_of_the_neighbours(finder: Finder, make_xray: MakeXray
 def test_neighbours_of_a_filter(finder: Finder, tiny_manifest: Path) -> None:
     asked = Filter(exclude_patients=frozenset({"patient_00"}), where="Effusion")
     analysis = finder.analyze(image(tiny_manifest, 6), k=50, filter=asked)
-    assert analysis.agreement[0].positive == len(analysis.neighbours) == 8
+    assert len(analysis.neighbours) == 8 and all("Effusion" in one.labels for one in analysis.neighbours)
+    assert analysis.agreement == ()  # their labels were asked for: they say nothing about the image
+    refined = finder.refine(finder.analyze(image(tiny_manifest, 6)), findings={"Effusion": 1})
+    assert refined.neighbours and refined.agreement == ()
     assert not {"patient_00", "patient_03"} & {n.patient_id for n in analysis.neighbours}
     assert finder.analyze(image(tiny_manifest, 6), k=50, filter=Filter(view="AP")).neighbours == ()
     with pytest.raises(GalleryError, match="expected labels among"):

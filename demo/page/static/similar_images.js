@@ -62,7 +62,7 @@ function card(one, canRefine) {
     ] : []),
     button("Pin", `Pin ${which}`, () => toggle("pinned", one.id), {"data-mark": "pinned"}));
   const made = make("li", {class: "card", "data-id": one.id}, film,
-    make("p", {class: "line"}, make("strong", {}, one.words), make("span", {title: "Cosine of the two embeddings"}, one.cosine)),
+    make("p", {class: "line"}, make("strong", {title: "Similarity: the cosine of the embeddings, at most 1"}, one.words)),
     make("ul", {class: "labels"}, ...(labels.length ? labels : [make("li", {class: "none"}, "no finding")])),
     make("p", {class: "facts", title: one.id}, [one.facts, one.id].filter(Boolean).join(" · ")));
   if (one.report.length) {
@@ -97,7 +97,8 @@ element.addEventListener("click", (event) => {
   if (name === "refine") trigger("refine", {alike: [...marks.alike], unlike: [...marks.unlike]});
   if (name === "beside") trigger("compare", {ids: [...marks.pinned].filter((id) => ids().includes(id))});
   if (name === "clear") {
-    for (const kind of Object.keys(marks)) marks[kind].clear();
+    for (const kind of ["alike", "unlike"]) for (const id of [...marks[kind]]) toggle(kind, id); // and takes it back
+    marks.pinned.clear();
     trigger("pin", {ids: []});
     mark();
   }

@@ -47,7 +47,7 @@ def check(data: bytes, photometric: str, tolerance: int = 0) -> None:
     assert radiograph.pixels.shape == GREY.shape
     assert np.abs(radiograph.pixels.astype(int) - GREY).max() <= tolerance
     (warning,) = radiograph.warnings
-    assert warning.kind == "colour"
+    assert warning.kind == "stored in colour"
     assert f"PhotometricInterpretation (0028,0004) is {photometric}, but the image is grey" in warning
 
 
@@ -80,7 +80,7 @@ def test_grey_compressed() -> None:
 def test_a_few_coloured_marks_are_grey_in_fact() -> None:
     marked = RGB.copy()
     marked[:8, :8] = (255, 0, 0)  # 1.6%
-    assert read_image(colour_dicom(marked)).warnings[0].kind == "colour"
+    assert read_image(colour_dicom(marked)).warnings[0].kind == "stored in colour"
 
 
 @pytest.mark.parametrize("data", [colour_dicom(COLOURFUL), rle(COLOURFUL)])
@@ -144,7 +144,7 @@ def test_a_grey_palette() -> None:
 def test_a_palette_of_bytes_said_to_be_of_16_bits() -> None:
     radiograph = read_image(palette_dicom(*[list(range(256))] * 3))
     assert np.array_equal(radiograph.pixels, GREY)
-    assert [warning.kind for warning in radiograph.warnings] == ["colour", "LUT rescaled"]
+    assert [warning.kind for warning in radiograph.warnings] == ["stored in colour", "LUT rescaled"]
 
 
 def test_luma_of_a_tinted_palette() -> None:
