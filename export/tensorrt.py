@@ -13,7 +13,7 @@ from typing import Any
 from onnx import load_model_from_string
 
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
-from cbmir.errors import CardError, EngineError, ModelError, UserError
+from cbmir.errors import CardError, EngineError, ModelError, UserError, installing
 from cbmir.files import replacing, write_json
 from cbmir.runtime.engines.base import decode_head
 from cbmir.runtime.engines.nvidia import current_gpu, find_tensorrt, tensorrt_logger
@@ -96,7 +96,7 @@ def _builder_for(target: str) -> tuple[Any, str, str]:
     if flavour == "tensorrt":
         if target != here:
             raise EngineError(f"TensorRT builds only for this machine's GPU ({here}), but {target} was requested; "
-                              'to build for others: pip install "cbmir[tensorrt-rtx]"')  # fmt: skip
+                              f"to build for others, {installing('tensorrt-rtx')}")  # fmt: skip
         return trt, flavour, target
     known = [name.lower() for name in trt.ComputeCapability.__members__ if name.startswith("SM")]
     if target not in known:

@@ -139,7 +139,7 @@ def test_a_query_without_torch(
         cwd=tmp_path,
         env=CLEAN,
     )
-    assert refused.returncode == 2 and 'pip install "cbmir[train]"' in refused.stderr
+    assert refused.returncode == 2 and 'extra "train"' in refused.stderr
 
 
 #: What an integrator's process does: a file's results, the node with a sender, and the other modules of points 1 to 4.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from cbmir.errors import EngineError, MissingDependencyError, require
+from cbmir.errors import EngineError, MissingDependencyError, installing, require
 
 log = logging.getLogger("cbmir")
 
@@ -39,7 +39,7 @@ def current_gpu() -> Gpu:
         driver = ctypes.CDLL(library)
     except OSError as error:
         raise EngineError(f"this machine has no NVIDIA GPU with a driver ({library} cannot be loaded); install its "
-                          'driver, and pip install "cbmir[tensorrt]" or "cbmir[gpu]"') from error  # fmt: skip
+                          f"driver, and {installing('tensorrt', 'gpu')}") from error  # fmt: skip
 
     def ask(function: str, *arguments: Any) -> None:
         if status := getattr(driver, function)(*arguments):
@@ -69,11 +69,8 @@ def find_tensorrt(*flavours: str) -> tuple[ModuleType, str]:
                 return importlib.import_module(name), flavour
             except (ImportError, OSError, RuntimeError) as error:
                 if not isinstance(error, ModuleNotFoundError) or error.name != name:
-                    raise EngineError(f"{name} does not import: {error}; {_install(flavour)}") from error
-    raise MissingDependencyError(
-        f"{' or '.join(flavours)} is not installed. Install it with: "
-        f"{' or '.join(_install(flavour) for flavour in flavours)}"
-    )
+                    raise EngineError(f"{name} does not import: {error}; {installing(flavour)}") from error
+    raise MissingDependencyError(f"{' or '.join(flavours)} is not installed: {installing(*flavours)}")
 
 
 def loaded_tensorrt() -> str:
@@ -84,10 +81,6 @@ def loaded_tensorrt() -> str:
         except (OSError, AttributeError):
             continue
     return "unknown"
-
-
-def _install(flavour: str) -> str:
-    return f'pip install "cbmir[{flavour}]"'
 
 
 def tensorrt_logger(trt: Any) -> Any:

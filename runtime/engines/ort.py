@@ -15,7 +15,7 @@ import numpy as np
 
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.choices import Mode
-from cbmir.errors import CardError, EngineError, ModelError, require
+from cbmir.errors import CardError, EngineError, ModelError, installing, require
 from cbmir.input_file import MOST_MODEL, input_digest
 from cbmir.process import available_threads
 from cbmir.runtime.engines.base import Engine, Runner, check_graph, decode_head, give_back_freed_memory
@@ -82,7 +82,7 @@ def check(engine: str) -> str:
     provider = PROVIDERS[engine][0]
     if provider not in ort.get_available_providers():
         raise EngineError(f"the installed ONNX Runtime has no {provider}; "
-                          f'pip install "cbmir[gpu]" in place of onnxruntime')  # fmt: skip
+                          f"in place of onnxruntime, {installing('gpu')}")  # fmt: skip
     options = ort.SessionOptions()
     options.log_severity_level = 4  # silent: an error is in the answer
     value = np.array([1.5], np.float32)

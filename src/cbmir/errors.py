@@ -160,11 +160,15 @@ class TrainingError(CbmirError):
     """Training reached NaN or another state that it cannot recover from."""
 
 
+def installing(*extras: str) -> str:
+    """How to install one of these extras of cbmir, in words that are right with and without a clone."""
+    names = " or ".join(f'"{extra}"' for extra in extras)
+    return f"""install cbmir's extra {names} (from a clone: pip install ".[{extras[0]}]")"""
+
+
 def require(module: str, extra: str) -> ModuleType:
-    """Import an optional module, or raise `MissingDependencyError` with the exact command that installs it."""
+    """Import an optional module, or raise `MissingDependencyError` that says how to install it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f'{error.name or module} is not installed. Install it with: pip install "cbmir[{extra}]"'
-        ) from error
+        raise MissingDependencyError(f"{error.name or module} is not installed: {installing(extra)}") from error

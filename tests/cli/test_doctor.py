@@ -17,7 +17,7 @@ import cbmir
 from cbmir import machine
 from cbmir.choices import ENGINES
 from cbmir.cli import doctor, main
-from cbmir.errors import EngineError
+from cbmir.errors import EngineError, installing
 from cbmir.runtime import open_engine
 from cbmir.runtime.engines.nvidia import Gpu
 from cbmir.runtime.engines.registry import why_not
@@ -65,7 +65,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, modules: dict[str, Any]) -> Calla
 
 
 def test_here(capsys: Captured) -> None:
-    """The development environment has all that `pip install "cbmir[dev]"` brings."""
+    """The development environment has all that the extra `dev` brings."""
     assert run("doctor", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert list(report) == [
@@ -105,10 +105,10 @@ def test_missing_and_too_old(installed: Callable[..., None]) -> None:
     installed(timm=None, torch="2.5.9+cpu", gradio=None, pandas="10.0")
     report = doctor.examine()
     assert report["extras"]["train"]["missing"] == ["torch>=2.6 (found 2.5.9+cpu)", "timm"]
-    assert report["extras"]["demo"] == {"missing": ["gradio"], "install": 'pip install "cbmir[demo]"'}
+    assert report["extras"]["demo"] == {"missing": ["gradio"], "install": installing("demo")}
     assert "gradio" not in report["packages"]
     text = doctor.text(report)
-    assert '  demo         missing gradio: pip install "cbmir[demo]"\n' in text
+    assert f"  demo         missing gradio: {installing('demo')}\n" in text
     assert "  nothing is decoded: pydicom" in text
 
 
@@ -149,11 +149,11 @@ def test_engines_are_what_auto_goes_by(tiny_model: Path) -> None:
 
 
 def test_the_text_says_why_an_engine_does_not_load(modules: dict[str, Any]) -> None:
-    whys = {"openvino": 'openvino is not installed; pip install "cbmir[openvino]"'}
+    whys = {"openvino": "openvino is not installed; expected it"}
     available = SimpleNamespace(probe=lambda name: ("", whys[name]) if name in whys else (f"Library of {name}", ""))
     modules["cbmir.runtime.engines.registry"] = available
     text = doctor.text(doctor.examine())
-    assert '  openvino             openvino is not installed; pip install "cbmir[openvino]"\n' in text
+    assert "  openvino             openvino is not installed; expected it\n" in text
     assert "  tensorrt             loads, Library of tensorrt\n" in text
 
 

@@ -116,6 +116,12 @@ def test_pages_are_in_plain_english(page: str) -> None:
     assert not found, "\n".join([page, *found])
 
 
+@pytest.mark.parametrize("file", [*PAGES, *SOURCES])
+def test_an_extra_is_installed_from_a_clone(file: str) -> None:
+    """There is no release on PyPI: messages name the extra by `cbmir.errors.installing`."""
+    assert "pip install cbmir" not in (ROOT / file).read_text("utf-8").replace('"', "")
+
+
 @pytest.mark.parametrize(
     "sentence",
     [

@@ -339,6 +339,6 @@ def test_too_few_patients_for_three_splits(tmp_path: Path) -> None:
 
 def test_dicom_without_pydicom_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydicom", None)
-    with pytest.raises(MissingDependencyError, match=r"cbmir\[dicom\]"):
+    with pytest.raises(MissingDependencyError, match=r"\.\[dicom\]"):
         generate(tmp_path, count=10, size=64, image_format="dicom", progress=False)
     assert not (tmp_path / "manifest.csv").exists() and not list((tmp_path / "images").iterdir())

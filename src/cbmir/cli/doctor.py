@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from cbmir import __version__
 from cbmir.choices import ENGINES
 from cbmir.cli.options import command, json_option, print_answer
-from cbmir.errors import EngineError, MissingDependencyError
+from cbmir.errors import EngineError, MissingDependencyError, installing
 
 EXTRAS = (
     "cpu", "gpu", "openvino", "tensorrt", "tensorrt-rtx", "dicom", "serve", "train", "export", "quantise",
@@ -55,8 +55,7 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "extras": {
-            extra: {"missing": list(_missing("cbmir", extra)), "install": f'pip install "cbmir[{extra}]"'}
-            for extra in EXTRAS
+            extra: {"missing": list(_missing("cbmir", extra)), "install": installing(extra)} for extra in EXTRAS
         },
         "packages": _packages(),
         "engines": _ask("cbmir.runtime.engines.registry", _engines, {}, problems),
@@ -100,8 +99,7 @@ def _requirements(distribution: str, extra: str) -> Iterator[Requirement]:
         requirements = metadata.requires(distribution) or []
     except metadata.PackageNotFoundError as error:
         raise MissingDependencyError(
-            f"{distribution} is on Python's path but not installed; install it with: pip install {distribution}, "
-            f"or pip install -e . in its repository"
+            f"{distribution} is on Python's path but not installed; in its repository: pip install -e ."
         ) from error
     for one in map(Requirement, requirements):
         always, wanted = (one.marker is None or one.marker.evaluate({"extra": name}) for name in ("", extra))

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cbmir.errors import EngineError, ModelError
+from cbmir.errors import EngineError, ModelError, installing
 from cbmir.runtime import open_engine
 from cbmir.runtime.engines import openvino, registry
 from cbmir.runtime.engines.registry import ending, model_files, stem
@@ -109,7 +109,7 @@ def test_where_nothing_works_every_reason_is_given(
         open_engine(tiny_model)
     first, *others = str(error.value).split("; not ")
     assert first.startswith(f"{tiny_model}: no engine for it works here: not onnxruntime (tiny.onnx): onnxruntime")
-    assert first.endswith('pip install "cbmir[cpu]"')
+    assert first.endswith(installing("cpu"))
     assert [other.split(" ")[0] for other in others] == ["onnxruntime-cuda", "openvino"]
     (folder / "model.sm86.plan").unlink()
     with pytest.raises(EngineError, match=r"works here: not onnxruntime \(model\.onnx\): "):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cbmir.choices import ENGINES
-from cbmir.errors import EngineError, MissingDependencyError
+from cbmir.errors import EngineError, MissingDependencyError, installing
 from cbmir.runtime.engines import nvidia, openvino, ort, tensorrt
 from cbmir.runtime.engines.nvidia import Gpu, current_gpu, find_tensorrt
 from cbmir.runtime.engines.ort import PROVIDERS, OnnxEngine, provider_options
@@ -70,7 +70,7 @@ def test_what_is_not_installed_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     found = why_not(engine)
-    assert found.startswith(f"{module} is not installed") and found.endswith(f'pip install "cbmir[{extra}]"')
+    assert found.startswith(f"{module} is not installed") and found.endswith(installing(extra))
     assert probe(engine)[0] == ""
 
 
@@ -90,10 +90,10 @@ def test_tensorrt_wants_a_gpu_then_its_packages(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(nvidia, "importlib", SimpleNamespace(import_module=absent))
     assert "no NVIDIA GPU" in why_not("tensorrt")
     monkeypatch.setattr(tensorrt, "current_gpu", lambda: Gpu("Card", "sm86", 1))
-    assert why_not("tensorrt").endswith('pip install "cbmir[tensorrt]" or pip install "cbmir[tensorrt-rtx]"')
+    assert why_not("tensorrt").endswith(installing("tensorrt", "tensorrt-rtx"))
     monkeypatch.setattr(tensorrt, "find_tensorrt", lambda: (SimpleNamespace(__version__="1.2.3"), "tensorrt-rtx"))
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
-    assert "cbmir[tensorrt-rtx]" in why_not("tensorrt")
+    assert "[tensorrt-rtx]" in why_not("tensorrt")
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", SimpleNamespace())  # type: ignore[arg-type]
     assert why_not("tensorrt") == ""
     assert probe("tensorrt") == ("TensorRT for RTX 1.2.3", "")
@@ -112,7 +112,7 @@ def test_nothing_that_is_broken_raises(engine: str, monkeypatch: pytest.MonkeyPa
 
 def test_a_flavour_that_is_absent_or_broken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
-    with pytest.raises(MissingDependencyError, match=r"tensorrt is not installed.*cbmir\[tensorrt\]"):
+    with pytest.raises(MissingDependencyError, match=r'tensorrt is not installed.*extra "tensorrt"'):
         find_tensorrt("tensorrt")
 
     def breaks(name: str) -> Any:
