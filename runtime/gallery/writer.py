@@ -56,14 +56,10 @@ class Writer(Reader):
         LastCommit(meta.uuid, generation).write(connections.home)
 
     def add(
-        self,
-        entries: Sequence[Entry],
-        embeddings: NDArray[np.float32],
-        thumbnails: Sequence[bytes | None] | None = None,
-        cells: NDArray[np.int8] | None = None,
-        *,
+        self, entries: Sequence[Entry], embeddings: NDArray[np.float32],
+        thumbnails: Sequence[bytes | None] | None = None, cells: NDArray[np.int8] | None = None, *,
         renaming: bool = False,
-    ) -> Added:
+    ) -> Added:  # fmt: skip
         """As `Gallery.add`; `cells` are codes. With `renaming`, an entry whose id another image has gets a longer one,
         from its path."""
         check_batch(entries, embeddings, thumbnails, self.meta.card.embedding_dim)

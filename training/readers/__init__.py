@@ -1,7 +1,6 @@
 """One reader per data set. Each returns a Manifest, so later code does not depend on the data set."""
 
-from cbmir.training.readers.brax import read_brax
-from cbmir.training.readers.chexpert import read_chexpert
+from cbmir.training.readers.chexpert import read_brax, read_chexpert
 from cbmir.training.readers.covid import read_covid, read_ralo
 from cbmir.training.readers.dicom import LeftOut, read_dicom_studies, write_left_out
 from cbmir.training.readers.mimic import read_mimic

@@ -1,4 +1,5 @@
-"""CheXpert (Irvin et al., AAAI 2019): its published tables, and the 14 columns that MIMIC-CXR and BRAX share."""
+"""CheXpert (Irvin et al., AAAI 2019): its published tables, and the 14 columns that MIMIC-CXR and BRAX share; and BRAX
+(Reis et al., Scientific Data 2022): its spreadsheet as PhysioNet ships it, PNG or DICOM images."""
 
 from __future__ import annotations
 
@@ -28,6 +29,9 @@ _PATH = re.compile(
 )
 _SPLITS = {"train": "train", "valid": "val", "test": "test"}
 _VIEWS = {"PA": "PA", "AP": "AP", "FRONTAL": "FRONTAL", "LATERAL": "LATERAL"}
+_BRAX_COLUMNS = ("PatientID", "AccessionNumber", "StudyDate", "ViewPosition", *CHEXPERT_14)
+_BRAX_PATHS = ("PngPath", "DicomPath")
+_BRAX_VIEWS = {"PA": "PA", "AP": "AP", "LL": "LATERAL", "RL": "LATERAL", "L": "LATERAL", "LATERAL": "LATERAL"}
 
 
 @uncollected()
@@ -60,22 +64,17 @@ def read_chexpert(
     views = common.ViewChoice(_VIEWS, frontal_only)
     rows = [row for table in tables for row in _rows(table, labels_of, views)]
     policies = views.policies(rows, tables[0])
-    rows, absent = common.locate(rows, _finder(root.resolve()), missing, root)
+    rows, located = common.locate(rows, _finder(root.resolve()), missing, root)
     parts = {row.split for row in rows}
-    policies = label_policies(findings, blank) | policies | {"missing": missing, "missing_images": absent}
+    policies = label_policies(findings, blank) | policies | located
     splits = "CheXpert's own: train, valid as val, test" if len(parts) > 1 and "" not in parts else None
     if parts == {"train", "test"}:
         rows = common.with_validation(rows, seed)
         splits = "CheXpert's own train and test; one in eight of the training patients in val"
         policies["val_seed"] = seed
     return common.finish(
-        kept_findings(rows, findings),
-        reader="chexpert",
-        sources=tables,
-        policies=policies,
-        seed=seed,
-        splits=splits,
-    )
+        kept_findings(rows, findings), "chexpert", tables, seed, splits=splits, policies=policies
+    )  # fmt: skip
 
 
 def label_reader(findings: int, blank: Blank) -> Callable[[Mapping[str, str], str], tuple[int | None, ...]]:
@@ -158,3 +157,43 @@ def _patients_of_batches(root: Path) -> dict[str, Path]:
                         f"{root}: expected each patient in one batch, found {found[patient.name]} and {patient}"
                     )
     return found
+
+
+def read_brax(
+    folder: Path, *, findings: int = 9, blank: Blank = "zero", frontal_only: bool = True,
+    missing: common.Missing = "error", seed: int = 0,
+) -> Manifest:  # fmt: skip
+    """A manifest of BRAX.
+
+    Args:
+        folder: The folder with `master_spreadsheet_update.csv` and `images` or `Anonymized_DICOMs`.
+        findings, blank: As in `read_chexpert`: CheXpert's labeller for Portuguese made the labels.
+        frontal_only: Leave out lateral images, and those without a view.
+        missing: `error`, or `skip` to leave out rows without an image file.
+
+    Raises:
+        ManifestError: The spreadsheet or the folder is not as expected.
+    """
+    path = common.find_file(folder, ["master_spreadsheet_update.csv", "master_spreadsheet.csv"], "BRAX's spreadsheet")
+    labels_of, days = label_reader(findings, blank), common.Days()
+    views = common.ViewChoice(_BRAX_VIEWS, frontal_only)
+    rows: list[Row] = []
+    files: dict[Path, list[Path]] = {}
+    root = folder.resolve()
+    for where, record in common.read_source(path, _BRAX_COLUMNS, "BRAX's spreadsheet", _BRAX_PATHS).records():
+        patient, study, day, position = (common.cell(record, column, where) for column in _BRAX_COLUMNS[:4])
+        view, labels = views.choose(position), labels_of(record, where)
+        places = [root / record[column].strip() for column in _BRAX_PATHS if record.get(column, "").strip()]
+        if view is not None:
+            image = places[0] if places else Path(f"(no path, {where})")
+            files[image] = places
+            rows.append(Row(image, patient, labels, study, view, date=days.read(day)))
+    policies = views.policies(rows, path)
+    rows, located = common.locate(
+        rows, lambda row: next(filter(common.existing, files[row.image]), None), missing, folder
+    )
+    return common.finish(
+        kept_findings(rows, findings), "brax", [path], seed, policies=label_policies(findings, blank) | policies | {
+            "dates": "fictitious, by the publisher", "dates_not_read": days.not_read, **located,
+        }
+    )  # fmt: skip

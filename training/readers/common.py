@@ -294,8 +294,8 @@ def existing(path: Path) -> Path | None:
 
 def locate(
     rows: Iterable[Row], find: Callable[[Row], Path | None], missing: Missing, where: Path
-) -> tuple[list[Row], int]:
-    """Find each row's image file; returns the rows that have one and the number of the others.
+) -> tuple[list[Row], dict[str, Any]]:
+    """Find each row's image file; returns the rows that have one, and, as policies, the number of the others.
 
     For the others `missing` is `error` (raise ManifestError) or `skip` (leave them out, and log their number).
     """
@@ -312,7 +312,7 @@ def locate(
         if missing == "error" or not located:
             raise ManifestError(f"{message}; correct the folder" + (", or use --missing skip" if located else ""))
         logger.warning("%s; left out", message)
-    return located, len(absent)
+    return located, {"missing": missing, "missing_images": len(absent)}
 
 
 def with_validation(rows: Sequence[Row], seed: int) -> list[Row]:
@@ -323,8 +323,8 @@ def with_validation(rows: Sequence[Row], seed: int) -> list[Row]:
 
 
 def finish(
-    manifest: Manifest, *, reader: str, sources: Collection[Path], policies: dict[str, Any], seed: int,
-    splits: str | None,
+    manifest: Manifest, reader: str, sources: Collection[Path], seed: int, *, policies: dict[str, Any],
+    splits: str | None = None,
 ) -> Manifest:  # fmt: skip
     """Splits and sidecar, the same for every reader.
 

@@ -52,22 +52,17 @@ def read_covid(
     labels = LabelSet(tuple(sorted({part for _, parts in found for part in parts if not means_no_finding(part)})))
     unknown = (None,) * len(labels)
     root = folder.resolve()
-    rows, absent = common.locate(
+    rows, located = common.locate(
         (Row(row.image, row.patient_id, tuple(int(name in parts) for name in labels.names) if parts else unknown,
              view=row.view, report=row.report, date=row.date) for row, parts in found),
         lambda row: common.existing(root / row.image), missing, folder,
     )  # fmt: skip
     return common.finish(
-        Manifest(labels, tuple(rows)),
-        reader="covid",
-        sources=[path],
-        policies=policies | {
+        Manifest(labels, tuple(rows)), "covid", [path], seed, policies=policies | {
             "labels": "each part of a finding such as Pneumonia/Viral/COVID-19",
             "left_out_by_modality": dict(modalities), "dates_not_read": days.not_read,
-            "report": "clinical_notes", "missing": missing, "missing_images": absent,
-        },
-        seed=seed,
-        splits=None,
+            "report": "clinical_notes", **located,
+        }
     )  # fmt: skip
 
 
@@ -105,16 +100,10 @@ def read_ralo(folder: Path, *, missing: common.Missing = "error", seed: int = 0)
         date = days.read(cell(record, "Exam_DateTime", where).partition("_")[0])
         rows.append(Row(Path(f"{number}.jpg"), patient, (label,), view="AP", date=date))
     index = common.index_images(folder)
-    rows, absent = common.locate(rows, lambda row: index.get(row.image.stem), missing, folder)
+    rows, located = common.locate(rows, lambda row: index.get(row.image.stem), missing, folder)
     return common.finish(
-        Manifest(LabelSet(("Lung Opacity",)), tuple(rows)),
-        reader="ralo",
-        sources=[path],
-        policies={
+        Manifest(LabelSet(("Lung Opacity",)), tuple(rows)), "ralo", [path], seed, policies={
             "labels": "1 where both radiologists score above 0, 0 where neither does, -1 where they differ",
-            "view": "AP, as the data set's description says", "dates_not_read": days.not_read,
-            "missing": missing, "missing_images": absent,
-        },
-        seed=seed,
-        splits=None,
+            "view": "AP, as the data set's description says", "dates_not_read": days.not_read, **located,
+        }
     )  # fmt: skip

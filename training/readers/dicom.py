@@ -71,12 +71,10 @@ def read_dicom_studies(
         raise ManifestError(f"{place}: expected chest radiographs in DICOM files, found none: {reasons}")
     manifest = finish(
         Manifest(LabelSet(tuple(labels)), tuple(rows), {"warnings": count_kinds(map(kinds_text, warned.values()))}),
-        reader="dicom",
-        sources=[place],
-        policies={"labels": "all unknown", "allow_lateral": allow_lateral, "intensity": intensity,
-                  "left_out": len(left_out)},
-        seed=seed,
+        "dicom", [place], seed,
         splits=None if len({row.patient_id for row in rows}) >= 3 else "not assigned: fewer than three patients",
+        policies={"labels": "all unknown", "allow_lateral": allow_lateral, "intensity": intensity,
+                  "left_out": len(left_out)}
     )  # fmt: skip
     return manifest, tuple(left_out), warned
 

@@ -68,22 +68,18 @@ def read_mimic(
         if without:
             raise ManifestError(f"{split_path}: expected a split for each image, found none for {without[0]}")
     root, texts = folder.resolve(), _report_folder(folder, reports)
-    rows, absent = common.locate(rows, lambda row: _file(root, row, _SUFFIXES), missing, folder)
+    rows, located = common.locate(rows, lambda row: _file(root, row, _SUFFIXES), missing, folder)
     if texts:
         rows = [_with_report(row, texts) for row in rows]
     return common.finish(
-        kept_findings(rows, findings),
-        reader="mimic",
-        sources=sources,
+        kept_findings(rows, findings), "mimic", sources, seed,
+        splits="MIMIC's own, validate as val" if split_path else None,
         policies=label_policies(findings, blank) | policies | {
             "labeller": labeller,
             "images_of_studies_without_labels": sum(row.study_id not in labels for row in rows),
             "dates": "shifted by the publisher, each patient's alike: only the time between two of them means anything",
-            "reports": sum(bool(row.report) for row in rows),
-            "missing": missing, "missing_images": absent,
-        },
-        seed=seed,
-        splits="MIMIC's own, validate as val" if split_path else None,
+            "reports": sum(bool(row.report) for row in rows), **located,
+        }
     )  # fmt: skip
 
 

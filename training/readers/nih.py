@@ -70,14 +70,14 @@ def read_nih(
     sources = [*relabelled] if entries is None else [entries]
     table = _relabelled(relabelled) if entries is None else read_entries(entries)
     index = common.index_images(images, _IMAGE_SUFFIXES)
-    rows, absent = common.locate(table, lambda row: index.get(row.image.stem), missing, images)
+    rows, located = common.locate(table, lambda row: index.get(row.image.stem), missing, images)
     logger.info("%s: %d rows, %d of them with an image in %s", sources[0], len(table), len(rows), images)
     if len(index) > len(rows):
         logger.warning("%s: %d images are not in the table; left out", images, len(index) - len(rows))
     read = (
         {"labels": "Google's radiologists: YES 1, NO 0, HEDGE -1 (uncertain)"} if relabelled else {"findings": findings}
     )
-    policies: dict[str, Any] = {**read, "missing": missing, "missing_images": absent}
+    policies: dict[str, Any] = read | located
     said = "Google's own: validation as val, test" if relabelled and rows[0].split else None
     if boxes is not None:
         sources.append(boxes)
@@ -91,13 +91,9 @@ def read_nih(
         policies["val_seed"] = seed
     manifest = replace(table, rows=tuple(rows))
     return common.finish(
-        manifest if relabelled else common.keep_labels(manifest, _FINDINGS[findings]),
-        reader="nih",
-        sources=sources,
-        policies=policies,
-        seed=seed,
-        splits=said,
-    )
+        manifest if relabelled else common.keep_labels(manifest, _FINDINGS[findings]), "nih", sources, seed,
+        splits=said, policies=policies
+    )  # fmt: skip
 
 
 def read_entries(path: Path) -> Manifest:

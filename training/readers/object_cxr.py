@@ -36,13 +36,9 @@ def read_object_cxr(folder: Path, *, missing: common.Missing = "error", seed: in
             image = common.cell(record, "image_name", where)
             shown = int(bool(common.cell(record, "annotation", where)))
             rows.append(Row(Path(name, image), f"{name}-{Path(image).stem}", (shown,), split=_SPLITS[name]))
-    rows, absent = common.locate(rows, lambda row: common.existing(root / row.image), missing, folder)
+    rows, located = common.locate(rows, lambda row: common.existing(root / row.image), missing, folder)
     return common.finish(
-        Manifest(LabelSet((LABEL,)), tuple(rows)),
-        reader="object-cxr",
-        sources=list(paths.values()),
-        policies={"each_image_its_own_patient": True, "outlines": "not read", "missing": missing,
-                  "missing_images": absent},
-        seed=seed,
+        Manifest(LabelSet((LABEL,)), tuple(rows)), "object-cxr", list(paths.values()), seed,
         splits="Object-CXR's own, dev as val" if len(paths) > 1 else None,
+        policies={"each_image_its_own_patient": True, "outlines": "not read", **located}
     )  # fmt: skip

@@ -109,18 +109,13 @@ def read_openi(
         )  # fmt: skip
     policies = choice.policies(rows, folder)
     index = common.index_images(folder)
-    rows, absent = common.locate(rows, lambda row: index.get(row.image.name), missing, folder)
+    rows, located = common.locate(rows, lambda row: index.get(row.image.name), missing, folder)
     return common.finish(
-        Manifest(LabelSet(tuple(mapping)), tuple(rows)),
-        reader="openi",
-        sources=[folder, *([projections] if projections else [])],
-        policies=policies | {
+        Manifest(LabelSet(tuple(mapping)), tuple(rows)), "openi", [folder, *([projections] if projections else [])],
+        seed, policies=policies | {
             "labels": MAPPED if labels == "mapped" else "the headings' own", "views_by": dict(chosen),
-            "each_report_its_own_patient": True, "archives_sha256": digests,
-            "missing": missing, "missing_images": absent,
-        },
-        seed=seed,
-        splits=None,
+            "each_report_its_own_patient": True, "archives_sha256": digests, **located,
+        }
     )  # fmt: skip
 
 

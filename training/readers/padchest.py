@@ -102,25 +102,19 @@ def read_padchest(
     findings = {name for _, names in found for name in names if not means_no_finding(name)} - _SILENT
     mapping: dict[str, tuple[str, ...]] = MAPPED if labels == "mapped" else {name: (name,) for name in sorted(findings)}
     index = common.index_images(folder)
-    rows, absent = common.locate(
+    rows, located = common.locate(
         (replace(row, labels=_labels(names, mapping)) for row, names in found),
         lambda row: index.get(row.image.stem), missing, folder,
     )  # fmt: skip
     other = findings - {name for names in mapping.values() for name in names}
     return common.finish(
-        Manifest(LabelSet(tuple(mapping)), tuple(rows)),
-        reader="padchest",
-        sources=[path],
-        policies=policies | {
+        Manifest(LabelSet(tuple(mapping)), tuple(rows)), "padchest", [path], seed, policies=policies | {
             "labels": MAPPED if labels == "mapped" else "PadChest's own",
             "findings_not_mapped": sorted(other),
             "images_with_only_these": sum(bool(names & other) and not names - other - _SILENT for _, names in found),
             "labelled_by": dict(Counter(labelled_by[row.image.stem] for row in rows)),
-            "left_out": dict(left_out), "dates_not_read": days.not_read,
-            "missing": missing, "missing_images": absent,
-        },
-        seed=seed,
-        splits=None,
+            "left_out": dict(left_out), "dates_not_read": days.not_read, **located,
+        }
     )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def read_rsna(folder: Path, *, missing: common.Missing = "error", seed: int = 0)
     classes = _classes(class_path) if class_path else {}
     patients = _patients(mapping_path) if mapping_path else {}
     index = common.index_images(folder)
-    rows, absent = common.locate(
+    rows, located = common.locate(
         (Row(Path(image), image, ()) for image in targets), lambda row: index.get(row.image.name), missing, folder
     )
     made = []
@@ -67,18 +67,13 @@ def read_rsna(folder: Path, *, missing: common.Missing = "error", seed: int = 0)
         logger.warning("%s is not here: each image counts as a patient of its own, though some patients have several; "
                        "RSNA has the file on the page of its challenge", _MAPPING)  # fmt: skip
     return common.finish(
-        Manifest(LabelSet((OPACITY, OTHER) if class_path else (OPACITY,)), tuple(made)),
-        reader="rsna",
-        sources=[one for one in (path, class_path, mapping_path) if one],
-        policies={
+        Manifest(LabelSet((OPACITY, OTHER) if class_path else (OPACITY,)), tuple(made)), "rsna",
+        [one for one in (path, class_path, mapping_path) if one], seed, policies={
             "labels": f"{OPACITY}: an opacity that may be pneumonia" + (
                 f"; {OTHER}: not normal, and no opacity" if class_path
                 else "; images without one may show something else, and count as healthy"),
-            "each_image_its_own_patient": not mapping_path,
-            "missing": missing, "missing_images": absent,
-        },
-        seed=seed,
-        splits=None,
+            "each_image_its_own_patient": not mapping_path, **located,
+        }
     )  # fmt: skip
 
 

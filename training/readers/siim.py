@@ -43,7 +43,7 @@ def read_siim(folder: Path, *, missing: common.Missing = "error", seed: int = 0)
             raise ManifestError(f"{where}: expected an image and its mask, or -1 for none, found an empty cell")
         boxes[image] += [] if runs == "-1" else [mask_box(runs, where)]
     index = common.index_images(folder)
-    rows, absent = common.locate(
+    rows, located = common.locate(
         (Row(Path(image), image, ()) for image in boxes), lambda row: index.get(row.image.name), missing, folder
     )
     made, headers = [], 0
@@ -54,15 +54,9 @@ def read_siim(folder: Path, *, missing: common.Missing = "error", seed: int = 0)
         patient = header.patient_id or row.patient_id
         made.append(Row(row.image, patient, (int(bool(drawn)),), view=header.view, boxes=tuple(drawn)))
     return common.finish(
-        Manifest(LabelSet((LABEL,)), tuple(made)),
-        reader="siim",
-        sources=[path],
-        policies={
-            "masks": "the smallest box around each", "patients_from_headers": headers,
-            "missing": missing, "missing_images": absent,
-        },
-        seed=seed,
-        splits=None,
+        Manifest(LabelSet((LABEL,)), tuple(made)), "siim", [path], seed, policies={
+            "masks": "the smallest box around each", "patients_from_headers": headers, **located,
+        }
     )  # fmt: skip
 
 

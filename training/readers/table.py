@@ -169,26 +169,19 @@ def read_own_table(
             strict=True,
         )
     ]
-    rows, absent = common.locate(rows, lambda row: common.existing(row.image), missing, base)
+    rows, located = common.locate(rows, lambda row: common.existing(row.image), missing, base)
     splits = "not assigned: nothing to train on" if unlabelled else None  # None: assigned by `finish`
     if columns.split is not None:
         splits = f"column {columns.split}"
     return common.finish(
-        Manifest(names, tuple(rows)),
-        reader="table",
-        sources=[table],
-        policies={
+        Manifest(names, tuple(rows)), "table", [table], seed, splits=splits, policies={
             "columns": {name: value for name, value in vars(columns).items() if value is not None},
             "labels": "all unknown" if unlabelled else label_columns if cells.column is None else _in_words(cells),
             "labels_read_as": read_as,
             "columns_not_used": unused,
-            "each_image_its_own_patient": columns.patient == columns.image,
-            "missing": missing,
-            "missing_images": absent,
-        },
-        seed=seed,
-        splits=splits,
-    )
+            "each_image_its_own_patient": columns.patient == columns.image, **located,
+        }
+    )  # fmt: skip
 
 
 def _in_words(cells: LabelCells) -> str:

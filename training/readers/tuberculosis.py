@@ -48,15 +48,10 @@ def read_nlm_tuberculosis(folder: Path, *, seed: int = 0) -> Manifest:
         rows.append(Row(image, image.stem, (int(name["label"]),), view="PA", report=common.read_report(reading),
                         source=_NLM_SETS[name["set"]]))  # fmt: skip
     return common.finish(
-        Manifest(LabelSet(TBX11K_LABELS[:1]), tuple(rows)),
-        reader="tuberculosis",
-        sources=[folder],
-        policies={
+        Manifest(LabelSet(TBX11K_LABELS[:1]), tuple(rows)), "tuberculosis", [folder], seed, policies={
             "labels": "the last digit of a file's name; images without tuberculosis may show something else",
             "view": "PA, as the data sets' paper says", "each_image_its_own_patient": True,
-        },
-        seed=seed,
-        splits=None,
+        }
     )  # fmt: skip
 
 
@@ -90,17 +85,13 @@ def read_tbx11k(folder: Path, *, missing: common.Missing = "error", seed: int = 
             drawn = tuple(boxes.get(name, ()))
             rows.append(Row(Path(name), Path(name).stem, _labels(kind, drawn), split=split, boxes=drawn))
     root = folder.resolve() / "imgs"
-    rows, absent = common.locate(rows, lambda row: common.existing(root / row.image), missing, folder)
+    rows, located = common.locate(rows, lambda row: common.existing(root / row.image), missing, folder)
     return common.finish(
-        Manifest(LabelSet(TBX11K_LABELS), tuple(rows)),
-        reader="tbx11k",
-        sources=sources,
+        Manifest(LabelSet(TBX11K_LABELS), tuple(rows)), "tbx11k", sources, seed, splits="TBX11K's own train and val",
         policies={
             "labels": "health: none; sick: Other Abnormality; tb: Tuberculosis, active and obsolete by its boxes",
-            "each_image_its_own_patient": True, "missing": missing, "missing_images": absent,
-        },
-        seed=seed,
-        splits="TBX11K's own train and val",
+            "each_image_its_own_patient": True, **located,
+        }
     )  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def read_vindr(
     findings = sorted({name for one in readings.values() for name in one.said})
     size_of = _sizes(sizes) if sizes else {}
     index = common.index_images(folder)
-    rows, absent = common.locate(
+    rows, located = common.locate(
         (Row(Path(image), image, (), view="PA", split=one.split) for image, one in readings.items()),
         lambda row: index.get(row.image.name), missing, folder,
     )  # fmt: skip
@@ -95,17 +95,14 @@ def read_vindr(
         ]
         made.append(_row(row, labels, boxes))
     return common.finish(
-        Manifest(LabelSet(tuple(findings)), tuple(common.with_validation(made, seed) if test else made)),
-        reader="vindr",
-        sources=[*paths.values(), *whole, *([sizes] if sizes else [])],
-        policies={
+        Manifest(LabelSet(tuple(findings)), tuple(common.with_validation(made, seed) if test else made)), "vindr",
+        [*paths.values(), *whole, *([sizes] if sizes else [])], seed,
+        splits="VinDr's own test set; one in eight of the training images in val" if test else None, policies={
             "labels": f"1 where {agree} radiologists drew or said the finding, -1 where fewer did, 0 where none did",
             "boxes_joined": f"averaged where two of one finding share more than {_SAME:.0%} of their union",
             "view": "PA, as the data set's paper says", "each_image_its_own_patient": True,
-            "val_seed": seed if test else None, "missing": missing, "missing_images": absent,
-        },
-        seed=seed,
-        splits="VinDr's own test set; one in eight of the training images in val" if test else None,
+            "val_seed": seed if test else None, **located,
+        }
     )  # fmt: skip
 
 

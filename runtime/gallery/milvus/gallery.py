@@ -139,12 +139,9 @@ class MilvusGallery(EditableGallery):
     # -- writing
 
     def add(
-        self,
-        entries: Sequence[Entry],
-        embeddings: NDArray[np.float32],
-        thumbnails: Sequence[bytes | None] | None = None,
-        cells: NDArray[np.float32] | None = None,
-    ) -> Added:
+        self, entries: Sequence[Entry], embeddings: NDArray[np.float32],
+        thumbnails: Sequence[bytes | None] | None = None, cells: NDArray[np.float32] | None = None,
+    ) -> Added:  # fmt: skip
         """As `EditableGallery.add`, and for texts that Milvus has no room for (docs/milvus.md)."""
         if cells is not None:
             raise GalleryError(f"{self._address.text}: expected no cells, since a Milvus collection keeps none; build "

@@ -70,9 +70,8 @@ class CommandGroup(click.Group):
 index = CommandGroup(
     name="index",
     sections={
-        "Change": {name: f"index.{name}" for name in ("build", "add", "update", "remove", "merge")},
-        "Look after": dict.fromkeys(("info", "verify", "rebuild", "compact"), "index.maintenance")
-        | {"export": "index.export", "map": "index.map"},
+        "Change": {"build": "index.build"} | dict.fromkeys(("add", "update", "remove", "merge"), "index.contents"),
+        "Look after": dict.fromkeys(("info", "verify", "rebuild", "compact", "export", "map"), "index.maintenance"),
     },
     help="Build and maintain a gallery: the labelled images in which neighbours are found.",
     epilog=examples(
@@ -84,7 +83,7 @@ index = CommandGroup(
 pacs = CommandGroup(
     name="pacs",
     sections={
-        "Commands": {"analyze": "pacs.analyze", "node": "pacs.node", "follow": "pacs.follow", "retry": "pacs.retry"}
+        "Commands": {"analyze": "pacs.analyze", "node": "pacs.node", "follow": "pacs.follow", "retry": "pacs.follow"}
     },
     help=f"""Analyse the radiographs of a PACS, and return the results as DICOM objects or FHIR.
 
@@ -98,8 +97,9 @@ pacs = CommandGroup(
     cls=CommandGroup,
     sections={
         "Data": {"data": "data"},
-        "Train and evaluate": {"train": "train", "evaluate": "evaluate", "benchmark": "benchmark", "final": "final"},
-        "Export": {"export": "export", "parity": "parity", "speed": "speed"},
+        "Train and evaluate": {"train": "train", "evaluate": "train"}
+        | {"benchmark": "benchmark", "final": "benchmark"},
+        "Export": {"export": "export", "parity": "export", "speed": "speed"},
         "Gallery": {"index": "commands", "embed": "embed"},
         "Answer": {"models": "models", "query": "query", "demo": "demo"},
         "Serve and PACS": {"serve": "serve", "pacs": "commands"},

@@ -19,25 +19,9 @@ from cbmir.preprocessing import INTENSITIES
 data = CommandGroup(
     name="data",
     sections={
-        "Public data sets": dict.fromkeys(
-            (
-                "nih",
-                "chexpert",
-                "mimic",
-                "brax",
-                "padchest",
-                "vindr",
-                "rsna",
-                "siim",
-                "openi",
-                "covid",
-                "ralo",
-                "tuberculosis",
-                "tbx11k",
-                "object-cxr",
-            ),
-            "data_sets",
-        ),
+        "Public data sets": dict.fromkeys((
+            "nih", "chexpert", "mimic", "brax", "padchest", "vindr", "rsna", "siim", "openi", "covid", "ralo",
+            "tuberculosis", "tbx11k", "object-cxr"), "data_sets"),
         "Your own images": dict.fromkeys(("table", "dicom"), "data"),
         "More": dict.fromkeys(("phantom", "check"), "data"),
     },
@@ -50,7 +34,7 @@ data = CommandGroup(
         "cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv -o manifest.csv",
         "cbmir data check manifest.csv",
     ),
-)
+)  # fmt: skip
 
 #: The options that every reader shares.
 writes_manifest = together(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,22 @@ _mapped_labels = option("--labels", type=click.Choice(["mapped", "own"]), defaul
 _folder = click.argument("folder", type=PATH)
 
 
-@command(
+def _data_set(*examples: str, **attributes: Any) -> Callable[[Callable[[], None]], click.Command]:
+    """A command whose options are arguments of the reader that the function's name says; its docstring is the help."""
+
+    def decorate(function: Callable[[], None]) -> click.Command:
+        @wraps(function)
+        def read(output: Path, as_json: bool, **options: Any) -> None:
+            from cbmir.training import readers
+
+            write(getattr(readers, f"read_{function.__name__}")(**options), output, as_json)
+
+        return command(*examples, **attributes)(read)
+
+    return decorate
+
+
+@_data_set(
     "cbmir data nih --images images/ --entries Data_Entry_2017_v2020.csv -o manifest.csv",
     "cbmir data nih --images images/ --entries entries.csv --official-splits . --boxes BBox_List_2017.csv -o nih.csv",
     "cbmir data nih --images images/ --relabelled test_labels.csv --relabelled validation_labels.csv -o google.csv",
@@ -42,17 +59,14 @@ _folder = click.argument("folder", type=PATH)
 @option("--findings", type=click.Choice([13, 14]), help="With --entries: 13 leaves Hernia out, as the paper does; an "
         "image that shows only a hernia then has no finding.  [default: 14]")  # fmt: skip
 @reads_images
-def nih(output: Path, as_json: bool, **options: Any) -> None:
+def nih() -> None:
     """Manifest of NIH ChestX-ray14.
 
     112,120 frontal X-rays of 30,805 patients, or any part of them. Labels were mined from the reports.
     """
-    from cbmir.training.readers.nih import read_nih
-
-    write(read_nih(**options), output, as_json)
 
 
-@command(
+@_data_set(
     "cbmir data chexpert --root . --csv CheXpert-v1.0-small/train.csv -o manifest.csv",
     "cbmir data chexpert --root . --csv train.csv --csv valid.csv -o manifest.csv",
 )
@@ -63,17 +77,14 @@ def nih(output: Path, as_json: bool, **options: Any) -> None:
 @_frontal_option
 @_chexpert_labels
 @reads_images
-def chexpert(output: Path, as_json: bool, **options: Any) -> None:
+def chexpert() -> None:
     """Manifest of CheXpert.
 
     Its tables, of the small or the full-size edition. Uncertain labels (-1) stay uncertain.
     """
-    from cbmir.training.readers.chexpert import read_chexpert
-
-    write(read_chexpert(**options), output, as_json)
 
 
-@command("cbmir data mimic mimic-cxr-jpg/2.1.0 -o manifest.csv",
+@_data_set("cbmir data mimic mimic-cxr-jpg/2.1.0 -o manifest.csv",
          "cbmir data mimic mimic-cxr-jpg/2.1.0 --reports mimic-cxr-reports --blank unknown -o m.csv")  # fmt: skip
 @_folder
 @option("--labeller", type=click.Choice(["chexpert", "negbio"]), default="chexpert", help="Whose labels.")
@@ -82,55 +93,46 @@ def chexpert(output: Path, as_json: bool, **options: Any) -> None:
 @_frontal_option
 @_chexpert_labels
 @reads_images
-def mimic(output: Path, as_json: bool, **options: Any) -> None:
+def mimic() -> None:
     """Manifest of MIMIC-CXR-JPG.
 
     377,110 images of 65,379 patients, with labels, metadata and splits as PhysioNet ships them, and reports if present.
 
     FOLDER holds files and the tables mimic-cxr-2.*.csv.
     """
-    from cbmir.training.readers.mimic import read_mimic
-
-    write(read_mimic(**options), output, as_json)
 
 
-@command("cbmir data brax brax/1.1.0 -o manifest.csv")
+@_data_set("cbmir data brax brax/1.1.0 -o manifest.csv")
 @_folder
 @_frontal_option
 @_chexpert_labels
 @reads_images
-def brax(output: Path, as_json: bool, **options: Any) -> None:
+def brax() -> None:
     """Manifest of BRAX.
 
     40,967 images of a hospital in São Paulo, PNG or DICOM, with CheXpert's labels from Portuguese reports.
 
     FOLDER holds master_spreadsheet_update.csv and the images.
     """
-    from cbmir.training.readers.brax import read_brax
-
-    write(read_brax(**options), output, as_json)
 
 
-@command("cbmir data padchest padchest/ -o manifest.csv", "cbmir data padchest padchest/ --labels own -o own.csv")
+@_data_set("cbmir data padchest padchest/ -o manifest.csv", "cbmir data padchest padchest/ --labels own -o own.csv")
 @_folder
 @_mapped_labels
 @option("--damaged", type=PATH, metavar="TXT", help="Names of images to leave out, one per line, besides those known "
         "to be damaged.")  # fmt: skip
 @_frontal_option
 @reads_images
-def padchest(output: Path, as_json: bool, **options: Any) -> None:
+def padchest() -> None:
     """Manifest of PadChest.
 
     160,868 images of 67,625 patients of a hospital near Alicante, 16-bit PNG, with reports in Spanish.
 
     FOLDER holds PadChest's table and its images, at any depth.
     """
-    from cbmir.training.readers.padchest import read_padchest
-
-    write(read_padchest(**options), output, as_json)
 
 
-@command("cbmir data vindr vindr-cxr/1.0.0 -o manifest.csv",
+@_data_set("cbmir data vindr vindr-cxr/1.0.0 -o manifest.csv",
          "cbmir data vindr resized/ --sizes train_meta.csv -o manifest.csv")  # fmt: skip
 @_folder
 @option("--agree", type=click.IntRange(1), default=2, help="Number of radiologists who must agree on a finding for "
@@ -138,7 +140,7 @@ def padchest(output: Path, as_json: bool, **options: Any) -> None:
 @option("--sizes", type=PATH, metavar="CSV", help="For converted images: columns image_id,dim0,dim1, the height and "
         "width of the originals, since boxes are in their pixels.")  # fmt: skip
 @reads_images
-def vindr(output: Path, as_json: bool, **options: Any) -> None:
+def vindr() -> None:
     """Manifest of VinDr-CXR, with boxes.
 
     18,000 images of two hospitals in Hanoi, each read by three radiologists.
@@ -146,42 +148,33 @@ def vindr(output: Path, as_json: bool, **options: Any) -> None:
     FOLDER holds train.csv, or annotations_train.csv and annotations_test.csv (image_labels_train.csv and
     image_labels_test.csv are also read if present), and the images.
     """
-    from cbmir.training.readers.vindr import read_vindr
-
-    write(read_vindr(**options), output, as_json)
 
 
-@command("cbmir data rsna rsna-pneumonia/ -o manifest.csv")
+@_data_set("cbmir data rsna rsna-pneumonia/ -o manifest.csv")
 @_folder
 @reads_images
-def rsna(output: Path, as_json: bool, **options: Any) -> None:
+def rsna() -> None:
     """Manifest of the RSNA Pneumonia Detection Challenge, with boxes.
 
     26,684 of NIH's images, on which radiologists drew opacities that may be pneumonia.
 
     FOLDER holds stage_2_train_labels.csv and the images.
     """
-    from cbmir.training.readers.rsna import read_rsna
-
-    write(read_rsna(**options), output, as_json)
 
 
-@command("cbmir data siim siim/ -o manifest.csv")
+@_data_set("cbmir data siim siim/ -o manifest.csv")
 @_folder
 @reads_images
-def siim(output: Path, as_json: bool, **options: Any) -> None:
+def siim() -> None:
     """Manifest of SIIM-ACR Pneumothorax Segmentation, with a box around each mask.
 
     12,047 images, of which 2,669 show a pneumothorax.
 
     FOLDER holds train-rle.csv and the images, at any depth.
     """
-    from cbmir.training.readers.siim import read_siim
-
-    write(read_siim(**options), output, as_json)
 
 
-@command("cbmir data openi openi/ --download -o manifest.csv")
+@_data_set("cbmir data openi openi/ --download -o manifest.csv")
 @_folder
 @option("--download", "fetch", is_flag=True, help="Fetch the publisher's archives into FOLDER first, about 1.3 GB, and "
         "unpack them. After an interruption the same command continues.")  # fmt: skip
@@ -192,81 +185,63 @@ def siim(output: Path, as_json: bool, **options: Any) -> None:
         "whose caption states none.")  # fmt: skip
 @_frontal_option
 @reads_images
-def openi(output: Path, as_json: bool, **options: Any) -> None:
+def openi() -> None:
     """Manifest of Open-i's chest X-rays.
 
     7,470 images of Indiana University with 3,955 reports, whose findings were indexed by MeSH terms.
 
     FOLDER holds reports (ecgen-radiology) and the images, at any depth; made by --download.
     """
-    from cbmir.training.readers.openi import read_openi
-
-    write(read_openi(**options), output, as_json)
 
 
-@command("cbmir data covid covid-chestxray-dataset/ -o manifest.csv")
+@_data_set("cbmir data covid covid-chestxray-dataset/ -o manifest.csv")
 @_folder
 @_frontal_option
 @reads_images
-def covid(output: Path, as_json: bool, **options: Any) -> None:
+def covid() -> None:
     """Manifest of ieee8023's COVID-19 image data collection.
 
     X-rays of publications; each part of a finding such as Pneumonia/Viral/COVID-19 is a label.
 
     FOLDER holds metadata.csv and images.
     """
-    from cbmir.training.readers.covid import read_covid
-
-    write(read_covid(**options), output, as_json)
 
 
-@command("cbmir data ralo ralo/ -o manifest.csv")
+@_data_set("cbmir data ralo ralo/ -o manifest.csv")
 @_folder
 @reads_images
-def ralo(output: Path, as_json: bool, **options: Any) -> None:
+def ralo() -> None:
     """Manifest of Stony Brook's X-rays of COVID-19, scored for lung opacity (RALO).
 
     FOLDER holds ralo-dataset-metadata.csv and CXR_images_scored.
     """
-    from cbmir.training.readers.covid import read_ralo
-
-    write(read_ralo(**options), output, as_json)
 
 
-@command("cbmir data tuberculosis nlm/ -o manifest.csv")
+@_data_set("cbmir data tuberculosis nlm/ -o manifest.csv", name="tuberculosis")
 @_folder
 @writes_manifest
-def tuberculosis(output: Path, as_json: bool, **options: Any) -> None:
+def nlm_tuberculosis() -> None:
     """Manifest of the tuberculosis sets of Montgomery County and Shenzhen (NLM).
 
     FOLDER holds MontgomerySet, ChinaSet_AllFiles, or both.
     """
-    from cbmir.training.readers.tuberculosis import read_nlm_tuberculosis
-
-    write(read_nlm_tuberculosis(**options), output, as_json)
 
 
-@command("cbmir data tbx11k TBX11K/ -o manifest.csv")
+@_data_set("cbmir data tbx11k TBX11K/ -o manifest.csv")
 @_folder
 @reads_images
-def tbx11k(output: Path, as_json: bool, **options: Any) -> None:
+def tbx11k() -> None:
     """Manifest of TBX11K, tuberculosis with boxes: its training and validation images.
 
     FOLDER holds imgs, lists and annotations.
     """
-    from cbmir.training.readers.tuberculosis import read_tbx11k
-
-    write(read_tbx11k(**options), output, as_json)
 
 
-@command("cbmir data object-cxr object-cxr/ -o manifest.csv", name="object-cxr")
+@_data_set("cbmir data object-cxr object-cxr/ -o manifest.csv", name="object-cxr")
 @_folder
 @reads_images
-def object_cxr(output: Path, as_json: bool, **options: Any) -> None:
+def object_cxr() -> None:
     """Manifest of Object-CXR, foreign objects on chest X-rays.
 
     FOLDER holds train.csv, dev.csv or both, and the images in train and dev.
     """
-    from cbmir.training.readers.object_cxr import read_object_cxr
-
-    write(read_object_cxr(**options), output, as_json)

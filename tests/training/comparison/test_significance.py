@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from cbmir.training.comparison.significance import bootstrap_p, holm, sign_flip_p
+from cbmir.training.comparison.results import bootstrap_p, holm, sign_flip_p
 
 NAN = float("nan")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cbmir.errors import ManifestError
-from cbmir.training.readers.brax import read_brax
+from cbmir.training.readers import read_brax
 from cbmir.training.readers.chexpert import CHEXPERT_14
 
 HEADER = "DicomPath,PngPath,PatientID,PatientSex,PatientAge,AccessionNumber,StudyDate," + ",".join(CHEXPERT_14)
