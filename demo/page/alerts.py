@@ -23,9 +23,9 @@ _GRAVE = {
 }
 #: Of the rest, kinds that most files have and that change nothing that a reader would act on.
 _ROUTINE = frozenset({
-    "date left out", "excess pixel data", "nonstandard file", "view unknown", "body part unknown", "modality unknown",
-    "LUT rescaled", "invalid window skipped", "unknown window function", "no window", "unknown code",
-    "stored in colour",
+    "date left out", "spacing left out", "excess pixel data", "nonstandard file", "view unknown", "body part unknown",
+    "modality unknown", "LUT rescaled", "invalid window skipped", "unknown window function", "no window",
+    "unknown code", "stored in colour",
 })  # fmt: skip
 _SHORT = {
     NOTHING_ALIKE: "Nothing in the gallery looks like this image",

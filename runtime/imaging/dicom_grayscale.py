@@ -18,7 +18,7 @@ from cbmir.runtime.imaging.colour import MANY
 from cbmir.runtime.imaging.dicom_colour import COLOURS, PALETTE, read_palette
 from cbmir.runtime.imaging.dicom_header import Tags, tag_name
 from cbmir.runtime.imaging.dicom_lookup_table import LookupTable, white_of
-from cbmir.runtime.imaging.radiograph import counted, spread
+from cbmir.runtime.imaging.radiograph import Values, counted, spread
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class Chain:
     """The grey value of each bit pattern that the pixels' type can hold, step by step; entry i is for the pattern i.
 
     `stored` is what the pattern stands for, `voi` 0..1, or None where the values present decide; `voi_name` are the
-    tags that `voi` comes from.
+    tags that `voi` comes from, and `linear` is their window, where it is one.
     """
 
     stored: NDArray[np.float64]
@@ -37,6 +37,7 @@ class Chain:
     inverted: bool
     intensity: str
     colourful: NDArray[np.bool_] | None = None  # which patterns a palette gives a colour
+    linear: tuple[float, float, int] | None = None  # as in Values: low, high, edge
 
     @classmethod
     def of(cls, tags: Tags, values: NDArray[np.float64], intensity: str) -> Chain:
@@ -50,8 +51,8 @@ class Chain:
         if shape == ("IDENTITY" if inverted else "INVERSE"):  # PS3.3 C.8.11.3: one must follow the other
             sentence = f"contradicts {tag_name('PhotometricInterpretation')}, which takes precedence"
             tags.warn("contradictory polarity", f"{tag_name('PresentationLUTShape')} {sentence}")
-        voi, name = _voi(tags, modality) if intensity == "header" else (None, "")
-        return cls(values, modality, voi, name, _padding(tags, values), inverted, intensity)
+        voi, name, linear = _voi(tags, modality) if intensity == "header" else (None, "", None)
+        return cls(values, modality, voi, name, _padding(tags, values), inverted, intensity, linear=linear)
 
     @classmethod
     def _of_colour(cls, tags: Tags, values: NDArray[np.float64], intensity: str, photometric: str) -> Chain:
@@ -71,9 +72,9 @@ class Chain:
         """Whether it may be applied to averages of stored values: no padding or palette, a range known beforehand."""
         return self.voi is not None and self.colourful is None and not self.padding.any()
 
-    def greys(self, stored: NDArray[Any], tags: Tags) -> NDArray[np.uint8]:
-        """uint8, bone bright, for patterns as in `stored` [H,W]."""
-        grey = self.voi
+    def greys(self, stored: NDArray[Any], tags: Tags) -> tuple[NDArray[np.uint8], Values | None]:
+        """uint8, bone bright, for patterns as in `stored` [H,W]; and the values behind them, where they are linear."""
+        grey, linear = self.voi, self.linear
         if self.colourful is not None:
             counts = self._counts(stored)
             if counts[self.colourful].sum() > MANY * counts.sum():
@@ -84,11 +85,14 @@ class Chain:
                 raise tags.refusal("PixelPaddingValue", "expected pixels beside the padding")
             if not np.isfinite(np.ptp(self.modality[counts > 0])):
                 raise tags.refusal("RescaleSlope", "expected a number that keeps values finite")
-            grey = spread(self.modality, counts, self.intensity)
+            grey, low, high = spread(self.modality, counts, self.intensity)
+            linear = low, high, 0
         if self.inverted:
             grey = 1 - grey
         grey = np.where(self.padding, 0, grey)  # outside of the image: as dark as air
-        return np.rint(grey * 255).astype(np.uint8)
+        values = np.where(self.padding, np.nan, self.modality).astype(np.float32)
+        behind = None if linear is None else Values(values, linear[0], linear[1], self.inverted, linear[2])
+        return np.rint(grey * 255).astype(np.uint8), behind
 
     def check_shown(self, stored: NDArray[Any], greys: NDArray[np.uint8], tags: Tags) -> None:
         """Raise DicomImageError where a window or LUT shows several values as one grey, so misses them all."""
@@ -140,10 +144,13 @@ def _modality(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.float64]:
     return values * (1.0 if slope is None else slope) + (intercept or 0.0)
 
 
-def _voi(tags: Tags, values: NDArray[np.float64]) -> tuple[NDArray[np.float64] | None, str]:
-    """VOI LUT or first usable window -> 0..1 (PS3.3 C.11.2), and its name; None, and a warning, without either."""
+def _voi(
+    tags: Tags, values: NDArray[np.float64]
+) -> tuple[NDArray[np.float64] | None, str, tuple[float, float, int] | None]:
+    """VOI LUT or first usable window -> 0..1 (PS3.3 C.11.2), its name, and `Chain.linear`; None, and a warning, without
+    either."""
     if table := LookupTable.of_sequence(tags, "VOILUTSequence"):
-        return table.look_up(values) / white_of([table], tags, "VOILUTSequence"), tag_name("VOILUTSequence")
+        return table.look_up(values) / white_of([table], tags, "VOILUTSequence"), tag_name("VOILUTSequence"), None
     function = tags.text("VOILUTFunction").upper() or "LINEAR"
     if function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
         tags.warn("unknown window function", f"{tag_name('VOILUTFunction')} is unknown: taken as LINEAR")
@@ -155,10 +162,12 @@ def _voi(tags: Tags, values: NDArray[np.float64]) -> tuple[NDArray[np.float64] |
                 sentence = f"{tag_name('WindowWidth')}: window {number + 1} is used, since those before it are invalid"
                 tags.warn("invalid window skipped", sentence)
             name = f"{tag_name('WindowCenter')} {centre:g} with {tag_name('WindowWidth')} {width:g}"
-            return window(values, centre, width, function), name
+            edge, low = int(function == "LINEAR"), centre - width / 2
+            linear = None if function == "SIGMOID" else (low, low + width - edge, edge)
+            return window(values, centre, width, function), name, linear
     why = "holds no valid window" if centres or widths else "is missing, and there is no VOI LUT"
     tags.warn("no window", f"{tag_name('WindowWidth')} {why}: grey runs from the lowest to the highest value present")
-    return None, ""
+    return None, "", None
 
 
 def window(values: NDArray[np.float64], centre: float, width: float, function: str = "LINEAR") -> NDArray[np.float64]:

@@ -13,12 +13,15 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from cbmir.errors import DicomImageError
 from cbmir.runtime.imaging.body_part import named_parts
 from cbmir.runtime.imaging.image_warning import ImageWarning, Kind
+from cbmir.runtime.imaging.radiograph import Spacing
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -305,3 +308,33 @@ def _code(tags: Tags, keyword: str) -> str:
 
 def _words(text: str) -> list[str]:
     return re.findall(r"[A-Z]+", text)
+
+
+def pixel_spacing(tags: Tags) -> Spacing | None:
+    """As PS3.3 10.7.1 has it: PixelSpacing is of the patient where it is said to be calibrated, or differs from what
+    was measured at the detector; that can be brought nearer to the patient by an estimated magnification."""
+    pixel, imager, film = (_positive(tags, f"{kind}PixelSpacing") for kind in ("", "Imager", "NominalScanned"))
+    detector = imager or film
+    differs = not np.allclose(pixel, detector, rtol=1e-3) if pixel and detector else False
+    if pixel and (differs or tags.text("PixelSpacingCalibrationType")):
+        return Spacing(pixel[0], pixel[1], "")
+    if pixel and not detector:
+        return Spacing(pixel[0], pixel[1], "(the file does not say in which plane)")
+    if not detector:
+        return None
+    factor = _positive(tags, "EstimatedRadiographicMagnificationFactor", count=1)
+    if factor:
+        return Spacing(detector[0] / factor[0], detector[1] / factor[0], "by the estimated magnification")
+    return Spacing(detector[0], detector[1], "at the detector")
+
+
+def _positive(tags: Tags, keyword: str, count: int = 2) -> tuple[float, ...]:
+    """A tag's positive numbers; none, and a warning, for others."""
+    with suppress(DicomImageError):
+        numbers = tags.numbers(keyword)
+        if not any(numbers):  # zeros stand for what is not known
+            return ()
+        if len(numbers) == count and all(0 < number < math.inf for number in numbers):
+            return tuple(numbers)
+    tags.warn("spacing left out", f"{tag_name(keyword)} is not {count} positive number(s): left out")
+    return ()

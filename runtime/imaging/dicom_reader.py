@@ -14,7 +14,15 @@ from cbmir.manifest import is_date
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.imaging.dicom_colour import COLOURS, PALETTE, ColourFrame
 from cbmir.runtime.imaging.dicom_grayscale import Chain
-from cbmir.runtime.imaging.dicom_header import LARGE, Tags, check_object, pydicom_unlogged, read_errors, tag_name
+from cbmir.runtime.imaging.dicom_header import (
+    LARGE,
+    Tags,
+    check_object,
+    pixel_spacing,
+    pydicom_unlogged,
+    read_errors,
+    tag_name,
+)
 from cbmir.runtime.imaging.dicom_pixels import Frame, find_frame, halvings
 from cbmir.runtime.imaging.radiograph import ImageLimits, Radiograph, Reduction, check_contrast, collected_warnings
 
@@ -54,12 +62,12 @@ def read_dicom(
         frame = _frame(tags, buffer)
         chain = Chain.of(tags, frame.values(), intensity)
         patient, study, instance = map(tags.text, ("PatientID", "StudyInstanceUID", "SOPInstanceUID"))
-        day = _study_date(tags)
+        day, spacing = _study_date(tags), pixel_spacing(tags)
     # Beyond the lock on warnings, so that threads decode at the same time.
     times = halvings(frame.shape, reduced_for) if reduced_for and chain.averages else 0
     halved = frame.decode_halved(times)
     stored = frame.decode(threads) if halved is None else halved
-    greys = chain.greys(stored, tags)
+    greys, values = chain.greys(stored, tags)
     try:
         tags.warnings += check_contrast(stored, greys, name)
     except BlankImageError:
@@ -72,8 +80,9 @@ def read_dicom(
         tags.warn("nonstandard file", sentence)
     reduction = None if halved is None else Reduction(2**times, frame.shape)
     return Radiograph(
-        stored, name, "", patient, study, view, tuple(tags.warnings), greys, reduction, instance, day, intensity
-    )
+        stored, name, "", patient, study, view, tuple(tags.warnings), greys, reduction, instance, day, intensity,
+        values, spacing,
+    )  # fmt: skip
 
 
 def _frame(tags: Tags, buffer: bytes) -> Frame | ColourFrame:

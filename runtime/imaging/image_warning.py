@@ -13,8 +13,8 @@ from cbmir.files import write_csv
 Kind = Literal[
     "modality unknown", "body part unknown", "view unknown", "probably not frontal", "lateral view", "animal",
     "unknown code", "no window", "invalid window skipped", "unknown window function", "LUT rescaled",
-    "contradictory polarity", "colour", "stored in colour", "little contrast", "date left out", "excess pixel data",
-    "nonstandard file", "not a chest", "part of a chest", "inverted", "turned", "perhaps mirrored",
+    "contradictory polarity", "colour", "stored in colour", "little contrast", "date left out", "spacing left out",
+    "excess pixel data", "nonstandard file", "not a chest", "part of a chest", "inverted", "turned", "perhaps mirrored",
 ]  # fmt: skip
 SEPARATOR = "; "  # between kinds in one text
 

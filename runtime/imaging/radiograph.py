@@ -69,6 +69,35 @@ class Reduction:
 
 
 @dataclass(frozen=True, eq=False)
+class Values:
+    """What stored values stand for, and the linear window through which `Radiograph.greys` shows them.
+
+    Attributes:
+        of_stored: float32 [256] or [65536], the value of each stored one; NaN: padding, which is black.
+        low: The value that the window shows as black, or as white if `inverted`.
+        high: The value at its other end.
+        inverted: The lowest values are white (MONOCHROME1).
+        edge: What DICOM's width has beyond high - low, 0 or 1 (PS3.3 C.11.2.1.2.1).
+    """
+
+    of_stored: NDArray[np.float32]
+    low: float
+    high: float
+    inverted: bool = False
+    edge: int = 0
+
+
+@dataclass(frozen=True)
+class Spacing:
+    """Millimetres from one of the file's pixels to the next: to the row below, and to the column on the right. `where`
+    says in words which plane these are of; empty: in the patient, as calibrated."""
+
+    row: float
+    column: float
+    where: str
+
+
+@dataclass(frozen=True, eq=False)
 class Radiograph:
     """One grey image, from any format. Texts are empty if unknown.
 
@@ -79,6 +108,8 @@ class Radiograph:
         view: PA, AP or LATERAL.
         warnings: Sentences for the user, without a patient's name or ID; each has a `kind`.
         greys: uint8 [256] or [65536], the grey of each stored value; None if the stored values are the grey values.
+        values: What stored values stand for; None unless a linear window made `greys` of them.
+        spacing: None if the file does not say how large a pixel is.
         reduction: None unless `stored` is smaller than the image in the file.
         date: Of the study, YYYY-MM-DD.
         intensity: The policy behind `greys` (PreprocessSpec).
@@ -96,6 +127,8 @@ class Radiograph:
     sop_instance_uid: str = ""
     date: str = ""
     intensity: str = "header"
+    values: Values | None = None
+    spacing: Spacing | None = None
 
     @property
     def pixels(self) -> NDArray[np.uint8]:
@@ -107,7 +140,7 @@ class Radiograph:
 
     def with_pixels(self, pixels: NDArray[np.uint8]) -> Radiograph:
         """The same radiograph with other pixels uint8 [H,W], as after resizing."""
-        return replace(self, stored=pixels, greys=None, reduction=None)
+        return replace(self, stored=pixels, greys=None, reduction=None, values=None, spacing=None)
 
 
 def look_up(greys: NDArray[np.uint8] | None, stored: NDArray[Any]) -> NDArray[np.uint8]:
@@ -168,8 +201,11 @@ def counted(stored: NDArray[Any], patterns: int) -> NDArray[np.int64]:
     return counts
 
 
-def spread(values: NDArray[np.float64], counts: NDArray[np.int64], intensity: str) -> NDArray[np.float64]:
-    """Grey 0..1 of `values` [n], of which each occurs `counts` [n] times, between the lowest and the highest value.
+def spread(
+    values: NDArray[np.float64], counts: NDArray[np.int64], intensity: str
+) -> tuple[NDArray[np.float64], float, float]:
+    """Grey 0..1 of `values` [n], of which each occurs `counts` [n] times, between the lowest and the highest value; and
+    these two.
 
     With `percentile`, between nearest ranks: the lowest values that 1% and 99% of the pixels do not exceed.
     """
@@ -179,12 +215,17 @@ def spread(values: NDArray[np.float64], counts: NDArray[np.int64], intensity: st
     if intensity == "percentile":
         below = np.cumsum(counts[order])
         low, high = (values[order[np.searchsorted(below, below[-1] * percent / 100)]] for percent in PERCENTILES)
-    grey: NDArray[np.float64] = np.clip((values - low) / (high - low or 1.0), 0, 1)
-    return grey
+    return np.clip((values - low) / (high - low or 1.0), 0, 1), float(low), float(high)
 
 
-def greys_of(stored: NDArray[Any], intensity: str) -> NDArray[np.uint8]:
-    """The grey of each value of uint8 or uint16 [H,W] by `minmax` or `percentile`, uint8 [256] or [65536]."""
-    patterns = 2 ** (8 * stored.dtype.itemsize)
-    grey = spread(np.arange(patterns, dtype=np.float64), counted(stored, patterns), intensity)
-    return np.rint(grey * 255).astype(np.uint8)
+def greys_of(stored: NDArray[Any], bits: int, intensity: str) -> tuple[NDArray[np.uint8] | None, Values | None]:
+    """The grey of each value of uint8 or uint16 [H,W], uint8 [256] or [65536], and its window: with "header", which
+    these formats do not have, the full range of `bits`. Nothing where the values are greys."""
+    if intensity == "header" and stored.dtype == np.uint8:
+        return None, None
+    values = np.arange(2 ** (8 * stored.dtype.itemsize), dtype=np.float64)
+    low, high = 0.0, 2.0**bits - 1
+    grey = np.minimum(values, high) / high
+    if intensity != "header":
+        grey, low, high = spread(values, counted(stored, len(values)), intensity)
+    return np.rint(grey * 255).astype(np.uint8), Values(values.astype(np.float32), low, high)

@@ -159,14 +159,9 @@ def _radiograph(
     stored: NDArray[Any], bits: int, name: str, sha256: str, intensity: str, warnings: tuple[ImageWarning, ...]
 ) -> Radiograph:
     """From stored values [H,W]: uint8, or uint16 of which `bits` are used. Raises BlankImageError."""
-    greys: NDArray[np.uint8] | None = None
-    if intensity != "header":
-        greys = greys_of(stored, intensity)
-    elif stored.dtype != np.uint8:  # these formats have no such header: their full range
-        full = 2**bits - 1
-        greys = np.rint(np.minimum(np.arange(2**16), full) * (255 / full)).astype(np.uint8)
+    greys, values = greys_of(stored, bits, intensity)
     warnings = (*warnings, *check_contrast(stored, greys, name))
-    return Radiograph(stored, name, sha256, warnings=warnings, greys=greys, intensity=intensity)
+    return Radiograph(stored, name, sha256, warnings=warnings, greys=greys, intensity=intensity, values=values)
 
 
 def _read_picture(data: bytes, name: str, limits: ImageLimits, intensity: str) -> Radiograph:

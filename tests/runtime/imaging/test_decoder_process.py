@@ -39,9 +39,10 @@ def outcome(read: Callable[..., Radiograph], data: Any, **options: Any) -> tuple
     except ImageError as error:
         return type(error), str(error), error.reason
     greys = None if radiograph.greys is None else radiograph.greys.tobytes()
-    about = {name: value for name, value in vars(radiograph).items() if name not in ("stored", "greys")}
+    about = {name: value for name, value in vars(radiograph).items() if name not in ("stored", "greys", "values")}
     kinds = [warning.kind for warning in radiograph.warnings]
-    return radiograph.stored.dtype, radiograph.stored.tolist(), greys, about, kinds
+    values = radiograph.values and {**vars(radiograph.values), "of_stored": radiograph.values.of_stored.tobytes()}
+    return radiograph.stored.dtype, radiograph.stored.tolist(), greys, values, about, kinds
 
 
 def stopped(pool: DecoderPool) -> int:
