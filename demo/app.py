@@ -16,11 +16,9 @@ from cbmir.demo.controls import Controls
 from cbmir.demo.desk import MOST_BESIDE, Desk
 from cbmir.demo.endpoints import add_endpoints, told
 from cbmir.demo.examples import RULE, find_examples
-from cbmir.demo.page.gallery_map import add_map
-from cbmir.demo.page.layout import Layout
+from cbmir.demo.page.layout import Layout, theme
 from cbmir.demo.page.markup import data_uri, static
 from cbmir.demo.page.screen import Screen, Updates
-from cbmir.demo.page.theme import theme
 from cbmir.demo.sessions import MOST, Sessions, Wish
 from cbmir.errors import UserError
 from cbmir.runtime.finder import Finder
@@ -75,11 +73,8 @@ def build(
     blocks.state_session_capacity = MOST
     desk, sessions = Desk(finder, offered, lambda: Path(blocks.GRADIO_CACHE), feedback), Sessions()
 
-    def whole(key: Any) -> str | None:
-        return desk.whole.picture(key[0] if isinstance(key, list) and key else key)
-
     with blocks:
-        layout = Layout(desk, whole, lambda: add_map(desk.gallery, chart), RULE if examples is None else "")
+        layout = Layout(desk, chart, RULE if examples is None else "")
         _wire(blocks, layout, desk, sessions)
         add_endpoints(desk, sessions)
     blocks.queue(max_size=64, api_open=False)

@@ -16,8 +16,8 @@ from gradio import processing_utils
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cbmir.demo.page.layout import theme
 from cbmir.demo.page.markup import static
-from cbmir.demo.page.theme import theme
 from cbmir.demo.upload_store import MOST_OF_FILE, UploadStore
 from cbmir.runtime.serving.limits import BodyLimit
 from cbmir.runtime.serving.problems import Problem, answer_problem

@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +17,10 @@ from cbmir.demo.controls import Controls, ControlsError
 from cbmir.demo.examples import Example
 from cbmir.demo.feedback import Feedback
 from cbmir.demo.page.markup import spelled
+from cbmir.demo.page.viewer import about_image
 from cbmir.demo.report import report_html
 from cbmir.demo.sessions import Session, Step, Wish
-from cbmir.demo.uploads import Upload, WholeImages, read_uploads
+from cbmir.demo.uploads import Upload, WholeImages, picture_of, read_uploads
 from cbmir.errors import GalleryError, ImageError, UserError
 from cbmir.runtime.dicom_output import make_results
 from cbmir.runtime.evidence import Region
@@ -41,15 +43,16 @@ FROM_THUMBNAIL = (
 
 @dataclass(frozen=True, eq=False)
 class Beside:
-    """An image of the gallery as the viewer shows it beside the query: its pixels, its evidence [h, w] for the
-    similarity, and whether both are of its file rather than of its thumbnail."""
+    """An image of the gallery as the viewer shows it beside the query: its evidence [h, w] for the similarity, whether
+    it is its file rather than its thumbnail, and the rest as in `Upload`."""
 
     entry: Entry
     neighbour: Neighbour
-    pixels: NDArray[np.uint8]
+    picture: NDArray[np.uint8]
     evidence: NDArray[np.float32] | None
     whole: bool
     key: str
+    about: dict[str, Any]
 
 
 class Desk:
@@ -183,8 +186,8 @@ class Desk:
             radiograph, whole = self._of_gallery(entry)
             query = None if step.analysis is None else step.analysis.embedding
             evidence = None if query is None else self.finder.evidence_towards(radiograph, query)
-            key = self.whole.keep(radiograph.pixels)
-            beside.append(Beside(entry, neighbour, radiograph.pixels, evidence, whole, key))
+            picture, key = picture_of(radiograph.pixels), self.whole.keep(radiograph)
+            beside.append(Beside(entry, neighbour, picture, evidence, whole, key, about_image(radiograph)))
         return beside
 
     def report(self, session: Session, label: str = "") -> str:
@@ -305,7 +308,7 @@ class Desk:
         return self._upload_of(radiograph, name, dicom=data if radiograph.sop_instance_uid else b"")
 
     def _upload_of(self, radiograph: Radiograph, caption: str, *warnings: str, dicom: bytes = b"") -> Upload:
-        key = self.whole.keep(radiograph.pixels, dicom)
+        key = self.whole.keep(radiograph, dicom)
         upload = Upload.of(radiograph, self.finder.card.preprocess, caption, warnings=warnings, key=key)
         weakref.finalize(upload, self.whole.forget, key)  # with the session
         return upload

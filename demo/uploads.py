@@ -12,7 +12,8 @@ import zipfile
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from threading import Lock
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cbmir.demo.page.viewer import picture_uri
+from cbmir.demo.page.viewer import about_image, whole_image
 from cbmir.errors import ImageError, ImageSizeError, NotAnImageError, UserError
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.imaging.preprocess import centre_crop, preprocess, resize_square
@@ -47,12 +48,13 @@ class Upload:
 
     `radiograph` has uint8 [resize, resize] pixels with the model's input in their middle: preprocessing changes nothing
     in these, so the analysis is that of the whole image. `picture` is uint8 [H, W], at most PICTURE_SIDE long, and
-    `key` names the whole image in `WholeImages`, empty where the picture is all of it; `warnings` are shown beside
-    those of the analysis.
+    `key` names the whole image in `WholeImages`, empty where the picture is all of it; `about` is what `about_image`
+    says of it; `warnings` are shown beside those of the analysis.
     """
 
     radiograph: Radiograph
     picture: NDArray[np.uint8]
+    about: dict[str, Any]
     caption: str
     warnings: tuple[str, ...] = ()
     key: str = ""
@@ -62,25 +64,26 @@ class Upload:
         picture = picture_of(radiograph.pixels)
         square = resize_square(picture, spec)  # of which the model sees but the middle
         centre_crop(square, spec)[:] = preprocess(radiograph, spec)
-        return cls(radiograph.with_pixels(square), picture, caption or radiograph.name, **more)
+        about = about_image(radiograph)
+        return cls(radiograph.with_pixels(square), picture, about, caption or radiograph.name, **more)
 
 
 class WholeImages:
     """The images opened last and their DICOM files: at most `_MOST_KEPT` bytes in all. Safe from many threads."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._images: OrderedDict[str, tuple[NDArray[np.uint8], bytes]] = OrderedDict()  # the longest unused first
+        self._lock, self._encoding = Lock(), Lock()
+        self._images: OrderedDict[str, tuple[Radiograph, bytes]] = OrderedDict()  # the longest unused first
 
-    def keep(self, pixels: NDArray[np.uint8], dicom: bytes = b"") -> str:
-        """A key for an image uint8 [H, W]; empty where it is small enough to be shown whole, and of no DICOM file."""
-        if max(pixels.shape) <= PICTURE_SIDE and not dicom:
+    def keep(self, radiograph: Radiograph, dicom: bytes = b"") -> str:
+        """A key for an image; empty where its picture is all there is to see, and it is of no DICOM file."""
+        if max(radiograph.stored.shape) <= PICTURE_SIDE and radiograph.values is None and not dicom:
             return ""
         key = secrets.token_urlsafe(16)
+        own = deepcopy(replace(radiograph))  # of what a decoder's memory holds, which may be larger
         with self._lock:
-            self._images[key] = (pixels, dicom)
-            kept = self._images.values()
-            while len(kept) > 1 and sum(one.size + len(file) for one, file in kept) > _MOST_KEPT:
+            self._images[key] = (own, dicom)
+            while len(self._images) > 1 and sum(map(_bytes_of, self._images.values())) > _MOST_KEPT:
                 self._images.popitem(last=False)
         return key
 
@@ -93,14 +96,21 @@ class WholeImages:
         with self._lock:
             return self._images.get(key, (None, b""))[1]
 
-    def picture(self, key: object) -> str | None:
-        """An image as a data URI; None where it is no longer kept."""
+    def show(self, key: object) -> dict[str, Any] | None:
+        """An image as `whole_image` makes it, one at a time; None where it is no longer kept."""
         with self._lock:
             if not isinstance(key, str) or key not in self._images:
                 return None
             self._images.move_to_end(key)
-            pixels, _ = self._images[key]
-        return picture_uri(pixels)
+            radiograph, _ = self._images[key]
+        with self._encoding:  # which takes several bytes a pixel
+            return whole_image(radiograph)
+
+
+def _bytes_of(kept: tuple[Radiograph, bytes]) -> int:
+    radiograph, file = kept
+    values = None if radiograph.values is None else radiograph.values.of_stored
+    return len(file) + sum(one.nbytes for one in (radiograph.stored, radiograph.greys, values) if one is not None)
 
 
 def picture_of(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -1,11 +1,11 @@
-"""Where everything is on the page: Gradio's components, and our two."""
+"""Where everything is on the page: Gradio's components, and our two; and the look of Gradio's own controls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
+import pandas as pd  # type: ignore[import-untyped]
 
 from cbmir.card import NOT_A_DEVICE, OF_PHANTOMS
 from cbmir.demo.controls import MOST_NEIGHBOURS
@@ -16,6 +16,12 @@ from cbmir.demo.page.findings import REST
 from cbmir.demo.page.markup import data_uri, escape, spelled, static
 from cbmir.demo.page.similar_images import similar_images
 from cbmir.demo.page.viewer import viewer
+from cbmir.runtime.gallery.projection import GalleryProjection
+from cbmir.runtime.gallery.protocol import SearchableGallery
+
+_SIGNS = {1: "with it", -1: "uncertain", 0: "without it", None: "not known"}
+_COLOURS = {"with it": "#f0a04b", "uncertain": "#c9b458", "without it": "#3f6f8f", "not known": "#66727c"}
+_NONE = "<p>This gallery has no map yet. Make one with <code>cbmir index map GALLERY</code>, and restart the demo.</p>"
 
 
 def html(value: Any, **options: Any) -> gr.HTML:
@@ -25,10 +31,12 @@ def html(value: Any, **options: Any) -> gr.HTML:
 class Layout:
     """The components that listeners read and change; `controls` are in the order of the fields of `Controls`."""
 
-    def __init__(
-        self, desk: Desk, whole: Callable[[Any], str | None], add_map: Callable[[], None], rule: str = ""
-    ) -> None:
-        """Put the page into the blocks that are open. `add_map` fills the tab of the map; `rule` chose the examples."""
+    def __init__(self, desk: Desk, chart: GalleryProjection | None, rule: str = "") -> None:
+        """Put the page into the blocks that are open. `rule` chose the examples."""
+
+        def whole(key: Any) -> dict[str, Any] | None:
+            return desk.whole.show(key[0] if isinstance(key, list) and key else key)
+
         card, gallery = desk.finder.card, desk.gallery
         own = [(spelled(name), name) for name in card.labels.names]
         points = list(card.operating_points) or [desk.finder.operating_point]
@@ -81,7 +89,7 @@ class Layout:
                 self.wanted = gr.CheckboxGroup(own, label="Findings")
                 self.find = gr.Button("Find images", variant="primary", scale=0)
             with gr.Tab("Map", id="map"), gr.Column(elem_classes="text"):
-                add_map()
+                add_map(gallery, chart)
             with gr.Tab("Model", id="about"):
                 html(card_html(card), elem_classes="text")
 
@@ -112,3 +120,52 @@ def search_controls(counts: dict[str, Any], names: tuple[str, ...]) -> list[Any]
 def example_html(example: Example) -> str:
     caption = escape(example.caption)
     return f'<img src="{data_uri(example.thumbnail)}" alt="Example: {caption}"><span>{caption}</span>'
+
+
+def add_map(gallery: SearchableGallery, chart: GalleryProjection | None) -> None:
+    """Add the plot to the blocks that are open, or say how to make the map."""
+    if chart is None or not len(gallery.labels):
+        html(_NONE if chart is None else "<p>This gallery has no labels to colour a map by.</p>")
+        return
+    names = gallery.labels.names
+    label = gr.Dropdown([(spelled(name), name) for name in names], value=names[0], label="Finding", scale=0)
+    plot = gr.ScatterPlot(
+        points(gallery, chart, names[0]), x="x", y="y", color="finding", color_map=_COLOURS,
+        tooltip=["image", "finding"], x_axis_labels_visible=False, height=560, x_title=" ", y_title=" ",
+        show_label=False,
+    )  # fmt: skip
+    html(f"<p class='fine'>{len(chart.ids)} images by {escape(chart.method)}. Similar images are near each "
+         "other; distances between far ones mean little.</p>")  # fmt: skip
+    label.input(lambda name: points(gallery, chart, name), label, plot, api_visibility="private")
+
+
+def points(gallery: SearchableGallery, chart: GalleryProjection, name: str) -> pd.DataFrame:
+    """One row per image of the map that the gallery still has."""
+    known = set(gallery.ids())
+    places = {id: place for id, place in zip(chart.ids, chart.points.tolist(), strict=True) if id in known}
+    signs = (_SIGNS[(entry.labels or {}).get(name)] for entry in gallery.entries(list(places)))
+    rows = [(*place, sign, id) for (id, place), sign in zip(places.items(), signs, strict=True)]
+    return pd.DataFrame(rows, columns=["x", "y", "finding", "image"])
+
+
+def theme() -> gr.themes.Base:
+    """The colours of `static/page.css`, and fonts of the system."""
+    look = gr.themes.Base(
+        primary_hue="teal", neutral_hue="slate", text_size="sm", spacing_size="sm", radius_size="sm",
+        font=[gr.themes.Font("system-ui"), gr.themes.Font("sans-serif")],
+        font_mono=[gr.themes.Font("ui-monospace"), gr.themes.Font("monospace")],
+    )  # fmt: skip
+    colours = {
+        "body_background_fill": "ground", "background_fill_primary": "panel", "background_fill_secondary": "panel",
+        "block_background_fill": "panel", "panel_background_fill": "panel", "body_text_color": "ink",
+        "block_label_text_color": "soft", "block_title_text_color": "soft", "body_text_color_subdued": "soft",
+        "border_color_primary": "line", "block_border_color": "line", "input_background_fill": "ground",
+        "input_border_color": "line", "input_placeholder_color": "soft", "button_secondary_background_fill": "panel",
+        "button_secondary_background_fill_hover": "line", "button_secondary_text_color": "ink",
+        "button_primary_background_fill": "accent", "button_primary_background_fill_hover": "accent",
+        "button_primary_text_color": "on-accent", "slider_color": "accent",
+        "border_color_accent": "accent", "checkbox_label_background_fill": "panel", "table_text_color": "ink",
+        "checkbox_background_color": "ground", "checkbox_background_color_selected": "accent",
+    }  # fmt: skip
+    values = {f"{name}{dark}": f"var(--{colour})" for name, colour in colours.items() for dark in ("", "_dark")}
+    return look.set(**values, color_accent="var(--accent)")

@@ -105,7 +105,7 @@ class Screen:
         if step.image is not None:
             image = step.image
             panes.append({
-                **pane(image.picture, spec, image.caption, image.key), "name": image.caption, "boxes": [],
+                **pane(image.picture, spec, image.caption, image.key, image.about), "name": image.caption, "boxes": [],
             })  # fmt: skip
             if step.analysis is not None and len(beside) == 1:
                 panes[0]["cells"] = rounded(step.analysis.evidence_for_neighbour(step.compare[0]).tolist())
@@ -122,7 +122,7 @@ class Screen:
         facts = (self._words(step, one.neighbour), one.neighbour.view, one.neighbour.date)
         name = f"Similar image {rank}: {' · '.join(fact for fact in facts if fact)}"
         return {
-            **pane(one.pixels, self._desk.finder.card.preprocess, one.neighbour.id, one.key), "name": name,
+            **pane(one.picture, self._desk.finder.card.preprocess, one.neighbour.id, one.key, one.about), "name": name,
             "cells": None if one.evidence is None else rounded(one.evidence.tolist()),
             "labels": label_marks(labels_of(step), one.entry, one.neighbour),
             "report": mentions(one.neighbour.report.strip(), one.neighbour.shared), "boxes": box_corners(one.neighbour),

@@ -21,7 +21,7 @@ from gradio_client import Client, handle_file
 
 from cbmir.demo import asgi
 from cbmir.demo.asgi import ALLOWED, MOST_OF_QUESTION, UPLOAD, create_app
-from cbmir.demo.page.theme import theme
+from cbmir.demo.page.layout import theme
 from cbmir.runtime.serving.server import Server
 from cbmir.runtime.sockets import bound
 

@@ -48,7 +48,7 @@ def test_a_file_that_is_no_image_takes_the_one_before_away(page: Any, tmp_path: 
     upload(page, tmp_path / "notes.txt")
     page.locator("#alerts .note.bad", has_text="notes.txt: expected").wait_for()
     assert cards(page) == []
-    assert page.locator("#viewer .film img").count() == page.locator("#findings [data-finding]").count() == 0
+    assert page.locator("#viewer .film canvas").count() == page.locator("#findings [data-finding]").count() == 0
     example(page, 1)
     assert page.locator("#alerts .note.bad").count() == 0
 

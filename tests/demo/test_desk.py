@@ -77,9 +77,9 @@ def test_what_is_no_upload_is_refused(desk: Desk, paths: object) -> None:
 def test_large_images_are_kept_whole_for_zooming(desk: Desk, put: Callable[..., str]) -> None:
     step = desk.open(Session(), FEW, [put(side=PICTURE_SIDE + 200)])
     assert step.image is not None and step.image.picture.shape == (PICTURE_SIDE, PICTURE_SIDE)
-    whole = desk.whole.picture(step.image.key)
-    assert whole is not None and whole.startswith("data:image/bmp;base64,")
-    assert desk.whole.picture("guessed") is None and desk.whole.picture(None) is None
+    whole = desk.whole.show(step.image.key)
+    assert whole is not None and whole["src"].startswith("data:image/bmp;base64,")
+    assert desk.whole.show("guessed") is None and desk.whole.show(None) is None
     assert desk.open(Session(), FEW, [put()]).image.key == ""  # type: ignore[union-attr]
 
 

@@ -14,8 +14,7 @@ import pytest
 from cbmir.demo.controls import Controls
 from cbmir.demo.desk import Desk
 from cbmir.demo.examples import find_examples
-from cbmir.demo.page.gallery_map import add_map
-from cbmir.demo.page.layout import Layout
+from cbmir.demo.page.layout import Layout, add_map
 from cbmir.demo.page.screen import Screen
 from cbmir.demo.sessions import Session
 from cbmir.runtime import Finder
@@ -34,7 +33,7 @@ def desk(tiny_model: Path, wall_gallery: Path, tmp_path: Path) -> Iterator[Desk]
 def layout(desk: Desk) -> Layout:
     async def make() -> Layout:
         with gr.Blocks(analytics_enabled=False):
-            return Layout(desk, lambda key: None, lambda: None)
+            return Layout(desk, None)
 
     return asyncio.run(make())  # in a running loop, since Gradio would open one of its own
 

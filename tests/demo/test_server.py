@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cbmir.cli import main
-from cbmir.demo.page.gallery_map import points
+from cbmir.demo.page.layout import points
 from cbmir.demo.server import serve
 from cbmir.demo.upload_store import MOST_OF_FILE
 from cbmir.errors import GalleryError, UserError

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 def upload(page: Any, *files: Path) -> None:
     page.locator("#way input[type=file]").set_input_files([str(file) for file in files])
@@ -42,4 +45,17 @@ def transform(page: Any, at: int = 0) -> str:
 
 def drawn(page: Any, at: int = 0) -> bool:
     """Whether evidence is drawn on an image of the viewer."""
-    return bool(page.locator("#viewer canvas").nth(at).evaluate("canvas => canvas.width > 1"))
+    return bool(page.locator("#viewer canvas:not(.picture)").nth(at).evaluate("canvas => canvas.width > 1"))
+
+
+def picture(page: Any, at: int = 0) -> NDArray[np.uint8]:
+    """The greys [H, W] of an image of the viewer, as they are shown."""
+    canvas = page.locator("#viewer .picture").nth(at)
+    page.wait_for_function("canvas => canvas.width !== 300", arg=canvas.element_handle())  # it is decoded
+    width, greys = canvas.evaluate(
+        """canvas => {
+          const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+          return [canvas.width, [...data.filter((_, i) => i % 4 === 0)]];
+        }"""
+    )
+    return np.array(greys, np.uint8).reshape(-1, width)

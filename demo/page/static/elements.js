@@ -12,9 +12,19 @@ function make(tag, attributes = {}, ...children) {
   return made;
 }
 
-// Where a part stands on another one, in fractions of that.
+// A box (x0, y0, x1, y1) in fractions of what it lies on.
 function place(part, [x0, y0, x1, y1]) {
   Object.assign(part.style, {
     left: `${100 * x0}%`, top: `${100 * y0}%`, width: `${100 * (x1 - x0)}%`, height: `${100 * (y1 - y0)}%`,
   });
 }
+
+function outline(parent, box, kind) {
+  const made = make("span", {class: kind});
+  place(made, box);
+  parent.append(made);
+  return made;
+}
+
+// A report's words, with the names of findings marked.
+const words = (report) => report.map(([text, marked]) => (marked ? make("mark", {}, text) : text));

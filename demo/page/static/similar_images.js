@@ -46,12 +46,8 @@ function card(one, canRefine) {
   const film = button("", `Side by side: ${which}`, () => trigger("compare", {ids: [one.id]}), {class: "film"});
   const picture = make("span", {class: "picture"}, make("img", {src: one.src, alt: ""}));
   film.append(picture, make("span", {class: "rank"}, one.rank));
-  const places = one.place ? [[...one.place, "place"]] : []; // what matches the region that was searched
-  for (const [x0, y0, x1, y1, kind] of [...one.boxes, ...places]) {
-    const box = make("span", {class: `box ${kind ?? ""}`});
-    place(box, [x0, y0, x1, y1]);
-    picture.append(box);
-  }
+  const places = one.place ? [[one.place, "box place"]] : []; // what matches the region that was searched
+  for (const [box, kind] of [...one.boxes.map((box) => [box, "box"]), ...places]) outline(picture, box, kind);
   const labels = one.labels.map(({text, kind, words}) =>
     make("li", {class: kind, title: `${text}: ${words}`}, text, make("span", {class: "unseen"}, ` (${words})`)));
   const acts = make("div", {class: "acts"},
@@ -67,7 +63,7 @@ function card(one, canRefine) {
     make("p", {class: "facts", title: one.id}, [one.facts, one.id].filter(Boolean).join(" · ")));
   if (one.report.length) {
     made.append(make("details", {class: "report"}, make("summary", {}, "Report"),
-      make("p", {}, ...one.report.map(([text, marked]) => (marked ? make("mark", {}, text) : text)))));
+      make("p", {}, ...words(one.report))));
   }
   made.append(acts);
   return made;
