@@ -247,10 +247,13 @@ def test_a_dicom_file_gives_sr_and_sc(page: Any, tmp_path: Path) -> None:
 def test_a_whole_case_by_keyboard_alone(wall: Any) -> None:
     """Open an example, choose a finding, look at a similar image, come back."""
 
+    def is_at(selector: str) -> bool:
+        return bool(wall.evaluate("selector => document.activeElement.matches(selector)", selector))
+
     def tab_to(selector: str) -> None:
-        for _ in range(150):
+        for _ in range(300):  # twice round the page
             wall.keyboard.press("Tab")
-            if wall.evaluate("selector => document.activeElement.matches(selector)", selector):
+            if is_at(selector):
                 return
         raise AssertionError(f"{selector} is not reached by Tab")
 
@@ -264,6 +267,7 @@ def test_a_whole_case_by_keyboard_alone(wall: Any) -> None:
     shown(wall, "Beside 2")
     wall.keyboard.press("Escape")
     shown(wall, "Example")
+    assert is_at("#similar .card:first-child .film")  # the cards are new ones, and the focus is where it was
     if wall.locator("#findings .gate").count():  # what looks like no chest
         tab_to("#findings .gate summary")
         wall.keyboard.press("Enter")
