@@ -9,6 +9,7 @@ from it.
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 import shlex
 import shutil
@@ -27,6 +28,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cbmir.cli import cli
+from cbmir.demo.feedback import Feedback
+from cbmir.runtime import open_gallery
 from cbmir.training.losses import LOSSES
 from dicom_files import make_dicom
 
@@ -111,6 +114,13 @@ def place(
     (tmp_path / "more.csv").write_text("image,patient_id,Effusion,Mass,Nodule\nimages/xray-3.png,0001234,1,0,\n")
     (tmp_path / "corrected.csv").write_text("image,patient_id,Effusion,Mass,Nodule\nimages/xray-3.png,0001234,0,0,0\n")
     shutil.copytree(tiny_gallery, tmp_path / "other")
+    feedback = Feedback(tmp_path / "feedback.csv")
+    with open_gallery(tmp_path / "gallery") as gallery:
+        asked = [gallery.case_id(id) for id in gallery.ids()]
+    asked += [hashlib.sha256((tmp_path / "images" / "xray-1.png").read_bytes()).hexdigest(), "of another folder"]
+    for image in asked:
+        feedback.add("model", image, label="Mass", value=1)
+        feedback.add("model", image, label="Effusion", value=None)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
