@@ -4,8 +4,10 @@
 
 Finder and demo are open and warm, and are asked about each file in turn, the demo every time in a new session. Its time
 is that of the page's requests (upload, question, answer) until the answer is there, without the browser's own time to
-draw it. A region is a second question about the same image. `query_ms` is the whole command `cbmir query`, a process
-that opens the model and the gallery for one answer. All are medians over files and rounds.
+draw it. A region is a second question about the same image; the other clicks (`like`, `compare`, `refine`, `point`,
+`filter`, `back`) come after it, and are given as ratios to the finder's answer about a whole image. `query_ms` is the
+whole command `cbmir query`, a process that opens the model and the gallery for one answer. All are medians over files
+and rounds.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ from cbmir.runtime import Finder
 
 K = 20  # what the page asks for
 REGION = (0.1, 0.4, 0.5, 0.9)
+CLICKS = ("like", "compare", "refine", "back", "point", "filter")
+SPECIFIC = "specific"  # an operating point that the page does not begin with
 
 
 @click.command()
@@ -44,6 +48,7 @@ def main(model: Path, gallery: Path, images: tuple[Path, ...], rounds: int) -> N
     times: dict[str, list[float]] = defaultdict(list)
     with Finder.open(model, gallery) as finder, demo(model, gallery) as client:
         config = client.get("/config").raise_for_status().json()
+        label = finder.gallery.labels.names[0] if finder.gallery else ""
         for at in range(rounds + 1):
             for image in images:
                 page = Page(client, config)
@@ -51,6 +56,9 @@ def main(model: Path, gallery: Path, images: tuple[Path, ...], rounds: int) -> N
                     "finder": partial(finder.analyze, image, K), "page": partial(page.open, image),
                     "finder_region": partial(finder.analyze, image, K, region=REGION),
                     "page_region": partial(page.region, REGION),
+                    "like": page.like, "compare": page.compare, "refine": page.refine, "back": page.back,
+                    "point": partial(page.search, "Operating point", "input", point=SPECIFIC),
+                    "filter": partial(page.search, "Expression", "submit", where=f'not "{label}"'),
                     "query": partial(query, model, gallery, image),
                 }  # fmt: skip
                 answers = {}
@@ -64,11 +72,15 @@ def main(model: Path, gallery: Path, images: tuple[Path, ...], rounds: int) -> N
                     if answers[f"page{part}"] != expected:
                         raise click.ClickException("expected the same similar images of both, found others")
     medians = {name: 1000 * statistics.median(of) for name, of in times.items()}
-    figures = {f"{name}_ms": found for name, found in medians.items()} | {
-        "page_to_finder": medians["page"] / medians["finder"],
-        "region_to_finder": medians["page_region"] / medians["finder_region"],
-        "page_to_query": medians["page"] / medians["query"],
-    }
+    figures = (
+        {f"{name}_ms": found for name, found in medians.items()}
+        | {
+            "page_to_finder": medians["page"] / medians["finder"],
+            "region_to_finder": medians["page_region"] / medians["finder_region"],
+            "page_to_query": medians["page"] / medians["query"],
+        }
+        | {f"{name}_to_finder": medians[name] / medians["finder"] for name in CLICKS}
+    )
     click.echo(json.dumps({name: round(value, 2) for name, value in figures.items()}))
 
 
@@ -97,6 +109,7 @@ class Page:
 
     def __init__(self, client: httpx.Client, config: dict[str, Any]) -> None:
         self._client, self._config, self._session = client, config, uuid.uuid4().hex
+        self._ids: list[str] = []
         (self._similar,) = [one["id"] for one in config["components"] if one["props"].get("elem_id") == "similar"]
 
     def open(self, image: Path) -> list[str]:
@@ -110,9 +123,32 @@ class Page:
         """Those of a part of the image that was opened."""
         return self._answer("region", event_data={"box": box})
 
-    def _answer(self, event: str, *more: Any, event_data: Any) -> list[str]:
-        (ask,) = [one for one in self._config["dependencies"] if event in dict(map(reversed, one["targets"]))]
-        data = ["", *Controls(k=K).values(), *more]
+    def like(self) -> list[str]:
+        return self._answer("like", event_data={"id": self._ids[0]})
+
+    def compare(self) -> list[str]:
+        return self._answer("compare", event_data={"ids": self._ids[:1]})
+
+    def refine(self) -> list[str]:
+        return self._answer("refine", event_data={"alike": self._ids[:1], "unlike": self._ids[-1:]})
+
+    def back(self) -> list[str]:
+        """To the step of the opened file."""
+        return self._answer("go", event_data={"step": 1})
+
+    def search(self, label: str, event: str, **changed: str) -> list[str]:
+        """The same search with another control, of the component with this label."""
+        (at,) = [one["id"] for one in self._config["components"] if one["props"].get("label") == label]
+        return self._answer(event, event_data=None, at=at, controls=Controls(k=K, **changed))  # type: ignore[arg-type]
+
+    def _answer(
+        self, event: str, *more: Any, event_data: Any, at: int | None = None, controls: Controls = Controls(k=K)  # noqa: B008
+    ) -> list[str]:  # fmt: skip
+        (ask,) = [
+            one for one in self._config["dependencies"]
+            if any(name == event and at in (None, target) for target, name in one["targets"])
+        ]  # fmt: skip
+        data = ["", *controls.values(), *more]
         joined = {"data": data, "event_data": event_data, "fn_index": ask["id"], "session_hash": self._session}
         self._client.post("/gradio_api/queue/join", json=joined).raise_for_status()
         with self._client.stream("GET", "/gradio_api/queue/data", params={"session_hash": self._session}) as events:
@@ -120,7 +156,8 @@ class Page:
                 if '"process_completed"' in line:
                     answer = json.loads(line.removeprefix("data:"))["output"]["data"]
                     shown = json.loads(answer[ask["outputs"].index(self._similar)]["value"])
-                    return [card["id"] for card in shown["cards"]]
+                    self._ids = [card["id"] for card in shown["cards"]]
+                    return self._ids
         raise click.ClickException("expected an answer of the demo, found none")
 
 
