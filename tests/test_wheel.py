@@ -11,6 +11,8 @@ import tarfile
 import urllib.request
 import venv
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from importlib.metadata import Distribution, PathDistribution
 from pathlib import Path
@@ -205,16 +207,26 @@ def check_integrator(python: Path, folder: Path, model: Path, gallery: Path) -> 
     assert {path.name for path in (folder / "results").iterdir()} == {"chest.sr.dcm", "chest.fhir.json"}
     run(*cbmir, "data", "dicom", "studies", "-o", "manifest.csv")
     assert len(read_manifest(folder / "manifest.csv")) == 1
-    serve = [python, *cbmir, "serve", "--model", model, "--gallery", gallery, "--port", "0"]
+    with served(python, folder, "serve", "--model", model, "--gallery", gallery) as url:
+        request = urllib.request.Request(f"{url}/v1/analyze", data=file.read_bytes(), method="POST")
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert len(json.load(answer)["findings"]) == 3
+
+
+@contextmanager
+def served(python: Path, folder: Path, *command: object) -> Iterator[str]:
+    """The address at which a command of cbmir answers."""
     with subprocess.Popen(
-        serve, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=folder, env=CLEAN
+        [python, "-m", "cbmir", *command, "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=folder,
+        env=CLEAN,
     ) as server:
         try:
             assert server.stdout is not None
-            url = server.stdout.readline().split()[0]
-            request = urllib.request.Request(f"{url.rstrip('/')}/v1/analyze", data=file.read_bytes(), method="POST")
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                assert len(json.load(answer)["findings"]) == 3
+            yield server.stdout.readline().split()[0].rstrip("/")
         finally:
             server.terminate()
 
@@ -243,37 +255,113 @@ def find_python(version: str) -> Path:
     pytest.skip(f"there is no Python {version} here")
 
 
-@pytest.mark.release
-@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
-def test_what_pip_installs(wheel: Path, tmp_path: Path, tiny_model: Path, tiny_gallery: Path, version: str) -> None:
-    """`pip install "cbmir[cpu,dicom]"` from the package index; prints the environment's size."""
+PYTHONS = pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+
+
+@pytest.fixture
+def environment(version: str, tmp_path: Path) -> Iterator[Path]:
+    """The Python of an empty environment. It is deleted after the test: with PyTorch it takes gigabytes."""
     subprocess.run([find_python(version), "-m", "venv", tmp_path / "venv"], check=True, env=CLEAN)
-    python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", f"{wheel}[cpu,dicom]"], check=True, env=CLEAN)
+    yield tmp_path / "venv" / "bin" / "python"
+    shutil.rmtree(tmp_path / "venv")
+
+
+@pytest.mark.release
+@PYTHONS
+def test_what_pip_installs(
+    wheel: Path, tmp_path: Path, tiny_model: Path, tiny_gallery: Path, version: str, environment: Path
+) -> None:
+    """`pip install "cbmir[cpu,dicom]"` from the package index; prints the environment's size."""
+    pip = [environment, "-m", "pip"]
+    subprocess.run([*pip, "install", "-q", f"{wheel}[cpu,dicom]"], check=True, env=CLEAN)
     size = sum(path.lstat().st_size for path in (tmp_path / "venv").rglob("*") if path.is_file())
-    packages = json.loads(subprocess.check_output([python, "-m", "pip", "list", "--format", "json"], env=CLEAN))
+    packages = json.loads(subprocess.check_output([*pip, "list", "--format", "json"], env=CLEAN))
     print(f"\nPython {version}, cbmir[cpu,dicom]: {size / 2**20:.0f} MiB, {len(packages)} packages")  # noqa: T201
     names = {package["name"].lower() for package in packages}
     assert not {"torch", "torchvision", "lightning", "pandas", "scikit-learn", "gradio"} & names
-    check_integrator(python, tmp_path, tiny_model, tiny_gallery)
+    check_integrator(environment, tmp_path, tiny_model, tiny_gallery)
 
 
-#: An extra -> a module that does that extra's work.
-WORK = {
-    "cpu": "cbmir.runtime.engines.ort", "openvino": "cbmir.runtime.engines.openvino",
-    "serve": "cbmir.runtime.serving.server", "dicom": "cbmir.runtime.pacs.service", "demo": "cbmir.demo.server",
-    "train": "cbmir.training.comparison.runner", "export": "cbmir.export.export",
-    "quantise": "cbmir.export.quantize_ort", "milvus": "cbmir.runtime.gallery.milvus.gallery",
-    "distributed": "ray",
-}  # fmt: skip
+TRAIN = (
+    "data phantom -n 48 --size 64 -o phantoms",
+    "train phantoms/manifest.csv -o run --encoder resnet18 --image-size 64 --epochs 1",
+)
+QUERY = "query MODEL GALLERY IMAGE"
+#: An extra -> a module that does its work, and commands of cbmir that need it.
+EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "cpu": ("cbmir.runtime.engines.ort", (QUERY,)),
+    "gpu": ("cbmir.runtime.engines.ort", (QUERY,)),
+    "openvino": ("cbmir.runtime.engines.openvino", (QUERY,)),
+    "tensorrt": ("tensorrt", ()),
+    "tensorrt-rtx": ("tensorrt_rtx_bindings", ()),
+    "serve": ("cbmir.runtime.serving.server", ("serve --model MODEL --gallery GALLERY",)),
+    "dicom": ("cbmir.runtime.pacs.service", ("data dicom studies -o manifest.csv",)),
+    "demo": ("cbmir.demo.server", ("demo MODEL GALLERY",)),
+    "train": ("cbmir.training.comparison.runner", TRAIN),
+    "export": ("cbmir.export.export", (*TRAIN, "export run -o trained.onnx")),
+    "quantise": (
+        "cbmir.export.quantize_ort",
+        (*TRAIN, "export run -o trained.onnx --int8 --openvino int8 --accept-parity-loss"),
+    ),
+    "milvus": ("cbmir.runtime.gallery.milvus.gallery", ("index build MODEL MANIFEST -o milvus:./gallery.db",)),
+    "distributed": ("ray", ("index build MODEL MANIFEST -o built --ray auto",)),
+}
+NEED_AN_ENGINE = {"serve", "demo", "milvus", "distributed"}
+#: An extra for NVIDIA GPUs -> the engine that says what this machine lacks.
+GPU_ENGINE = {"gpu": "onnxruntime-cuda", "tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt"}
+
+
+def install(python: Path, what: str) -> None:
+    """With uv if it is there, which keeps what it fetched for the next environment, else with pip."""
+    pip = ["uv", "pip", "install", "--python", python] if shutil.which("uv") else [python, "-m", "pip", "install"]
+    done = subprocess.run([*pip, "-q", what], capture_output=True, text=True, env=CLEAN)
+    if done.returncode and "pypi.nvidia.com" in done.stderr:
+        pytest.skip("tensorrt's libraries come from pypi.nvidia.com, which cannot be reached")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("extra", WORK)
-def test_each_extra_works_alone(wheel: Path, tmp_path: Path, extra: str) -> None:
-    """`pip install "cbmir[EXTRA]"` from the package index."""
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", f"{wheel}[{extra}]"], check=True, env=CLEAN)
-    subprocess.run([python, "-m", "cbmir", "doctor"], check=True, env=CLEAN, cwd=tmp_path)
-    subprocess.run([python, "-c", f"import {WORK[extra]}"], check=True, env=CLEAN, cwd=tmp_path)
+@pytest.mark.parametrize("extra", EXTRAS)
+@PYTHONS
+def test_each_extra_works_alone(
+    wheel: Path,
+    tmp_path: Path,
+    tiny_model: Path,
+    tiny_gallery: Path,
+    tiny_manifest: Path,
+    environment: Path,
+    extra: str,
+) -> None:
+    """`pip install "cbmir[EXTRA]"` from the package index, and the smallest commands that need it."""
+    module, commands = EXTRAS[extra]
+    (tmp_path / "studies").mkdir()
+    (tmp_path / "studies" / "chest.dcm").write_bytes(make_dicom(PatientID="patient_01"))
+    files = {
+        "MODEL": tiny_model,
+        "GALLERY": tiny_gallery,
+        "MANIFEST": tiny_manifest,
+        "IMAGE": tiny_manifest.parent / "image_20.png",
+    }
+
+    def run(*command: object) -> str:
+        done = subprocess.run([environment, *command], capture_output=True, text=True, cwd=tmp_path, env=CLEAN)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    install(environment, f"{wheel}[{extra}]")
+    report = json.loads(run("-m", "cbmir", "doctor", "--json"))
+    assert extra not in report["extras"] or not report["extras"][extra]["missing"]
+    assert not report["problems"]
+    if extra in GPU_ENGINE:
+        engine = report["engines"][GPU_ENGINE[extra]]
+        assert engine["loads"] or "GPU" in engine["why"] or "driver" in engine["why"], engine
+    run("-c", f"import {module}")
+    if extra in NEED_AN_ENGINE:
+        install(environment, f"{wheel}[cpu]")
+    for command in commands:
+        words = [files.get(word, word) for word in command.split()]
+        if words[0] in ("serve", "demo"):
+            with served(environment, tmp_path, *words) as url, urllib.request.urlopen(url, timeout=60) as answer:
+                assert answer.status == 200
+        else:
+            run("-m", "cbmir", *words)
