@@ -31,7 +31,7 @@ from scipy.ndimage import distance_transform_edt
 from tqdm import tqdm
 
 from cbmir.files import replacing, write_json
-from cbmir.labels import readable
+from cbmir.labels import spelled
 from cbmir.machine import describe_machine, in_words
 from cbmir.manifest import Manifest, Row, read_manifest, write_manifest
 from cbmir.preprocessing import PreprocessSpec
@@ -238,7 +238,7 @@ def findings_table(figures: dict[str, Any]) -> str:
     for kind, count in figures["by_finding"].items():
         of_methods = (figures["methods"][name] for name in shown)
         pairs = (f"{one['hits_by_finding'][kind]:.2f} / {one['iou_by_finding'][kind]:.2f}" for one in of_methods)
-        rows.append((readable(kind), str(count), *pairs))
+        rows.append((spelled(kind), str(count), *pairs))
     return table(("finding: pointing game / IoU", "n", *shown), rows)
 
 
@@ -279,7 +279,7 @@ def draw(found: Measured, spec: PreprocessSpec, path: Path) -> None:
             place = found.places[number]
             pictures = [np.repeat(pixels[..., None], 3, axis=2)]
             pictures += [overlay(pixels, found.maps[name][number][0].astype(np.float32), spec, 0.6) for name in names]
-            for axis, picture, title in zip(line, pictures, (readable(place.label), *names), strict=True):
+            for axis, picture, title in zip(line, pictures, (spelled(place.label), *names), strict=True):
                 axis.imshow(picture[top:bottom, left:right], extent=(0, 1, 1, 0))
                 axis.contour(middles, middles, place.region, [0.5], colors="#00e0a0", linewidths=0.9)
                 axis.set_title(title)

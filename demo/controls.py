@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from cbmir.card import BALANCED
-from cbmir.demo.page.markup import spelled
 from cbmir.errors import UserError
+from cbmir.labels import spelled
 from cbmir.runtime.gallery.filters import Filter
 
 MOST_NEIGHBOURS = 40

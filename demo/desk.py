@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from cbmir.demo.controls import Controls, ControlsError
 from cbmir.demo.examples import Example
 from cbmir.demo.feedback import Feedback
-from cbmir.demo.page.markup import spelled
 from cbmir.demo.page.viewer import about_image
 from cbmir.demo.report import report_html
 from cbmir.demo.sessions import Session, Step, Wish
 from cbmir.demo.uploads import Upload, WholeImages, picture_of, read_uploads
 from cbmir.errors import GalleryError, ImageError, UserError
+from cbmir.labels import spelled
 from cbmir.runtime.dicom_output import make_results
 from cbmir.runtime.evidence import Region
 from cbmir.runtime.finder import Finder

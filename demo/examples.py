@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from cbmir.demo.page.markup import spelled
 from cbmir.errors import ImageError, UserError
+from cbmir.labels import spelled
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.protocol import SearchableGallery

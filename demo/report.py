@@ -19,8 +19,9 @@ from cbmir import __version__
 from cbmir.card import NOT_A_DEVICE, OF_PHANTOMS, WITHOUT_FINDINGS, ModelCard
 from cbmir.demo.page.alerts import alerts_html
 from cbmir.demo.page.findings import novelty_html, threshold_probability
-from cbmir.demo.page.markup import data_uri, escape, spelled, static, table
+from cbmir.demo.page.markup import data_uri, escape, static, table
 from cbmir.demo.uploads import Upload
+from cbmir.labels import spelled
 from cbmir.runtime.evidence import MORE, Region, overlay
 from cbmir.runtime.gallery.entry import Hit
 from cbmir.runtime.gallery.protocol import SearchableGallery

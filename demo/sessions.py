@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from threading import Lock, Timer
 
 from cbmir.demo.controls import Controls
-from cbmir.demo.page.markup import spelled
 from cbmir.demo.uploads import Upload
 from cbmir.errors import UserError
+from cbmir.labels import spelled
 from cbmir.runtime.evidence import Region
 from cbmir.runtime.results import Analysis, Neighbour
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cbmir.files import write_csv, write_json, write_text
+from cbmir.labels import spelled
 from cbmir.training.evaluate import Evaluation
 from cbmir.training.metrics import QUERIES, REFERENCES, RETRIEVAL_METRICS
 from cbmir.training.rankings import CORRECTED
@@ -48,15 +49,15 @@ def text_report(summary: dict[str, Any], title: str) -> str:
     scored = [[TITLES[metric], "", figure(summary[metric])] for metric in ("auc", "calibration_error")]
     lists, healthy, counts = summary["lists"], summary["healthy_queries"], summary["findings_per_image"]
     found = [
-        [name, figure(summary["auc_by_label"][name]), figure(one["share"]), f"{one['queries']}",
+        [spelled(name), figure(summary["auc_by_label"][name]), figure(one["share"]), f"{one['queries']}",
          f"{one['gallery']:.3f}", figure(summary["calibration_error_by_label"][name])]
         for name, one in summary["retrieval_by_label"].items()
     ]  # fmt: skip
     outcomes = [
-        [name, figure({"value": one["threshold"]}), *(figure(one[outcome]) for outcome in _OUTCOMES)]
+        [spelled(name), figure({"value": one["threshold"]}), *(figure(one[outcome]) for outcome in _OUTCOMES)]
         for name, one in summary["at_thresholds"].items()
     ]
-    lost = summary["auc_without_both_values"]
+    lost = ", ".join(map(spelled, summary["auc_without_both_values"]))
     thresholds = [
         "## At the thresholds",
         _table(["label", "threshold", *(outcome.replace("_", " ") for outcome in _OUTCOMES)], outcomes),
@@ -64,7 +65,7 @@ def text_report(summary: dict[str, Any], title: str) -> str:
         f"{figure(counts['true'])} true.",
     ]
     if not summary["scores_findings"]:
-        scored, lost, thresholds = [], [], ["This model scores no findings: metrics of scores are left out."]
+        scored, lost, thresholds = [], "", ["This model scores no findings: metrics of scores are left out."]
     parts = [
         f"# {title}",
         *(f"**{note}**" for note in summary["notes"]),
@@ -85,7 +86,7 @@ def text_report(summary: dict[str, Any], title: str) -> str:
         "## By label",
         _table(["label", "AUC", f"its share of the first {k}", "queries that have it", "its share of the gallery",
                 "calibration error"], found),
-        *([f"Not in the mean AUC, since the queries do not hold both values: {', '.join(lost)}."] if lost else []),
+        *([f"Not in the mean AUC, since the queries do not hold both values: {lost}."] if lost else []),
         *thresholds,
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"

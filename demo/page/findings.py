@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cbmir.card import WITHOUT_FINDINGS, ModelCard, OperatingPoint
-from cbmir.demo.page.markup import escape, percent, spelled
-from cbmir.labels import canonical
+from cbmir.demo.page.markup import escape, percent
+from cbmir.labels import canonical, spelled
 from cbmir.runtime.novelty import QUANTILE, Novelty
 from cbmir.runtime.results import CHANCE, Analysis, Finding, LabelAgreement, most_probable_first
 

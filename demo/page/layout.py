@@ -13,9 +13,10 @@ from cbmir.demo.desk import Desk
 from cbmir.demo.examples import Example
 from cbmir.demo.page.about import card_html
 from cbmir.demo.page.findings import REST
-from cbmir.demo.page.markup import data_uri, escape, spelled, static
+from cbmir.demo.page.markup import data_uri, escape, static
 from cbmir.demo.page.similar_images import similar_images
 from cbmir.demo.page.viewer import viewer
+from cbmir.labels import spelled
 from cbmir.runtime.gallery.projection import GalleryProjection
 from cbmir.runtime.gallery.protocol import SearchableGallery
 

@@ -7,8 +7,6 @@ import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cbmir.labels import readable
-
 _STATIC = Path(__file__).resolve().parent / "static"
 #: Signs that Gradio's template engines would read (Handlebars, JavaScript), as character references.
 _TEMPLATE_SIGNS = str.maketrans({"{": "&#123;", "}": "&#125;", "$": "&#36;", "`": "&#96;"})
@@ -22,12 +20,6 @@ def static(*names: str) -> str:
 def escape(text: str) -> str:
     """Text as HTML, in which no tag, attribute or template survives."""
     return html.escape(text).translate(_TEMPLATE_SIGNS)
-
-
-def spelled(label: str) -> str:
-    """A finding as people write it within a text: `Pleural thickening`."""
-    first, *rest = readable(label).split(" ")
-    return " ".join([first, *(word.lower() if word.istitle() else word for word in rest)])
 
 
 def percent(share: float) -> str:

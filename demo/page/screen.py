@@ -14,11 +14,12 @@ from cbmir.demo.desk import Beside, Desk, labels_of
 from cbmir.demo.page.alerts import alerts_html, error_html, is_grave, words_of
 from cbmir.demo.page.findings import REST, WHOLE, findings_html, rounded
 from cbmir.demo.page.layout import Layout
-from cbmir.demo.page.markup import escape, spelled
+from cbmir.demo.page.markup import escape
 from cbmir.demo.page.similar_images import box_corners, card, label_marks, mentions
 from cbmir.demo.page.viewer import pane
 from cbmir.demo.sessions import Session, Step
 from cbmir.errors import CbmirError
+from cbmir.labels import spelled
 from cbmir.runtime.logs import error_fields
 from cbmir.runtime.results import Analysis, Neighbour
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import gradio as gr
 
-from cbmir.demo.page.markup import data_uri, spelled, static
-from cbmir.labels import canonical
+from cbmir.demo.page.markup import data_uri, static
+from cbmir.labels import canonical, spelled
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.results import Neighbour
 

@@ -13,7 +13,7 @@ from typing import Self
 from cbmir import __version__
 from cbmir.errors import ImageError
 from cbmir.input_file import open_input
-from cbmir.labels import readable
+from cbmir.labels import spelled
 from cbmir.runtime.dicom_output.identifiers import answers_fingerprint, result_uid
 from cbmir.runtime.dicom_output.source import SourceImage
 from cbmir.runtime.finder import Finder
@@ -56,8 +56,8 @@ class SimilarImage:
 
     @property
     def words(self) -> str:
-        uncertain = (f"{readable(label)} (uncertain)" for label in self.uncertain)
-        return ", ".join((*map(readable, self.labels), *uncertain)) or "no finding known"
+        uncertain = (f"{spelled(label)} (uncertain)" for label in self.uncertain)
+        return ", ".join((*map(spelled, self.labels), *uncertain)) or "no finding known"
 
 
 @dataclass(frozen=True, eq=False)

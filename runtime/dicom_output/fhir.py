@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from cbmir.labels import Code, readable
+from cbmir.labels import Code, spelled
 from cbmir.runtime.dicom_output import identifiers as own
 from cbmir.runtime.dicom_output.content import ALGORITHM, MANUFACTURER, Content, SimilarImage
 from cbmir.runtime.dicom_output.source import SourceImage
@@ -39,7 +39,7 @@ def bundle(content: Content) -> Resource:
     if content.similar_images:
         answers[own.part_uid(uid, "similar-images")] = _similar_images(content.similar_images)
     observations = [_made(content, "Observation", part) | shared | answer for part, answer in answers.items()]
-    over = [readable(one.label) for one in content.findings if one.predicted]
+    over = [spelled(one.label) for one in content.findings if one.predicted]
     summary = [f"Scores over the model's {content.operating_point} thresholds: {', '.join(over) or 'none'}."]
     code = {"system": "http://loinc.org", "code": "18748-4", "display": "Diagnostic imaging study"}
     report = _made(content, "DiagnosticReport", uid) | {

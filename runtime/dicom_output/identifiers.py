@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cbmir.card import ModelCard
-from cbmir.labels import Code, canonical, code_for, readable
+from cbmir.labels import Code, canonical, code_for, spelled
 from cbmir.runtime.imaging.radiograph import Radiograph
 from cbmir.runtime.results import Finding
 
@@ -124,7 +124,7 @@ def predicted_code(predicted: bool | None) -> Code:
 def label_code(label: str) -> Code:
     """A label's standard code, else one of 99CBMIR: its canonical name."""
     name = "".join(one if one.isprintable() and one != "\\" else "?" for one in canonical(label))
-    return code_for(label) or Code(SCHEME, name, readable(name)[:64])  # characters of an LO (PS3.5 6.2)
+    return code_for(label) or Code(SCHEME, name, spelled(name)[:64])  # characters of an LO (PS3.5 6.2)
 
 
 def concept(code: Code) -> CodedConcept:

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from pydicom import Dataset
 from pydicom.uid import ExplicitVRLittleEndian
 
-from cbmir.labels import readable
+from cbmir.labels import spelled
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.dicom_output import identifiers as own
 from cbmir.runtime.dicom_output.content import ALGORITHM, Content
@@ -68,7 +68,7 @@ def _explained(content: Content, analysis: Analysis) -> tuple[str, str, NDArray[
     if content.findings:
         top = next((one for one in content.findings if one.predicted), content.findings[0])
         legend = "Orange, +: areas that support it more than other findings. Blue, -: less. Line: what the model sees."
-        return f"Evidence for {readable(top.label)}", legend, analysis.evidence_for_finding(top.label)
+        return f"Evidence for {spelled(top.label)}", legend, analysis.evidence_for_finding(top.label)
     if analysis.neighbours:
         legend = "Orange, +: areas that make the two similar. Blue, -: less. Line: what the model sees."
         nearest = analysis.evidence_for_neighbour(analysis.neighbours[0].id)
@@ -98,7 +98,7 @@ def _draw_findings(sheet: _Sheet, findings: Sequence[Finding], operating_point: 
         middle = y + step // 2
         size = 20 if step >= 32 else 17
         colour = _INK if one.predicted else _PALE
-        label, width = readable(one.label), bar - left - 8
+        label, width = spelled(one.label), bar - left - 8
         small = sheet.largest(label, size, width)
         sheet.text(left, middle, sheet.cut(label, small, width), small, colour, anchor="lm")
         if one.probability is not None:

@@ -93,9 +93,10 @@ def canonical(name: str) -> str:
     return _CANONICAL.get(label_key(name), name)
 
 
-def readable(label: str) -> str:
-    """A label as people write it."""
-    return label.replace("_", " ")
+def spelled(label: str) -> str:
+    """A label as people write it within a text: `Pleural thickening`."""
+    first, *rest = label.replace("_", " ").split(" ")
+    return " ".join([first, *(word.lower() if word.istitle() else word for word in rest)])
 
 
 def code_for(name: str) -> Code | None:

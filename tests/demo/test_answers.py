@@ -14,9 +14,10 @@ from cbmir.card import Calibration, ModelCard, OperatingPoint
 from cbmir.demo.controls import MOST_NEIGHBOURS, Controls
 from cbmir.demo.page.alerts import alerts_html, error_html, is_grave
 from cbmir.demo.page.findings import GATE, UNCOUNTED, findings_html, neighbours_say, novelty_html
-from cbmir.demo.page.markup import escape, percent, spelled
+from cbmir.demo.page.markup import escape, percent
 from cbmir.demo.page.similar_images import card, label_marks, mentions
 from cbmir.errors import UserError
+from cbmir.labels import spelled
 from cbmir.manifest import Box
 from cbmir.runtime import Analysis, Entry, Finding, LabelAgreement, Neighbour
 from cbmir.runtime.imaging.image_warning import ImageWarning

@@ -7,6 +7,7 @@ from textwrap import fill
 
 from cbmir.card import ModelCard
 from cbmir.cli.options import command, json_option, print_answer
+from cbmir.labels import spelled
 
 
 @command(
@@ -39,7 +40,7 @@ def _words(card: ModelCard) -> list[str]:
     images = card.training.get("images", {}).get("train", 0)
     spec = f"{card.encoder}, {card.preprocess.crop} pixels, {card.embedding_dim} dimensions, {card.precision}"
     lines = [
-        f"Findings: {', '.join(card.labels.names)}",
+        f"Findings: {', '.join(map(spelled, card.labels.names))}",
         f"Model: {spec}; fingerprint {card.fingerprint[:12]}",
         f"Trained on {images:,} images of {card.training.get('patients', 0):,} patients "
         f"({card.training.get('source', 'not stated')})",

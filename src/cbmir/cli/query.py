@@ -28,7 +28,7 @@ from cbmir.cli.options import (
 )
 from cbmir.errors import ImageError
 from cbmir.files import replacing
-from cbmir.labels import readable
+from cbmir.labels import spelled
 from cbmir.manifest import Row
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def _text(analysis: Analysis) -> str:
     for f in most_probable_first(analysis.findings):
         verdict = {True: "  predicted", False: "", None: "  no threshold"}[f.predicted]
         number = f"{_number(f.probability):>11}{_bar(f.probability)}"
-        lines.append(f"  {readable(f.label):<{wide}} {number} {f.score:>7.3f} {_number(f.threshold):>9}{verdict}")
+        lines.append(f"  {spelled(f.label):<{wide}} {number} {f.score:>7.3f} {_number(f.threshold):>9}{verdict}")
     lines += ["", *_neighbours(analysis), *_agreement(analysis, wide)]
     if analysis.novelty is not None:
         lines += ["", *_wrapped(f"  Distance to the gallery: {analysis.novelty.distance:.3f}, more than that of "
@@ -302,7 +302,7 @@ def _neighbours(analysis: Analysis) -> Iterator[str]:
         start = f"  {_printable(n.id):<{wide}} {n.distance:>8.3f}"
         start += f"  {n.view:<{max(views, 4)}}" * bool(views) + f"  {n.date:<{dates}}" * bool(dates)
         start += f"  {_fractions(n.place) if n.place else '':<{places}}" * bool(places)
-        labels = ", ".join(f"{readable(name)}*" if name in n.shared else readable(name) for name in n.labels) or "-"
+        labels = ", ".join(f"{spelled(name)}*" if name in n.shared else spelled(name) for name in n.labels) or "-"
         yield from _wrapped(f"{start}   {labels}", len(start) + 3)
         if n.report.strip():
             yield _cut(n.report.strip().splitlines()[0], len(start) + 3)
@@ -321,7 +321,7 @@ def _agreement(analysis: Analysis, wide: int) -> list[str]:
     for of in sorted(seen, key=lambda of: (-(of.share or 0), of.label)):
         counts = f"{of.positive:>4} {of.negative:>4} {of.uncertain:>9} {of.unknown:>7}"
         above = "  above chance" if of.above_chance else ""
-        lines.append(f"  {readable(of.label):<{wide}} {_number(of.share):>7} {_number(of.gallery):>7} {counts}{above}")
+        lines.append(f"  {spelled(of.label):<{wide}} {_number(of.share):>7} {_number(of.gallery):>7} {counts}{above}")
     return lines
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbmir.errors import require
-from cbmir.labels import LabelSet
+from cbmir.labels import LabelSet, spelled
 from cbmir.manifest import read_manifest
 from cbmir.training.comparison.cells import VECTORS, cell_folder, read_vectors, shown_cells
 from cbmir.training.comparison.figures.sheet import BLACK, LIGHT, ORANGE, SKY, VERMILLION, ReportFigure, save, sheet
@@ -135,7 +135,7 @@ def negative_share(vectors: NDArray[np.float32], gallery: GalleryLabels) -> floa
 def _pairs(
     points: NDArray[np.float32], method: str, gallery: GalleryLabels, pairs: Sequence[tuple[int, int]], folder: Path
 ) -> ReportFigure:
-    names = [name.replace("_", " ") for name in gallery.labels.names]
+    names = list(map(spelled, gallery.labels.names))
     table: list[tuple[Any, ...]] = []
     with sheet(2.5 * len(pairs), 3.4) as figure:
         for axis, (a, b) in zip(figure.subplots(1, len(pairs), squeeze=False)[0], pairs, strict=True):

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from cbmir.card import NOT_A_DEVICE
 from cbmir.errors import ImageError
 from cbmir.files import write_csv, write_json, write_text
+from cbmir.labels import spelled
 from cbmir.training.comparison.figures.charts import draw_charts
 from cbmir.training.comparison.figures.examples import draw_examples
 from cbmir.training.comparison.figures.maps import draw_maps
@@ -72,10 +73,12 @@ def page(said: dict[str, Any], figures: Path) -> str:
 
 
 def _environment(finalize: Callable[[Any], Any] | None = None) -> Environment:
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, finalize=finalize,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=False,
     )  # fmt: skip
+    environment.filters["spelled"] = spelled
+    return environment
 
 
 def _escape_markdown(value: Any) -> Any:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from cbmir.labels import spelled
 from cbmir.training.comparison.plan import Cell, Part
 from cbmir.training.comparison.results import Results, Row, headline, metric_title, ordered
 from cbmir.training.evaluation_report import figure
@@ -202,10 +203,11 @@ def finding_table(results: Results) -> Table:
     """AUC by finding, one column per method that has an AUC."""
     rows = [row for row in headline(results) if row.get("auc", {}).get("value") is not None]
     labels = results["protocol"]["labels"]
-    cells = tuple((TableCell(name), *(measure(row["auc_by_label"][name]) for row in rows)) for name in labels)
+    cells = tuple((TableCell(spelled(name)), *(measure(row["auc_by_label"][name]) for row in rows)) for name in labels)
     mean = (TableCell("mean"), *(measure(row["auc"] | {"sd": None}) for row in rows))
     lost = sorted({name for row in rows for name in row["auc_without_both_values"]}, key=labels.index)
-    note = f"Not in the mean of a method where the queries do not hold both values: {', '.join(lost)}." if lost else ""
+    names = ", ".join(map(spelled, lost))
+    note = f"Not in the mean of a method where the queries do not hold both values: {names}." if lost else ""
     columns = (Column("finding"), *(Column(row_title(results, row), MEASURE[:3]) for row in rows))
     return Table("auc-by-finding", "AUC by finding", columns, (*cells, mean) if rows else (), (note,) if note else ())
 
@@ -216,7 +218,7 @@ def retrieval_table(results: Results) -> Table:
     shares = [{**row["retrieval_by_label"], "no finding at all": row["healthy_queries"]} for row in rows]
     most = max(zip(rows, shares, strict=True), key=lambda one: one[0]["finished"], default=({}, {}))[1]
     cells = tuple(
-        (TableCell(f"{name}, n = {one['queries']:,}"), measure({"value": one["gallery"]}),
+        (TableCell(f"{spelled(name)}, n = {one['queries']:,}"), measure({"value": one["gallery"]}),
          *(measure(own[name]["share"]) for own in shares))
         for name, one in most.items()
     )  # fmt: skip
