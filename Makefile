@@ -27,21 +27,27 @@ venv: .venv/installed  ## set up .venv with everything
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
 		{ echo "cbmir needs Python 3.11 to 3.13, found $$($(PYTHON) --version 2>&1); try: make PYTHON=python3.12" >&2; exit 1; }
-	$(PYTHON) -m venv .venv
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; \
+		echo "$(PYTHON) cannot create a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 
 .venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(torch)
 	$(INSTALL) -e ".[dev]"
 	@touch $@ .venv/demo
 
 .venv/demo: pyproject.toml constraints.txt | .venv/bin/python
 	$(call step,1,install the packages,3 min,8 min)
+	$(torch)
+	$(INSTALL) -e ".[train,export,cpu,dicom,demo]"
+	@touch $@
+
 ifeq ($(shell uname -sm),Linux x86_64)
+define torch
 	@test -z "$(TORCH_INDEX)" || $(BIN)/python -c 'import torch' 2> /dev/null || \
 		PIP_RETRIES=1 UV_HTTP_RETRIES=1 $(INSTALL) --no-deps --index-url "$(TORCH_INDEX)" torch torchvision || \
 		echo "$(TORCH_INDEX) has no such PyTorch or cannot be reached; PyPI's takes 4 GB more, for CUDA." >&2
+endef
 endif
-	$(INSTALL) -e ".[train,export,cpu,dicom,demo]"
-	@touch $@
 
 constraints: venv  ## renew constraints.txt: the newest versions that pyproject.toml allows
 	$(BIN)/python -m pip install --upgrade --upgrade-strategy eager -e ".[dev]"
@@ -90,7 +96,7 @@ soak: .venv/installed  ## serve and the node under good and hostile load (SOAK_S
 	test -d soak/gallery || $(CBMIR) index build starter soak/phantoms/manifest.csv -o soak/gallery
 	$(BIN)/python tests/attack/soak.py starter soak/gallery soak/phantoms/images --seconds $(SOAK_SECONDS) -o soak/soak.json
 
-# --- demo: each file is a step that is done once, so a stopped `make demo` goes on where it was. The times are those
+# --- demo: each file is a step that is done once, so a stopped `make demo` continues from there. The times are those
 # of two cores and drawn X-rays. --------------------------------------------------------------------------------------
 
 # $(call step,NUMBER,WHAT,HOW LONG,TIME TO THE PAGE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 import tomllib
 from importlib import metadata
@@ -99,3 +101,15 @@ def test_constraints_pin_what_pyproject_asks_for(pyproject: dict[str, Any]) -> N
         if (version := pins.get(canonicalize_name(requirement.name))) is None and requirement.name != "setuptools":
             raise AssertionError(f"{requirement}: expected a pin in constraints.txt; run: make constraints")
         assert version is None or requirement.specifier.contains(version), requirement
+
+
+def test_a_virtual_environment_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    """Debian's Python without python3-venv leaves .venv/bin/python; the next `make` must not take it as done."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] || { mkdir -p .venv/bin; touch .venv/bin/python; exit 1; }\n')
+    python.chmod(0o755)
+    command = ["make", ".venv/bin/python", f"PYTHON={python}"]
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert made.returncode == 2 and "apt install python3-venv" in made.stderr
+    assert not (tmp_path / ".venv").exists()
