@@ -157,7 +157,7 @@ gallery_argument = click.argument("gallery", type=click.Path(), callback=_refuse
 
 def gallery_option(default: str) -> Callable[[Any], Any]:
     """`--gallery`; the help says what happens without it."""
-    return option("--gallery", callback=_refuse_model, help="A gallery's folder, or a milvus: place.  "
+    return option("--gallery", callback=_refuse_model, help="A gallery's folder, or a milvus: address.  "
                   f"[default: {default}]")  # fmt: skip
 
 
@@ -203,8 +203,8 @@ reading_options = together(
            "and within one grey level for all but a few pixels."),
 )  # fmt: skip
 tolerance_option = option("--tolerance", "tolerances", multiple=True, metavar="NAME=NUMBER",
-                          help="Change a limit: overlap or cross (least share of the top 10 neighbours kept), ndcg, "
-                          "auc or score (largest difference), cosine (least). May be repeated.")  # fmt: skip
+                          help="Change a limit: overlap or cross (minimum share of the top 10 neighbours kept), ndcg, "
+                          "auc or score (maximum difference), cosine (minimum). May be repeated.")  # fmt: skip
 
 
 @contextmanager

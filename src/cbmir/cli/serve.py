@@ -28,8 +28,8 @@ _DECODING = 2 / 3  # of the time for an answer: the rest is for all that comes a
 @option("--token-file", type=PATH,
         help="A file that only its owner may read, with the token that every request must carry.")  # fmt: skip
 @option("--no-token", is_flag=True, help="Serve other machines without a token.")
-@option("--share", multiple=True, type=click.Choice(["reports", "thumbnails"]), help="Also show these for other "
-        "patients' images; they may name patients. thumbnails includes boxes.")  # fmt: skip
+@option("--share", multiple=True, type=click.Choice(["reports", "thumbnails"]), help="Also return "
+        "other patients' reports (which may name patients), or thumbnails with boxes.")  # fmt: skip
 @option("--audit", type=PATH, help="Append a line of JSON to this file for each request.")
 @option("--concurrency", type=click.IntRange(1), default=2, help="Requests to answer at once.")
 @option("--queue", default=32, help="Requests that may wait; further ones get status 429.")

@@ -56,7 +56,7 @@ def speed(
     models: tuple[Path, ...], engines: tuple[str, ...], batches: tuple[int, ...], threads: int | None,
     modes: tuple[Any, ...], peers: tuple[str, ...], peak: bool, seconds: float, as_json: bool,
 ) -> None:  # fmt: skip
-    """Time exported MODEL files, or those of a folder, side by side, and compared with handwritten code.
+    """Time MODEL files, or all files of a folder, side by side; --against adds handwritten code.
 
     Each contender has its own process, and they take turns in short rounds, since times depend on the load of the
     machine. Rely on the ratios, which are taken in each round (median, and 10th to 90th percentile). "1 - cos" is the

@@ -149,7 +149,7 @@ def merge(gallery: str, others: tuple[Path, ...], pseudonyms: Pseudonyms | None,
 
     A new GALLERY appears once it is complete; after an interruption the same command continues. Give all shards of a
     build ('cbmir index build --shard'): together they give the same gallery as one build of the manifest. GALLERY
-    may be a milvus: place, which is filled in batches; an interruption leaves the batches that were finished.
+    may be a milvus: address, which is filled in batches; an interruption leaves the batches that were finished.
     """
     from cbmir.runtime.gallery.build import merge_galleries
 

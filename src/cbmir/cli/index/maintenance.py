@@ -101,10 +101,10 @@ def compact(gallery: Path, as_json: bool) -> None:
         help="Only embeddings, labels, views and splits, under new ids and in another order.")  # fmt: skip
 @json_option
 def export(gallery: Path, output: Path, deidentified: bool, as_json: bool) -> None:
-    """Copy GALLERY as it is at this moment, while others use it.
+    """Copy GALLERY in a consistent state, even while it is in use.
 
-    De-identified is not anonymous: an embedding is still close to other images of the same patient, so anyone with such
-    an image can find the patient. Do not publish such a copy.
+    De-identified is not anonymous: an embedding is still close to the embeddings of other images of the same patient,
+    so anyone with such an image can find the patient. Do not publish such a copy.
     """
     from cbmir.runtime.gallery import Gallery, maintenance
 
