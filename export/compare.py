@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from cbmir.card import ModelCard
+from cbmir.card import OF_PHANTOMS, ModelCard
 from cbmir.errors import ManifestError, RunError, UserError
 from cbmir.export.parity import LIMITS, NEIGHBOURS, Cases, Parity, ParityLimits, measure_parity
 from cbmir.manifest import Manifest, Row, read_manifest
@@ -72,6 +72,8 @@ def _explained(given: Path | None, why: str, option: str) -> Iterator[None]:
 
 def sample_of(manifest: Manifest, card: ModelCard) -> Sample:
     """The images of a manifest on which to compare a model. Raises ManifestError."""
+    if OF_PHANTOMS in card.notes:
+        log.warning(OF_PHANTOMS)
     chosen, queries = choose(manifest)
     labels = labels_of(card, chosen)
     thresholds = [np.nan if threshold is None else threshold for threshold in card.thresholds]

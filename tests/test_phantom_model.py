@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from cbmir.card import OF_PHANTOMS, ModelCard
+from cbmir.card import NOT_A_DEVICE, OF_PHANTOMS, ModelCard
 from cbmir.cli import main
+from cbmir.cli.options import announce
+from cbmir.export.compare import sample_of
 from cbmir.manifest import read_manifest
 from cbmir.runtime import Finder, build_gallery, open_engine
 from cbmir.runtime.dicom_output import make_results
@@ -63,6 +65,23 @@ def test_evaluate(model: Path, tiny_manifest: Path, capsys: Captured) -> None:
         with pytest.raises(SystemExit):
             main(["evaluate", str(model), str(tiny_manifest), "-k", "2", *options])
         assert OF_PHANTOMS in capsys.readouterr().out
+
+
+def test_results_for_a_pacs(model: Path, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "chest.dcm").write_bytes(make_dicom())
+    with pytest.raises(SystemExit):
+        main(["pacs", "analyze", str(tmp_path / "chest.dcm"), "-o", str(tmp_path / "r"), "--model", str(model)])
+    assert OF_PHANTOMS in capsys.readouterr().out
+
+
+def test_the_first_lines_of_a_service(finder: Finder, capsys: Captured) -> None:
+    announce("http://127.0.0.1:8000", finder.card.notes)
+    assert capsys.readouterr().out.splitlines()[1:] == [OF_PHANTOMS, NOT_A_DEVICE]
+
+
+def test_export_and_parity(tiny_manifest: Path, tiny_card: ModelCard, caplog: pytest.LogCaptureFixture) -> None:
+    sample_of(read_manifest(tiny_manifest), tiny_card.with_(training={"source": "phantom"}))
+    assert OF_PHANTOMS in caplog.text
 
 
 def test_dicom_and_fhir(finder: Finder) -> None:

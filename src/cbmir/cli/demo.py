@@ -37,7 +37,7 @@ def demo(
     from cbmir.runtime.imaging.decoder_process import DecoderPool
 
     def ready(url: str) -> None:
-        options.announce(url)
+        options.announce(url, finder.card.notes)
         if open_page:
             webbrowser.open(url)
 

@@ -101,9 +101,9 @@ def tell_warnings(images: int, kinds: Mapping[str, int], listed: Path | str) -> 
         log.warning("%s images were read with a warning (%s): see %s", f"{images:,}", counts, listed)
 
 
-def announce(url: str) -> None:
-    """Print the address of a service that listens."""
-    click.echo(f"{url}  (Ctrl-C to stop)\n{NOT_A_DEVICE}")
+def announce(url: str, notes: Iterable[str]) -> None:
+    """Print the address of a service that listens, and the notes of its model's card."""
+    click.echo("\n".join((f"{url}  (Ctrl-C to stop)", *notes, NOT_A_DEVICE)))
 
 
 engine_option = option("--engine", type=click.Choice(ENGINES), default="auto",

@@ -74,4 +74,9 @@ def serve(
         live = ReloadableFinder(
             lambda: Finder.open(model, gallery, threads=each, read=decoders().read, **opening), at_once=False
         )
-        serve_app(live, settings, host=host, port=port, ready=options.announce)
+
+        def ready(url: str) -> None:
+            with live.use() as finder:
+                options.announce(url, finder.card.notes)
+
+        serve_app(live, settings, host=host, port=port, ready=ready)

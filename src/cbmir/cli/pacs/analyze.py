@@ -81,7 +81,7 @@ def analyze(
             done.append({"image": path, "results": written, "warnings": results.warnings})
     if without:
         log.warning("%d images have no similar prior of their patient in the gallery: no selection written.", without)
-    text = f"{output}: results of {len(done)} of {len(images)} images\n{NOT_A_DEVICE}"
+    text = "\n".join((f"{output}: results of {len(done)} of {len(images)} images", *finder.card.notes, NOT_A_DEVICE))
     options.print_answer(as_json, {"analysed": done, "failed": failed, "notice": NOT_A_DEVICE}, text)
     if failed or not images:
         sys.exit(2)

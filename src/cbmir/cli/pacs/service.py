@@ -90,7 +90,9 @@ def pacs_service(
 
         def start(source: ImageSource, where: Callable[[], str]) -> None:
             crew = Workers(queue, finder, destination, kinds=kinds, count=workers)
-            run(queue, crew, [source], finder, lambda: announce(where()))
+            with finder.use() as opened:
+                notes = opened.card.notes
+            run(queue, crew, [source], finder, lambda: announce(where(), notes))
 
         yield Intake(queue, finder), start
 
