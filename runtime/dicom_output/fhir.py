@@ -69,7 +69,7 @@ def _made(content: Content, kind: str, uid: str) -> Resource:
 
 
 def _finding(finding: Finding) -> Resource:
-    """A value that says whether the score exceeds the threshold; certainty, score and threshold are components."""
+    """A value that says whether the score exceeds the threshold; probability, score and threshold are components."""
     verdict, components = own.predicted_code(finding.predicted), []
     for name, value, unit in own.measured(finding):
         quantity = {"value": round(value, 6), "unit": unit.meaning, "system": own.SYSTEMS["UCUM"], "code": unit.value}

@@ -95,8 +95,8 @@ NO_UNITS = Code("UCUM", "1", "no units")
 
 SCORE = Code(SCHEME, "score", "Score of the model")
 PREDICTED = Code(SCHEME, "predicted", "Score exceeds the threshold")
-SIMILAR_IMAGE = Code(SCHEME, "similar-image", "Similar image of the reference collection")
-COSINE = Code(SCHEME, "cosine", "Cosine similarity of embeddings")
+SIMILAR_IMAGE = Code(SCHEME, "similar-image", "Similar image in the gallery")
+COSINE = Code(SCHEME, "cosine", "Similarity (cosine of the embeddings)")
 LABEL = Code(SCHEME, "label", "Label of the similar image")
 UNCERTAIN_LABEL = Code(SCHEME, "uncertain-label", "Uncertain label of the similar image")
 

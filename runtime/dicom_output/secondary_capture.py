@@ -77,7 +77,7 @@ def _explained(content: Content, analysis: Analysis) -> tuple[str, str, NDArray[
 
 
 def _draw_findings(sheet: _Sheet, findings: Sequence[Finding], operating_point: str) -> None:
-    """One row per finding, the most certain first: label, certainty with a bar, score and threshold, whether it
+    """One row per finding, the most probable first: label, probability with a bar, score and threshold, whether it
     exceeds."""
     left, right = _TABLE, WIDTH - _MARGIN
     sheet.text(left, _TOP, "Findings", 24)
@@ -85,9 +85,9 @@ def _draw_findings(sheet: _Sheet, findings: Sequence[Finding], operating_point: 
         sheet.lines(left, _TOP + 42, "This model scores no findings.", 20, right - left, at_most=2)
         return
     head = _TOP + 42
-    bar, percent, score, threshold = left + 232, left + 362, left + 418, left + 498  # all but the bar: right edges
+    bar, percent, score, threshold = left + 186, left + 316, left + 372, left + 452  # all but the bar: right edges
     sheet.text(left, head, "finding", 17, _PALE)
-    for x, word in ((percent, "certainty"), (score, "score"), (threshold, "threshold")):
+    for x, word in ((percent, "probability"), (score, "score"), (threshold, "threshold")):
         sheet.text(x, head, word, 17, _PALE, anchor="ra")
     room = _BOTTOM - head - 130
     step = max(26, min(52, room // len(findings)))
@@ -103,20 +103,20 @@ def _draw_findings(sheet: _Sheet, findings: Sequence[Finding], operating_point: 
         sheet.text(left, middle, sheet.cut(label, small, width), small, colour, anchor="lm")
         if one.probability is not None:
             sheet.bar(bar, middle, one.probability, one.predicted)
-            certainty = "<1%" if one.probability < 0.005 else f"{100 * one.probability:.0f}%"
-            sheet.text(percent, middle, certainty, size, colour, anchor="rm")
+            probability = "<1%" if one.probability < 0.005 else f"{100 * one.probability:.0f}%"
+            sheet.text(percent, middle, probability, size, colour, anchor="rm")
         sheet.text(score, middle, f"{one.score:.2f}", size, colour, anchor="rm")
         if one.threshold is not None:
             sheet.text(threshold, middle, f"{one.threshold:.2f}", size, colour, anchor="rm")
         if one.predicted:
-            sheet.text(right, middle, "over", size, _AMBER, anchor="rm")
+            sheet.text(right, middle, "predicted", size, _AMBER, anchor="rm")
     y = head + 32 + len(shown) * step
     sheet.line(left, y, right)
     if len(shown) < len(findings):
         sheet.text(left, y + 8, f"and {len(findings) - len(shown)} more", 18, _PALE)
         y += 26
     note = (
-        "Certainty: the probability, for findings with enough validation data to calibrate it. Over: the "
+        "Probability: for findings with enough validation data to calibrate it. Predicted: the "
         f"score exceeds the model's {operating_point} threshold. A low score does not exclude a finding."
     )
     sheet.lines(left, y + 10, note, 17, right - left, at_most=4)
@@ -126,10 +126,10 @@ def _draw_similar_images(sheet: _Sheet, content: Content, y: int) -> int:
     """Draw the cases in up to two columns. Returns where they end."""
     left, width = _MARGIN, 2 * _PICTURE + _GAP
     sheet.text(left, y, "Similar images", 24)
-    of = "" if content.collection is None else f"nearest of {content.collection:,} images of the reference collection"
-    sheet.text(left + 150, y + 5, of or "no reference collection was searched", 18, _PALE)
+    of = "" if content.collection is None else f"nearest of {content.collection:,} images in the gallery"
+    sheet.text(left + 176, y + 5, of or "no gallery was searched", 18, _PALE)
     if content.similar_images:
-        sheet.text(left, y + 38, "case, cosine similarity, labels", 17, _PALE)
+        sheet.text(left, y + 38, "case, similarity (cosine), labels", 17, _PALE)
     y += 66
     cases = content.similar_images[:10]
     rows = (len(cases) + 1) // 2 if len(cases) > 5 else len(cases)
@@ -158,7 +158,7 @@ def _draw_footer(sheet: _Sheet, content: Content) -> None:
     local = content.source.local(content.moment)
     made = f"{ALGORITHM} {content.version}, {local:%Y-%m-%d %H:%M %z}"
     sheet.text(_MARGIN, _BOTTOM + 14, made, 17, _PALE)
-    about = "Decision support for research; not a medical device. Cases are opaque ids of the reference collection."
+    about = "Decision support for research; not a medical device. Cases are opaque ids of the gallery."
     sheet.text(_MARGIN, _BOTTOM + 42, about, 17, _PALE)
     sheet.notice(_BOTTOM + 24)
 

@@ -82,7 +82,7 @@ def test_it_says_what_was_found(clinic: Any, texts: list[tuple[int, int, str]]) 
         assert finding.label in said and f"{finding.score:.2f}" in said
     assert sum(text.startswith("case-") for text in said) == 10
     assert sum(text.startswith("Effusion, Nodule (unc") for text in said) == 10  # cut, where there are two columns
-    assert "nearest of 17 images of the reference collection" in said
+    assert "nearest of 17 images in the gallery" in said
     assert not any("Muster" in text or "CLINIC" in text or "ROEBUCK" in text for text in said)
 
 
