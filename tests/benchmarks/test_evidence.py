@@ -20,6 +20,8 @@ from cbmir.labels import NIH_14, LabelSet
 from cbmir.manifest import Box, Manifest, Row, read_manifest, write_manifest
 from cbmir.preprocessing import PreprocessSpec
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("pytorch_grad_cam")
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "evidence.md"

@@ -13,6 +13,8 @@ import click
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "gallery.md"
 

@@ -15,6 +15,8 @@ from cbmir.card import ModelCard
 from cbmir.manifest import Manifest, Row, write_manifest
 from cbmir.training.picture_check.impostors import KINDS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

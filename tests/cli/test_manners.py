@@ -85,6 +85,7 @@ def test_manifests_in_json(tmp_path: Path, capsys: Captured) -> None:
     assert (found["images"], found["left_out"]) == (6, {"files": 1, "damaged": 1})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_graph")
 def test_an_export_in_json(tmp_path: Path, tiny_run: Path, capsys: Captured) -> None:
     (file,) = asked(capsys, "export", tiny_run, "-o", tmp_path)

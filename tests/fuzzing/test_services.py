@@ -29,6 +29,8 @@ from dicom_files import make_dicom  # noqa: E402
 from http_service import Service  # noqa: E402
 from pacs_rig import CR, make_radiograph, send_all, store, wait_for  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 WARM, COUNT = 60, 200
 #: MiB that caches and the allocator may still take after the first files.
 GROWTH = 64

@@ -15,6 +15,8 @@ from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Plan, selection_path
 from cbmir.training.comparison.results import OF_DRAWINGS, make_results
 
+pytestmark = pytest.mark.slow
+
 
 def test_every_method_has_a_row(tiny_report: Path, tiny_plan: Plan) -> None:
     results = make_results(tiny_report, tiny_plan)
