@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from cbmir.demo.page.markup import static
 from demo_page import cards, drawn, example, picture, shown, transform, upload
 from dicom_files import make_dicom
 
@@ -274,3 +275,12 @@ def test_a_whole_case_by_keyboard_alone(wall: Any) -> None:
     tab_to("#findings [data-finding]")
     wall.keyboard.press("Enter")
     assert drawn(wall)
+
+
+@pytest.mark.parametrize(("peak", "outlined"), [(3.0, True), (-1.0, False)])
+def test_what_speaks_against_a_finding_is_not_outlined(page: Any, peak: float, outlined: bool) -> None:
+    """Both maps have one cell above the rest, but in the second one that speaks against the finding too."""
+    cells = [[-4.0, -4.0, -4.0], [-4.0, peak, -4.0], [-4.0, -4.0, -4.0]]
+    call = "return drawEvidence(document.createElement('canvas'), cells, false)"
+    draw = f"([source, cells]) => new Function('cells', source + `; {call}`)(cells)"
+    assert page.evaluate(draw, [static("elements.js", "evidence.js"), cells]) is outlined

@@ -15,7 +15,7 @@ function drawEvidence(canvas, cells, asCells) {
   const values = cells.flat();
   const even = values.reduce((sum, value) => sum + value, 0) / values.length;
   const greatest = Math.max(...values.map((value) => Math.abs(value - even)), FLAT * Math.abs(even)) || 1;
-  const share = (row, column) => (values[clamp(row, 0, h - 1) * w + clamp(column, 0, w - 1)] - even) / greatest;
+  const share = (row, column) => (cells[row][column] - even) / greatest;
   const cell = SIDE / w;
   [canvas.width, canvas.height] = [SIDE, Math.round(cell * h)];
   if (asCells) {
@@ -32,6 +32,7 @@ function drawEvidence(canvas, cells, asCells) {
   // contours are closed.
   const small = make("canvas", {width: w + 2, height: h + 2}).getContext("2d");
   for (let row = 0; row < h; row++) for (let column = 0; column < w; column++) {
+    if (!(cells[row][column] > 0)) continue; // it speaks against the finding, if less than other cells
     small.fillStyle = `rgb(0, 0, 0, ${clamp(share(row, column), 0, 1)})`;
     small.fillRect(column + 1, row + 1, 1, 1);
   }

@@ -14,7 +14,7 @@ function explain() {
   const idle = value.region ? "Similar images are those of this box. Search region again: those of the whole image."
     : state.evidence && Object.keys(maps).length ? "Choose a finding to see what speaks for it." : "";
   find(".note").textContent = !on ? idle
-    : !seen ? "Nothing is outlined: the evidence is spread evenly over the image."
+    : !seen ? "Nothing is outlined: no part of the image stands out."
     : chosen ? `Outlined: where the image speaks for ${what} more than for the other findings.`
     : "Outlined: what makes the two images similar.";
   document.dispatchEvent(new CustomEvent("cbmir-explained", {detail: chosen}));
