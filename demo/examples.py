@@ -18,9 +18,10 @@ log = logging.getLogger("cbmir")
 
 MOST = 6
 _LOOKED_AT = 500
-RULE = "Chosen by rule: for each common finding, the gallery's first image with it; held-out images go first."
-#: By split: what a caption says besides the findings.
-_HELD_OUT = {"test": " (held out)", "val": " (held out)"}
+RULE = (
+    "Chosen by rule: for each common finding, the gallery's first image with it, if possible not of the training split."
+)
+_SPLITS = {"test": " (test split)", "val": " (validation split)"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def _of_gallery(gallery: SearchableGallery) -> list[Example]:
     ids = gallery.ids()
     entries = [gallery.entry(name) for name in ids[:: max(1, len(ids) // _LOOKED_AT)]]
     entries = [entry for entry in entries if Path(entry.image).is_file()]
-    entries.sort(key=lambda entry: entry.split not in _HELD_OUT)  # stable
+    entries.sort(key=lambda entry: entry.split not in _SPLITS)  # stable
     common = Counter(label for entry in entries for label in entry.positive)
     chosen: dict[str, Entry] = {}
     for label, _ in common.most_common(MOST):
@@ -60,7 +61,8 @@ def _of_gallery(gallery: SearchableGallery) -> list[Example]:
         if len(chosen) < MOST:
             chosen.setdefault(entry.id, entry)
     captions = {
-        name: (", ".join(map(spelled, entry.positive)) or "No finding") + _HELD_OUT.get(entry.split, "")
+        name: (", ".join(map(spelled, entry.positive)) or entry.without_positive.capitalize())
+        + _SPLITS.get(entry.split, "")
         for name, entry in chosen.items()
     }
     thumbnails = ((entry, gallery.thumbnail(name)) for name, entry in chosen.items())

@@ -76,7 +76,7 @@ def _timeline(gallery: SearchableGallery, hits: Sequence[Hit]) -> str:
     for hit in hits:
         jpeg = gallery.thumbnail(hit.entry.id)
         picture = "" if jpeg is None else f'<img alt="" src="{data_uri(jpeg)}">'
-        labels = ", ".join(map(spelled, hit.entry.positive)) or "no finding marked"
+        labels = ", ".join(map(spelled, hit.entry.positive)) or hit.entry.without_positive
         figures.append(
             f"<figure>{picture}<figcaption><b>{escape(hit.entry.date)}</b>, cosine {hit.cosine:.3f}<br>{escape(labels)}"
             f"<br>{escape(gallery.case_id(hit.entry.id))}</figcaption></figure>"
@@ -96,8 +96,8 @@ def _evidence(card: ModelCard, image: Upload, analysis: Analysis, label: str) ->
     else:
         return ""
     explained = (
-        f"Evidence for {what}: orange and + more, blue and \N{MINUS SIGN} less than an even share; the line is what "
-        "the model sees"
+        f"Evidence for {what}: orange and + more, blue and \N{MINUS SIGN} less than an even share; the line marks "
+        "the part that the model sees"
     )
     picture = overlay(image.picture, evidence, card.preprocess, 0.6)
     return _figure("The X-ray with evidence", picture, explained)
@@ -117,7 +117,7 @@ def _alike(rank: int, case: str, neighbour: Neighbour) -> tuple[str, str, str]:
         f"{spelled(label)}{' (uncertain)' * (label in neighbour.uncertain)}{' (shared)' * (label in neighbour.shared)}"
         for label in neighbour.labels
     )
-    return f"{rank}. {escape(case)}", f"{neighbour.cosine:.3f}", escape(labels or "no finding marked")
+    return f"{rank}. {escape(case)}", f"{neighbour.cosine:.3f}", escape(labels or "no finding known")
 
 
 def _figure(name: str, picture: NDArray[np.uint8], caption: str, box: Region | None = None) -> str:

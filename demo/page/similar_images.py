@@ -82,4 +82,6 @@ def label_marks(query_labels: Sequence[str] | None, entry: Entry, neighbour: Nei
             ("ours", "not on this similar image", [f"not: {not_there}"] if not_there else []),
             ("unknown", "not known of this similar image", [f"unknown: {unknown}"] if unknown else []),
         ]  # fmt: skip
+    if not entry.positive:
+        groups.insert(0, ("none", "of this similar image", [entry.without_positive]))
     return [{"text": text, "kind": kind, "words": words} for kind, words, found in groups for text in found]

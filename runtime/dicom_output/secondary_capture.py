@@ -67,10 +67,12 @@ def _explained(content: Content, analysis: Analysis) -> tuple[str, str, NDArray[
     """Title, legend and map of the evidence for the first finding; without findings, for the most similar image."""
     if content.findings:
         top = next((one for one in content.findings if one.predicted), content.findings[0])
-        legend = "Orange, +: areas that support it more than other findings. Blue, -: less. Line: what the model sees."
+        legend = (
+            "Orange, +: areas that support it more than other findings. Blue, -: less. Line: the part that it sees."
+        )
         return f"Evidence for {spelled(top.label)}", legend, analysis.evidence_for_finding(top.label)
     if analysis.neighbours:
-        legend = "Orange, +: areas that make the two similar. Blue, -: less. Line: what the model sees."
+        legend = "Orange, +: areas that make the two similar. Blue, -: less. Line: the part that it sees."
         nearest = analysis.evidence_for_neighbour(analysis.neighbours[0].id)
         return "Evidence for the most similar image", legend, nearest
     return None

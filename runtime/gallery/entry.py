@@ -44,6 +44,11 @@ class Entry:
         """Labels that are positive or uncertain, which count in retrieval (METHOD, "Loss")."""
         return tuple(name for name, value in (self.labels or {}).items() if value in (1, -1))
 
+    @property
+    def without_positive(self) -> str:
+        """What is said of an entry without positive labels: whether all of them are known to be absent."""
+        return "no finding" if self.labels and None not in self.labels.values() else "no finding known"
+
 
 @dataclass(frozen=True)
 class Hit:

@@ -134,6 +134,15 @@ def test_labels_are_marked_by_words() -> None:
     assert {mark["kind"] for mark in label_marks(None, entry(), one)} == {"plain"}
 
 
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [({"Mass": 0}, "no finding"), ({"Mass": None, "Edema": 0}, "no finding known"), (None, "no finding known")],
+)
+def test_an_image_without_a_label_may_have_findings(labels: dict[str, int | None] | None, said: str) -> None:
+    one = Neighbour("a1", "", "", 1, 0.5, (), (), "")
+    assert [mark["text"] for mark in label_marks((), replace(entry(), labels=labels), one)] == [said]
+
+
 def test_a_card_has_no_path_and_no_patient() -> None:
     neighbour = Neighbour(
         "a1", "/secret/a1.png", "p1", 0.25, 0.96875, ("Effusion",), ("Effusion",), "Small effusion. No mass.",

@@ -58,7 +58,7 @@ def test_held_out_images_come_first(tiny_model: Path, tmp_path: Path) -> None:
             entries = [Entry(split, str(tmp_path / "a.png"), split, split=split, labels=labels, sha256=split)
                        for split in ("train", "test")]  # fmt: skip
             gallery.add(entries, np.eye(2, 8, dtype=np.float32), [b"jpeg", b"jpeg"])
-            assert [one.caption for one in find_examples(finder)] == ["Effusion (held out)", "Effusion"]
+            assert [one.caption for one in find_examples(finder)] == ["Effusion (test split)", "Effusion"]
 
 
 def test_without_gallery(tiny_model: Path) -> None:

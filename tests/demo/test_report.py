@@ -67,7 +67,7 @@ def test_similar_images_are_cases(finder: Finder, upload: Upload, analysis: Anal
     cases = re.findall(r"case-[0-9a-f]{16}", html)
     assert cases[1:] == [finder.gallery.case_id(one.id) for one in analysis.neighbours[:6]]
     assert "Effusion (shared), Mass (uncertain)" in html
-    assert "no finding marked" in html
+    assert "no finding known" in html
 
 
 def test_it_names_nobody(finder: Finder, upload: Upload, analysis: Analysis) -> None:

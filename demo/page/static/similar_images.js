@@ -59,7 +59,7 @@ function card(one, canRefine) {
     button("Pin", `Pin ${which}`, () => toggle("pinned", one.id), {"data-mark": "pinned"}));
   const made = make("li", {class: "card", "data-id": one.id}, film,
     make("p", {class: "line"}, make("strong", {title: "Similarity: the cosine of the embeddings, at most 1"}, one.words)),
-    make("ul", {class: "labels"}, ...(labels.length ? labels : [make("li", {class: "none"}, "no finding")])),
+    make("ul", {class: "labels"}, ...labels),
     make("p", {class: "facts", title: one.id}, [one.facts, one.id].filter(Boolean).join(" · ")));
   if (one.report.length) {
     made.append(make("details", {class: "report"}, make("summary", {}, "Report"),
