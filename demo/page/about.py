@@ -20,6 +20,9 @@ _LIMITS_OF_FINDINGS = (
     "Evidence says which parts of the image a number is made of. It does not say that the finding is there.",
     "A finding that is not listed is not looked for.",
 )
+_SPELLED = {"val": "validation", "ndcg": "nDCG", "acg": "ACG", "auc": "AUC", "jaccard_ndcg": "Jaccard nDCG",
+            "corrected_ndcg": "nDCG corrected for chance",
+            "corrected_jaccard_ndcg": "Jaccard nDCG corrected for chance"}  # fmt: skip
 
 
 def card_html(card: ModelCard) -> str:
@@ -54,31 +57,16 @@ def _metric_rows(metrics: Mapping[str, Any], above: str) -> list[tuple[str, str,
     """Metrics may stand in groups; an entry without an interval is a count, and no metric."""
     rows: list[tuple[str, str, str]] = []
     for name, value in metrics.items():
-        if not isinstance(value, Mapping):
+        if not isinstance(value, Mapping) or value.get("value", 0) is None:
             continue
         if "value" in value:
-            if value["value"] is None:
-                continue
             known = value.get("low") is not None
             interval = f"{value['low']:.3f} to {value['high']:.3f}" if known else "not available"
-            rows.append((escape(_metric_name(above, name)), f"{value['value']:.3f}", interval))
+            spelled = " ".join(_SPELLED.get(word, word) for word in f"{above} {name}".split())
+            rows.append((escape(spelled), f"{value['value']:.3f}", interval))
         else:
             rows += _metric_rows(value, f"{above} {name}".strip())
     return rows
-
-
-def _metric_name(group: str, name: str) -> str:
-    """A metric as people write it: "nDCG, validation, positive queries"."""
-    first, _, rest = f"{group} {name}".strip().partition(" ")
-    split = {"val": "validation", "test": "test", "train": "training"}.get(first)
-    if split is None:
-        group, metric = "", f"{first} {rest}".strip()
-    else:
-        group, _, metric = rest.rpartition(" ")
-    spelled = {"ndcg": "nDCG", "acg": "ACG", "auc": "AUC", "precision": "Precision",
-               "jaccard_ndcg": "Jaccard nDCG", "corrected_ndcg": "nDCG corrected for chance",
-               "corrected_jaccard_ndcg": "Jaccard nDCG corrected for chance"}.get(metric, metric)  # fmt: skip
-    return ", ".join(part for part in (spelled, split, group) if part)
 
 
 def _training(card: ModelCard) -> str:

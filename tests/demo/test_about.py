@@ -24,8 +24,8 @@ def test_card_page_has_intervals_and_leaves_out_what_is_not_known(tiny_card: Mod
         training={"source": NASTY, "images": {"train": 1237}, "labels": {"Mass": {"positive": 5, "negative": 7}}},
     )  # fmt: skip
     text = text_of(card_html(card))
-    for part in (NOT_A_DEVICE, "AUC, validation0.7100.600 to 0.800", "nDCG, validation, all queries0.300", NASTY,
-                 "nDCG corrected for chance, validation, all queries0.100not available",
+    for part in (NOT_A_DEVICE, "validation AUC0.7100.600 to 0.800", "validation all queries nDCG0.300", NASTY,
+                 "validation all queries nDCG corrected for chance0.100not available",
                  "train 1,237", "Limits"):  # fmt: skip
         assert part in text
     assert "Epochs" not in text and "ACG" not in text
