@@ -1,9 +1,9 @@
-"""How well novelty tells what is no upright chest X-ray, beside the plain mean distance and the check of the picture.
+"""How well novelty finds what should not be answered, beside the plain mean distance and the check of the picture.
 
     python benchmarks/novelty.py model.onnx manifest.csv ../shared/dicom > novelty.md
 
 The gallery is the manifest's training split. Queries are its other images with the changes by which the check of the
-picture was measured, the drawings of that check, and the DICOM files of the folder, whatever body part they show.
+picture was measured, the drawings of that check, and the DICOM files of the folder, of any body part.
 Novelty and the check of the picture are those of answers. Prints a table.
 """
 

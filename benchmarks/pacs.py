@@ -5,9 +5,9 @@
     python benchmarks/pacs.py --model tiny.onnx --size 64            the node itself: a small model takes no time
 
 The node is `cbmir pacs node` in a process of its own; this one sends, and is the archive that takes the reports. Two
-latencies are told: until the node has acknowledged an image (it is on disk then), and until its report has arrived; and
-the CPU time that the node took for an image, which tells what a machine can do beside other work. It ends with an error
-where an image was refused, or has not exactly one report. Images are noise around a lung-like shade, 12 bits,
+latencies are reported: until the node has acknowledged an image (it is on disk then), and until its report has arrived;
+and the CPU time that the node took for an image, which shows what a machine can do beside other work. It ends with an
+error where an image was refused, or has not exactly one report. Images are noise around a lung-like shade, 12 bits,
 uncompressed.
 """
 

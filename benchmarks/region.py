@@ -9,7 +9,7 @@
 
 A query is a finding whose place is known: the box around it, on an image of the phantoms' test split or with a box of
 the manifest's. The gallery holds the phantoms' training split, or all of the manifest's images but those of the query's
-patient. An image is relevant where it has the query's finding, whatever else it has. Writes region.json, and fills the
+patient. An image is relevant where it has the query's finding, and any others. Writes region.json, and fills the
 page's tables.
 """
 
@@ -121,7 +121,7 @@ def measure(model: str, manifest: Manifest, folder: Path, drawn: bool) -> dict[s
 
 
 def _chance(place: Region, truth: Region, spec: PreprocessSpec) -> float:
-    """The share of windows of the place's size, anywhere in what the model sees, whose middle lies in the truth."""
+    """The share of windows of the place's size in what the model sees, whose middle lies in the marked box."""
     first, last = seen_part(spec)
     share = 1.0
     for low, high in ((0, 2), (1, 3)):

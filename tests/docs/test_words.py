@@ -54,9 +54,18 @@ PAGES = sorted(
 #: Folders whose messages, help texts and docstrings are checked.
 SOURCES = sorted(
     path.relative_to(ROOT).as_posix()
-    for folder in ("src", "runtime", "training", "export", "demo")
+    for folder in ("src", "runtime", "training", "export", "demo", "benchmarks")
     for path in (ROOT / folder).rglob("*.py")
 )
+#: Read as text, comments and code alike.
+OTHERS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (
+        ROOT / "Makefile", ROOT / "pyproject.toml",
+        *(path for folder in ("training", "demo", "export", "runtime") for path in (ROOT / folder).rglob("*.*")
+          if path.suffix in (".j2", ".js", ".css", ".html")),
+    )
+)  # fmt: skip
 #: What is fine in code: `None`, and a definition of a table, which must not change.
 _CODE = re.compile(r"CREATE TABLE.*|``[^`]*``|`[^`]*`|\bNone\b", re.DOTALL)
 
@@ -108,6 +117,13 @@ def test_messages_and_docstrings_are_in_plain_english(source: str) -> None:
         for slip in slips(re.sub(r"\n[ \t]+(?=\S)", " ", text))
     ]
     assert not found, "\n".join([source, *found])
+
+
+@pytest.mark.parametrize("file", OTHERS)
+def test_templates_scripts_and_settings_are_in_plain_english(file: str) -> None:
+    text = re.sub(r"`[^`\n]*`|\bnone\b(?!-)", "CODE", (ROOT / file).read_text("utf-8"))
+    found = slips(re.sub(r"\n[ \t]*(?:#|//|\*)?[ \t]*(?=\S)", " ", text))
+    assert not found, "\n".join([file, *found])
 
 
 @pytest.mark.parametrize("page", PAGES)
