@@ -24,8 +24,8 @@ from cbmir.runtime.models.catalog import model_file
 from cbmir.training.comparison.final import train_final
 
 WHAT = (
-    "It is a starter: a small model, trained on a small public set that was chosen so that findings are frequent. Its "
-    "figures are those of a cross-validation on that set, and say little of images from another hospital. Cite "
+    "It is a small model to start with, trained on a small public set that was chosen so that findings are frequent. "
+    "Its figures come from a cross-validation on that set, and say little about images of another hospital. Cite "
     "X. Wang et al., ChestX-ray8, CVPR 2017, for the images, and Y. Xing et al., Multimorbidity Content-Based Medical "
     "Image Retrieval Using Proxies, IEEE Access 2023, for the task."
 )
