@@ -184,7 +184,7 @@ class Desk:
         for neighbour in map(by_id.__getitem__, step.compare):
             entry = self.gallery.entry(neighbour.id)
             radiograph, whole = self._of_gallery(entry)
-            query = None if step.analysis is None else step.analysis.embedding
+            query = None if step.analysis is None else step.analysis.query  # a region or a refined search, if it is one
             evidence = None if query is None else self.finder.evidence_towards(radiograph, query)
             picture, key = picture_of(radiograph.pixels), self.whole.keep(radiograph)
             beside.append(Beside(entry, neighbour, picture, evidence, whole, key, about_image(radiograph)))
@@ -195,10 +195,10 @@ class Desk:
         step = self._image_step(session)
         assert step.analysis is not None and step.image is not None
         label = label if label in self.finder.card.labels.names else ""
-        card = self.finder.engine.card
         return report_html(
-            card, self.gallery, step.image, step.analysis, step.searched, label=label, timeline=self._timeline(step)
-        )
+            self.finder.engine.card, self.gallery, step.image, step.analysis, step.searched, label=label,
+            timeline=self._timeline(step),
+        )  # fmt: skip
 
     def dicom_results(self, session: Session) -> bytes:
         """A zip file of a DICOM file's SR and SC, as `cbmir pacs analyze` makes them: of the whole image and without

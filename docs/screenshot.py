@@ -8,6 +8,7 @@ upside down is made of it.
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,9 +19,6 @@ from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
-
-CHROMIUM = "/usr/bin/chromium"
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
 @contextmanager
@@ -43,12 +41,12 @@ def upload(page: Page, file: Path) -> None:
 def shoot(model: str, gallery: str, image: Path, folder: Path) -> None:
     """One picture a state."""
     with tempfile.TemporaryDirectory() as made, served(model, gallery) as url, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         turned = Path(made) / "turned.png"
         Image.open(image).rotate(180).save(turned)
         (folder / "demo").mkdir(exist_ok=True)
 
-        def state(name: str, act: Callable[[Page], None], size: tuple[int, int] = (1440, 900)) -> None:
+        def state(name: str, act: Callable[[Page], object], size: tuple[int, int] = (1440, 900)) -> None:
             page = browser.new_page(viewport={"width": size[0], "height": size[1]})
             page.set_default_timeout(120_000)  # milliseconds, for a busy machine
             page.goto(url)
@@ -96,6 +94,7 @@ def shoot(model: str, gallery: str, image: Path, folder: Path) -> None:
         state("start", lambda page: None)
         state("compare", compared)
         state("region", region)
+        state("ruler", lambda page: (upload(page, image), page.keyboard.press("m")))
         state("filters", filtered)
         state("findings", by_findings)
         state("map", mapped)

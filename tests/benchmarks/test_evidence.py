@@ -20,7 +20,7 @@ from cbmir.labels import NIH_14, LabelSet
 from cbmir.manifest import Box, Manifest, Row, read_manifest, write_manifest
 from cbmir.preprocessing import PreprocessSpec
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 pytest.importorskip("pytorch_grad_cam")
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gallery_load.py"
 

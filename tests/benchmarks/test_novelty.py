@@ -15,7 +15,7 @@ from cbmir.card import ModelCard
 from cbmir.manifest import Manifest, Row, write_manifest
 from cbmir.training.picture_check.impostors import KINDS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 ROOT = Path(__file__).resolve().parents[2]
 
