@@ -34,7 +34,7 @@ def test_it_is_small_and_its_card_says_what_it_is(name: str) -> None:
         card = engine.card
     assert read_card(name) == card
     assert card.licence == "Apache-2.0"
-    for words in ("not a medical device", "starter", "small public set", "cross-validation", "Cite"):
+    for words in ("not a medical device", "small model to start with", "small public set", "cross-validation", "Cite"):
         assert words in card.intended_use
     assert card.training["images"] == {"train": 1776, "val": 0, "test": 0}
     assert card.training["held_out"] == "5 folds" and card.training["weights"] == "lite0.pt"
