@@ -1,17 +1,20 @@
 """What building the site does beyond its plugins (`hooks` of mkdocs.yml).
 
 Pages are written as GitHub shows them, where a list or a table may follow a paragraph at once; Python-Markdown wants a
-blank line between. Equations become MathML, and a docstring's "::" is left out.
+blank line between. Equations become MathML, a docstring's "::" is left out, and a notebook becomes a page.
 """
 
 from __future__ import annotations
 
 import html
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
 
 #: As arithmatex leaves them: \(inline\) and \[a line of their own\].
 _EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
@@ -20,8 +23,30 @@ _LITERAL_MARK = re.compile(r"<p>::</p>\n?")
 _LIST = re.compile(r"(?:[-*]|\d+\.) ")
 
 
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for file in [one for one in files if one.src_uri.endswith(".ipynb")]:
+        files.remove(file)
+        files.append(File.generated(config, file.src_uri[:-5] + "md", content=_notebook(file.content_string)))
+    return files
+
+
+def _notebook(text: str) -> str:
+    """A notebook's cells as Markdown, each followed by what it printed and drew."""
+    parts: list[str] = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            if picture := output.get("data", {}).get("image/png"):
+                parts.append(f'<img alt="What the cell draws" src="data:image/png;base64,{picture.strip()}">')
+            elif printed := "".join(output.get("text", ())).rstrip():
+                parts.append(f"```text\n{printed}\n```")
+    return "\n\n".join(parts)
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Set tables and lists apart from other text, except in fenced code. Screenshots that do not exist are left out."""
+    markdown = markdown.replace(".ipynb)", ".md)")
     apart: list[str] = []
     fenced = False
     before = ""

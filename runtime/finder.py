@@ -131,7 +131,7 @@ class Finder(Closing):
             raise
 
     def read(self, image: Image, *, limits: ImageLimits | None = None) -> Radiograph:
-        """Read an image by the intensity policy of this finder's model (`read_image`).
+        """Read an image by the intensity policy of this finder's model; the arguments are those of `read_image`.
 
         Raises:
             ImageError: The image cannot be read within the limits.
@@ -287,11 +287,13 @@ class Finder(Closing):
         return tuple(neighbour_of(hit, wanted) for hit in gallery.search(vector, k, filter=filter).hits)
 
     def evidence_towards(self, image: Image | Radiograph, vector: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Each cell's share in the cosine between an image and a vector [D], as of another image: float32 [h, w]."""
+        """Each cell's share in the cosine between an image and a unit vector float32 [D], as of another image: float32
+        [h, w], whose sum is the cosine. Raises ImageError for an image that cannot be read."""
         return evidence_map(self._run(image if isinstance(image, Radiograph) else self.read(image))[1], vector)
 
     def embed_region(self, image: Image | Radiograph, region: Region) -> NDArray[np.float32]:
-        """The vector float32 [D], unit norm, that `analyze` searches for with this region. Raises as `analyze`."""
+        """The unit vector float32 [D] that `analyze` searches for with this region. Raises ImageError, and UserError
+        for a region that `RegionCells` refuses."""
         feature_map = self._run(image if isinstance(image, Radiograph) else self.read(image))[1]
         return RegionCells.of(region, feature_map.shape[1:], self.card.preprocess).vector(feature_map)
 
@@ -339,6 +341,7 @@ class Finder(Closing):
                 yield from (result if isinstance(result, ImageError) else next(embeddings) for result in batch)
 
     def health(self) -> EngineHealth:
+        """What answers: engine, device, precision, threads, and warnings since it was opened."""
         return self.engine.health()
 
     def close(self) -> None:

@@ -231,6 +231,7 @@ def served(python: Path, folder: Path, *command: object) -> Iterator[str]:
             server.terminate()
 
 
+@pytest.mark.slow
 def test_all_of_a_pacs_without_torch(wheel: Path, tmp_path: Path, tiny_model: Path, tiny_gallery: Path) -> None:
     """The wheel with the extras `cpu` and `dicom`, in a fresh environment."""
     venv.create(tmp_path / "venv", with_pip=False)

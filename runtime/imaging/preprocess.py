@@ -44,6 +44,10 @@ def preprocess(image: Radiograph | NDArray[np.uint8], spec: PreprocessSpec, *, t
 
     It is what `centre_crop(resize_square(...))` gives, within one grey level, but only what the crop shows is resized.
 
+    Args:
+        spec: The model's (`card.preprocess`).
+        threads: How many work on a large image.
+
     Raises:
         NotAnImageError: An array of another type or number of axes.
         UserError: The radiograph was read by another intensity policy than `spec`'s.

@@ -39,7 +39,7 @@ class ImageLimits:
         return 2 * self.max_pixels + 16 * 2**20
 
     def check_bytes(self, size: int, name: str) -> None:
-        """Raise NotAnImageError for a file that is too large."""
+        """Raise NotAnImageError for a file of `size` bytes that is too large; `name` stands in its message."""
         if size > self.max_bytes:
             raise NotAnImageError(
                 f"{name}: expected at most {self.max_bytes:,} bytes, found {size:,}; no X-ray needs so many"

@@ -245,7 +245,12 @@ def _decoded(image: ImageFile.ImageFile, name: str) -> tuple[NDArray[Any], int, 
 
 
 def thumbnail_jpeg(pixels: NDArray[np.uint8], side: int = 256) -> bytes:
-    """Grey uint8 [H, W] as a JPEG file, made smaller to fit into `side` x `side` pixels; never enlarged."""
+    """A small JPEG file of an image.
+
+    Args:
+        pixels: Grey, uint8 [H, W].
+        side: The longest side of the result, in pixels. A smaller image is not enlarged.
+    """
     picture = Image.fromarray(pixels)
     picture.thumbnail((side, side))
     jpeg = io.BytesIO()

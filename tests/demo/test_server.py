@@ -185,6 +185,7 @@ def test_gradio_has_the_parts_that_the_page_is_written_to() -> None:
     assert not gone, f"Gradio {gr.__version__} has no {', '.join(gone)} any more: see demo/app.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_uploaded_outlives_the_server(
     how: signal.Signals, tiny_model: Path, demo_gallery: Path, tmp_path: Path

@@ -102,6 +102,7 @@ def test_files_of_another_model_that_stay_are_named(
     assert text.endswith(": model.a.onnx.")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_graph")
 @pytest.mark.parametrize("older", [None, b"an older file"])
 def test_beyond_tolerance_nothing_is_left(
@@ -130,6 +131,7 @@ def test_a_wrong_graph_is_caught(tiny_run: Path, make_tiny_model: Callable[..., 
     assert not list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_graph")
 def test_a_failed_fp16_leaves_the_good_file(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(export.LIMITS, "float16", ParityLimits(score=1e-12))
@@ -139,6 +141,7 @@ def test_a_failed_fp16_leaves_the_good_file(tiny_run: Path, tmp_path: Path, monk
     assert list(json.loads((tmp_path / "parity.json").read_text())) == ["model.onnx"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_graph")
 def test_a_refused_file_stops_no_other(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(export.LIMITS, "float16", ParityLimits(score=1e-12))
@@ -148,6 +151,7 @@ def test_a_refused_file_stops_no_other(tiny_run: Path, tmp_path: Path, monkeypat
     assert list(json.loads((tmp_path / "parity.json").read_text())) == ["model.onnx", "model.int8.onnx"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_graph")
 @pytest.mark.parametrize("another", [True, False])
 def test_a_failed_fp16_says_whose_older_file_stays_beside_the_new_one(

@@ -95,6 +95,7 @@ def test_weights_that_the_card_does_not_describe_are_refused(finished: RunFolder
         load_model(copy.path)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_to_the_same_weights(
     squares: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
