@@ -28,6 +28,7 @@ from typing import Any
 
 import click
 import httpx
+import orjson
 
 from cbmir.demo.controls import Controls
 from cbmir.runtime import Finder
@@ -110,6 +111,7 @@ class Page:
     def __init__(self, client: httpx.Client, config: dict[str, Any]) -> None:
         self._client, self._config, self._session = client, config, uuid.uuid4().hex
         self._ids: list[str] = []
+        self._ask("load", ["", "", 0])  # as a browser's page does before it is asked anything
         (self._similar,) = [one["id"] for one in config["components"] if one["props"].get("elem_id") == "similar"]
 
     def open(self, image: Path) -> list[str]:
@@ -144,20 +146,23 @@ class Page:
     def _answer(
         self, event: str, *more: Any, event_data: Any, at: int | None = None, controls: Controls = Controls(k=K)  # noqa: B008
     ) -> list[str]:  # fmt: skip
+        given, outputs = self._ask(event, ["", *controls.values(), *more], event_data, at)
+        self._ids = [card["id"] for card in json.loads(given[outputs.index(self._similar)])["cards"]]
+        return self._ids
+
+    def _ask(self, event: str, data: list[Any], event_data: Any = None, at: int | None = None) -> tuple[Any, list[int]]:
+        """The new values of components, and which these are."""
         (ask,) = [
             one for one in self._config["dependencies"]
             if any(name == event and at in (None, target) for target, name in one["targets"])
         ]  # fmt: skip
-        data = ["", *controls.values(), *more]
         joined = {"data": data, "event_data": event_data, "fn_index": ask["id"], "session_hash": self._session}
         self._client.post("/gradio_api/queue/join", json=joined).raise_for_status()
         with self._client.stream("GET", "/gradio_api/queue/data", params={"session_hash": self._session}) as events:
-            for line in events.iter_lines():
-                if '"process_completed"' in line:
-                    answer = json.loads(line.removeprefix("data:"))["output"]["data"]
-                    shown = json.loads(answer[ask["outputs"].index(self._similar)]["value"])
-                    self._ids = [card["id"] for card in shown["cards"]]
-                    return self._ids
+            lines = b"".join(events.iter_raw()).splitlines()
+        for line in lines:
+            if b'"process_completed"' in line:
+                return orjson.loads(line.removeprefix(b"data:"))["output"]["data"], ask["outputs"]
         raise click.ClickException("expected an answer of the demo, found none")
 
 

@@ -84,12 +84,11 @@ def build(
 def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None:
     screen, visit = Screen(desk, at), gr.State("")
     secret, address, before, chosen, sheet = (gr.Textbox(visible=False) for _ in range(5))
-    outputs = [at.viewer, at.similar, at.findings, at.alerts, at.trail, at.cases, at.member, at.report, at.dicom,
-               at.start, at.weigh, at.tabs, *at.weights, *at.controls]  # fmt: skip
+    outputs = [at.viewer, at.similar, at.findings, at.alerts, at.trail, at.tabs, *at.weights, *at.controls]
     #: One queue, one after the other: answers come in the order of the questions.
     how: dict[str, Any] = {
         "api_visibility": "private", "concurrency_id": "page", "concurrency_limit": 1, "trigger_mode": "multiple",
-        "show_progress": "minimal", "show_progress_on": at.viewer, "postprocess": False,
+        "show_progress": "minimal", "show_progress_on": at.viewer, "preprocess": False, "postprocess": False,
     }  # fmt: skip
 
     def on(event: Callable[..., Any], act: Act, *more: Any, opening: bool = False) -> None:
@@ -104,6 +103,7 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
         name = sessions.arrive(request.session_hash or "", held)
         session, link = sessions.get(name), parse_qs(where.lstrip("?"))
         fresh = Controls(point=desk.finder.operating_point)
+        session.pictures = ()
 
         def begin() -> None:
             step = int(before) if str(before).isdigit() else 0
@@ -132,14 +132,15 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
 
     blocks.unload(leave)
 
-    on(at.files.upload, lambda s, c, _, files: desk.open(s, c, list(map(str, files or ()))), at.files, opening=True)
+    on(at.files.upload, lambda s, c, _, given: desk.open(s, c, [one["path"] for one in given or ()]), at.files,
+       opening=True)  # fmt: skip
     on(at.offers.click, lambda s, c, _, number: desk.example(s, c, number), at.offers, opening=True)
-    on(at.member.input, lambda s, c, _, number: desk.member(s, c, number), at.member, opening=True)
-    on(at.cases.input, lambda s, c, _, number: s.go(number), at.cases)
+    on(at.trail.member, lambda s, c, said: desk.member(s, c, int(said.at)), opening=True)
     on(at.similar.like, lambda s, c, said: desk.like(s, c, str(said.id)), opening=True)
     on(at.find.click, lambda s, c, _, labels: desk.by_findings(s, c, labels), at.wanted)
     on(at.viewer.region, lambda s, c, said: desk.region(s, c, said.box))
     on(at.viewer.close, lambda s, c, _: desk.compare(s, ()))
+    on(at.viewer.again, lambda s, c, _: setattr(s, "pictures", ()))
     on(at.similar.compare, lambda s, c, said: desk.compare(s, said.ids))
     on(at.similar.refine, lambda s, c, said: desk.refine(
         s, c, Wish(tuple(said.alike), tuple(said.unlike), s.step.wish.findings if s.step else ())))  # fmt: skip

@@ -74,12 +74,14 @@ class Step:
 
 @dataclass(eq=False)
 class Session:
-    """`steps` by their numbers, from 1; `shown` is the number of the one on the page, 0 before the first."""
+    """`steps` by their numbers, from 1; `shown` is the number of the one on the page, 0 before the first; `pictures`
+    are those that the page has."""
 
     steps: OrderedDict[int, Step] = field(default_factory=OrderedDict)
     shown: int = 0
     pinned: tuple[str, ...] = ()
     newest: int = 0  # number of the last step
+    pictures: tuple[str, ...] = ()
 
     def copy(self) -> Session:
         return replace(self, steps=self.steps.copy())

@@ -13,7 +13,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from threading import Lock
@@ -48,8 +48,8 @@ class Upload:
 
     `radiograph` has uint8 [resize, resize] pixels with the model's input in their middle: preprocessing changes nothing
     in these, so the analysis is that of the whole image. `picture` is uint8 [H, W], at most PICTURE_SIDE long, and
-    `key` names the whole image in `WholeImages`, empty where the picture is all of it; `about` is what `about_image`
-    says of it; `warnings` are shown beside those of the analysis.
+    `name` names it, and `key` the whole image in `WholeImages`, empty where the picture is all of it; `about` is what
+    `about_image` says of it; `warnings` are shown beside those of the analysis.
     """
 
     radiograph: Radiograph
@@ -58,6 +58,7 @@ class Upload:
     caption: str
     warnings: tuple[str, ...] = ()
     key: str = ""
+    name: str = field(default_factory=partial(secrets.token_urlsafe, 16))
 
     @classmethod
     def of(cls, radiograph: Radiograph, spec: PreprocessSpec, caption: str = "", **more: Any) -> Self:

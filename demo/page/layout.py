@@ -1,4 +1,7 @@
-"""Where everything is on the page: Gradio's components, and our two; and the look of Gradio's own controls."""
+"""Where everything is on the page: Gradio's components, and our own; and the look of Gradio's controls.
+
+What an answer shows or hides is hidden by classes of `page.css`: for each `gr.update` Gradio builds a component again.
+"""
 
 from __future__ import annotations
 
@@ -49,18 +52,16 @@ class Layout:
             with gr.Tab("Read", id="read"):
                 with gr.Row(elem_id="way"):
                     self.files = gr.UploadButton("Open an X-ray", file_count="multiple", variant="primary", size="sm")
-                    self.trail = html({}, html_template='<nav aria-label="Steps"></nav>', elem_id="trail",
-                                 js_on_load=static("elements.js", "trail.js"))  # fmt: skip
-                    self.cases = gr.Dropdown([], visible=False, container=False, label="Opened before", elem_id="cases")
-                    self.member = gr.Dropdown([], visible=False, container=False, label="Image", elem_id="member")
-                    self.report = gr.Button("Download report", size="sm", scale=0, visible=False)
-                    self.dicom = gr.Button("DICOM SR + SC", size="sm", scale=0, visible=False)
+                    self.trail = html({}, html_template=static("trail.html"), elem_id="trail",
+                                      js_on_load=static("elements.js", "trail.js"))  # fmt: skip
+                    self.report = gr.Button("Download report", size="sm", scale=0, elem_id="report")
+                    self.dicom = gr.Button("DICOM SR + SC", size="sm", scale=0, elem_id="dicom")
                 self.alerts = html("", elem_id="alerts")
                 with gr.Row(elem_id="desk"):
                     with gr.Column(elem_id="film"):
                         self.viewer = viewer(whole)
                     with gr.Column(elem_id="found"):
-                        with gr.Column(elem_id="start", visible=bool(desk.examples)) as self.start:
+                        with gr.Column(elem_id="start", visible=bool(desk.examples)):
                             html(f'<h2>Or begin with an example</h2><p class="fine">{escape(rule)}</p>')
                             self.offers = gr.Dataset(
                                 components=[gr.HTML(visible=False)], show_label=False, type="index", layout="gallery",
@@ -68,7 +69,7 @@ class Layout:
                             )  # fmt: skip
                         with gr.Accordion("Filters", open=False, elem_id="filters"):
                             self.controls = search_controls(gallery.info(), gallery.labels.names)
-                        self.similar = similar_images(visible=not desk.examples)
+                        self.similar = similar_images()
                     with gr.Column(elem_id="answers"):
                         html("<h2>Findings</h2>", visible=card.has_findings)
                         self.controls.append(gr.Radio(
@@ -77,7 +78,7 @@ class Layout:
                             visible=card.has_findings and len(points) > 1,
                         ))  # fmt: skip
                         self.findings = html(REST, js_on_load=static("findings.js"), elem_id="findings")
-                        with gr.Accordion("Rank by findings", open=False, visible=False, elem_id="weigh") as self.weigh:
+                        with gr.Accordion("Rank by findings", open=False, visible=card.has_findings, elem_id="weigh"):
                             html('<p class="fine">Right: towards images with the finding. Left: away from them.</p>')
                             self.weights = [gr.Slider(-1, 1, 0, step=0.1, label=name, buttons=[]) for name, _ in own]
                             self.rank = gr.Button("Rank again", size="sm")

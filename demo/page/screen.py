@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import gradio as gr
@@ -48,9 +48,10 @@ class Screen:
             log.error("Internal error: %s", error_fields(error))
             why = _INTERNAL
         session.steps, session.shown, session.newest = before.steps, before.shown, before.newest
+        session.pictures = before.pictures
         if opening:  # the image before must not be taken for it
             session.shown = 0
-            return self._blank(error_html(why))
+            return self._blank(session, error_html(why))
         gr.Warning(escape(why))  # seen beside every image and on every tab
         return {self._at.alerts: gr.skip()}
 
@@ -58,7 +59,7 @@ class Screen:
         """The step that a session is at, or the page as it begins."""
         step, at = session.step, self._at
         if step is None:
-            return self._blank("")
+            return self._blank(session, "")
         warnings = step.analysis.warnings if step.analysis else ()
         gated = any(is_grave(warning) for warning in warnings)
         findings = '<p class="fine">Searched by findings: there is no image to score.</p>'
@@ -68,49 +69,41 @@ class Screen:
             )
         names, cases, root = self._desk.finder.card.labels.names, session.cases(), session.trail()[0]
         case = cases.get(root.images or root.labels)
-        captions = [(f"{number}. {image.caption}", number - 1) for number, image in enumerate(step.images, 1)]
+        dicom = step.image is not None and len(self._desk.whole.dicom(step.image.key)) > 0
         return {
             at.alerts: alerts_html(warnings, step.left_out),
-            at.viewer: orjson.dumps(self._viewer(step)).decode(),
-            at.similar: gr.update(value=orjson.dumps(self._similar(session, step)).decode(), visible=True),
+            at.viewer: orjson.dumps(self._viewer(session, step)).decode(),
+            at.similar: orjson.dumps(self._similar(session, step)).decode(),
             at.findings: findings,
             at.trail: {
-                "step": step.number, "link": step.link,
-                "crumbs": [{"step": one.number, "text": one.title} for one in session.trail()],
+                "step": step.number, "link": step.link, "crumbs": _choices(session.trail()),
+                "cases": _choices(cases.values()), "case": case and case.number,
+                "images": [image.caption for image in step.images], "image": step.at,
+                "has": {"step": True, "analysis": step.analysis is not None, "dicom": dicom},
             },
-            at.cases: gr.update(choices=[(one.title, one.number) for one in cases.values()], visible=len(cases) > 1,
-                                value=case.number if case else None),
-            at.member: gr.update(choices=captions, value=step.at if captions else None, visible=len(captions) > 1),
-            at.report: gr.update(visible=step.analysis is not None),
-            at.dicom: gr.update(visible=step.image is not None and len(self._desk.whole.dicom(step.image.key)) > 0),
-            at.start: gr.update(visible=False),
-            at.weigh: gr.update(visible=step.analysis is not None and self._desk.finder.card.has_findings),
             at.tabs: gr.update(selected="read"),
             **{slider: dict(step.wish.findings).get(name, 0) for name, slider in zip(names, at.weights, strict=True)},
             **dict(zip(at.controls, step.controls.values(), strict=True)),
         }  # fmt: skip
 
-    def _blank(self, alerts: str) -> Updates:
-        at = self._at
-        return {
-            at.alerts: alerts, at.viewer: "", at.findings: REST,
-            at.similar: gr.update(value="", visible=not self._desk.examples),
-            at.trail: {"step": 0, "link": "", "crumbs": []}, at.start: gr.update(visible=bool(self._desk.examples)),
-            **dict.fromkeys((at.member, at.cases, at.report, at.dicom, at.weigh), gr.update(visible=False)),
-        }  # fmt: skip
+    def _blank(self, session: Session, alerts: str) -> Updates:
+        at, session.pictures = self._at, ()
+        return {at.alerts: alerts, at.viewer: "", at.findings: REST, at.similar: "", at.trail: {}}
 
-    def _viewer(self, step: Step) -> dict[str, Any]:
-        spec = self._desk.finder.card.preprocess
+    def _viewer(self, session: Session, step: Step) -> dict[str, Any]:
         panes: list[dict[str, Any]] = []
         beside = self._desk.beside(step)
+        spec, held = self._desk.finder.card.preprocess, session.pictures
         if step.image is not None:
             image = step.image
             panes.append({
-                **pane(image.picture, spec, image.caption, image.key, image.about), "name": image.caption, "boxes": [],
+                **pane(image.name, image.picture, spec, image.caption, image.key, image.about, held),
+                "name": image.caption, "boxes": [],
             })  # fmt: skip
             if step.analysis is not None and len(beside) == 1:
                 panes[0]["cells"] = rounded(step.analysis.evidence_for_neighbour(step.compare[0]).tolist())
-        panes += [self._pane(step, one) for one in beside]
+        panes += [self._pane(step, one, held) for one in beside]
+        session.pictures = tuple(one["picture"] for one in panes)
         return {
             "panes": panes, "region": step.region, "note": "" if panes else f"Images with {step.title}",
             "maps": _maps(step.analysis) if step.analysis else {}, "boxed": any(n.boxes for n in step.neighbours),
@@ -118,12 +111,13 @@ class Screen:
             "names": {name: spelled(name) for name in self._desk.finder.card.labels.names},
         }  # fmt: skip
 
-    def _pane(self, step: Step, one: Beside) -> dict[str, Any]:
+    def _pane(self, step: Step, one: Beside, held: tuple[str, ...]) -> dict[str, Any]:
         rank = next(rank for rank, n in enumerate(step.neighbours, 1) if n.id == one.neighbour.id)
         facts = (self._words(step, one.neighbour), one.neighbour.view, one.neighbour.date)
         name = f"Similar image {rank}: {' · '.join(fact for fact in facts if fact)}"
+        spec, picture = self._desk.finder.card.preprocess, f"{one.entry.id} {one.entry.sha256} {one.whole}"
         return {
-            **pane(one.picture, self._desk.finder.card.preprocess, one.neighbour.id, one.key, one.about), "name": name,
+            **pane(picture, one.picture, spec, one.entry.id, one.key, one.about, held), "name": name,
             "cells": None if one.evidence is None else rounded(one.evidence.tolist()),
             "labels": label_marks(labels_of(step), one.entry, one.neighbour),
             "report": mentions(one.neighbour.report.strip(), one.neighbour.shared), "boxes": box_corners(one.neighbour),
@@ -152,6 +146,10 @@ class Screen:
         if step.analysis is None:
             return f"{len(neighbour.shared)} of {len(step.labels)} findings"
         return f"similarity {neighbour.cosine:.3f}"
+
+
+def _choices(steps: Iterable[Step]) -> list[dict[str, Any]]:
+    return [{"step": step.number, "text": step.title} for step in steps]
 
 
 def _maps(analysis: Analysis) -> dict[str, list[list[float]]]:

@@ -14,7 +14,7 @@ from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.results import Neighbour
 
 
-def similar_images(*, visible: bool) -> gr.HTML:
+def similar_images() -> gr.HTML:
     """Similar images in their order, each with its labels, its report, and what can be done with it.
 
     Its value is JSON: {"step": a number, "heading", "note", "searched", "empty": texts, "chips": filters that are set,
@@ -26,7 +26,7 @@ def similar_images(*, visible: bool) -> gr.HTML:
     return gr.HTML(
         "", html_template=static("similar_images.html"), css_template=static("similar_images.css"),
         js_on_load=static("elements.js", "similar_images.js"),
-        apply_default_css=False, elem_id="similar", visible=visible,
+        apply_default_css=False, elem_id="similar",
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +29,8 @@ def viewer(whole: Callable[[Any], dict[str, Any] | None]) -> gr.HTML:
     "grid": columns and rows of cells}. A pane is what `pane` makes, with `name`, its own `cells` of evidence, `labels`,
     `report`, `boxes`, and `place`. Boxes are (x0, y0, x1, y1) in fractions of the image.
 
-    Its events are `region` (a box, or None to take it away), and `close` (of the images beside the first).
+    Its events are `region` (a box, or None to take it away), `close` (of the images beside the first), and `again`,
+    where it lacks a picture that it should have.
 
     Args:
         whole: Gives a pane's whole image by its key, as `whole_image` makes it, once it is zoomed into or windowed.
@@ -45,11 +46,13 @@ def viewer(whole: Callable[[Any], dict[str, Any] | None]) -> gr.HTML:
 
 
 def pane(
-    picture: NDArray[np.uint8], spec: PreprocessSpec, caption: str, key: str, about: dict[str, Any]
-) -> dict[str, Any]:
+    name: str, picture: NDArray[np.uint8], spec: PreprocessSpec, caption: str, key: str, about: dict[str, Any],
+    held: Container[str] = (),
+) -> dict[str, Any]:  # fmt: skip
     """An image as the viewer takes it, and where in it the model looks, in fractions.
 
     Args:
+        name: Of the picture. Those that are `held` by the page go without: it is nearly all of an answer.
         picture: uint8 [H, W].
         key: Of the whole image; empty where the picture is all there is.
         about: What `about_image` says of the whole image.
@@ -57,8 +60,8 @@ def pane(
     height, width = picture.shape
     top, bottom, left, right = seen_box(height, width, spec)
     return {
-        "src": picture_uri(picture), "width": width, "height": height, "caption": caption, "key": key,
-        "seen": [left / width, top / height, right / width, bottom / height], **about,
+        "picture": name, "src": None if name in held else picture_uri(picture), "width": width, "height": height,
+        "caption": caption, "key": key, "seen": [left / width, top / height, right / width, bottom / height], **about,
     }  # fmt: skip
 
 

@@ -60,8 +60,7 @@ def test_a_study_and_what_is_left_out_of_it(page: Any, xray: Path, tmp_path: Pat
     upload(page, xray, second, tmp_path / "notes.txt")
     shown(page, "xray.png")
     assert "1 of the files are not shown" in page.locator("#alerts").inner_text()
-    page.locator("#member input").click()
-    page.get_by_role("option", name="2. second.png").click()
+    page.get_by_role("combobox", name="Image", exact=True).select_option("2. second.png")
     shown(page, "second.png")
 
 

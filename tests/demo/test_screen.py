@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +55,23 @@ def test_a_step_that_cannot_be_shown_is_taken_away(
         made = screen.answer(session, lambda: desk.compare(session, [chosen]), opening=False)
     assert list(made) == [layout.alerts] and "value" not in made[layout.alerts]  # the image's own warnings stay
     assert session.step is first and list(session.steps) == [first.number]
+
+
+def test_a_picture_that_the_page_has_is_not_sent_again(desk: Desk, layout: Layout, screen: Screen) -> None:
+    session = Session()
+
+    def sources(act: Callable[[], object]) -> list[str | None]:
+        made = screen.answer(session, act, opening=False)
+        return [pane["src"] for pane in json.loads(made[layout.viewer])["panes"]]
+
+    (whole,) = sources(lambda: desk.example(session, FEW, 0))
+    assert whole is not None and whole.startswith("data:image/bmp")
+    assert sources(lambda: desk.search(session, Controls(k=2))) == [None]
+    chosen = [neighbour.id for neighbour in session.trail()[-1].neighbours]
+    first, second = sources(lambda: desk.compare(session, chosen[:1]))
+    assert first is None and second is not None
+    (again,) = sources(lambda: setattr(session, "pictures", ()) or desk.compare(session, ()))  # as after a reload
+    assert again == whole
 
 
 def test_the_image_keeps_its_name_and_sliders_show_what_was_weighed(desk: Desk, layout: Layout, screen: Screen) -> None:

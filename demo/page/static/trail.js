@@ -1,7 +1,19 @@
-// Breadcrumbs, and the browser's history: each step is an entry of it, to which Back and a reload return.
+// Breadcrumbs, what else can be shown, and the browser's history: each step is an entry of it, to which Back and a reload
+// return.
 let shown = null;
+function choose(name, options, chosen) {
+  const list = find(`[data-choice=${name}]`);
+  list.hidden = options.length < 2;
+  list.replaceChildren(...options.map(([text, value]) => make("option", {value, selected: value === chosen}, text)));
+  if (chosen == null) list.selectedIndex = -1;
+}
+find("[data-choice=images]").addEventListener("change", ({target}) => trigger("member", {at: Number(target.value)}));
+find("[data-choice=cases]").addEventListener("change", ({target}) => trigger("go", {step: Number(target.value)}));
 const draw = () => {
-  const {step = 0, link = "", crumbs = []} = props.value ?? {};
+  const {step = 0, link = "", crumbs = [], images = [], image, cases = [], case: opened, has = {}} = props.value ?? {};
+  for (const name of ["step", "analysis", "dicom"]) document.body.classList.toggle(`has-${name}`, Boolean(has[name]));
+  choose("images", images.map((caption, at) => [`${at + 1}. ${caption}`, at]), image);
+  choose("cases", cases.map(({step: number, text}) => [text, number]), opened);
   find("nav").replaceChildren(...crumbs.map(({step: number, text}, at) => {
     if (at === crumbs.length - 1) return make("span", {"aria-current": "page"}, text);
     const crumb = make("button", {}, text);

@@ -149,6 +149,8 @@ mini.addEventListener("click", () => find(".film").scrollIntoView({block: "cente
 function show() {
   read();
   const {panes = [], region = null, note = ""} = value;
+  for (const pane of panes) pane.src ??= state.panes.find((one) => one.data.picture === pane.picture)?.data.src;
+  if (panes.some((pane) => !pane.src)) { trigger("again", {}); return; } // an answer in between was lost
   const same = state.panes.length === panes.length && panes.every((pane, at) => pane.src === state.panes[at].data.src);
   const before = state.panes[0];
   watcher.disconnect();
