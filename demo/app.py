@@ -102,7 +102,7 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
     def arrive(request: gr.Request, held: str, where: str, before: str) -> Updates:
         name = sessions.arrive(request.session_hash or "", held)
         session, link = sessions.get(name), parse_qs(where.lstrip("?"))
-        fresh = Controls(point=desk.finder.operating_point)
+        fresh = Controls(point=desk.finder.operating_point).of_link(link)
         session.pictures = ()
 
         def begin() -> None:
@@ -111,8 +111,8 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
                 session.go(step)
             elif "image" in link:
                 desk.like(session, fresh, link["image"][0])
-            elif "findings" in link:
-                desk.by_findings(session, fresh, link["findings"][0].split("|"))
+            elif "finding" in link:
+                desk.by_findings(session, fresh, link["finding"])
             elif step:
                 raise UserError("This page was left for long, and its image is forgotten: open it again.")
             else:

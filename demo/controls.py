@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -12,6 +13,7 @@ from cbmir.runtime.gallery.filters import Filter
 
 MOST_NEIGHBOURS = 40
 _LONGEST = 1000
+_TEXTS = {"where": "", "view": "view ", "since": "from ", "until": "until "}  # filters, and what precedes them in words
 
 
 class ControlsError(UserError):
@@ -43,7 +45,7 @@ class Controls:
             raise ControlsError(f"Ask for 1 to {MOST_NEIGHBOURS} similar images, not {k!r:.40}.")
         for name in ("having", "without"):
             given[name] = tuple(str(one)[:_LONGEST] for one in given[name] or ())
-        for name in ("where", "view", "since", "until", "patient", "point"):
+        for name in (*_TEXTS, "patient", "point"):
             given[name] = str(given[name] or "").strip()[:_LONGEST]
         return cls(**{**given, "k": int(k), "exclude": given["exclude"] is not False})
 
@@ -67,9 +69,19 @@ class Controls:
         """The filters that are set, each with the name by which `dropped` takes it away."""
         chips = [(f"having:{name}", f"with {spelled(name)}") for name in self.having]
         chips += [(f"without:{name}", f"without {spelled(name)}") for name in self.without]
-        texts = {"where": "", "view": "view ", "since": "from ", "until": "until "}
-        chips += [(name, word + getattr(self, name)) for name, word in texts.items() if getattr(self, name)]
+        chips += [(name, word + getattr(self, name)) for name, word in _TEXTS.items() if getattr(self, name)]
         return [{"name": name, "text": text} for name, text in chips]
+
+    def link(self) -> list[tuple[str, str]]:
+        """The filters that are set as parts of an address, which `of_link` reads."""
+        several = [(name, one) for name in ("having", "without") for one in getattr(self, name)]
+        return several + [(name, getattr(self, name)) for name in _TEXTS if getattr(self, name)]
+
+    def of_link(self, query: Mapping[str, Sequence[str]]) -> Self:
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        given |= {name: query[name] for name in ("having", "without") if name in query}
+        given |= {name: query[name][0] for name in _TEXTS if name in query}
+        return self.of(tuple(given.values()))
 
     def dropped(self, name: str) -> Self:
         """Without one filter, or, for an empty name, without any."""
@@ -79,7 +91,7 @@ class Controls:
         changes: dict[str, Any] = {kind: ""}
         if kind in ("having", "without"):
             changes = {kind: tuple(one for one in getattr(self, kind) if one != label)}
-        elif kind not in ("where", "view", "since", "until"):
+        elif kind not in _TEXTS:
             raise UserError("Choose a filter that is on the page.")
         return replace(self, **changes)
 

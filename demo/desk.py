@@ -115,7 +115,7 @@ class Desk:
         before, title = session.step, f"Gallery image {entry.id}"
         for rank, neighbour in enumerate(before.neighbours if before else (), 1):
             title = f"Similar image {rank}" if neighbour.id == id else title
-        step = Step(title, controls.of_another(), (upload,), link=f"image={id}", above=session.shown)
+        step = Step(title, controls.of_another(), (upload,), link=(("image", id),), above=session.shown)
         return self._show(session, step)
 
     def by_findings(self, session: Session, controls: Controls, labels: Sequence[str]) -> Step:
@@ -125,7 +125,7 @@ class Desk:
             raise UserError("Choose one or several of the model's findings to search for.")
         chosen = tuple(dict.fromkeys(labels))
         title = " + ".join(spelled(label) for label in chosen)
-        return self._show(session, Step(title, controls, labels=chosen, link=f"findings={'|'.join(chosen)}"))
+        return self._show(session, Step(title, controls, labels=chosen, link=tuple(("finding", one) for one in chosen)))
 
     # What is asked about the image, or the findings, on the page.
 
@@ -143,7 +143,7 @@ class Desk:
         whole = next((one for one in reversed(session.trail()) if one.region is None), step)
         if box is None:
             return session.go(whole.number)
-        region = replace(step, controls=controls, wish=Wish(), above=whole.number, compare=(), link="")
+        region = replace(step, controls=controls, wish=Wish(), above=whole.number, compare=(), link=())
         return self._show(session, replace(region, title="Region", region=box))
 
     def weigh(self, session: Session, controls: Controls, weights: Sequence[float]) -> Step | None:
@@ -162,7 +162,7 @@ class Desk:
         above = step.above if step.wish else step.number
         title = f"Refined: {wish.text()}"
         return self._show(session, replace(
-            step, controls=controls, title=title, wish=wish, above=above, compare=(), link=""))  # fmt: skip
+            step, controls=controls, title=title, wish=wish, above=above, compare=(), link=()))  # fmt: skip
 
     def compare(self, session: Session, ids: Sequence[str]) -> Step | None:
         """Show similar images beside the query, or, without any, the query alone again."""

@@ -47,7 +47,7 @@ class Step:
     """One state of the page, to which Back returns.
 
     `images` are those of a study, of which `at` is asked about, or else `labels` are the findings searched for.
-    `link` is the query part of an address that shows this step to anyone who has the gallery; `above` is the number of
+    `link`, in an address, shows this step to anyone who has the gallery, with its filters; `above` is the number of
     the step that this one came from, for the breadcrumbs. `compare` are ids of images beside the query.
     """
 
@@ -60,7 +60,7 @@ class Step:
     analysis: Analysis | None = None
     neighbours: tuple[Neighbour, ...] = ()
     searched: str = ""
-    link: str = ""
+    link: tuple[tuple[str, str], ...] = ()
     above: int = 0
     region: Region | None = None
     wish: Wish = Wish()

@@ -28,12 +28,13 @@ def threshold_probability(card: ModelCard, finding: Finding) -> float | None:
     return calibration.probability(finding.threshold)
 
 
-def findings_html(card: ModelCard, analysis: Analysis, *, gated: bool = False, asked: bool = False) -> str:
+def findings_html(card: ModelCard, analysis: Analysis, *, gated: str = "", asked: bool = False) -> str:
     """Those above their thresholds, and those below or without one, each most probable first.
 
     Args:
         card: With all operating points, of which the analysis names the one that decides.
-        gated: Put them behind a button: the image has a warning that makes them worthless.
+        gated: Put them behind a button, since the image has a warning that makes them worthless; its name, for which
+            the reader opens them once.
         asked: Ask the reader whether the model is right about the one that is chosen.
     """
     if not card.has_findings:
@@ -58,7 +59,7 @@ def findings_html(card: ModelCard, analysis: Analysis, *, gated: bool = False, a
         parts += f'<p class="fine">{UNCOUNTED}</p>'
     parts += novelty_html(analysis.novelty)
     if gated:
-        return f'<details class="gate"><summary>{GATE}</summary>{parts}</details>'
+        return f'<details class="gate" data-image="{gated}"><summary>{GATE}</summary>{parts}</details>'
     return parts
 
 

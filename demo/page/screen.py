@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
+from urllib.parse import urlencode
 
 import gradio as gr
 import orjson
@@ -61,7 +62,7 @@ class Screen:
         if step is None:
             return self._blank(session, "")
         warnings = step.analysis.warnings if step.analysis else ()
-        gated = any(is_grave(warning) for warning in warnings)
+        gated = step.image.name if step.image and any(map(is_grave, warnings)) else ""
         findings = '<p class="fine">Searched by findings: there is no image to score.</p>'
         if step.analysis is not None:
             findings = WHOLE * (step.region is not None) + findings_html(
@@ -76,7 +77,8 @@ class Screen:
             at.similar: orjson.dumps(self._similar(session, step)).decode(),
             at.findings: findings,
             at.trail: {
-                "step": step.number, "link": step.link, "crumbs": _choices(session.trail()),
+                "step": step.number, "crumbs": _choices(session.trail()),
+                "link": urlencode([*step.link, *step.controls.link()]) if step.link else "",
                 "cases": _choices(cases.values()), "case": case and case.number,
                 "images": [image.caption for image in step.images], "image": step.at,
                 "has": {"step": True, "analysis": step.analysis is not None, "dicom": dicom},

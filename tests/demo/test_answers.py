@@ -6,6 +6,7 @@ import html
 import json
 import re
 from dataclasses import replace
+from urllib.parse import parse_qs, urlencode
 
 import numpy as np
 import pytest
@@ -96,7 +97,7 @@ def test_similar_images_that_labels_chose_are_not_counted(tiny_card: ModelCard) 
 
 def test_findings_behind_a_grave_warning_are_shown_on_request(tiny_card: ModelCard) -> None:
     one = analysis(Finding("Mass", 0.2, 0.1, False, 0.9))
-    assert GATE in findings_html(tiny_card, one, gated=True)
+    assert GATE in findings_html(tiny_card, one, gated="an image")
     assert GATE not in findings_html(tiny_card, one)
 
 
@@ -161,6 +162,7 @@ def test_controls_are_a_filter_and_chips_that_can_be_taken_away() -> None:
     assert [chip["text"] for chip in controls.chips()] == [
         "with Mass", "without Pleural thickening", "Edema or Hernia", "view PA",
     ]  # fmt: skip
+    assert Controls().of_link(parse_qs(urlencode(controls.link()))) == controls
     for chip in controls.chips():
         controls = controls.dropped(chip["name"])
     assert controls == Controls()

@@ -98,6 +98,11 @@ def test_findings_of_what_is_no_chest_wait_for_a_click(
         assert not page.locator("#findings [data-finding]").first.is_visible()
         page.get_by_text(GATE).click()
         assert page.locator("#findings [data-finding]").first.is_visible()
+        page.get_by_role("button", name="More like this: similar image 1", exact=True).click()
+        shown(page, "Similar image 1")
+        page.go_back()
+        shown(page, "noise.png")
+        assert page.locator("#findings [data-finding]").first.is_visible()  # they were asked for once
         page.close()
 
 

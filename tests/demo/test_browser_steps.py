@@ -36,8 +36,7 @@ def test_more_like_this_back_reload_and_links(wall: Any, wall_url: str) -> None:
     wall.get_by_role("button", name="More like this: similar image 3").click()
     shown(wall, "Similar image 3")
     assert len(crumbs(wall)) == 2
-    link = wall.url
-    assert f"image={first[2]}" in link
+    assert f"image={first[2]}" in wall.url
     wall.go_back()
     shown(wall, "Example")
     assert cards(wall) == first
@@ -46,11 +45,17 @@ def test_more_like_this_back_reload_and_links(wall: Any, wall_url: str) -> None:
     wall.reload()
     shown(wall, "Similar image 3")
     assert len(crumbs(wall)) == 2
+    wall.locator("#filters button").first.click()
+    wall.get_by_label("Expression").fill("Mass or Effusion")
+    wall.get_by_label("Expression").press("Enter")
+    wall.locator("#similar .chip").wait_for()
+    link = wall.url
     wall.locator("#trail button").first.click()
     shown(wall, "Example")
     other = wall.context.browser.new_page()  # a colleague's
     other.goto(link)
     shown(other, f"Gallery image {first[2]}")
+    assert "Mass or Effusion" in other.locator("#similar .chip").inner_text()  # the link has the filters
     other.close()
 
 
@@ -125,6 +130,7 @@ def test_side_by_side_is_linked_and_goes_on_by_keys(wall: Any) -> None:
     shown(wall, "Beside 2")
     assert wall.locator("#viewer figure").count() == 2
     assert drawn(wall, 0) and drawn(wall, 1)
+    assert wall.locator("#found, #answers, #way").evaluate_all("parts => parts.every((part) => part.inert)")
     wall.keyboard.press("+")
     assert (
         "scale" in transform(wall, 0) and transform(wall, 0).split("scale")[0] == transform(wall, 1).split("scale")[0]
@@ -138,6 +144,7 @@ def test_side_by_side_is_linked_and_goes_on_by_keys(wall: Any) -> None:
     assert "stack" in (wall.locator("#viewer .panes").get_attribute("class") or "")
     wall.keyboard.press("Escape")
     shown(wall, "Example")
+    wall.locator("#similar :focus").get_by_text("2").wait_for()  # where it was
 
 
 def test_pinned_images_stand_beside_the_query(wall: Any) -> None:
@@ -190,7 +197,7 @@ def test_findings_without_an_image(wall: Any) -> None:
     wall.get_by_role("button", name="Find images").click()
     shown(wall, "Effusion + Mass")
     assert "2 of 2 findings" in wall.locator("#similar .card").first.inner_text()
-    assert "findings=Effusion%7CMass" in wall.url
+    assert "finding=Effusion&finding=Mass" in wall.url
 
 
 def test_readers_are_asked_where_their_answers_are_kept(

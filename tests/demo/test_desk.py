@@ -126,7 +126,7 @@ def test_more_like_a_similar_image_and_back(desk: Desk) -> None:
     first = desk.example(session, FEW, 0)
     chosen = first.neighbours[2]
     like = desk.like(session, FEW, chosen.id)
-    assert (like.title, like.link) == ("Similar image 3", f"image={chosen.id}")
+    assert (like.title, like.link) == ("Similar image 3", (("image", chosen.id),))
     assert like.analysis is not None and like.analysis.known == (chosen.id,)
     assert chosen.id not in [one.id for one in like.neighbours]
     assert [one.title for one in session.trail()] == [first.title, "Similar image 3"]
@@ -152,7 +152,7 @@ def test_findings_without_an_image_by_how_many_match(desk: Desk) -> None:
     for count in set(shared):
         distances = [one.distance for one in step.neighbours if len(one.shared) == count]
         assert distances == sorted(distances)
-    assert step.link == "findings=Effusion|Mass" and labels_of(step) == ("Effusion", "Mass")
+    assert step.link == (("finding", "Effusion"), ("finding", "Mass")) and labels_of(step) == ("Effusion", "Mass")
     for labels in ([], ["Hernia"]):
         with pytest.raises(UserError, match="findings"):
             desk.by_findings(session, FEW, labels)

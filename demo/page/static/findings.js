@@ -12,5 +12,11 @@ const mark = (name) => element.querySelectorAll("[data-finding]").forEach((row) 
   row.setAttribute("aria-pressed", row.dataset.finding === name);
 });
 let chosen = "";
+let opened = ""; // the image whose findings are shown although they are worthless
+element.addEventListener("toggle", ({target}) => { opened = target.open ? target.dataset.image : ""; }, true);
 document.addEventListener("cbmir-explained", ({detail}) => mark(chosen = detail));
-watch("value", () => mark(chosen)); // other rows, of which the same one is chosen
+watch("value", () => { // other rows, of which the same one is chosen
+  mark(chosen);
+  const gate = element.querySelector(".gate");
+  if (gate) gate.open = gate.dataset.image === opened;
+});

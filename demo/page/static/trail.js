@@ -20,7 +20,7 @@ const draw = () => {
     crumb.addEventListener("click", () => trigger("go", {step: number}));
     return crumb;
   }));
-  const address = location.pathname + (link ? `?${link.split("=")[0]}=${encodeURIComponent(link.slice(link.indexOf("=") + 1))}` : "");
+  const address = location.pathname + (link && `?${link}`);
   if (shown === step) return;
   if (shown === null || history.state?.step === step) history.replaceState({step}, "", step ? address : location.href);
   else history.pushState({step}, "", address);

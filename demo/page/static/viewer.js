@@ -146,6 +146,16 @@ const watcher = new IntersectionObserver((entries) => {
 });
 mini.addEventListener("click", () => find(".film").scrollIntoView({block: "center"}));
 
+// Side by side, the viewer covers the page: what lies under it takes no focus until then.
+let left = ""; // what had it before, by its name
+function cover(wide) {
+  if (wide && !element.classList.contains("wide")) left = document.activeElement.getAttribute("aria-label");
+  element.classList.toggle("wide", wide);
+  for (const part of document.querySelectorAll("#bar, #tabs > .tab-wrapper, #way, #alerts, #found, #answers")) part.inert = wide;
+  if (wide || !left) return;
+  requestAnimationFrame(() => { document.querySelector(`[aria-label="${left}"]`)?.focus({preventScroll: true}); left = ""; });
+}
+
 function show() {
   read();
   const {panes = [], region = null, note = ""} = value;
@@ -162,7 +172,7 @@ function show() {
   box.className = `panes of-${panes.length}`;
   state.stack = false;
   state.tool = "";
-  element.classList.toggle("wide", panes.length > 1);
+  cover(panes.length > 1);
   element.classList.toggle("empty", !panes.length);
   box.replaceChildren(...(panes.length ? state.panes.map((pane) => pane.root) : [make("div", {class: "film rest"},
     make("p", {}, note || "Drop a chest X-ray here, paste it, or open a file."))]));
