@@ -162,7 +162,7 @@ def measures(graph: grimp.ImportGraph | None = None) -> dict[str, tuple[list[str
     return {
         "lines of Python and JavaScript": (
             sum(counted.values()) + sum(path.read_text("utf-8").count("\n") for path in scripts),
-            40_100,  # 30,000 when the rooms were made, and what later features have added
+            40_250,  # 30,000 when the rooms were made, and what later features have added
         ),
         "files in runtime/ itself": (crowded[Path("runtime")], 9),
         "files in the fullest folder": (max(crowded.values()), 18),
