@@ -149,5 +149,6 @@ def neighbour_of(hit: Hit, wanted: Collection[str]) -> Neighbour:
         boxes=entry.boxes,
         place=hit.place,
         view=entry.view,
+        source=entry.source,
         date=entry.date,
     )

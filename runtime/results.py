@@ -149,8 +149,8 @@ class Refinement:
 class Neighbour:
     """An image of the gallery. `distance` is Euclidean between unit vectors, in [0, 2]; of its positive or uncertain
     `labels`, `shared` are those that the query has, and `uncertain` those not known to be positive. `boxes` are where
-    some of its findings are, as drawn by people, if the gallery has them. `view` and `date` (YYYY-MM-DD) are empty if
-    they are unknown."""
+    some of its findings are, as drawn by people, if the gallery has them. `view`, `source` (hospital or data set) and
+    `date` (YYYY-MM-DD) are empty if they are unknown."""
 
     id: str
     image: str
@@ -164,6 +164,7 @@ class Neighbour:
     boxes: tuple[Box, ...] = ()
     place: Region | None = None
     view: str = ""
+    source: str = ""
     date: str = ""
 
 

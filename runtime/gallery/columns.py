@@ -30,14 +30,16 @@ _FEW = 8  # ids that are compared one by one, which is faster
 class Columns:
     """n entries as a search needs them, in the order of their numbers.
 
-    Patients and studies are numbers as `schema.patient_number` has them, dates are YYYYMMDD; 0 is unknown. Views are
-    positions in `names`. Labels are 1, 0, -1 (uncertain) or `schema.UNKNOWN`, one row for each of the C labels.
+    Patients and studies are numbers as `schema.patient_number` has them, dates are YYYYMMDD; 0 is unknown. Views and
+    sources are positions in `names`. Labels are 1, 0, -1 (uncertain) or `schema.UNKNOWN`, one row for each of the C
+    labels.
     """
 
     numbers: NDArray[np.int64]  # [n]
     patients: NDArray[np.int64]  # [n]
     studies: NDArray[np.int64]  # [n]
     views: NDArray[np.int32]  # [n]
+    sources: NDArray[np.int32]  # [n]
     dates: NDArray[np.int32]  # [n]
     labels: NDArray[np.int8]  # [C, n]
     vectors: NDArray[np.float32]  # [n, D], unit norm
@@ -49,19 +51,19 @@ class Columns:
     @classmethod
     def empty(cls, classes: int, dim: int) -> Columns:
         """No row, of C labels and D dimensions."""
-        none = np.empty(0, np.int64)
-        codes = np.empty(0, np.int32)
-        return cls(none, none, none, codes, codes, np.empty((classes, 0), np.int8), np.empty((0, dim), np.float32), ())
+        none, codes = np.empty(0, np.int64), np.empty(0, np.int32)
+        labels, vectors = np.empty((classes, 0), np.int8), np.empty((0, dim), np.float32)
+        return cls(none, none, none, codes, codes, codes, labels, vectors, ())
 
     @classmethod
     def joined(cls, parts: Sequence[Columns]) -> Columns:
         """All rows of one or more parts, in the order of their numbers."""
-        names = tuple(sorted({name for part in parts for name in part.names}))
-        views = [np.array([names.index(name) for name in part.names], np.int32)[part.views] for part in parts]
-        parts = [replace(part, views=codes) for part, codes in zip(parts, views, strict=True)]
+        codes = {name: code for code, name in enumerate(sorted({name for part in parts for name in part.names}))}
+        new = [np.array([codes[name] for name in part.names], np.int32) for part in parts]
+        parts = [replace(p, views=of[p.views], sources=of[p.sources]) for p, of in zip(parts, new, strict=True)]
         arrays = {name: np.concatenate([getattr(part, name) for part in parts], axis=int(name == "labels"))
                   for name in ARRAYS}  # fmt: skip
-        rows = cls(**arrays, names=names)
+        rows = cls(**arrays, names=tuple(codes))
         sorted_already = bool((rows.numbers[1:] > rows.numbers[:-1]).all())
         return rows if sorted_already else rows.take(np.argsort(rows.numbers))
 
@@ -118,7 +120,7 @@ class Selection:
         self._studies = np.array(sorted(meta.study_numbers(filter.exclude_studies)), np.int64)
         self._only = sorted(meta.patient_numbers(filter.only_patients)) if filter.only_patients else None
         self._where = parse(filter.where, meta.labels) if filter.where else None
-        self._view = filter.view.casefold()
+        self._names = (filter.view.casefold(), filter.source.casefold())
         self._days = (filter.first_day, filter.last_day) if filter.since or filter.until else None
 
     def passes(self, rows: Columns, at: NDArray[np.int64] | slice) -> NDArray[np.bool_]:
@@ -133,9 +135,10 @@ class Selection:
             passing &= np.isin(rows.patients[at], self._only)
         if self._where is not None:
             passing &= _holds(self._where, rows.labels, at)
-        if self._view:
-            views = [code for code, name in enumerate(rows.names) if name.casefold() == self._view]
-            passing &= np.isin(rows.views[at], views)
+        for wanted, names in zip(self._names, (rows.views, rows.sources), strict=True):
+            if wanted:
+                codes = [code for code, name in enumerate(rows.names) if name.casefold() == wanted]
+                passing &= np.isin(names[at], codes)
         if self._days is not None:
             passing &= (rows.dates[at] >= max(self._days[0], 1)) & (rows.dates[at] <= self._days[1])
         return passing

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +20,9 @@ class Entry:
     """An image of the gallery. `image` is an absolute path; `labels` are 1, 0, -1 (uncertain) or None (unknown);
     `boxes` are where some of them are in the image.
 
-    `date` is the study's, YYYY-MM-DD or empty. Where the image came from a PACS, `sop_instance_uid` names it there and
-    `study_id` is the Study Instance UID. `warnings` are the kinds of those that reading it gave (`kinds_text`).
+    `source` is the hospital or data set, or empty; `date` the study's, YYYY-MM-DD or empty. Where the image came from a
+    PACS, `sop_instance_uid` names it there and `study_id` is the Study Instance UID. `warnings` are the kinds of those
+    that reading it gave (`kinds_text`).
     """
 
     id: str
@@ -31,6 +31,7 @@ class Entry:
     study_id: str = ""
     sop_instance_uid: str = ""
     view: str = ""
+    source: str = ""
     date: str = ""
     split: str = ""
     report: str = ""
@@ -91,13 +92,24 @@ class Added:
     renamed: tuple[tuple[str, str], ...] = ()
 
 
-def labelled(row: Row, names: Mapping[str, str]) -> dict[str, Any]:
-    """Labels and boxes of a manifest's row as an entry has them. `names`: the manifest's labels in order, and what the
-    gallery calls them."""
-    return {
-        "labels": dict(zip(names.values(), row.labels, strict=True)),
-        "boxes": tuple(replace(box, label=names.get(box.label, box.label)) for box in row.boxes),
-    }
+def with_row(entry: Entry, row: Row, names: Mapping[str, str], absent: Collection[str] = ()) -> Entry:
+    """An entry with what a manifest's row says of it, where it says something; `names`: the manifest's labels in order,
+    and what the gallery calls them. An empty split, report or boxes cell counts, unless the manifest has no such column
+    (`absent`)."""
+    boxes = tuple(replace(box, label=names.get(box.label, box.label)) for box in row.boxes)
+    return replace(
+        entry,
+        image=str(row.image),
+        patient_id=row.patient_id,
+        study_id=row.study_id or entry.study_id,
+        view=row.view or entry.view,
+        source=row.source or entry.source,
+        date=row.date or entry.date,
+        split=entry.split if "split" in absent else row.split,
+        report=entry.report if "report" in absent else row.report,
+        labels=(entry.labels or {}) | dict(zip(names.values(), row.labels, strict=True)),
+        boxes=entry.boxes if "boxes" in absent else boxes,
+    )
 
 
 def entry_ids(rows: Sequence[Row], taken: Collection[str] = frozenset()) -> list[str]:

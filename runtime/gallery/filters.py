@@ -45,6 +45,8 @@ class AnyOf:
 
 
 Condition = HasLabel | AllOf | AnyOf
+#: Conditions of a `Filter` that are texts.
+TEXTS = ("where", "view", "source", "since", "until")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Filter:
         exclude_patients: Ids as they were given to `add`.
         exclude_studies: The same of studies; an id excludes that of every patient who has one of this id.
         where: An expression of labels (see the module). Spaces around this text and the others do not count.
-        view: A name such as PA, in either case.
+        view, source: A name such as PA, and a hospital or data set, in either case.
         since, until: The first and the last date, YYYY-MM-DD; entries without a date do not pass.
         only_patients: If it is not empty, only entries of these patients pass.
 
@@ -67,6 +69,7 @@ class Filter:
     exclude_studies: frozenset[str] = field(default=frozenset())
     where: str = ""
     view: str = ""
+    source: str = ""
     since: str = ""
     until: str = ""
     only_patients: frozenset[str] = field(default=frozenset())
@@ -80,7 +83,7 @@ class Filter:
             object.__setattr__(self, name, frozenset(given))
         if "" in self.only_patients:
             raise GalleryError("expected patients' ids for only_patients, found an empty one")
-        for name in ("where", "view", "since", "until"):
+        for name in TEXTS:
             given = getattr(self, name)
             if not isinstance(given, str):
                 raise GalleryError(f"expected text for {name}, which may be empty, found {given!r}")

@@ -36,7 +36,7 @@ LOCK = "derived.lock"
 _FOLDER = re.compile(r"derived-(\d{12,})")
 _PART = re.compile(r"\.derived-\d{12,}\.part")
 _ABOUT, _INDEX, _CODEC, _REFERENCE = "about.json", "index.usearch", "codec.npz", "reference_distances.npy"
-_FORMAT = 2
+_FORMAT = 3
 _CHUNK = 4 << 20  # bytes that are hashed at once, by as many threads as there are processors
 
 
@@ -201,7 +201,7 @@ def _write(
     for name in names:
         sync(part / name)
     digests = {name: _digest(part / name) for name in names}
-    about = {"format": _FORMAT, **asdict(stamp), "views": list(columns.names), "files": digests}
+    about = {"format": _FORMAT, **asdict(stamp), "names": list(columns.names), "files": digests}
     text = json.dumps(about, ensure_ascii=False)
     sealed = {"about": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
     (part / _ABOUT).write_text(json.dumps(sealed), "utf-8")
@@ -286,7 +286,7 @@ def _mapped(place: Path, about: dict[str, Any]) -> Snapshot:
     codes = about["codes"]
     codec = PcaInt8Codec.load(place / _CODEC) if codes == "int8" else None
     index = None if codes is None else HnswIndex.view(place / _INDEX, codec)
-    base = Columns(**columns, names=tuple(about["views"]))
+    base = Columns(**columns, names=tuple(about["names"]))
     tail = Columns.empty(len(base.labels), base.vectors.shape[1])
     generation, reference = about["generation"], np.load(place / _REFERENCE, allow_pickle=False)
     return Snapshot(generation, generation, base, tail, reference, index, is_mapped=True)

@@ -7,9 +7,9 @@ import secrets
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,12 @@ import numpy as np
 
 from cbmir.errors import GalleryError
 from cbmir.input_file import input_digest
-from cbmir.manifest import Manifest, Row
+from cbmir.manifest import Manifest
 from cbmir.runtime.gallery import database, index_files
 from cbmir.runtime.gallery.build.shard import Shard
 from cbmir.runtime.gallery.cells import CellCodec
 from cbmir.runtime.gallery.database import DAMAGE, DATABASE, is_passing
-from cbmir.runtime.gallery.entry import Added, Entry, labelled
+from cbmir.runtime.gallery.entry import Added, Entry, with_row
 from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.protocol import EditableGallery
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
@@ -219,8 +219,8 @@ def export_deidentified(source: Gallery, path: str | Path) -> int:
     Kept are embeddings, labels, views and splits. Entries get random ids and a random order; patients and studies get
     pseudonyms under a key that is thrown away, so that images of one patient still know each other. The copy says that
     it keeps pseudonyms: it is never merged with another, since one patient would count as two. Paths, UIDs, dates,
-    reports, thumbnails, cells and files' digests are left out; so are boxes, which would find an image in its data
-    set's list.
+    reports, thumbnails, cells and files' digests are left out; so are sources, since a hospital's name narrows down who
+    a patient is, and boxes, which would find an image in its data set's list.
 
     **The embeddings themselves may still identify patients**: an image of the same patient lies near, and anyone who
     has one can find the others (chest radiographs re-identify patients with an AUC of 0.99, PMC9434540). De-identified
@@ -292,12 +292,12 @@ class UpdateReport:
 
 
 def update_gallery(gallery: EditableGallery, manifest: Manifest, *, splits: Sequence[str] = ("all",)) -> UpdateReport:
-    """Take over patient, study, view, date, split, report, labels, boxes and path of the manifest's rows of `splits`.
+    """Take over path, patient, study, view, source, date, split, report, labels and boxes of the manifest's rows.
 
     A row matches the entry of the same image path, or else (after a move of the images) the entry of a file with the
-    same content, never an entry with only the same name. An empty study, view or date keeps the old value, which may
-    come from the DICOM file; an empty split, report or boxes cell clears it. Values without a column in the manifest
-    stay, and so do boxes if no row has any. The update is one transaction.
+    same content, never an entry with only the same name. Only rows of `splits` count. An empty study, view, source or
+    date keeps the old value, which may come from the DICOM file; an empty split, report or boxes cell clears it. Values
+    without a column in the manifest stay, and so do boxes if no row has any. The update is one transaction.
 
     Raises:
         GalleryError: Two rows are for one entry.
@@ -318,22 +318,6 @@ def update_gallery(gallery: EditableGallery, manifest: Manifest, *, splits: Sequ
             raise GalleryError(f"expected a row for each entry, found two for {entry.id!r}: {updated[entry.id].image} "
                                f"and {row.image}; nothing was changed")  # fmt: skip
         else:
-            updated[entry.id] = _updated(entry, row, names, absent_columns)
+            updated[entry.id] = with_row(entry, row, names, absent_columns)
     changed = gallery.update(list(updated.values())) if updated else 0
     return UpdateReport(len(updated), changed, tuple(absent))
-
-
-def _updated(entry: Entry, row: Row, names: Mapping[str, str], absent: Collection[str]) -> Entry:
-    found = labelled(row, names)
-    return replace(
-        entry,
-        image=str(row.image),
-        patient_id=row.patient_id,
-        study_id=row.study_id or entry.study_id,
-        view=row.view or entry.view,
-        date=row.date or entry.date,
-        split=entry.split if "split" in absent else row.split,
-        report=entry.report if "report" in absent else row.report,
-        labels=(entry.labels or {}) | found["labels"],
-        boxes=entry.boxes if "boxes" in absent else found["boxes"],
-    )

@@ -198,10 +198,10 @@ class Reader:
         return {number: str(name) for number, name in self.query(sql, json.dumps(numbers.tolist()))}
 
     def counts(self) -> dict[str, Any]:
-        """How many patients and studies there are, images of each split and view, and images in which a label is
-        positive or uncertain; `days` are the first and the last, YYYY-MM-DD, empty where no day is known; `warnings`,
-        in how many images there was one of each kind."""
-        values: dict[str, Counter[str]] = {name: Counter() for name in ("split", "view", "date", "warnings")}
+        """How many patients and studies there are, images of each split, view and source, and images in which a label
+        is positive or uncertain; `days` are the first and the last, YYYY-MM-DD, empty where no day is known;
+        `warnings`, in how many images there was one of each kind."""
+        values: dict[str, Counter[str]] = {name: Counter() for name in ("split", "view", "source", "date", "warnings")}
         patients, studies = set[int](), set[tuple[int, int]]()
         codes = np.zeros(len(self.meta.labels), np.int64)
         for block in self._every_row():
@@ -217,8 +217,7 @@ class Reader:
         return {
             "patients": len(patients),
             "studies": len(studies),
-            "splits": dict(sorted(values["split"].items())),
-            "views": dict(sorted(values["view"].items())),
+            **{f"{name}s": dict(sorted(values[name].items())) for name in ("split", "view", "source")},
             "labels": dict(zip(self.meta.labels.names, codes.tolist(), strict=True)),
             "days": [min(days, default=""), max(days, default="")],
             "warnings": count_kinds(values["warnings"].elements()),
@@ -301,20 +300,18 @@ class Reader:
         return bytes(found[0][0])
 
     def _columns(self, rows: Sequence[Row]) -> Columns:
-        def column(name: str) -> list[Any]:
-            return [row[COLUMN[name]] for row in rows]
-
-        names = sorted(set(column("view")))
-        codes = {name: code for code, name in enumerate(names)}
+        column = dict(zip(schema.COLUMNS, zip(*rows, strict=True), strict=False))
+        codes = {name: code for code, name in enumerate(sorted({*column["view"], *column["source"]}))}
         return Columns(
-            numbers=np.array(column("number"), np.int64),
-            patients=np.array([schema.patient_number(key) for key in column("patient_id")], np.int64),
-            studies=np.array([schema.study_number(key) for key in column("study_id")], np.int64),
-            views=np.array([codes[name] for name in column("view")], np.int32),
-            dates=np.array([schema.day_number(day) for day in column("date")], np.int32),
-            labels=np.ascontiguousarray(self.meta.codec.decode_many(column("labels")).T),
+            numbers=np.array(column["number"], np.int64),
+            patients=np.array([schema.patient_number(key) for key in column["patient_id"]], np.int64),
+            studies=np.array([schema.study_number(key) for key in column["study_id"]], np.int64),
+            views=np.array([codes[name] for name in column["view"]], np.int32),
+            sources=np.array([codes[name] for name in column["source"]], np.int32),
+            dates=np.array([schema.day_number(day) for day in column["date"]], np.int32),
+            labels=np.ascontiguousarray(self.meta.codec.decode_many(column["labels"]).T),
             vectors=self._checked_vectors([(row[0], *row[-2:]) for row in rows]),
-            names=tuple(names),
+            names=tuple(codes),
         )
 
     def _name(self, number: int) -> str:

@@ -45,7 +45,7 @@ from cbmir.runtime.gallery.filters import parse_day
 from cbmir.runtime.gallery.pseudonyms import Keys, Pseudonyms
 
 #: Of the tables below; a gallery of another is refused.
-SCHEMA = 5
+SCHEMA = 6
 #: A label whose value is not known, in an int8 array where the others are 1, 0 and -1 (uncertain).
 UNKNOWN = -2
 
@@ -61,6 +61,7 @@ DEFINITIONS = {
     study_id TEXT NOT NULL, -- the same
     sop_instance_uid TEXT NOT NULL,
     view TEXT NOT NULL,
+    source TEXT NOT NULL,
     date TEXT NOT NULL, -- YYYY-MM-DD or empty
     split TEXT NOT NULL,
     report TEXT NOT NULL,
@@ -98,8 +99,8 @@ DEFINITIONS = {
 }
 #: Columns of `entry` that its digest covers, in this order.
 COLUMNS = (
-    "number", "id", "case_id", "image", "patient_id", "study_id", "sop_instance_uid", "view", "date", "split",
-    "report", "labels", "boxes", "sha256", "warnings", "thumbnail",
+    "number", "id", "case_id", "image", "patient_id", "study_id", "sop_instance_uid", "view", "source",
+    "date", "split", "report", "labels", "boxes", "sha256", "warnings", "thumbnail",
 )  # fmt: skip
 
 _CHARACTERS = {1: "1", 0: "0", -1: "-", None: "?"}

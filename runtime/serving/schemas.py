@@ -33,6 +33,7 @@ class Neighbours(BaseModel):
     where: _Short = Field("", description="Only neighbours with these findings: names, and, or, not, parentheses; "
                               "quote names with spaces.", examples=["Effusion and not Pneumothorax"])  # fmt: skip
     view: _View = Field("", description="Only neighbours of this view.")
+    source: _Short = Field("", description="Only neighbours of this hospital or data set, in either case.")
     since: _Short = Field("", description="Only neighbours of this day (YYYY-MM-DD) or later.")
     until: _Short = Field("", description="Only neighbours of this day (YYYY-MM-DD) or earlier.")
     exact: bool = Field(False, description="Compare every image of the gallery, instead of using its index.")

@@ -208,10 +208,10 @@ def _gallery(finder: Finder) -> SearchableGallery:
     return finder.gallery
 
 
-def _filter(wanted: schemas.Neighbours, gallery: SearchableGallery) -> Filter:
+def _filter(asked: schemas.Neighbours, gallery: SearchableGallery) -> Filter:
     """Checked here, where what is wrong with it is known to be the client's mistake."""
     try:
-        made = Filter(where=wanted.where, view=wanted.view, since=wanted.since, until=wanted.until)
+        made = Filter(where=asked.where, view=asked.view, source=asked.source, since=asked.since, until=asked.until)
         if made.where:
             parse(made.where, gallery.labels)
     except GalleryError as error:

@@ -10,6 +10,7 @@ view        PA, AP, LATERAL or empty (unknown)
 split       train, val, test or empty (not assigned)
 report      free text, may be empty
 source      optional: hospital or data set, by which the benchmark breaks its figures down
+            and a gallery filters
 date        optional: date of the study, YYYY-MM-DD or empty
 boxes       optional: boxes of findings, as JSON [["Mass", 0.21, 0.33, 0.08, 0.09], …]:
             a label, then the box's left edge, upper edge, width and height as fractions of

@@ -47,7 +47,7 @@ def test_build_and_info(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, c
     assert run("index", "info", path) == 0
     text = capsys.readouterr().out
     assert "images:        20\n" in text
-    assert f"  {'Effusion':<26} {10:>8}\n" in text
+    assert f"  {'Effusion':<26} {10:>8}\n" in text and "sources" not in text
     assert f"unfinished:    {path}/gallery-0123456789abcdef\n" in text
 
 
@@ -165,11 +165,11 @@ def test_update(tmp_path: Path, tiny_manifest: Path, gallery: Path, capsys: Capt
     folder = tiny_manifest.parent
     table = tmp_path / "new.csv"
     table.write_text(
-        "image,patient_id,study_id,date,split,report,Mass\n"
-        f"{folder / 'image_20.png'},renamed,s1,2021-02-03,val,New.,-1\n"
-        f"{moved},patient_10,,,test,Moved.,1\n"
-        f"{folder / 'image_00.png'},patient_00,,,train,,1\n"
-        f"{folder / 'never.png'},patient_00,,,train,,1\n"
+        "image,patient_id,study_id,date,split,report,source,Mass\n"
+        f"{folder / 'image_20.png'},renamed,s1,2021-02-03,val,New.,Mercy,-1\n"
+        f"{moved},patient_10,,,test,Moved.,,1\n"
+        f"{folder / 'image_00.png'},patient_00,,,train,,,1\n"
+        f"{folder / 'never.png'},patient_00,,,train,,,1\n"
     )
     assert run("index", "update", gallery, table) == 2
     captured = capsys.readouterr()
@@ -182,10 +182,13 @@ def test_update(tmp_path: Path, tiny_manifest: Path, gallery: Path, capsys: Capt
         first, second, third = (opened.entry(f"image_{number}") for number in (20, 21, 22))
         assert (first.patient_id, first.study_id, first.date, first.split) == ("renamed", "s1", "2021-02-03", "val")
         assert (first.view, first.report, first.labels) == ("PA", "New.", {"Effusion": 0, "Mass": -1, "Nodule": 1})
+        assert (first.source, third.source) == ("Mercy", "")
         assert (second.image, second.report) == (str(moved), "Moved.")
         assert third.report == "Report 22.\nSecond line."
     assert run("index", "update", gallery, table, "--split", "val") == 0
     assert capsys.readouterr().out == f"{gallery}: 0 of 1 images changed\n"
+    assert run("index", "info", gallery) == 0
+    assert f"sources:\n  {'(none)':<26} {3:>8}\n  {'Mercy':<26} {1:>8}\n" in capsys.readouterr().out
     text = table.read_text().splitlines()[:3]
     with Gallery.open(gallery) as opened:
         before = list(opened.every_entry())
@@ -351,9 +354,9 @@ def test_pseudonyms(
     monkeypatch.setenv("CBMIR_TEST_KEY", bytes(range(64, 96)).hex())
     build = ["index", "build", tiny_model, tiny_manifest, "-o", tmp_path / "g", "--split", "test"]
     assert run(*build, "--pseudonyms", "env:CBMIR_TEST_KEY") == 0
-    assert "reports, SOP instance UIDs and dates stay in plain text" in capsys.readouterr().err
+    assert "reports, SOP instance UIDs, dates and sources stay in plain text" in capsys.readouterr().err
     assert run("index", "info", tmp_path / "g") == 0
-    assert "reports, SOP instance UIDs and dates stay in plain text" in capsys.readouterr().err
+    assert "reports, SOP instance UIDs, dates and sources stay in plain text" in capsys.readouterr().err
     assert run(*build) == 2
     assert "--replace replaces it" in capsys.readouterr().err
     with Gallery.open(tmp_path / "g") as opened:

@@ -51,7 +51,7 @@ def test_json(tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Capture
     assert list(answers[0]["findings"][0]) == ["label", "score", "probability", "predicted", "threshold"]
     assert list(answers[0]["neighbours"][0]) == [
         "id", "image", "patient_id", "distance", "cosine", "labels", "shared", "report", "uncertain", "boxes",
-        "place", "view", "date",
+        "place", "view", "source", "date",
     ]  # fmt: skip
     assert len(answers[0]["neighbours"]) == 3
     assert answers[0]["image"] == str(image)
@@ -153,10 +153,12 @@ def test_the_same_patient(tiny_model: Path, tiny_gallery: Path, tiny_manifest: P
 
 @pytest.fixture
 def dated(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured) -> Path:
-    """A gallery of all 24 images: the n-th of day n + 1 of January, the last 12 AP."""
+    """A gallery of all 24 images: the n-th of day n + 1 of January, the last 12 AP, the first 6 of a hospital."""
     table = read_manifest(tiny_manifest)
     rows = [
-        replace(row, date=f"2020-01-{n + 1:02}", view="PA" if n < 12 else "AP", split="train")
+        replace(
+            row, date=f"2020-01-{n + 1:02}", view="PA" if n < 12 else "AP", split="train", source="St. Süd" * (n < 6)
+        )
         for n, row in enumerate(table)
     ]
     write_manifest(replace(table, rows=tuple(rows)), tmp_path / "dated.csv")
@@ -172,6 +174,8 @@ def dated(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Capture
         (["--where", "mass"], {n for n in range(24) if n % 3}),
         (["--where", "not Nodule"], set()),  # known for none to be absent
         (["--view", "pa"], set(range(12))),
+        (["--source", "ST. SÜD"], set(range(6))),
+        (["--source", "Süd"], set()),
         (["--since", "2020-01-20"], set(range(19, 24))),
         (["--until", "2020-01-03"], {0, 1, 2}),
         (["--since", "2020", "--until", "2020-01"], set(range(24))),
@@ -214,13 +218,14 @@ def test_filters_that_cannot_be(
 
 def test_why_nothing_was_found(tiny_model: Path, dated: Path, image: Path, capsys: Captured) -> None:
     command = ("query", tiny_model, dated, image)
-    assert run(*command, "--since", "2031", "--view", "ap", "--where", "Mass") == 0
+    assert run(*command, "--since", "2031", "--view", "ap", "--source", "st. süd", "--where", "Mass") == 0
     captured = capsys.readouterr()
     assert "\n  none\n" in captured.out
     assert captured.err.splitlines() == [
         "No neighbours: the gallery has 24 images; each filter by itself leaves",
         "  --where Mass: 16 images",
         "  --view AP: 12 images",
+        "  --source st. süd: 6 images",
         "  --since 2031-01-01: 0 images",
         "The gallery's dates go from 2020-01-01 to 2020-01-24; 0 images have none.",
         "The same patient's images were left out too; --include-same-patient keeps them.",
@@ -229,13 +234,15 @@ def test_why_nothing_was_found(tiny_model: Path, dated: Path, image: Path, capsy
     assert "No neighbours" not in capsys.readouterr().err
 
 
-def test_views_and_dates_where_the_gallery_has_them(
+def test_views_sources_and_dates_where_the_gallery_has_them(
     tiny_model: Path, tiny_gallery: Path, dated: Path, image: Path, capsys: Captured
 ) -> None:
     assert run("query", tiny_model, dated, image, "--include-same-patient", "-k", 24, "--since", "2020-01-24") == 0
     out = capsys.readouterr().out
     assert re.search(r"\n  neighbour +distance  view  date         labels", out)
     assert re.search(r"\n  image_23 +\d\.\d{3}  AP    2020-01-24   ", out)
+    assert run("query", tiny_model, dated, image, "--include-same-patient", "--until", "2020-01-01") == 0
+    assert re.search(r"\n  image_00 +\d\.\d{3}  PA    St. Süd  2020-01-01   ", capsys.readouterr().out)
     assert run("query", tiny_model, tiny_gallery, image) == 0
     assert "  date" not in capsys.readouterr().out
 

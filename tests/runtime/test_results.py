@@ -68,7 +68,7 @@ def test_json_has_the_promised_keys_and_plain_values(analysis: Analysis) -> None
                 "labels": ["Mass", "Nodule"], "shared": ["Mass"], "report": "A report.", "uncertain": ["Nodule"],
                 "boxes": [{"label": "Mass", "left": 0.25, "top": 0, "width": 0.5, "height": 1}],
                 "place": None,
-                "view": "", "date": "",
+                "view": "", "source": "", "date": "",
             }
         ],
         "agreement": [

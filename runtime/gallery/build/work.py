@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, replace
 from functools import partial
@@ -21,7 +21,7 @@ from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.engines.base import Engine
 from cbmir.runtime.gallery.build.folder import digest_of
 from cbmir.runtime.gallery.cells import SAMPLE, CellCodec
-from cbmir.runtime.gallery.entry import Entry, entry_ids, labelled
+from cbmir.runtime.gallery.entry import Entry, entry_ids, with_row
 from cbmir.runtime.gallery.gallery import CHANGED, DUPLICATES, UNREADABLE, WARNINGS
 from cbmir.runtime.gallery.maintenance import file_digest
 from cbmir.runtime.gallery.protocol import EditableGallery
@@ -133,17 +133,17 @@ class Work:
                     unreadable.append((path, f"{result}{kept}"))
                     there += bool(kept)
                 elif task.there is not None:
-                    if result.sha256 == task.there[1]:
+                    if result.entry.sha256 == task.there[1]:
                         there += 1
                     else:
                         changed.append((path, task.there[0]))
-                elif result.sha256 in batch:
-                    duplicates.append((path, batch[result.sha256][0].id))
-                elif same := gallery.find(result.sha256):
+                elif (sha256 := result.entry.sha256) in batch:
+                    duplicates.append((path, batch[sha256][0].id))
+                elif same := gallery.find(sha256):
                     duplicates.append((path, same[0].id))
                 else:
-                    batch[result.sha256] = _entry_of(task, names, result), result
-                    warned += _kinds_of(batch[result.sha256][0])
+                    batch[sha256] = with_row(replace(result.entry, id=task.id), task.row, names), result
+                    warned += _kinds_of(batch[sha256][0])
                     images += 1
                 if len(batch) == BATCH:
                     add()
@@ -194,19 +194,11 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """What is kept of an image file, and the model's input `crop` (uint8 [S, S]).
+    """What is kept of an image file, and the model's input `crop` (uint8 [S, S]). `entry` has no id yet, and what the
+    file says of itself: its digest, its warnings, and of DICOM study, SOP instance, view and date."""
 
-    `study_uid`, `sop_instance_uid`, `view` and `date` (YYYY-MM-DD) are what a DICOM file says of itself, empty where it
-    does not; `warnings` are the kinds of those that reading it gave.
-    """
-
-    sha256: str
+    entry: Entry
     thumbnail: bytes = b""
-    study_uid: str = ""
-    sop_instance_uid: str = ""
-    view: str = ""
-    date: str = ""
-    warnings: str = ""
     crop: NDArray[np.uint8] | None = None
 
 
@@ -217,18 +209,13 @@ def _read_picture(spec: PreprocessSpec, reduced_for: PreprocessSpec | None, sour
     """
     path, lateral, known = source
     if known and file_digest(path) == known:
-        return Picture(known)
+        return Picture(Entry("", str(path), "", sha256=known))
     radiograph = read_image(path, intensity=spec.intensity, allow_lateral=lateral, reduced_for=reduced_for)
-    return Picture(
-        radiograph.sha256,
-        thumbnail_jpeg(radiograph.pixels),
-        radiograph.study_id,
-        radiograph.sop_instance_uid,
-        radiograph.view,
-        radiograph.date,
-        kinds_text(radiograph.warnings),
-        crop=preprocess(radiograph, spec),
-    )
+    entry = Entry(
+        "", str(path), "", radiograph.study_id, radiograph.sop_instance_uid, radiograph.view, date=radiograph.date,
+        sha256=radiograph.sha256, warnings=kinds_text(radiograph.warnings),
+    )  # fmt: skip
+    return Picture(entry, thumbnail_jpeg(radiograph.pixels), preprocess(radiograph, spec))
 
 
 def embed_pictures(
@@ -284,23 +271,3 @@ def read_list(file: Path) -> Listed:
     if any(len(row) != 2 for row in rows):
         raise GalleryError(f"{file}: expected a list of two columns as cbmir writes it, found another; delete it")
     return tuple((undefused(image), undefused(reason)) for image, reason in rows)
-
-
-def _entry_of(task: Task, names: Mapping[str, str], picture: Picture) -> Entry:
-    """What the manifest says of an image, and where it says nothing what the DICOM file says of itself; `names` are as
-    `labelled` has them."""
-    row = task.row
-    return Entry(
-        id=task.id,
-        image=str(row.image),
-        patient_id=row.patient_id,
-        study_id=row.study_id or picture.study_uid,
-        sop_instance_uid=picture.sop_instance_uid,
-        view=row.view or picture.view,
-        date=row.date or picture.date,
-        split=row.split,
-        report=row.report,
-        sha256=picture.sha256,
-        warnings=picture.warnings,
-        **labelled(row, names),
-    )

@@ -40,7 +40,7 @@ from cbmir.runtime.gallery.pseudonyms import Keys, Pseudonyms, case_id
 from cbmir.runtime.gallery.schema import LabelCodec, check_entry, check_index
 from cbmir.runtime.gallery.writer import check_batch, check_one_patient_each, check_several, check_vectors
 
-SCHEMA = 2
+SCHEMA = 3
 _SPLITS = ("", "train", "val", "test")
 
 

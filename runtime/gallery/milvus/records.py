@@ -32,12 +32,13 @@ TEXTS = {
     "patient": 256,
     "study": 256,
     "view": 64,
+    "source": 256,
     "split": 64,
     "sha256": 64,
     "entry": LONGEST,
 }
 #: Texts and the date are found by an index. Arrays would be too, but Milvus Lite has none for them.
-INDEXED = ("case_id", "patient", "study", "view", "split", "sha256", "date")
+INDEXED = ("case_id", "patient", "study", "view", "source", "split", "sha256", "date")
 _MOST_LABELS = 1024
 
 #: An index setting -> Milvus's index type and parameters. No refiner: it would keep every vector in memory once more,
@@ -93,6 +94,7 @@ def row(entry: Entry, case: str, vector: NDArray[np.float32]) -> dict[str, Any]:
         "patient": entry.patient_id,
         "study": entry.study_id,
         "view": entry.view.casefold(),
+        "source": entry.source.casefold(),
         "split": entry.split,
         "sha256": entry.sha256,
         "entry": json.dumps(asdict(entry) | {"boxes": boxes_text(entry.boxes)}),
@@ -127,8 +129,8 @@ def expression(filter: Filter, labels: LabelSet, keys: Keys) -> str:
         parts.append(f"study not in {texts(studies)}")
     if filter.only_patients:
         parts.append(f"patient in {texts({keys.patient(patient) for patient in filter.only_patients})}")
-    if filter.view:
-        parts.append(f"view == {text(filter.view.casefold())}")
+    named = {"view": filter.view, "source": filter.source}
+    parts += [f"{field} == {text(name.casefold())}" for field, name in named.items() if name]
     if filter.since or filter.until:
         parts.append(f"date >= {max(filter.first_day, 1)} and date <= {filter.last_day}")  # 0: not known
     if filter.where:

@@ -78,7 +78,8 @@ def _values(ctx: click.Context, option: click.Parameter, text: str) -> dict[str,
 @option("--view-column", "view", help="PA, AP, LATERAL or empty.")
 @option("--split-column", "split", help="train, val, test or empty. Default: patients are split 70:10:20.")
 @option("--report-column", "report", help="Text of the report, shown beside the image.")
-@option("--source-column", "source", help="Hospital or data set; 'cbmir benchmark' reports figures for each.")
+@option("--source-column", "source", help="Hospital or data set: 'cbmir benchmark' reports figures for each, and "
+        "'cbmir query --source' finds only images of one.")  # fmt: skip
 @option("--date-column", "date", help="Date of the study: YYYY-MM-DD, YYYYMMDD or empty.")
 @option("--date-format", metavar="FORMAT", help="Format of other dates: '%d.%m.%Y' for 31.5.2019.")
 @option("--labels", callback=_names, metavar="A,B,C", default="", help="Findings that have their own column, with 1, "

@@ -173,14 +173,14 @@ PATIENT_DATA = (
     "A gallery is patient data: its images, reports and embeddings identify patients. Protect it like the images."
 )
 STAYS_CLEAR = (
-    "Only the ids of patients and studies are pseudonyms. Ids and paths of images, reports, SOP instance UIDs and "
-    "dates stay in plain text, and may name patients."
+    "Only the ids of patients and studies are pseudonyms. Ids and paths of images, reports, SOP instance UIDs, "
+    "dates and sources stay in plain text, and may name patients."
 )
 #: Gives the command a `Pseudonyms`, or None.
 pseudonyms_option = option("--pseudonyms", callback=_load_key, metavar="FILE|env:NAME",
                            help="The key of a gallery that keeps patients' and studies' ids as pseudonyms "
-                           "(HMAC-SHA256): a file that only you can read, or an environment variable. The ids and "
-                           "paths of images, reports, SOP instance UIDs and dates are kept in plain text.")  # fmt: skip
+                           "(HMAC-SHA256): a file that only you can read, or an environment variable. Ids and paths "
+                           "of images, reports, SOP instance UIDs, dates and sources stay in plain text.")  # fmt: skip
 #: What `Finder.open` takes, besides model and gallery.
 finder_options = together(operating_point_option, allow_lateral_option, pseudonyms_option, engine_option)
 

@@ -92,6 +92,7 @@ def _parse_day(ctx: click.Context, option: click.Parameter, text: str) -> str:
         "An uncertain finding counts as present; 'not' takes only images known to be without it.")  # fmt: skip
 @option("--view", type=click.Choice(["PA", "AP", "LATERAL"], case_sensitive=False),
         help="Only neighbours of this view.")  # fmt: skip
+@option("--source", default="", help="Only neighbours of this hospital or data set, as the manifest names it.")
 @option("--since", default="", callback=_parse_day, metavar="YYYY[-MM[-DD]]",
         help="Only neighbours from this date or later.")  # fmt: skip
 @option("--until", default="", callback=_parse_day, metavar="YYYY[-MM[-DD]]",
@@ -113,9 +114,9 @@ def _parse_day(ctx: click.Context, option: click.Parameter, text: str) -> str:
 @finder_options
 def query(
     model: Path, gallery: str, images: tuple[str, ...], k: int, as_json: bool, report: Path | None,
-    evidence: Path | None, patient_id: str | None, exclude_same_patient: bool, where: str, view: str | None, since: str,
-    until: str, exact: bool, rank: Rank, region: tuple[float, float, float, float] | None, alike: tuple[str, ...],
-    unlike: tuple[str, ...], towards: dict[str, float], **opening: Any,
+    evidence: Path | None, patient_id: str | None, exclude_same_patient: bool, where: str, view: str | None,
+    source: str, since: str, until: str, exact: bool, rank: Rank, region: tuple[float, float, float, float] | None,
+    alike: tuple[str, ...], unlike: tuple[str, ...], towards: dict[str, float], **opening: Any,
 ) -> None:  # fmt: skip
     """Show each IMAGE's findings by MODEL, and its neighbours in GALLERY.
 
@@ -139,7 +140,7 @@ def query(
     ids = dict(zip(distinct, entry_ids([Row(one, "", ()) for one in distinct]), strict=True))
     answers: list[dict[str, Any]] = []
     failed = False
-    wanted = Filter(where=where, view=view or "", since=since, until=until)
+    wanted = Filter(where=where, view=view or "", source=source, since=since, until=until)
     without: Analysis | None = None
     with Finder.open(model, gallery, **opening) as finder:
         for image in images:
@@ -187,10 +188,9 @@ def query(
 
 def _why_none(gallery: SearchableGallery, wanted: Filter, patients: frozenset[str]) -> Iterator[str]:
     """Lines that say how many images each filter leaves by itself, and the range of dates in the gallery."""
-    from cbmir.runtime.gallery.filters import Filter
+    from cbmir.runtime.gallery.filters import TEXTS, Filter
 
-    names = [name for name in ("where", "view", "since", "until") if getattr(wanted, name)]
-    left = {name: gallery.count(Filter(**{name: getattr(wanted, name)})) for name in names}
+    left = {name: gallery.count(Filter(**{name: text})) for name in TEXTS if (text := getattr(wanted, name))}
     yield f"No neighbours: the gallery has {_images(len(gallery))}{'; each filter by itself leaves' if left else ''}"
     for name, count in left.items():
         yield f"  --{name} {getattr(wanted, name)}: {_images(count)}"
@@ -210,8 +210,9 @@ def _images(count: int) -> str:
 
 def _write_report(file: Path, finder: Finder, upload: Upload, analysis: Analysis, wanted: Filter) -> None:
     from cbmir.demo.report import report_html
+    from cbmir.runtime.gallery.filters import TEXTS
 
-    asked = [f"{name} {text}" for name in ("where", "view", "since", "until") if (text := getattr(wanted, name))]
+    asked = [f"{name} {text}" for name in TEXTS if (text := getattr(wanted, name))]
     asked += [] if analysis.region is None else [f"by the region {_fractions(analysis.region)}"]
     asked += [] if analysis.refinement is None else ["refined"]
     assert finder.gallery is not None
@@ -289,19 +290,15 @@ def _neighbours(analysis: Analysis) -> Iterator[str]:
     yield f"  Neighbours, {_ORDERS[analysis.rank]}{by} first{refined}"
     found = analysis.neighbours
     wide = max([20, *(len(_printable(n.id)) for n in found)])
-    # Views and dates where the gallery has them.
-    views = max((len(n.view) for n in found), default=0)
-    dates = max((len(n.date) for n in found), default=0)
-    header = f"  {'neighbour':<{wide}} {'distance':>8}"
-    header += f"  {'view':<{max(views, 4)}}" * bool(views) + f"  {'date':<{dates}}" * bool(dates)
-    # Where on the neighbour the region is matched, where the gallery keeps cells.
-    places = 19 * any(n.place for n in found)
-    header += f"  {'place':<{places}}" * bool(places)
+    columns = [[f"  {'neighbour':<{wide}} {'distance':>8}",
+                *(f"  {_printable(n.id):<{wide}} {n.distance:>8.3f}" for n in found)]]  # fmt: skip
+    # These where a neighbour has them; `place` is where the region is matched on it.
+    texts = [(n.view, _printable(n.source), n.date, _fractions(n.place or ())) for n in found]
+    for column in zip(("view", "source", "date", "place"), *texts, strict=True):
+        columns += [[f"  {text:<{max(map(len, column))}}" for text in column]] if any(column[1:]) else []
+    header, *starts = map("".join, zip(*columns, strict=True))
     yield f"{header}   labels (* shared), report"
-    for n in found:
-        start = f"  {_printable(n.id):<{wide}} {n.distance:>8.3f}"
-        start += f"  {n.view:<{max(views, 4)}}" * bool(views) + f"  {n.date:<{dates}}" * bool(dates)
-        start += f"  {_fractions(n.place) if n.place else '':<{places}}" * bool(places)
+    for n, start in zip(found, starts, strict=True):
         labels = ", ".join(f"{spelled(name)}*" if name in n.shared else spelled(name) for name in n.labels) or "-"
         yield from _wrapped(f"{start}   {labels}", len(start) + 3)
         if n.report.strip():

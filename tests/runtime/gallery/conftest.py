@@ -39,6 +39,7 @@ def make_entries() -> MakeEntries:
             Entry(
                 id=f"id{n:04}", image=f"/images/{n:04}.png", patient_id=f"patient{n // 6:04}",
                 study_id=f"study{n // 2:04}", sop_instance_uid=f"1.2.{n}", view=("PA", "AP", "")[n % 3],
+                source=("Mercy Hospital", "Klinik Süd", "")[n // 2 % 3],
                 date=f"2020-01-{1 + n % 28:02}" if n % 5 else "", split="train", report=f"Bericht {n:04}: Erguß.",
                 labels={"Effusion": n % 2, "Mass": -1, "Nodule": None}, sha256=f"{n:064x}",
             )

@@ -31,7 +31,8 @@ def whole(reader: Reader) -> Snapshot:
 def as_dict(rows: Columns) -> dict[int, tuple[Any, ...]]:
     return {
         int(number): (
-            rows.patients[at], rows.studies[at], rows.names[rows.views[at]], rows.dates[at],
+            rows.patients[at], rows.studies[at], rows.names[rows.views[at]], rows.names[rows.sources[at]],
+            rows.dates[at],
             tuple(rows.labels[:, at]), rows.vectors[at].tobytes(),
         )
         for at, number in enumerate(rows.numbers)
@@ -59,12 +60,13 @@ def assert_same(snapshot: Snapshot, reader: Reader) -> None:
 def test_rows_of_the_store(store: Gallery, make_entries: Make, make_vectors: Make) -> None:
     with store.reading() as reader:
         rows = whole(reader).base
-    assert rows.names == ("", "AP", "PA")
+    assert rows.names == ("", "AP", "Klinik Süd", "Mercy Hospital", "PA")
     assert [rows.names[view] for view in rows.views] == [entry.view for entry in make_entries(COUNT)]
+    assert [rows.names[source] for source in rows.sources] == [entry.source for entry in make_entries(COUNT)]
     assert rows.labels.shape == (3, COUNT) and rows.labels.flags.c_contiguous
     np.testing.assert_array_equal(rows.vectors, make_vectors(COUNT))
     assert {name.name for name in fields(Columns)} - {"names", "vectors"} == {
-        "numbers", "patients", "studies", "views", "dates", "labels"
+        "numbers", "patients", "studies", "views", "sources", "dates", "labels"
     }  # fmt: skip
 
 
@@ -87,8 +89,8 @@ def test_a_snapshot_follows_what_is_written(
                 ids += [entry.id for entry in make_entries(count, fresh)]
                 fresh += count
             elif kind == 1:
-                changed = [replace(store.entry(one), view="LATERAL", date="", labels={"Effusion": -1}) for one in some]
-                store.update(changed)
+                new = {"view": "LATERAL", "source": f"clinic {rng.integers(3)}", "date": "", "labels": {"Effusion": -1}}
+                store.update([replace(store.entry(one), **new) for one in some])
             else:
                 removed = store.remove(ids=some)
                 ids = [one for one in ids if one not in removed]

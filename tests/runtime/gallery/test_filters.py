@@ -34,9 +34,10 @@ def rows(count: int = 400, seed: int = 0) -> Columns:
     rng = np.random.default_rng(seed)
     return Columns(
         np.arange(1, count + 1), rng.integers(0, 20, count), rng.integers(0, 100, count),
-        rng.integers(0, 3, count).astype(np.int32), (rng.integers(0, 5, count) * 10000 + 20190615).astype(np.int32)
-        * (rng.random(count) > 0.2), rng.choice([1, 0, -1, UNKNOWN], (len(LABELS), count)).astype(np.int8),
-        np.zeros((count, 2), np.float32), ("", "AP", "PA"),
+        rng.integers(0, 3, count).astype(np.int32), rng.integers(3, 6, count).astype(np.int32),
+        (rng.integers(0, 5, count) * 10000 + 20190615).astype(np.int32) * (rng.random(count) > 0.2),
+        rng.choice([1, 0, -1, UNKNOWN], (len(LABELS), count)).astype(np.int8),
+        np.zeros((count, 2), np.float32), ("", "AP", "PA", "Klinik Süd", "NIH", "nih"),
     )  # fmt: skip
 
 
@@ -161,10 +162,13 @@ def test_only_these_patients() -> None:
     assert passing(own, none_left) == []
 
 
-def test_views_in_either_case() -> None:
+def test_views_and_sources_in_either_case() -> None:
     own = rows()
     assert passing(own, Filter(view="pa")) == own.numbers[own.views == 2].tolist()
-    assert passing(own, Filter(view="LATERAL")) == []
+    assert passing(own, Filter(source=" KLINIK SÜD ")) == own.numbers[own.sources == 3].tolist()
+    assert passing(own, Filter(source="Nih")) == own.numbers[own.sources >= 4].tolist()
+    for nothing in (Filter(view="LATERAL"), Filter(view="NIH"), Filter(source="PA"), Filter(source="Klinik")):
+        assert passing(own, nothing) == []
 
 
 @pytest.mark.parametrize(
@@ -183,8 +187,10 @@ def test_days_are_included_and_entries_without_one_are_not(since: str, until: st
 
 def test_all_conditions_hold_at_once() -> None:
     own = rows()
-    wanted = Filter(exclude_patients=frozenset({"p3"}), where="Effusion", view="PA", since="2020-01-01")
+    wanted = Filter(exclude_patients=frozenset({"p3"}), where="Effusion", view="PA", source="NIH",
+                    since="2020-01-01")  # fmt: skip
     mask = (own.patients != 3) & (np.abs(own.labels[0]) == 1) & (own.views == 2) & (own.dates > 20200000)
+    mask &= own.sources >= 4
     assert mask.any() and passing(own, wanted) == own.numbers[mask].tolist()
 
 
@@ -201,6 +207,7 @@ def test_all_conditions_hold_at_once() -> None:
         ({"only_patients": {"p1", ""}}, "for only_patients, found an empty one"),
         ({"where": None}, "text for where"),
         ({"view": None}, "text for view"),
+        ({"source": 7}, "text for source"),
         ({"since": 20200101}, "text for since"),
     ],
 )
@@ -210,7 +217,7 @@ def test_an_unfit_filter_is_refused(values: dict[str, Any], found: str) -> None:
 
 
 def test_the_empty_filter_asks_nothing() -> None:
-    assert not Filter() and not Filter(where=" ", view=" ")
+    assert not Filter() and not Filter(where=" ", view=" ", source=" ")
     assert Filter(view=" PA", where="Mass ") == Filter(view="PA", where="Mass")
     assert Filter(view="PA") and Filter(exclude_studies=frozenset({"s"}))
     assert Filter(exclude_patients=cast(Any, {"p"})).exclude_patients == frozenset({"p"})  # any collection will do

@@ -61,6 +61,7 @@ def test_columns_are_what_a_search_needs(store: Gallery, make_entries: MakeEntri
     assert set(first.patients[:6].tolist()) == patient
     assert {int(n) for n in first.numbers[np.isin(first.studies, sorted(study))]} == {3, 4}
     assert [first.names[view] for view in first.views[:4]] == ["PA", "AP", "", "PA"]
+    assert [first.names[source] for source in first.sources[1:5]] == ["Mercy Hospital", *["Klinik Süd"] * 2, ""]
     assert first.dates[:3].tolist() == [0, 20200102, 20200103]
     assert first.labels.dtype == np.int8
     assert first.labels[:, :2].T.tolist() == [[0, -1, UNKNOWN], [1, -1, UNKNOWN]]
@@ -86,6 +87,7 @@ def test_counts(store: Gallery) -> None:
         "studies": 30,
         "splits": {"train": COUNT},
         "views": {"": 20, "AP": 20, "PA": 20},
+        "sources": {"": 20, "Klinik Süd": 20, "Mercy Hospital": 20},
         "labels": {"Effusion": 30, "Mass": COUNT, "Nodule": 0},
         "days": ["2020-01-01", "2020-01-28"],
         "warnings": {},

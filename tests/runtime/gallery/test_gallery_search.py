@@ -82,6 +82,7 @@ FILTERS: dict[str, tuple[Filter, Callable[[Entry], bool]]] = {
     "a label": (Filter(where="Effusion"), lambda entry: "Effusion" in entry.positive),
     "no label": (Filter(where="not Effusion"), lambda entry: (entry.labels or {})["Effusion"] == 0),
     "a view": (Filter(view="pa"), lambda entry: entry.view == "PA"),
+    "a source": (Filter(source="klinik süd"), lambda entry: entry.source == "Klinik Süd"),
     "days": (Filter(since="2020-01-05", until="2020-01-06"), lambda entry: entry.date in ("2020-01-05", "2020-01-06")),
     "all at once": (
         Filter(exclude_patients=frozenset({"patient0003"}), where="Effusion and Mass", view="AP", since="2020-01-11"),
@@ -321,6 +322,7 @@ def test_info(gallery: Gallery, tiny_card: ModelCard) -> None:
     assert (info["images"], info["patients"], info["studies"], info["dim"], info["crop"]) == (COUNT, 50, 150, DIM, 32)
     assert info["labels"] == {"Effusion": COUNT // 2, "Mass": COUNT, "Nodule": 0}
     assert info["splits"] == {"train": COUNT} and info["views"] == {"": 100, "AP": 100, "PA": 100}
+    assert info["sources"] == {"": 100, "Klinik Süd": 100, "Mercy Hospital": 100}
     assert info["days"] == ["2020-01-01", "2020-01-28"]
     assert (info["generation"], info["changed"], info["index"]) == (2, 40, gallery.info()["index"])
     assert info["bytes"] > 260 * 4 * DIM and not info["pseudonyms"]
@@ -347,7 +349,6 @@ def test_searching_loads_little(gallery: Gallery) -> None:
 
 def test_a_store_writes_and_a_gallery_sees_it(gallery: Gallery, make_entries: Make, make_vectors: Make) -> None:
     with Gallery.open(gallery.path) as store:
-        store.update([replace(gallery.entry("id0009"), view="LATERAL")])
-    assert [hit.entry.id for hit in gallery.search(make_vectors(1)[0], 3, filter=Filter(view="lateral")).hits] == [
-        "id0009"
-    ]
+        store.update([replace(gallery.entry("id0009"), view="LATERAL", source="New")])
+    for asked in (Filter(view="lateral"), Filter(source="new")):
+        assert [hit.entry.id for hit in gallery.search(make_vectors(1)[0], 3, filter=asked).hits] == ["id0009"]

@@ -30,7 +30,8 @@ def rows(count: int = COUNT, start: int = 1) -> Columns:
     values = rng.normal(size=(count, DIM))
     return Columns(
         np.arange(start, start + count), rng.integers(1, 40, count), rng.integers(1, 90, count),
-        rng.integers(0, 2, count).astype(np.int32), np.full(count, 20200101, np.int32),
+        rng.integers(0, 2, count).astype(np.int32), rng.integers(0, 2, count).astype(np.int32),
+        np.full(count, 20200101, np.int32),
         rng.choice([1, 0, -1, -2], (3, count)).astype(np.int8),
         (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float32), ("AP", "PA"),
     )  # fmt: skip
@@ -56,7 +57,7 @@ def place(folder: Path) -> Path:
 
 
 def assert_rows(found: Columns, expected: Columns) -> None:
-    for name in ("numbers", "patients", "studies", "views", "dates", "labels", "vectors"):
+    for name in ("numbers", "patients", "studies", "views", "sources", "dates", "labels", "vectors"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
         assert getattr(found, name).dtype == getattr(expected, name).dtype
     assert found.names == expected.names
@@ -92,7 +93,7 @@ def files(folder: Path) -> list[str]:
 
 
 NAMES = ("about.json", "codec.npz", "dates.npy", "index.usearch", "labels.npy", "numbers.npy", "patients.npy",
-         "reference_distances.npy", "studies.npy", "vectors.npy", "views.npy")  # fmt: skip
+         "reference_distances.npy", "sources.npy", "studies.npy", "vectors.npy", "views.npy")  # fmt: skip
 
 
 def flip(file: Path, rng: np.random.Generator) -> None:

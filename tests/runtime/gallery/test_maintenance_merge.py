@@ -169,8 +169,8 @@ def test_a_deidentified_copy_names_nobody(
     data = b"".join(path.read_bytes() for path in (tmp_path / "copy").rglob("*") if path.is_file())
     traces = [
         text.encode() for entry in make_entries(COUNT)
-        for text in (entry.id, entry.image, entry.patient_id, entry.study_id, entry.sop_instance_uid, entry.date,
-                     entry.report, entry.sha256) if text
+        for text in (entry.id, entry.image, entry.patient_id, entry.study_id, entry.sop_instance_uid, entry.source,
+                     entry.date, entry.report, entry.sha256) if text
     ]  # fmt: skip
     assert [
         trace for trace in [*traces, b"jpeg00", store.uuid.encode(), store.case_id("id0000").encode()] if trace in data

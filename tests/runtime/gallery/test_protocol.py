@@ -40,6 +40,7 @@ def entry(n: int) -> Entry:
         study_id=f"s{n % 30}",
         sop_instance_uid=f"1.2.{n}",
         view=("PA", "AP", "")[n % 3],
+        source=("", 'St. "Süd"', "NIH")[n // 2 % 3],
         date="" if n % 7 == 0 else f"20{10 + n % 12}-{n % 12 + 1:02}-{n % 28 + 1:02}",
         split=("train", "val")[n % 2],
         report=f'Report {n}: "größer" \\ {{$1}}\n2nd line.',
@@ -144,16 +145,18 @@ FILTERS: dict[str, tuple[Filter, Callable[[Entry], bool]]] = {
     ),
     "either": (Filter(where="not Effusion or Mass"), lambda e: lacks(e, "Effusion") or has(e, "Mass")),
     "view": (Filter(view="pa"), lambda e: e.view == "PA"),
+    "source": (Filter(source='ST. "SÜD"'), lambda e: e.source == 'St. "Süd"'),
     "since": (Filter(since="2015-03-01"), lambda e: e.date >= "2015-03-01"),
     "until": (Filter(until="2015-03-01"), lambda e: "" < e.date <= "2015-03-01"),
     "day": (Filter(since="2013-04-04", until="2013-04-04"), lambda e: e.date == "2013-04-04"),
     "all": (
-        Filter(frozenset({"p4"}), frozenset({"s1"}), "Nodule or Effusion", "AP", "2012-01-01", "2020-12-31"),
+        Filter(frozenset({"p4"}), frozenset({"s1"}), "Nodule or Effusion", "AP", "nih", "2012-01-01", "2020-12-31"),
         lambda e: (
             e.patient_id != "p4"
             and e.study_id != "s1"
             and (has(e, "Nodule") or has(e, "Effusion"))
             and e.view == "AP"
+            and e.source == "NIH"
             and "2012-01-01" <= e.date <= "2020-12-31"
         ),
     ),
@@ -270,15 +273,16 @@ class TestAnyGallery:
 
     def test_update_changes_what_is_said_and_nothing_else(self, fresh: EditableGallery, vectors: Vectors) -> None:
         new = replace(
-            entry(5), patient_id="other", study_id="s", view="LATERAL", date="2001-02-03", report="", split="test",
-            labels={"Effusion": 0, "Mass": -1, "Nodule": None}, image="/moved.png", sha256="",
+            entry(5), patient_id="other", study_id="s", view="LATERAL", source="Own", date="2001-02-03", report="",
+            split="test", labels={"Effusion": 0, "Mass": -1, "Nodule": None}, image="/moved.png", sha256="",
             boxes=(Box("Nodule", 0, 0, 0.5, 0.5),),
         )  # fmt: skip
         assert fresh.update([new, entry(6)]) == 1
         assert fresh.entry(new.id) == replace(new, sha256="digest5")
         np.testing.assert_array_equal(fresh.vector(new.id), vectors[5])
         assert fresh.thumbnail(entry(6).id) == b"jpeg6"
-        only = Filter(where="Mass and not Effusion", view="lateral", since="2001-02-03", until="2001-02-03")
+        only = Filter(where="Mass and not Effusion", view="lateral", source="own", since="2001-02-03",
+                      until="2001-02-03")  # fmt: skip
         assert [hit.entry.id for hit in fresh.search(vectors[0], COUNT, filter=only).hits] == [new.id]
         without = fresh.search(vectors[5], 1, filter=Filter(frozenset({"other"})))
         assert without.hits[0].entry.id != new.id

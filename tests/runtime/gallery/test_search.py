@@ -26,7 +26,7 @@ def rows(vectors: NDArray[np.float32], start: int) -> Columns:
     count = len(vectors)
     none, codes = np.zeros(count, np.int64), np.zeros(count, np.int32)
     return Columns(
-        np.arange(start, start + count), none, none, codes, codes, np.zeros((1, count), np.int8), vectors, ("",)
+        np.arange(start, start + count), none, none, codes, codes, codes, np.zeros((1, count), np.int8), vectors, ("",)
     )
 
 

@@ -84,6 +84,7 @@ FILTERS: dict[str, tuple[Filter, Callable[[Entry], bool]]] = {
     "a patient": (Filter(exclude_patients=frozenset({"patient0003"})), lambda entry: entry.patient_id != "patient0003"),
     "a label": (Filter(where="not Effusion"), lambda entry: (entry.labels or {})["Effusion"] == 0),
     "a view": (Filter(view="PA"), lambda entry: entry.view == "PA"),
+    "a source": (Filter(source="Klinik Süd"), lambda entry: entry.source == "Klinik Süd"),
     "nobody": (Filter(only_patients=frozenset({"nobody"})), lambda entry: False),
 }
 

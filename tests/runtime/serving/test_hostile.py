@@ -96,9 +96,10 @@ def test_uploads(route: str, name: str, status: int, kind: str, client: TestClie
     "query",
     ["k=-1", "k=1001", "k=99999999999999999999999", "k=1e999", "k=NaN", "k=one", "k=", "k=1.5", "k=%00", "k=%FF",
      "where=Nonsense", "where=(", "where=%22", "where=" + "(" * 100, "where=" + "x" * 3000, "where=%00",
-     "where=%ED%A0%80", "where=not", "view=SIDEWAYS", "view=PA%00", "since=yesterday", "since=2020-13-45",
-     "since=2021-01-01&until=2020-01-01", "exact=maybe", "include_same_patient=2", "results=pdf", "results=sr",
-     "wher=Effusion", "__proto__=1", "patient_id=DOE", "where=Nonsense&where=", "view=PA&view=LATERAL", "k=1&k=1"],
+     "where=%ED%A0%80", "where=not", "view=SIDEWAYS", "view=PA%00", "source=" + "x" * 3000, "since=yesterday",
+     "since=2020-13-45", "since=2021-01-01&until=2020-01-01", "exact=maybe", "include_same_patient=2", "results=pdf",
+     "results=sr", "wher=Effusion", "__proto__=1", "patient_id=DOE", "where=Nonsense&where=", "view=PA&view=LATERAL",
+     "k=1&k=1"],
 )  # fmt: skip
 def test_parameters(query: str, client: TestClient, png: bytes) -> None:
     answer = client.post(f"/v1/analyze?{query}", content=png)

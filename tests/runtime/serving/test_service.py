@@ -52,7 +52,7 @@ def expected(finder: Finder, data: bytes, k: int, **options: Any) -> dict[str, A
     for neighbour in answer["neighbours"]:
         neighbour["id"] = finder.gallery.case_id(neighbour["id"])
         neighbour["report"] = neighbour["boxes"] = None
-        for of_a_patient in ("image", "patient_id", "view", "date"):
+        for of_a_patient in ("image", "patient_id", "view", "source", "date"):
             del neighbour[of_a_patient]
     return answer
 
@@ -71,12 +71,22 @@ def test_analyze(kind: str, client: TestClient, finder: Finder, png: bytes) -> N
     assert body["model"]["engine"] == "onnxruntime"
 
 
-def test_filters(client: TestClient, finder: Finder, png: bytes) -> None:
+def test_filters(
+    client: TestClient, finder: Finder, png: bytes, tiny_gallery: Path, tmp_path: Path, make_client: MakeClient
+) -> None:
     where = f"not {finder.card.labels.names[0]}"
     answer = client.post("/v1/analyze", params={"where": where, "view": "pa", "exact": True}, content=png).json()
     wanted = expected(finder, png, 10, filter=Filter(where=where, view="PA"), exact=True)
     assert answer["neighbours"] == wanted["neighbours"]
     assert not client.post("/v1/analyze", params={"since": "2020-01-01"}, content=png).json()["neighbours"]
+    shutil.copytree(tiny_gallery, tmp_path / "sources")
+    with Gallery.open(tmp_path / "sources") as gallery:
+        gallery.update([replace(one, source="St. Süd") for one in gallery.entries(["image_03", "image_11"])])
+        found = {gallery.case_id("image_03"), gallery.case_id("image_11")}
+    other = make_client(gallery=tmp_path / "sources")
+    for source, cases in (("st. süd", found), ("Süd", set())):
+        answer = other.post("/v1/analyze", params={"source": source}, content=png).json()
+        assert {one["id"] for one in answer["neighbours"]} == cases
 
 
 def test_rank(client: TestClient, finder: Finder, png: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,7 +511,7 @@ def test_openapi_has_every_route_with_examples(client: TestClient) -> None:
     assert set(analyze["requestBody"]["content"]) == {"application/dicom", "image/png", "image/jpeg"}
     assert analyze["responses"]["200"]["content"]["application/json"]["example"]["findings"]
     assert {one["name"] for one in analyze["parameters"]} == {
-        "k", "where", "view", "since", "until", "exact", "include_same_patient", "results", "rank",
+        "k", "where", "view", "source", "since", "until", "exact", "include_same_patient", "results", "rank",
         "region", "Patient-ID",
     }  # fmt: skip
     assert analyze["security"]

@@ -63,12 +63,12 @@ def add(gallery: str, model: Path, manifest: Path, engine: str, as_json: bool, *
 @pseudonyms_option
 @json_option
 def update(gallery: str, manifest: Path, splits: tuple[str, ...], pseudonyms: Pseudonyms | None, as_json: bool) -> None:
-    """Update labels, boxes, reports, patients, studies, views, dates and splits of GALLERY's images from MANIFEST.
+    """Update labels, boxes, reports, patients, studies, views, sources, dates and splits of GALLERY from MANIFEST.
 
     The update is one transaction, and no image is embedded again. A row matches the image of the same path, or else of
-    the same content (after a move). Values without a column in MANIFEST stay. An empty study, view or date in a row
-    keeps the old value; an empty report, split or boxes cell clears it. Rows whose image is not in GALLERY are listed;
-    the exit code is then 2.
+    the same content (after a move). Values without a column in MANIFEST stay. An empty study, view, source or date in a
+    row keeps the old value; an empty report, split or boxes cell clears it. Rows whose image is not in GALLERY are
+    listed; the exit code is then 2.
     """
     from cbmir.runtime.gallery.maintenance import update_gallery
     from cbmir.runtime.gallery.protocol import open_gallery

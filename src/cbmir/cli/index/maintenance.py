@@ -30,6 +30,8 @@ def info(gallery: str, as_json: bool) -> None:
         facts["unfinished"] = [str(folder) for folder in GalleryFolder(gallery).unfinished()]
     lines = []
     for key, value in facts.items():
+        if key == "sources" and not any(value):
+            continue  # no image has one
         if isinstance(value, dict):
             lines += [f"{key}:", *(f"  {name or '(none)':<26} {count:>8}" for name, count in value.items())]
         else:

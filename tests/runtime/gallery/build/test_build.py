@@ -38,12 +38,16 @@ def names_in(path: Path) -> set[str]:
 
 
 def test_entries_say_what_the_manifest_says(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
+    rows = [replace(row, source="Klinik Süd" * (n == 7)) for n, row in enumerate(manifest)]
+    manifest = replace(manifest, rows=tuple(rows))
     report = build_gallery(engine, manifest, tmp_path / "g")
     assert (report.images, report.unreadable) == (20, ())
     with Gallery.open(tmp_path / "g") as gallery:
         assert gallery.ids() == [f"image_{n:02}" for n in range(20)]
         row, entry = manifest.rows[7], gallery.entry("image_07")
         assert (entry.image, entry.patient_id, entry.view, entry.split) == (str(row.image), "patient_03", "PA", "train")
+        assert entry.source == row.source == "Klinik Süd"
+        assert gallery.entry("image_06").source == ""
         assert entry.report == row.report
         assert entry.labels == dict(zip(manifest.labels.names, row.labels, strict=True))
         radiograph = read_image(row.image)

@@ -120,6 +120,7 @@ def test_expressions() -> None:
     assert of(exclude_patients=["b", 'a"\\', ""]) == 'patient not in ["a\\"\\\\", "b"]'
     assert of(only_patients=["b", "a"]) == 'patient in ["a", "b"]'
     assert of(exclude_studies=["1.2"], view="Pa") == 'study not in ["1.2"] and view == "pa"'
+    assert of(view="PA", source='St. "Süd"') == 'view == "pa" and source == "st. \\"süd\\""'
     assert of(since="2020-01-02") == "date >= 20200102 and date <= 99991231"
     assert of(until="2020-01-02") == "date >= 1 and date <= 20200102"  # 0 is a day that is not known
     assert of(where="mass and not (Effusion or nodule)") == (
@@ -154,6 +155,7 @@ def test_any_text_is_found_as_it_is(kept: MilvusGallery, value: str) -> None:
         Entry("i" * 513, "/x.png", "p"),
         Entry("i", "/x.png", "ä" * 129),  # a server counts bytes
         Entry("i", "/x.png", "p", view="v" * 65),
+        Entry("i", "/x.png", "p", source="ß" * 129),
         Entry("i", "/x.png", "p", report="r" * 65_536),
         Entry("i\udcff", "/x.png", "p"),
     ],
