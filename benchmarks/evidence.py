@@ -183,7 +183,7 @@ def best_quantiles(found: Measured) -> dict[str, float]:
 
 def summary(found: Measured, quantiles: dict[str, float]) -> dict[str, Any]:
     """Figures of each method: pointing game (`hits`, and `near` with the tolerance) and `iou`, each with its interval
-    and its difference to Grad-CAM; `correlation` is the median over pairs of findings."""
+    and its difference from Grad-CAM; `correlation` is the median over pairs of findings."""
     weights = patient_weights(found.patients)
     values = {
         name: {
@@ -247,7 +247,7 @@ def _text(figure: Sequence[float]) -> str:
 
 
 def _less(name: str, figure: Sequence[float]) -> str:
-    """The difference to Grad-CAM."""
+    """The difference from Grad-CAM."""
     return "" if name == GRAD_CAM else "; {:+.2f} [{:+.2f}, {:+.2f}]".format(*figure)
 
 

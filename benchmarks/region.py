@@ -169,7 +169,7 @@ def methods_table(figures: dict[str, Any]) -> str:
             less = "" if name == WHOLE else "; {:+.3f} [{:+.3f}, {:+.3f}]".format(*one[f"{what}_difference"])
             cells.append(text + less)
         rows.append((name, *cells))
-    return table(("searched by", f"nDCG@{K}; difference to the whole image", f"precision@{K}; difference"), rows)
+    return table(("searched by", f"nDCG@{K}; difference from the whole image", f"precision@{K}; difference"), rows)
 
 
 def findings_table(figures: dict[str, Any]) -> str:

@@ -157,7 +157,10 @@ def _check_arguments(path: Path, engine: str, threads: int | None, mode: Mode) -
     except OSError as error:
         raise ModelError(f"{path}: cannot open the model file: {error.strerror}") from error
     if not exists:
-        raise ModelError(f"{path}: no such model file; make one with 'cbmir export RUN -o model.onnx'")
+        raise ModelError(
+            f"{path}: no such model file; make one with 'cbmir export RUN -o model.onnx', or use one that "
+            "comes with cbmir ('cbmir models')"
+        )
 
 
 def _words(absent: dict[tuple[Path, str], str]) -> list[str]:

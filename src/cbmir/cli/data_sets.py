@@ -71,7 +71,8 @@ def nih() -> None:
     "cbmir data chexpert --root . --csv train.csv --csv valid.csv -o manifest.csv",
 )
 @option("--root", type=PATH, required=True, metavar="DIR",
-        help="Folder that holds CheXpert-v1.0-small or the batches of CheXpert-v1.0, or the small folder.")  # fmt: skip
+        help="Folder that holds CheXpert-v1.0-small or the batches of CheXpert-v1.0, or CheXpert-v1.0-small "
+        "itself.")  # fmt: skip
 @option("--csv", "tables", type=PATH, required=True, multiple=True, metavar="CSV", help="train.csv, valid.csv or "
         "test_labels.csv. Several keep the publisher's splits; one is split 70:10:20 by patient.")  # fmt: skip
 @_frontal_option
@@ -80,7 +81,7 @@ def nih() -> None:
 def chexpert() -> None:
     """Manifest of CheXpert.
 
-    Its tables, of the small or the full-size edition. Uncertain labels (-1) stay uncertain.
+    Reads the tables of the small or the full-size edition. Uncertain labels (-1) stay uncertain.
     """
 
 

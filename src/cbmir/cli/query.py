@@ -197,7 +197,8 @@ def _why_none(gallery: SearchableGallery, wanted: Filter, patients: frozenset[st
     if wanted.since or wanted.until:
         dates = [entry.date for entry in gallery.every_entry()]
         if days := set(dates) - {""}:
-            yield f"The gallery's dates go from {min(days)} to {max(days)}; {dates.count(''):,} images have none."
+            without = f"; {_images(count)} without a date" if (count := dates.count("")) else ""
+            yield f"The gallery's dates go from {min(days)} to {max(days)}{without}."
         else:
             yield "No image of the gallery has a date."
     if patients:

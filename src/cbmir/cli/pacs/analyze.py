@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 @option("--sr", is_flag=True, help="Structured report (TID 1500), NAME.sr.dcm. The default.")
 @option("--sc", is_flag=True, help="Picture of the results (Secondary Capture), NAME.sc.dcm, with the dates of the "
         "patient's own similar priors.")  # fmt: skip
-@option("--kos", is_flag=True, help="Selection of the patient's own similar priors, NAME.kos.dcm; its copies for their "
-        "studies, NAME.kos-2.dcm …")  # fmt: skip
+@option("--kos", is_flag=True, help="Selection of the patient's own similar priors, NAME.kos.dcm, and a copy for each "
+        "of their studies, NAME.kos-2.dcm …")  # fmt: skip
 @option("--fhir", is_flag=True, help="FHIR R4 Bundle, NAME.fhir.json.")
 @options.finder_options
 @options.json_option
