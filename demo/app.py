@@ -147,7 +147,7 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
     on(at.similar.unfilter, lambda s, c, said: desk.search(s, c.dropped(str(said.name))))
     on(at.trail.go, lambda s, _, said: s.go(int(said.step)))
     on(at.rank.click, lambda s, c, _, *weights: desk.weigh(s, c, weights), *at.weights)
-    k, _, _, where, _, since, until, _, patient, _ = at.controls
+    k, _, _, where, _, _, since, until, _, patient, _ = at.controls
     changes = [k.release, where.submit, since.submit, until.submit, patient.submit]
     changes += [one.input for one in at.controls if one not in (k, where, since, until, patient)]
     for change in changes:

@@ -13,7 +13,8 @@ from cbmir.runtime.gallery.filters import Filter
 
 MOST_NEIGHBOURS = 40
 _LONGEST = 1000
-_TEXTS = {"where": "", "view": "view ", "since": "from ", "until": "until "}  # filters, and what precedes them in words
+#: Filters by a text, and what precedes them in words.
+_TEXTS = {"where": "", "view": "view ", "source": "source ", "since": "from ", "until": "until "}
 
 
 class ControlsError(UserError):
@@ -30,6 +31,7 @@ class Controls:
     without: tuple[str, ...] = ()
     where: str = ""
     view: str = ""
+    source: str = ""
     since: str = ""
     until: str = ""
     exclude: bool = True
@@ -63,7 +65,8 @@ class Controls:
         parts = [_quoted(name) for name in self.having]
         parts += [f"not {_quoted(name)}" for name in self.without]
         parts += [f"({self.where})"] if self.where else []
-        return Filter(where=" and ".join(parts), view=self.view, since=self.since, until=self.until)
+        where = " and ".join(parts)
+        return Filter(where=where, view=self.view, source=self.source, since=self.since, until=self.until)
 
     def chips(self) -> list[dict[str, str]]:
         """The filters that are set, each with the name by which `dropped` takes it away."""

@@ -100,11 +100,15 @@ def search_controls(counts: dict[str, Any], names: tuple[str, ...]) -> list[Any]
     """All but the operating point, with how many images of the gallery there are of each kind."""
     having = counts.get("labels", {})
     labels = [(f"{spelled(name)} ({having[name]})" if name in having else spelled(name), name) for name in names]
-    views = [(f"{view} ({count})", view) for view, count in counts.get("views", {}).items() if view]
+
+    def choice(label: str, of: dict[str, int]) -> gr.Dropdown:
+        choices = [(f"{name} ({count})", name) for name, count in of.items() if name]
+        return gr.Dropdown([("any", ""), *choices], value="", label=label, visible=len(choices) > 0)
+
     first, last = counts.get("days") or ("", "")
     with gr.Row():
         k = gr.Slider(1, MOST_NEIGHBOURS, 20, step=1, label="Similar images")
-        view = gr.Dropdown([("any", ""), *views], value="", label="View", visible=len(views) > 0)
+        view, source = choice("View", counts.get("views", {})), choice("Source", counts.get("sources", {}))
     with gr.Row():
         with_, without = (
             gr.Dropdown(labels, multiselect=True, label=label) for label in ("With", "Known to be without")
@@ -116,7 +120,7 @@ def search_controls(counts: dict[str, Any], names: tuple[str, ...]) -> list[Any]
     with gr.Row():
         exclude = gr.Checkbox(True, label="Leave the same patient out")
         patient = gr.Textbox(label="Patient id, if the file has none", max_lines=1)
-    return [k, with_, without, where, view, since, until, exclude, patient]
+    return [k, with_, without, where, view, source, since, until, exclude, patient]
 
 
 def example_html(example: Example) -> str:

@@ -115,7 +115,7 @@ class Screen:
 
     def _pane(self, step: Step, one: Beside, held: tuple[str, ...]) -> dict[str, Any]:
         rank = next(rank for rank, n in enumerate(step.neighbours, 1) if n.id == one.neighbour.id)
-        facts = (self._words(step, one.neighbour), one.neighbour.view, one.neighbour.date)
+        facts = (self._words(step, one.neighbour), one.neighbour.view, one.neighbour.source, one.neighbour.date)
         name = f"Similar image {rank}: {' · '.join(fact for fact in facts if fact)}"
         spec, picture = self._desk.finder.card.preprocess, f"{one.entry.id} {one.entry.sha256} {one.whole}"
         return {

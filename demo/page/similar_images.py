@@ -43,7 +43,7 @@ def card(
     return {
         "rank": rank, "id": neighbour.id, "src": "" if thumbnail is None else data_uri(thumbnail), "words": words,
         "labels": label_marks(query_labels, entry, neighbour),
-        "facts": " · ".join(fact for fact in (entry.view, entry.date) if fact),
+        "facts": " · ".join(fact for fact in (entry.view, entry.source, entry.date) if fact),
         "report": mentions(neighbour.report.strip(), neighbour.shared), "boxes": box_corners(neighbour),
         "place": neighbour.place,
     }  # fmt: skip

@@ -58,7 +58,7 @@ def url(
 def wall_gallery(
     tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, make_xray: Callable[..., NDArray[np.uint8]]
 ) -> Path:
-    """Forty images of as many patients, in two views, with a map; every fourth is upright, and has a box."""
+    """Forty images of as many patients, two views and two sources, with a map; every fourth is upright, with a box."""
     folder = tmp_path_factory.mktemp("wall")
     rows = []
     for number in range(40):
@@ -67,8 +67,10 @@ def wall_gallery(
         Image.fromarray(make_xray(100 + number, 128)[:, : 96 if boxes else 128]).save(image)
         labels = (number % 2, (0, 1, -1)[number % 3], None if number % 5 else 1)
         view, said = ("PA", "AP")[number % 2], "Small effusion on the left. The heart is normal."
-        row = Row(image, f"p{number}", labels, view=view, split="train", report=said if number % 3 else "", boxes=boxes)
-        rows.append(row)
+        rows.append(Row(
+            image, f"p{number}", labels, view=view, split="train", report=said if number % 3 else "",
+            source="North" if number < 20 else "South", boxes=boxes,
+        ))  # fmt: skip
     with open_engine(tiny_model, threads=1) as engine:
         build_gallery(engine, Manifest(engine.card.labels, tuple(rows)), folder / "gallery")
     with Finder.open(tiny_model, folder / "gallery", threads=1) as finder:

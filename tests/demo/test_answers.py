@@ -157,10 +157,13 @@ def test_a_card_has_no_path_and_no_patient() -> None:
 
 
 def test_controls_are_a_filter_and_chips_that_can_be_taken_away() -> None:
-    controls = Controls(having=("Mass",), without=("Pleural_Thickening",), where="Edema or Hernia", view="PA")
+    controls = Controls(
+        having=("Mass",), without=("Pleural_Thickening",), where="Edema or Hernia", view="PA", source="B"
+    )
+    assert (controls.filter.view, controls.filter.source) == ("PA", "B")
     assert controls.filter.where == '"Mass" and not "Pleural_Thickening" and (Edema or Hernia)'
     assert [chip["text"] for chip in controls.chips()] == [
-        "with Mass", "without Pleural thickening", "Edema or Hernia", "view PA",
+        "with Mass", "without Pleural thickening", "Edema or Hernia", "view PA", "source B",
     ]  # fmt: skip
     assert Controls().of_link(parse_qs(urlencode(controls.link()))) == controls
     for chip in controls.chips():

@@ -186,6 +186,10 @@ def test_filters_are_chips_that_can_be_taken_away(wall: Any) -> None:
     chip.click()
     chip.wait_for(state="detached")
     assert len(cards(wall)) == 20
+    wall.get_by_label("Source").click()
+    wall.get_by_role("option", name="South (20)").click()
+    wall.locator("#similar .chip", has_text="source South").wait_for()
+    assert all("South" in facts for facts in wall.locator("#similar .facts").all_inner_texts())
 
 
 def test_findings_without_an_image(wall: Any) -> None:
