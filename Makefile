@@ -36,7 +36,7 @@ venv: .venv/installed  ## set up .venv with everything
 	@touch $@ .venv/demo
 
 .venv/demo: pyproject.toml constraints.txt | .venv/bin/python
-	$(call step,1,install the packages,3 min,8 min)
+	$(call step,1,install the packages,3 min,9 min)
 	$(torch)
 	$(INSTALL) -e ".[train,export,cpu,dicom,demo]"
 	@touch $@
@@ -49,7 +49,7 @@ define torch
 endef
 endif
 
-constraints: venv  ## renew constraints.txt: the newest versions that pyproject.toml allows
+constraints: venv  ## update constraints.txt to the newest versions that pyproject.toml allows
 	$(BIN)/python -m pip install --upgrade --upgrade-strategy eager -e ".[dev]"
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt.part && mv constraints.txt.part constraints.txt
 
@@ -68,7 +68,7 @@ lint: .venv/installed  ## style, types, direction of imports
 test-tools: .venv/installed
 	@$(BIN)/python tests/helpers/set_up.py
 
-test: lint test-tools  ## lint, then the tests that are not slow
+test: lint test-tools  ## lint, then all tests but the slow ones
 	$(PYTEST)
 
 test-all: lint test-tools  ## what CI runs: lint, then the slow tests too
@@ -83,15 +83,15 @@ docs: .venv/installed  ## build the documentation into site/; no network, no war
 
 FUZZ_SECONDS ?= 600
 
-fuzz: .venv/installed  ## look for files that crash, stall or swell the readers (FUZZ_SECONDS=600 for each)
+fuzz: .venv/installed  ## look for files that crash or stall the readers, or make their memory grow (FUZZ_SECONDS=600 for each)
 	nice -n 19 $(BIN)/python tests/fuzzing/fuzz.py --seconds $(FUZZ_SECONDS)
 
-attack: .venv/installed  ## attack commands, files and services, and write what was kept into docs/security.md
+attack: .venv/installed  ## attack commands, files and services, and write the results into docs/security.md
 	$(BIN)/python tests/attack/attack.py --write docs/security.md
 
 SOAK_SECONDS ?= 3600
 
-soak: .venv/installed  ## serve and the node under good and hostile load (SOAK_SECONDS=3600)
+soak: .venv/installed  ## hold serve and the PACS node under normal and hostile load (SOAK_SECONDS=3600)
 	test -d soak/phantoms || $(CBMIR) data phantom -n 200 --seed 0 -o soak/phantoms
 	test -d soak/gallery || $(CBMIR) index build starter soak/phantoms/manifest.csv -o soak/gallery
 	$(BIN)/python tests/attack/soak.py starter soak/gallery soak/phantoms/images --seconds $(SOAK_SECONDS) -o soak/soak.json
@@ -110,7 +110,7 @@ MANIFEST := $(DATA)/phantoms/manifest.csv
 TRAIN ?= --encoder resnet18 --image-size 128 --epochs 9 --lr 5e-4
 
 $(MANIFEST): | .venv/demo
-	$(call step,2,draw 800 X-rays,15 s,5 min)
+	$(call step,2,draw 800 X-rays,20 s,6 min)
 	$(CBMIR) data phantom -n 800 --seed 0 -o $(@D)
 else
 DATA := demo-data-nih
@@ -132,19 +132,19 @@ $(MANIFEST): $(DATA)/source.txt | .venv/demo
 endif
 
 $(DATA)/run/card.json: $(MANIFEST)
-	$(call step,3,train a model,4 min,5 min)
+	$(call step,3,train a model,4 min,6 min)
 	$(CBMIR) train $(MANIFEST) -o $(@D) $(TRAIN) --resume
 
 $(DATA)/evaluation/per_query.csv: $(DATA)/run/card.json
-	$(call step,4,measure the model,10 s,1 min)
+	$(call step,4,measure the model,20 s,2 min)
 	$(CBMIR) evaluate $(DATA)/run $(MANIFEST) -o $(@D)
 
 $(DATA)/model.fp16.onnx: $(DATA)/run/card.json
-	$(call step,5,export the model to ONNX,30 s,1 min)
+	$(call step,5,export the model to ONNX,1 min,90 s)
 	$(CBMIR) export $(DATA)/run -o $(DATA)/model.onnx --fp16
 
 $(DATA)/gallery/current: $(DATA)/model.fp16.onnx
-	$(call step,6,build the gallery,15 s,20 s)
+	$(call step,6,build the gallery,20 s,30 s)
 	$(CBMIR) index build $(DATA)/model.onnx $(MANIFEST) -o $(@D)
 
 $(DATA)/gallery/map.npz: $(DATA)/gallery/current
@@ -155,5 +155,5 @@ demo-steps: $(DATA)/evaluation/per_query.csv $(DATA)/gallery/map.npz  ## everyth
 demo: demo-steps  ## from synthetic X-rays to a page in the browser: data, training, evaluation, export, gallery
 	$(CBMIR) demo $(DATA)/model.onnx $(DATA)/gallery --port $(PORT) $(OPEN)
 
-clean-demo:  ## throw away what `make demo` made
+clean-demo:  ## delete what `make demo` made
 	rm -rf demo-data demo-data-nih
