@@ -234,7 +234,9 @@ def test_the_map_and_the_report(wall: Any) -> None:
 
 
 def test_what_was_opened_is_a_list(wall: Any, xray: Path) -> None:
+    assert not wall.locator("#trail select:visible").count()
     example(wall)
+    assert not wall.locator("#trail select:visible").count()
     upload(wall, xray)
     shown(wall, "xray.png")
     wall.get_by_role("combobox", name="Opened before").select_option(index=0)
