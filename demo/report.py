@@ -1,8 +1,8 @@
 """The report of a case: one HTML page that needs nothing beside it, to keep or to print.
 
 It leaves the machine, so it names no file, no patient and no image of the gallery: similar images are labels and
-cosines under opaque case ids, and only the patient's own have pictures. The image is named by its file's digest, or by
-its case id where it is in the gallery.
+distances under opaque case ids, and only the patient's own have pictures. The image is named by its file's digest, or
+by its case id where it is in the gallery.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def report_html(
         f"{_figure('The X-ray', image.picture, shown, analysis.region)}"
         f"{_evidence(card, image, analysis, label)}</div><div><h2>Findings</h2>{found}"
         f"{novelty_html(analysis.novelty)}<h2>Nearest similar images</h2>"
-        f"{table(('Case', 'Cosine', 'Labels'), alike)}"
+        f"{table(('Case', 'Distance', 'Labels'), alike)}"
         f'<p class="fine">Searched: {escape(searched)}.</p></div></div>{_timeline(gallery, timeline)}<h2>Model</h2>'
         '<p class="fine">cbmir '
         f"{__version__}: {escape(card.encoder)}, precision {escape(card.precision)}, fingerprint "
@@ -78,8 +78,8 @@ def _timeline(gallery: SearchableGallery, hits: Sequence[Hit]) -> str:
         picture = "" if jpeg is None else f'<img alt="" src="{data_uri(jpeg)}">'
         labels = ", ".join(map(spelled, hit.entry.positive)) or hit.entry.without_positive
         figures.append(
-            f"<figure>{picture}<figcaption><b>{escape(hit.entry.date)}</b>, cosine {hit.cosine:.3f}<br>{escape(labels)}"
-            f"<br>{escape(gallery.case_id(hit.entry.id))}</figcaption></figure>"
+            f"<figure>{picture}<figcaption><b>{escape(hit.entry.date)}</b>, distance {hit.distance:.3f}<br>"
+            f"{escape(labels)}<br>{escape(gallery.case_id(hit.entry.id))}</figcaption></figure>"
         )
     head = '<h2>Of this patient id in the gallery</h2><p class="fine">The most similar dated images, at most six.</p>'
     return f'{head}<div class="timeline">{"".join(figures)}</div>' if hits else ""
@@ -117,7 +117,7 @@ def _alike(rank: int, case: str, neighbour: Neighbour) -> tuple[str, str, str]:
         f"{spelled(label)}{' (uncertain)' * (label in neighbour.uncertain)}{' (shared)' * (label in neighbour.shared)}"
         for label in neighbour.labels
     )
-    return f"{rank}. {escape(case)}", f"{neighbour.cosine:.3f}", escape(labels or "no finding known")
+    return f"{rank}. {escape(case)}", f"{neighbour.distance:.3f}", escape(labels or "no finding known")
 
 
 def _figure(name: str, picture: NDArray[np.uint8], caption: str, box: Region | None = None) -> str:

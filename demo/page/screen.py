@@ -147,7 +147,7 @@ class Screen:
         """How similar an image is to what was searched for."""
         if step.analysis is None:
             return f"{len(neighbour.shared)} of {len(step.labels)} findings"
-        return f"similarity {neighbour.cosine:.3f}"
+        return f"distance {neighbour.distance:.3f}"
 
 
 def _choices(steps: Iterable[Step]) -> list[dict[str, Any]]:

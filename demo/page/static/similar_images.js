@@ -58,7 +58,7 @@ function card(one, canRefine) {
     ] : []),
     button("Pin", `Pin ${which}`, () => toggle("pinned", one.id), {"data-mark": "pinned"}));
   const made = make("li", {class: "card", "data-id": one.id}, film,
-    make("p", {class: "line"}, make("strong", {title: "Similarity: the cosine of the embeddings, at most 1"}, one.words)),
+    make("p", {class: "line"}, make("strong", {title: "Distance of the embeddings: 0 if they are equal, at most 2"}, one.words)),
     make("ul", {class: "labels"}, ...labels),
     make("p", {class: "facts", title: one.id}, [one.facts, one.id].filter(Boolean).join(" · ")));
   if (one.report.length) {

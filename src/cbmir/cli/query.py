@@ -26,7 +26,7 @@ from cbmir.cli.options import (
     option,
     print_json,
 )
-from cbmir.errors import ImageError
+from cbmir.errors import GalleryError, ImageError
 from cbmir.files import replacing
 from cbmir.labels import spelled
 from cbmir.manifest import Row
@@ -57,12 +57,21 @@ def _parse_weights(ctx: click.Context, option: click.Parameter, texts: tuple[str
 
 
 def _parse_day(ctx: click.Context, option: click.Parameter, text: str) -> str:
-    """A day; of a month or a year, its first day for --since and its last for --until. `Filter` checks other text."""
+    """A day; of a month or a year, its first day for --since and its last for --until."""
+    if not text:
+        return text
+    from cbmir.runtime.gallery.filters import parse_day
+
+    given = text
     is_first = option.name == "since"
     if re.fullmatch(r"\d{4}", text):
         text += "-01" if is_first else "-12"
     if re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", text) and text >= "0001":
         text += f"-{1 if is_first else monthrange(*map(int, text.split('-')))[1]:02}"
+    try:
+        parse_day(text)
+    except GalleryError:
+        raise click.BadParameter(f"expected YYYY, YYYY-MM or YYYY-MM-DD, found {given!r}") from None
     return text
 
 
