@@ -78,7 +78,7 @@ coverage: test-tools  ## the same tests, a third slower, with at least 90% of li
 	$(PYTEST) -m 'not release' --cov --cov-report=term --cov-fail-under=90
 
 docs: .venv/installed  ## build the documentation into site/; no network, no warnings
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html"
 
 FUZZ_SECONDS ?= 600

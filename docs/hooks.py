@@ -21,6 +21,8 @@ _EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>
 #: A docstring's "::" before an indented block, of which Markdown makes a paragraph and a code block.
 _LITERAL_MARK = re.compile(r"<p>::</p>\n?")
 _LIST = re.compile(r"(?:[-*]|\d+\.) ")
+#: A line that stands for a page at the top of the repository.
+_INCLUDED = re.compile(r'^--8<-- "(\w+\.md)"$', re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -46,7 +48,7 @@ def _notebook(text: str) -> str:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Set tables and lists apart from other text, except in fenced code. Screenshots that do not exist are left out."""
-    markdown = markdown.replace(".ipynb)", ".md)")
+    markdown = _INCLUDED.sub(_page_at_the_top, markdown).replace(".ipynb)", ".md)")
     apart: list[str] = []
     fenced = False
     before = ""
@@ -60,6 +62,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         apart.append(line)
         before = line
     return "\n".join(apart)
+
+
+def _page_at_the_top(named: re.Match[str]) -> str:
+    """CHANGELOG.md and the like; their links are made relative to docs/."""
+    return (Path(__file__).parents[1] / named[1]).read_text("utf-8").replace("](docs/", "](")
 
 
 def _begins_or_ends(before: str, line: str) -> bool:

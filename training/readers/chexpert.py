@@ -167,7 +167,8 @@ def read_brax(
 
     Args:
         folder: The folder with `master_spreadsheet_update.csv` and `images` or `Anonymized_DICOMs`.
-        findings, blank: As in `read_chexpert`: CheXpert's labeller for Portuguese made the labels.
+        findings: As in `read_chexpert`; CheXpert's labeller for Portuguese made the labels.
+        blank: As in `read_chexpert`.
         frontal_only: Leave out lateral images, and those without a view.
         missing: `error`, or `skip` to leave out rows without an image file.
 

@@ -36,7 +36,8 @@ def read_mimic(
     Args:
         folder: The folder with `files` and the tables `mimic-cxr-2.*-{chexpert,negbio,metadata,split}.csv` (.csv.gz).
         labeller: Whose labels to use.
-        findings, blank: As in `read_chexpert`.
+        findings: As in `read_chexpert`.
+        blank: As in `read_chexpert`.
         frontal_only: Leave out lateral images, and those without a view.
         reports: The folder with the `files` of mimic-cxr-reports.zip; by default `folder` or its `mimic-cxr-reports`.
         missing: `error`, or `skip` to leave out rows without an image file.
