@@ -37,7 +37,7 @@ class Prior:
     """An image of the same patient from an earlier study, or from one of unknown date."""
 
     source: SourceImage
-    cosine: float
+    distance: float
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class SimilarImage:
     """An image of the gallery without its identity. `labels` are positive ones, without the `uncertain` ones."""
 
     case: str
-    cosine: float
+    distance: float
     labels: tuple[str, ...]
     uncertain: tuple[str, ...]
 
     @classmethod
     def of(cls, gallery: SearchableGallery, one: Neighbour) -> Self:
         positive = tuple(label for label in one.labels if label not in one.uncertain)
-        return cls(gallery.case_id(one.id), one.cosine, positive, one.uncertain)
+        return cls(gallery.case_id(one.id), one.distance, positive, one.uncertain)
 
     @property
     def words(self) -> str:
@@ -142,7 +142,7 @@ def _own_priors(
         if found is None:
             unreadable += 1
         elif _is_prior(found, source):
-            priors.append(Prior(found, hit.cosine))
+            priors.append(Prior(found, hit.distance))
     note = (
         f"{unreadable} image(s) of this patient in the gallery are not marked as priors: their DICOM files cannot be "
         f"read here, or do not name the same patient."

@@ -85,7 +85,7 @@ def _similar_images(similar_images: Sequence[SimilarImage]) -> Resource:
     """A component for each case: its opaque id, similarity and labels in words."""
     components = []
     for one in similar_images:
-        text = f"{one.case}: cosine {one.cosine:.3f}; {one.words}"
+        text = f"{one.case}: distance {one.distance:.3f}; {one.words}"
         components.append({"code": _concept(own.SIMILAR_IMAGE, one.case), "valueString": text})
     return {"code": _concept(own.SIMILAR_IMAGE), "component": components}
 

@@ -96,7 +96,7 @@ NO_UNITS = Code("UCUM", "1", "no units")
 SCORE = Code(SCHEME, "score", "Score of the model")
 PREDICTED = Code(SCHEME, "predicted", "Score exceeds the threshold")
 SIMILAR_IMAGE = Code(SCHEME, "similar-image", "Similar image in the gallery")
-COSINE = Code(SCHEME, "cosine", "Similarity (cosine of the embeddings)")
+DISTANCE = Code(SCHEME, "distance", "Distance of the embeddings")
 LABEL = Code(SCHEME, "label", "Label of the similar image")
 UNCERTAIN_LABEL = Code(SCHEME, "uncertain-label", "Uncertain label of the similar image")
 

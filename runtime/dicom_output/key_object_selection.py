@@ -32,7 +32,7 @@ def key_objects(content: Content, *, copies: bool = True) -> list[Dataset]:
         for study, uid in uids.items()
     }
     lines = [
-        f"{number}. study of {prior.source.day or 'unknown day'}: similarity (cosine) {prior.cosine:.3f}"
+        f"{number}. study of {prior.source.day or 'unknown day'}: distance {prior.distance:.3f}"
         for number, prior in enumerate(content.priors, 1)
     ]
     warnings = [OF_PHANTOMS] * (OF_PHANTOMS in content.warnings)

@@ -55,7 +55,7 @@ def _draw_page(content: Content, analysis: Analysis, image: Radiograph, spec: Pr
     _draw_findings(sheet, content.findings, content.operating_point)
     end = _draw_similar_images(sheet, content, below + 64)
     if content.priors:
-        days = ", ".join(f"{one.source.day or 'unknown day'} ({one.cosine:.3f})" for one in content.priors)
+        days = ", ".join(f"{one.source.day or 'unknown day'} ({one.distance:.3f})" for one in content.priors)
         text = f"Similar earlier images of this patient: {days}"
         end = sheet.lines(_MARGIN, end + 12, text, 18, 2 * _PICTURE + _GAP, at_most=2, colour=_INK)
     _draw_warnings(sheet, content.warnings, end + 16)
@@ -131,7 +131,7 @@ def _draw_similar_images(sheet: _Sheet, content: Content, y: int) -> int:
     of = "" if content.collection is None else f"nearest of {content.collection:,} images in the gallery"
     sheet.text(left + 176, y + 5, of or "no gallery was searched", 18, _PALE)
     if content.similar_images:
-        sheet.text(left, y + 38, "case, similarity (cosine), labels", 17, _PALE)
+        sheet.text(left, y + 38, "case, distance, labels", 17, _PALE)
     y += 66
     cases = content.similar_images[:10]
     rows = (len(cases) + 1) // 2 if len(cases) > 5 else len(cases)
@@ -139,7 +139,7 @@ def _draw_similar_images(sheet: _Sheet, content: Content, y: int) -> int:
     for number, one in enumerate(cases):
         x, at = left + number // max(1, rows) * column, y + number % max(1, rows) * 30
         sheet.text(x, at, one.case, 17)
-        sheet.text(x + 258, at, f"{one.cosine:.3f}", 17, anchor="ra")
+        sheet.text(x + 258, at, f"{one.distance:.3f}", 17, anchor="ra")
         sheet.text(x + 276, at, sheet.cut(one.words, 17, column - 296), 17, _PALE)
     return y + rows * 30
 

@@ -52,8 +52,8 @@ def _finding(content: Content, finding: Finding) -> sr.MeasurementsAndQualitativ
 def _similar_image(content: Content, one: SimilarImage) -> sr.MeasurementsAndQualitativeEvaluations:
     labels = [(own.LABEL, own.label_code(label)) for label in one.labels]
     labels += [(own.UNCERTAIN_LABEL, own.label_code(label)) for label in one.uncertain]
-    cosine = (own.COSINE, one.cosine, own.NO_UNITS)
-    return _group(content, "similar-image", one.case, own.SIMILAR_IMAGE, [cosine], labels)
+    distance = (own.DISTANCE, one.distance, own.NO_UNITS)
+    return _group(content, "similar-image", one.case, own.SIMILAR_IMAGE, [distance], labels)
 
 
 def _group(

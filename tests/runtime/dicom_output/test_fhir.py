@@ -94,7 +94,7 @@ def test_similar_images_are_case_ids(clinic: Any, bundle: dict[str, Any]) -> Non
     neighbours = clinic.finder.analyze(clinic.image).neighbours
     for part, one in zip(alike["component"], neighbours, strict=True):
         case = clinic.finder.gallery.case_id(one.id)
-        assert part["valueString"] == f"{case}: cosine {one.cosine:.3f}; Effusion, Nodule (uncertain)"
+        assert part["valueString"] == f"{case}: distance {one.distance:.3f}; Effusion, Nodule (uncertain)"
 
 
 def test_the_study(clinic: Any, make_radiograph: Make, bundle: dict[str, Any]) -> None:

@@ -120,8 +120,8 @@ def test_similar_images_are_case_ids(clinic: Any, analysis: Analysis, report: Da
     ]
     for group, neighbour in zip(found, analysis.neighbours, strict=True):
         assert group.finding_type.value == "similar-image"
-        (cosine,) = group.get_measurements()
-        assert cosine.value == pytest.approx(neighbour.cosine, abs=1e-6)
+        (distance,) = group.get_measurements()
+        assert distance.value == pytest.approx(neighbour.distance, abs=1e-6)
         labels = [(one.name.value, one.value.meaning) for one in group.get_qualitative_evaluations()]
         assert labels == [("label", "Pleural effusion"), ("uncertain-label", "Nodule of lung")]
         assert (neighbour.labels, neighbour.uncertain) == (("Effusion", "Nodule"), ("Nodule",))
