@@ -228,7 +228,7 @@ class ModelCard:
         if schema != SCHEMA:
             raise CardError(
                 f"{source}: this cbmir reads model cards of schema {SCHEMA}, found schema {schema!r:.40}; "
-                f"upgrade with: pip install --upgrade cbmir"
+                f"a newer schema needs a newer cbmir, an older one a new export"
             )
         known = {f.name for f in fields(cls)}
         if known != set(data):
