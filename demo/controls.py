@@ -81,6 +81,7 @@ class Controls:
         return several + [(name, getattr(self, name)) for name in _TEXTS if getattr(self, name)]
 
     def of_link(self, query: Mapping[str, Sequence[str]]) -> Self:
+        """With the filters that an address has."""
         given = {one.name: getattr(self, one.name) for one in fields(self)}
         given |= {name: query[name] for name in ("having", "without") if name in query}
         given |= {name: query[name][0] for name in _TEXTS if name in query}

@@ -84,7 +84,7 @@ function show() {
   rest.textContent = value.heading ? empty : "Similar images appear here, with their labels and reports.";
   const held = find(".card :focus")?.getAttribute("aria-label"); // the new cards keep the focus where it was
   find(".cards").replaceChildren(...cards.map((one) => card(one, value.can_refine)));
-  if (held) find(`[aria-label="${held}"]`)?.focus({preventScroll: true});
+  if (held) find(`[aria-label="${CSS.escape(held)}"]`)?.focus({preventScroll: true});
   if (value.step !== step) for (const kind of Object.keys(marks)) marks[kind] = new Set(value[kind] ?? []);
   step = value.step;
   mark();

@@ -153,7 +153,7 @@ function cover(wide) {
   element.classList.toggle("wide", wide);
   for (const part of document.querySelectorAll("#bar, #tabs > .tab-wrapper, #way, #alerts, #found, #answers")) part.inert = wide;
   if (wide || !left) return;
-  requestAnimationFrame(() => { document.querySelector(`[aria-label="${left}"]`)?.focus({preventScroll: true}); left = ""; });
+  requestAnimationFrame(() => { document.querySelector(`[aria-label="${CSS.escape(left)}"]`)?.focus({preventScroll: true}); left = ""; });
 }
 
 function show() {
