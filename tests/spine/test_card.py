@@ -88,7 +88,7 @@ def _with(**values: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_with(schema=SCHEMA + 1), f"schema {SCHEMA}, found schema {SCHEMA + 1}; upgrade with"),
+        (_with(schema=SCHEMA + 1), f"schema {SCHEMA}, found schema {SCHEMA + 1}; a newer schema needs"),
         (_without("schema"), "expected a cbmir model card in JSON, found KeyError"),
         (_without("sigma"), r"missing \['sigma'\], unknown \[\]"),
         (_with(colour="blue"), r"missing \[\], unknown \['colour'\]"),
