@@ -17,7 +17,7 @@ from demo_page import cards, drawn, example, picture, shown, transform, upload
 from dicom_files import make_dicom
 
 pytest.importorskip("playwright.sync_api")
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 Visit = Callable[..., Any]
 
