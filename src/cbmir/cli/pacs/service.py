@@ -44,7 +44,7 @@ service_options = together(
     option("--workers", type=click.IntRange(1), default=2, help="Images analysed at once."),
     option("--capacity", type=click.IntRange(1), default=10_000, help="Limit of waiting images (docs/pacs.md)."),
     option("--attempts", type=click.IntRange(1), default=12,
-           help="Attempts before a failing image becomes a dead letter: the default takes about three hours. While the "
+           help="Attempts before a failing image becomes a dead letter: the default takes 3.5 hours. While the "
            "archive, the gallery or the engine is unavailable, it is retried for seven days."),
     threads_option,
     finder_options,
