@@ -46,6 +46,8 @@ class Controls:
         if isinstance(k, bool) or not isinstance(k, int | float) or not 1 <= k <= MOST_NEIGHBOURS:
             raise ControlsError(f"Ask for 1 to {MOST_NEIGHBOURS} similar images, not {k!r:.40}.")
         for name in ("having", "without"):
+            if not isinstance(given[name] or [], list | tuple):
+                raise ControlsError("Choose labels that are on the page.")
             given[name] = tuple(str(one)[:_LONGEST] for one in given[name] or ())
         for name in (*_TEXTS, "patient", "point"):
             given[name] = str(given[name] or "").strip()[:_LONGEST]

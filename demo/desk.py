@@ -83,7 +83,7 @@ class Desk:
         return self._show(session, step)
 
     def example(self, session: Session, controls: Controls, at: int) -> Step:
-        if not 0 <= at < len(self.examples):
+        if not isinstance(at, int) or not 0 <= at < len(self.examples):
             raise UserError("Choose one of the examples.")
         example = self.examples[at]
         try:
@@ -121,7 +121,7 @@ class Desk:
     def by_findings(self, session: Session, controls: Controls, labels: Sequence[str]) -> Step:
         """Images that show findings, without a query image."""
         known = self.finder.card.labels.names
-        if not labels or not all(label in known for label in labels):
+        if not isinstance(labels, list | tuple) or not labels or not all(label in known for label in labels):
             raise UserError("Choose one or several of the model's findings to search for.")
         chosen = tuple(dict.fromkeys(labels))
         title = " + ".join(spelled(label) for label in chosen)
@@ -148,6 +148,8 @@ class Desk:
 
     def weigh(self, session: Session, controls: Controls, weights: Sequence[float]) -> Step | None:
         """Rank again by a weight for each of the model's findings, and by what was marked before."""
+        if not all(isinstance(weight, int | float) for weight in weights):
+            raise UserError("Move the sliders of the page.")
         given = zip(self.finder.card.labels.names, weights, strict=True)
         wish = replace(self._step(session).wish, findings=tuple((name, weight) for name, weight in given if weight))
         return self.refine(session, controls, wish)

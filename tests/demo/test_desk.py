@@ -112,6 +112,18 @@ def test_filters_that_cannot_be_read_leave_the_upload(desk: Desk, put: Callable[
     assert Path(path).exists()
 
 
+def test_values_that_no_control_of_the_page_has_are_refused(desk: Desk) -> None:
+    session = Session()
+    for act in (
+        lambda: desk.example(session, FEW, "0"),  # type: ignore[arg-type]
+        lambda: desk.by_findings(session, FEW, 7),  # type: ignore[arg-type]
+        lambda: desk.weigh(session, FEW, ("much", 0, 0)),  # type: ignore[arg-type]
+        lambda: Controls.of((4, 7, *Controls().values()[2:])),
+    ):
+        with pytest.raises(UserError):
+            act()
+
+
 def test_an_example_whose_file_is_gone(desk: Desk, tmp_path: Path) -> None:
     assert desk.example(Session(), FEW, 0).title.startswith("Example ")
     desk.examples = [replace(desk.examples[0], path=tmp_path / "gone.png")]
