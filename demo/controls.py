@@ -9,12 +9,11 @@ from typing import Any, Self
 from cbmir.card import BALANCED
 from cbmir.errors import UserError
 from cbmir.labels import spelled
-from cbmir.runtime.gallery.filters import Filter
+from cbmir.runtime.gallery.filters import TEXTS, Filter
 
 MOST_NEIGHBOURS = 40
 _LONGEST = 1000
-#: Filters by a text, and what precedes them in words.
-_TEXTS = {"where": "", "view": "view ", "source": "source ", "since": "from ", "until": "until "}
+_BEFORE = {"where": "", "since": "from "}  # what precedes the text of a filter in words, if not its name
 
 
 class ControlsError(UserError):
@@ -49,7 +48,7 @@ class Controls:
             if not isinstance(given[name] or [], list | tuple):
                 raise ControlsError("Choose labels that are on the page.")
             given[name] = tuple(str(one)[:_LONGEST] for one in given[name] or ())
-        for name in (*_TEXTS, "patient", "point"):
+        for name in (*TEXTS, "patient", "point"):
             given[name] = str(given[name] or "").strip()[:_LONGEST]
         return cls(**{**given, "k": int(k), "exclude": given["exclude"] is not False})
 
@@ -74,19 +73,19 @@ class Controls:
         """The filters that are set, each with the name by which `dropped` takes it away."""
         chips = [(f"having:{name}", f"with {spelled(name)}") for name in self.having]
         chips += [(f"without:{name}", f"without {spelled(name)}") for name in self.without]
-        chips += [(name, word + getattr(self, name)) for name, word in _TEXTS.items() if getattr(self, name)]
+        chips += [(name, _BEFORE.get(name, f"{name} ") + text) for name in TEXTS if (text := getattr(self, name))]
         return [{"name": name, "text": text} for name, text in chips]
 
     def link(self) -> list[tuple[str, str]]:
         """The filters that are set as parts of an address, which `of_link` reads."""
         several = [(name, one) for name in ("having", "without") for one in getattr(self, name)]
-        return several + [(name, getattr(self, name)) for name in _TEXTS if getattr(self, name)]
+        return several + [(name, getattr(self, name)) for name in TEXTS if getattr(self, name)]
 
     def of_link(self, query: Mapping[str, Sequence[str]]) -> Self:
         """With the filters that an address has."""
         given = {one.name: getattr(self, one.name) for one in fields(self)}
         given |= {name: query[name] for name in ("having", "without") if name in query}
-        given |= {name: query[name][0] for name in _TEXTS if name in query}
+        given |= {name: query[name][0] for name in TEXTS if name in query}
         return self.of(tuple(given.values()))
 
     def dropped(self, name: str) -> Self:
@@ -97,7 +96,7 @@ class Controls:
         changes: dict[str, Any] = {kind: ""}
         if kind in ("having", "without"):
             changes = {kind: tuple(one for one in getattr(self, kind) if one != label)}
-        elif kind not in _TEXTS:
+        elif kind not in TEXTS:
             raise UserError("Choose a filter that is on the page.")
         return replace(self, **changes)
 
