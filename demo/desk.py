@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cbmir.card import OF_PHANTOMS
 from cbmir.demo.controls import Controls, ControlsError
 from cbmir.demo.examples import Example
 from cbmir.demo.feedback import Feedback
+from cbmir.demo.page.alerts import NOT_A_PHANTOM
 from cbmir.demo.page.viewer import about_image
 from cbmir.demo.report import report_html
 from cbmir.demo.sessions import Session, Step, Wish
@@ -188,7 +190,8 @@ class Desk:
             radiograph, whole = self._of_gallery(entry)
             query = None if step.analysis is None else step.analysis.query  # a region or a refined search, if it is one
             evidence = None if query is None else self.finder.evidence_towards(radiograph, query)
-            picture, key = picture_of(radiograph.pixels), self.whole.keep(radiograph)
+            key = self.whole.keep(radiograph, key=f"gallery {entry.id} {entry.sha256}")
+            picture = picture_of(radiograph.pixels)
             beside.append(Beside(entry, neighbour, picture, evidence, whole, key, about_image(radiograph)))
         return beside
 
@@ -267,7 +270,8 @@ class Desk:
                 analysis, alike=step.wish.alike, unlike=step.wish.unlike, findings=dict(step.wish.findings),
                 k=controls.k, filter=controls.filter, exclude_same_patient=controls.exclude,
             )  # fmt: skip
-        analysis = replace(analysis, warnings=(*analysis.warnings, *image.warnings))
+        doubts = (NOT_A_PHANTOM,) if OF_PHANTOMS in self.finder.card.notes and not analysis.known else ()
+        analysis = replace(analysis, warnings=(*analysis.warnings, *doubts, *image.warnings))
         known = bool(controls.patient or image.radiograph.patient_id.strip() or analysis.known)
         parts = [controls.text(known=known)]
         if step.region is not None:

@@ -76,11 +76,18 @@ class WholeImages:
         self._lock, self._encoding = Lock(), Lock()
         self._images: OrderedDict[str, tuple[Radiograph, bytes]] = OrderedDict()  # the longest unused first
 
-    def keep(self, radiograph: Radiograph, dicom: bytes = b"") -> str:
-        """A key for an image; empty where its picture is all there is to see, and it is of no DICOM file."""
+    def keep(self, radiograph: Radiograph, dicom: bytes = b"", *, key: str = "") -> str:
+        """Keep an image that has more to show than its picture, or a DICOM file.
+
+        Args:
+            key: Names an image that every visitor may see; by default the key is a secret.
+
+        Returns:
+            The key; empty if there is nothing to keep.
+        """
         if max(radiograph.stored.shape) <= PICTURE_SIDE and radiograph.values is None and not dicom:
             return ""
-        key = secrets.token_urlsafe(16)
+        key = key or secrets.token_urlsafe(16)
         own = deepcopy(replace(radiograph))  # of what a decoder's memory holds, which may be larger
         with self._lock:
             self._images[key] = (own, dicom)

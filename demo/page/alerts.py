@@ -27,7 +27,12 @@ _ROUTINE = frozenset({
     "modality unknown", "LUT rescaled", "invalid window skipped", "unknown window function", "no window",
     "unknown code", "stored in colour",
 })  # fmt: skip
+NOT_A_PHANTOM = (
+    "The model was trained on phantoms, and the gallery does not have this image. If it is a real X-ray, its findings "
+    "and similar images mean nothing."
+)
 _SHORT = {
+    NOT_A_PHANTOM: "This model knows only phantoms, and this image may be a real X-ray",
     NOTHING_ALIKE: "Nothing in the gallery looks like this image",
     PATIENT_UNKNOWN: "Patient unknown: their other images may appear.",
     PATIENT_NOT_FOUND: "No image of this patient is in the gallery: nothing was left out.",
@@ -36,7 +41,7 @@ _SHORT = {
 
 def is_grave(warning: str) -> bool:
     """Whether the findings and similar images of an image with this warning are not to be relied on."""
-    return warning == NOTHING_ALIKE or getattr(warning, "kind", "") in _GRAVE
+    return warning in (NOTHING_ALIKE, NOT_A_PHANTOM) or getattr(warning, "kind", "") in _GRAVE
 
 
 def alerts_html(warnings: Sequence[str], left_out: Sequence[str] = ()) -> str:

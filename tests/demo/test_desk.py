@@ -18,6 +18,7 @@ from PIL import Image
 from cbmir.demo.controls import Controls, ControlsError
 from cbmir.demo.desk import FROM_THUMBNAIL, Desk, labels_of
 from cbmir.demo.examples import find_examples
+from cbmir.demo.page.alerts import NOT_A_PHANTOM, is_grave
 from cbmir.demo.sessions import Session, Wish
 from cbmir.demo.uploads import PICTURE_SIDE
 from cbmir.errors import NotAnImageError, UserError
@@ -228,6 +229,27 @@ def test_another_operating_point_decides_again(desk: Desk) -> None:
     assert step.analysis is not None and step.analysis.operating_point == "balanced"
     with pytest.raises(UserError, match="operating point"):
         desk.search(session, replace(FEW, point="wild"))
+
+
+def test_a_model_of_phantoms_doubts_images_that_the_gallery_lacks(
+    desk: Desk, put: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = desk.finder.card
+    monkeypatch.setattr(desk.finder, "card", card.with_(training={**card.training, "source": "phantom"}))
+    step = desk.example(Session(), FEW, 0)  # an image of the gallery
+    assert step.analysis is not None and NOT_A_PHANTOM not in step.analysis.warnings
+    step = desk.open(Session(), FEW, [put()])
+    assert step.analysis is not None and NOT_A_PHANTOM in step.analysis.warnings
+    assert is_grave(NOT_A_PHANTOM)
+
+
+def test_an_image_that_is_shown_beside_again_is_kept_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session()
+    step = desk.compare(session, [desk.example(session, FEW, 0).neighbours[0].id])
+    assert step is not None
+    monkeypatch.setattr("cbmir.demo.uploads.PICTURE_SIDE", 16)  # so that it is worth keeping
+    (first,), (second,) = desk.beside(step), desk.beside(step)
+    assert first.key and first.key == second.key and desk.whole.show(first.key) is not None
 
 
 def test_images_side_by_side(desk: Desk) -> None:
