@@ -1,7 +1,7 @@
-"""cbmir.demo: the runtime in a browser, by Gradio. Nothing leaves the machine that it runs on.
+"""cbmir.demo: the runtime in a browser, built with Gradio. Nothing leaves the machine that serves it.
 
-`build(finder)` gives the page as Gradio blocks, to launch anywhere; `serve` runs them in a server that keeps them to
-this machine. `desk` is what can be done, `page` how it looks, and `app` wires them.
+`build(finder)` returns the page as Gradio blocks that can be launched anywhere; `serve` runs them in a server without
+access to the network. `desk` holds the actions, `page` the components, and `app` connects them.
 """
 
 import os
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from cbmir.demo.app import build
     from cbmir.demo.server import load_login, serve
 
-# All are read when gradio is imported.
+# Gradio reads all of these when it is imported.
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-os.environ["GRADIO_ANALYTICS_CACHE_FREQUENCY"] = str(2**62)  # after each answer it would sum up all times
+os.environ["GRADIO_ANALYTICS_CACHE_FREQUENCY"] = str(2**62)  # it would summarise all response times after each answer
 
-# `cbmir query --report` takes `report` from here, without gradio.
+# Lazy, because `cbmir query --report` imports `cbmir.demo.report` without Gradio.
 __getattr__ = lazy_imports(
     __name__,
     {"build": "cbmir.demo.app", "load_login": "cbmir.demo.server", "serve": "cbmir.demo.server"},

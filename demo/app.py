@@ -1,6 +1,6 @@
-"""The page as Gradio blocks: `build(finder).launch()` serves it, and so does `server.serve`, which guards it.
+"""The page as Gradio blocks: `build(finder).launch()` serves it, and `server.serve` serves it with protection.
 
-`layout` says where everything is, `desk` what can be done, `screen` how a step looks; here they are wired together.
+`layout` places the components, `desk` holds the actions, `screen` renders a step; this module connects them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from cbmir.errors import UserError
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery.projection import GalleryProjection
 
-Act = Callable[..., object]  # takes a session, controls, what the event says, and values of further components
+Act = Callable[..., object]  # takes a session, controls, the event's data, and values of further components
 
-_CACHE = (300, 900)  # seconds: how often Gradio looks for uploads that no question took, and how old these may get
-#: The tab keeps the secret of its session as long as it is open; the address says what to begin with.
+_CACHE = (300, 900)  # seconds: how often Gradio deletes unused uploads, and how old they must be
+#: The tab stores its session's secret while it is open; the address may name the image or findings to start with.
 _ARRIVE = "() => [sessionStorage.cbmir ?? '', location.search, Number(history.state?.step) || 0]"
 _ARRIVED = "(secret) => { sessionStorage.cbmir = secret; }"
 _CHOSEN = "(visit) => [visit, document.querySelector('#findings li > [aria-pressed=true]')?.dataset.finding]"
@@ -40,10 +40,10 @@ _DOWNLOAD = """async (uri) => {
 
 
 class Page(gr.Blocks):
-    """Blocks that look the same however they are served."""
+    """Blocks that look the same no matter how they are served."""
 
     def launch(self, *args: Any, **options: Any) -> Any:
-        """As `gr.Blocks.launch`, with the page's own look unless another is given."""
+        """Launch like `gr.Blocks.launch`, with the page's own look unless the caller gives another."""
         own: dict[str, Any] = {
             "theme": theme(), "css": static("page.css"), "footer_links": [],
             "state_session_capacity": self.state_session_capacity,
@@ -54,21 +54,21 @@ class Page(gr.Blocks):
 def build(
     finder: Finder, examples: Path | None = None, chart: GalleryProjection | None = None, feedback: Path | None = None
 ) -> gr.Blocks:
-    """The page, and its endpoints for `gradio_client`.
+    """Build the page and its endpoints for `gradio_client`.
 
-    `build(finder).launch()` serves it from a script, a notebook, or a hosting service. `cbmir.demo.serve` serves the
-    same with a login, limits, and headers that keep everything on this machine.
+    `build(finder).launch()` serves it from a script, a notebook, or a hosting service. `cbmir.demo.serve` adds a login,
+    limits, and headers that keep everything on this machine.
 
     Args:
-        finder: With a gallery; one finder serves all visitors. It must stay open as long as the page is served.
-        examples: A folder of images that the page offers; by default some of the gallery.
-        chart: The gallery's map, where it has one.
-        feedback: A file that keeps what readers say of answers (`Feedback`); by default they are not asked.
+        finder: A finder with a gallery, shared by all visitors. Keep it open while the page is served.
+        examples: A folder of example images; by default, some images of the gallery.
+        chart: The gallery's map, if it has one.
+        feedback: The file for readers' feedback (`Feedback`); by default readers are not asked.
 
     Raises:
         UserError: The finder has no gallery, the folder has no examples, or the file cannot be used.
     """
-    offered = find_examples(finder, examples)  # before there are blocks: it may raise
+    offered = find_examples(finder, examples)  # before any blocks are created, since it may raise
     blocks = Page(title="cbmir", analytics_enabled=False, delete_cache=_CACHE, fill_width=True)
     blocks.state_session_capacity = MOST
     desk, sessions = Desk(finder, offered, lambda: Path(blocks.GRADIO_CACHE), feedback), Sessions()
@@ -85,7 +85,7 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
     screen, visit = Screen(desk, at), gr.State("")
     secret, address, before, chosen, sheet = (gr.Textbox(visible=False) for _ in range(5))
     outputs = [at.viewer, at.similar, at.findings, at.alerts, at.trail, at.tabs, *at.weights, *at.controls]
-    #: One queue, one after the other: answers come in the order of the questions.
+    #: A single queue without concurrency: answers arrive in the order of the questions.
     how: dict[str, Any] = {
         "api_visibility": "private", "concurrency_id": "page", "concurrency_limit": 1, "trigger_mode": "multiple",
         "show_progress": "minimal", "show_progress_on": at.viewer, "preprocess": False, "postprocess": False,
@@ -114,7 +114,7 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
             elif "finding" in link:
                 desk.by_findings(session, fresh, link["finding"])
             elif step:
-                raise UserError("This page was left for long, and its image is forgotten: open it again.")
+                raise UserError("The page has forgotten its image because it was not used for long. Open it again.")
             else:
                 session.shown = 0
 
@@ -126,7 +126,7 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
     def leave(request: gr.Request) -> None:
         page = request.session_hash or ""
         sessions.leave(page)
-        holder = blocks.state_holder  # Gradio's, which keeps what a page showed last
+        holder = blocks.state_holder  # Gradio's store of each page's last values
         holder.session_data.pop(page, None)
         holder.time_last_used.pop(page, None)
 

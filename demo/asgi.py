@@ -1,7 +1,7 @@
-"""The application around the page's Gradio blocks: only the routes that the page uses, and bounded requests.
+"""The ASGI application around the page's Gradio blocks: it serves only the routes that the page uses, with limits.
 
-Denied are, among others, what writes an answer to the disk (`deep_link`), hands out files (`file=`), fetches from
-elsewhere (`proxy=`) and goes past the queue (`run`, `api`). Uploads have a route of our own: `UploadStore`.
+Among others it denies the routes that write answers to the disk (`deep_link`), serve files (`file=`), fetch URLs
+(`proxy=`) or bypass the queue (`run`, `api`). Uploads have their own route (`UploadStore`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from cbmir.runtime.serving.limits import BodyLimit
 from cbmir.runtime.serving.problems import Problem, answer_problem
 from cbmir.runtime.serving.security import Credential, Guard, SecurityHeaders
 
-#: Of Gradio's routes, by method: scripts and styles, then what the page and `gradio_client` ask. A new version's route
-#: is denied until it stands here.
+#: Gradio's routes by method: scripts and styles, then the requests of the page and `gradio_client`. A route that a new
+#: version adds is denied until it is listed here.
 ALLOWED = {
     "GET": (
         "/", "/config", "/theme.css", "/favicon.ico", "/assets/{path:path}", "/static/{path:path}",
@@ -38,16 +38,16 @@ ALLOWED = {
 }  # fmt: skip
 ASKING = ("/gradio_api/queue/join", "/gradio_api/call/{api_name}")  # the routes that add to the queue
 UPLOAD = "/gradio_api/upload"
-MOST_UNREAD = 64  # answers, besides those to questions that are still in the queue
-MOST_OF_QUESTION = 256 * 2**10  # bytes of a body; of JSON's smallest parts it makes some 6 MB in memory
+MOST_UNREAD = 64  # answers, not counting those to questions that are still in the queue
+MOST_OF_QUESTION = 256 * 2**10  # bytes of a body; as parsed JSON it takes at most about 6 MB of memory
 QUESTION_S = 30.0  # for the body of a question
-#: Gradio's own scripts need what is inline and `eval`; nothing may come from, or go to, another machine.
+#: Gradio's own scripts need inline code and `eval`; the page may not exchange anything with other machines.
 _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self' data: blob:; worker-src 'self' blob:; "
     "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
 )
-#: The page has examples in it, and answers are of images: no browser keeps them once the page is closed.
+#: The page and its answers contain patients' images: browsers must not store them after the page is closed.
 _OF_PATIENTS = ("text/html", "application/json", "text/event-stream", "image/jpeg")
 
 
@@ -55,11 +55,11 @@ async def _no_download(*_: object, **__: object) -> str:
     raise ValueError("expected the path of an upload, found an address on the network")
 
 
-processing_utils.async_ssrf_protected_download = _no_download  # by which Gradio fetches a file that a question names
+processing_utils.async_ssrf_protected_download = _no_download  # Gradio uses it to fetch a file that a question names
 
 
 def create_app(blocks: gr.Blocks, hosts: Sequence[str] = (), login: Credential | None = None) -> FastAPI:
-    """The page with all that it fetches. It answers requests for `hosts` (empty: any) that bear the login."""
+    """The page and everything it fetches. Requests must be for one of `hosts` (empty: any) and carry the login."""
     app = FastAPI(openapi_url=None)
     app.add_middleware(BodyLimit, most=MOST_OF_QUESTION, timeout_s=QUESTION_S, streamed=(UPLOAD,))
     app.add_middleware(Guard, hosts=hosts, credential=login)
@@ -86,12 +86,12 @@ def create_app(blocks: gr.Blocks, hosts: Sequence[str] = (), login: Credential |
 
 
 class _BoundedAnswers:
-    """Forwards questions to Gradio's queue, which keeps the answers of 2,000 pages until they are read. Where more than
-    MOST_UNREAD are kept, it forgets the page with the oldest of them, which gets an error when it asks for them."""
+    """Forwards questions to Gradio's queue, which stores unread answers of up to 2,000 pages. If these are more than
+    MOST_UNREAD, the page with the oldest one is forgotten, and gets an error when it asks for its answers."""
 
     def __init__(self, app: ASGIApp, queue: Any) -> None:
         self._app, self._queue = app, queue
-        self._unread: dict[str, str] = {}  # question -> page, the oldest first
+        self._unread: dict[str, str] = {}  # question -> page, oldest first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         questions, messages = self._queue.pending_event_ids_session, self._queue.pending_messages_per_session
@@ -101,7 +101,7 @@ class _BoundedAnswers:
         while len(self._unread) > MOST_UNREAD:
             oldest = next(iter(self._unread.values()))
             left, kept = questions.pop(oldest) & running, messages.pop(oldest, None)
-            if left and kept is not None:  # Gradio puts what still runs into it
+            if left and kept is not None:  # Gradio adds the answers to questions that are still running
                 questions[oldest], messages[oldest] = left, type(kept)()
             self._unread = {one: page for one, page in self._unread.items() if page != oldest}
         await self._app(scope, receive, send)

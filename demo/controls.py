@@ -1,4 +1,4 @@
-"""How to search, as the page's controls say it, checked; and in words."""
+"""The settings of a search, validated from the page's controls, and their description in words."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from cbmir.runtime.gallery.filters import TEXTS, Filter
 
 MOST_NEIGHBOURS = 40
 _LONGEST = 1000
-_BEFORE = {"where": "", "since": "from "}  # what precedes the text of a filter in words, if not its name
+_BEFORE = {"where": "", "since": "from "}  # prefix of a filter's text, if it is not the filter's name
 
 
 class ControlsError(UserError):
-    """The controls ask for what cannot be searched: this says nothing about an image that is to be opened."""
+    """The controls ask for an impossible search. The image that is being opened is not the cause."""
 
 
 @dataclass(frozen=True)
 class Controls:
-    """`having` and `without` are labels of the gallery; `where` is an expression of labels, as the command line has it;
-    `since` and `until` are days, YYYY-MM-DD; an empty text filters nothing. `point` is the operating point."""
+    """`having` and `without` are labels of the gallery; `where` is an expression of labels, as on the command line;
+    `since` and `until` are days, YYYY-MM-DD; an empty text does not filter. `point` is the operating point."""
 
     k: int = 20
     having: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Controls:
 
     @classmethod
     def of(cls, values: tuple[Any, ...]) -> Self:
-        """From the values of the page's controls, in the order of the fields. Raises ControlsError for other ones."""
+        """Validate the values of the page's controls, in the order of the fields. Raises ControlsError."""
         given = dict(zip((one.name for one in fields(cls)), values, strict=True))
         k = given["k"]
         if isinstance(k, bool) or not isinstance(k, int | float) or not 1 <= k <= MOST_NEIGHBOURS:
@@ -53,11 +53,11 @@ class Controls:
         return cls(**{**given, "k": int(k), "exclude": given["exclude"] is not False})
 
     def of_another(self) -> Self:
-        """For another image, whose patient may be another too."""
+        """The controls for another image, which may be of another patient."""
         return replace(self, patient="")
 
     def values(self) -> tuple[Any, ...]:
-        """For the page's controls, in the order of the fields."""
+        """The values of the page's controls, in the order of the fields."""
         values = (getattr(self, one.name) for one in fields(self))
         return tuple(list(value) if isinstance(value, tuple) else value for value in values)
 
@@ -70,26 +70,26 @@ class Controls:
         return Filter(where=where, view=self.view, source=self.source, since=self.since, until=self.until)
 
     def chips(self) -> list[dict[str, str]]:
-        """The filters that are set, each with the name by which `dropped` takes it away."""
+        """The active filters, each with the name that `dropped` takes."""
         chips = [(f"having:{name}", f"with {spelled(name)}") for name in self.having]
         chips += [(f"without:{name}", f"without {spelled(name)}") for name in self.without]
         chips += [(name, _BEFORE.get(name, f"{name} ") + text) for name in TEXTS if (text := getattr(self, name))]
         return [{"name": name, "text": text} for name, text in chips]
 
     def link(self) -> list[tuple[str, str]]:
-        """The filters that are set as parts of an address, which `of_link` reads."""
+        """The active filters as URL parameters, which `of_link` reads."""
         several = [(name, one) for name in ("having", "without") for one in getattr(self, name)]
         return several + [(name, getattr(self, name)) for name in TEXTS if getattr(self, name)]
 
     def of_link(self, query: Mapping[str, Sequence[str]]) -> Self:
-        """With the filters that an address has."""
+        """A copy with the filters of a URL's parameters."""
         given = {one.name: getattr(self, one.name) for one in fields(self)}
         given |= {name: query[name] for name in ("having", "without") if name in query}
         given |= {name: query[name][0] for name in TEXTS if name in query}
         return self.of(tuple(given.values()))
 
     def dropped(self, name: str) -> Self:
-        """Without one filter, or, for an empty name, without any."""
+        """A copy without one filter, or, if the name is empty, without all of them."""
         if not name:
             return type(self)(k=self.k, exclude=self.exclude, patient=self.patient, point=self.point)
         kind, _, label = name.partition(":")
@@ -101,7 +101,7 @@ class Controls:
         return replace(self, **changes)
 
     def text(self, *, known: bool | None) -> str:
-        """The search in words. `known`: whether the image's patient is known; None without an image."""
+        """The search in words. `known`: whether the image's patient is known; None if there is no image."""
         parts = [f"{self.k} images"]
         if known is not None:
             out = "left out" if self.exclude and known else "not left out"

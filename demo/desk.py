@@ -1,4 +1,4 @@
-"""What the page and its endpoints do with a session: open images, search, and keep each answer as a step."""
+"""The actions of the page and its endpoints: open images, search, and add each answer to the session as a step."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from cbmir.runtime.results import Analysis, Neighbour
 
 MOST_BESIDE = 3  # images beside the query
 MOST_PRIORS = 6
-_LOOKED_AT = 100  # images of one patient
+_LOOKED_AT = 100  # images of one patient that are searched for priors
 _IN_RESULTS = 10  # similar images in SR and SC
-_AMONG = 200  # nearest images among which those with most of the findings that were asked for come first
+_AMONG = 200  # a search by findings sorts this many nearest images by the number of findings that match
 FROM_THUMBNAIL = (
     "This image's file is gone or has changed since it came into the gallery: it was analysed from its thumbnail, so "
     "its findings and similar images are approximate."
@@ -45,8 +45,8 @@ FROM_THUMBNAIL = (
 
 @dataclass(frozen=True, eq=False)
 class Beside:
-    """An image of the gallery as the viewer shows it beside the query: its evidence [h, w] for the similarity, whether
-    it is its file rather than its thumbnail, and the rest as in `Upload`."""
+    """A gallery image that the viewer shows beside the query. `evidence` [h, w] is for the similarity; `whole` tells
+    whether the picture comes from the file or the thumbnail; the rest is as in `Upload`."""
 
     entry: Entry
     neighbour: Neighbour
@@ -61,7 +61,7 @@ class Desk:
     def __init__(
         self, finder: Finder, examples: Sequence[Example], uploads: Callable[[], Path], feedback: Path | None = None
     ) -> None:
-        """`uploads` names the folder for uploads, which is known once the server runs.
+        """`uploads` returns the folder for uploads, which is known only once the server runs.
 
         Raises:
             UserError: The finder has no gallery, or the file for feedback cannot be used.
@@ -73,10 +73,10 @@ class Desk:
         self.examples, self._uploads = examples, uploads
         self.feedback = None if feedback is None else Feedback(feedback)
 
-    # What puts another image, or findings, on the page.
+    # Actions that open another image, or search by findings.
 
     def open(self, session: Session, controls: Controls, paths: object) -> Step:
-        """Analyse uploaded files, which are deleted once they are read."""
+        """Analyse uploaded files, and delete them once they are read."""
         self._check(controls)
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
             raise UserError("Choose or drop files to open.")
@@ -90,14 +90,14 @@ class Desk:
         example = self.examples[at]
         try:
             radiograph = self.finder.read(example.path)
-        except ImageError as error:  # whose message names the file's place on the server
+        except ImageError as error:  # its message contains the path on the server
             raise UserError(f"{example.caption}: this example's file is gone or has changed.") from error
         title = f"Example {example.caption}"
         upload = self._upload_of(radiograph, title)
         return self._show(session, Step(title, controls.of_another(), (upload,)))
 
     def member(self, session: Session, controls: Controls, at: int) -> Step:
-        """Another image of the study."""
+        """Open another image of the study."""
         step = self._step(session)
         if not 0 <= at < len(step.images):
             raise UserError("Choose one of this study's images.")
@@ -105,7 +105,7 @@ class Desk:
         return self._show(session, Step(title, controls, step.images, at, step.left_out))
 
     def like(self, session: Session, controls: Controls, id: str) -> Step:
-        """Ask about an image of the gallery: of its file, or else of its thumbnail, with a warning."""
+        """Use a gallery image as the query: its file, or its thumbnail with a warning."""
         try:
             entry = self.gallery.entry(id)
         except GalleryError as error:
@@ -121,7 +121,7 @@ class Desk:
         return self._show(session, step)
 
     def by_findings(self, session: Session, controls: Controls, labels: Sequence[str]) -> Step:
-        """Images that show findings, without a query image."""
+        """Search for images with these findings, without a query image."""
         known = self.finder.card.labels.names
         if not isinstance(labels, list | tuple) or not labels or not all(label in known for label in labels):
             raise UserError("Choose one or several of the model's findings to search for.")
@@ -129,10 +129,10 @@ class Desk:
         title = " + ".join(spelled(label) for label in chosen)
         return self._show(session, Step(title, controls, labels=chosen, link=tuple(("finding", one) for one in chosen)))
 
-    # What is asked about the image, or the findings, on the page.
+    # Actions on the image or the findings that the page shows.
 
     def search(self, session: Session, controls: Controls) -> Step | None:
-        """The same with other controls, and without images beside it; None where nothing is on the page yet."""
+        """Repeat the search with other controls, without images beside the query; None if the page is still empty."""
         step = session.step
         if step is None:
             return None
@@ -140,7 +140,7 @@ class Desk:
         return self._show(session, replace(alone, controls=controls, compare=()))
 
     def region(self, session: Session, controls: Controls, box: Region | None) -> Step | None:
-        """Search by a part of the image, or, with None, by the whole of it again."""
+        """Search by a part of the image, or, if `box` is None, by the whole image again."""
         step = self._image_step(session)
         whole = next((one for one in reversed(session.trail()) if one.region is None), step)
         if box is None:
@@ -149,7 +149,7 @@ class Desk:
         return self._show(session, replace(region, title="Region", region=box))
 
     def weigh(self, session: Session, controls: Controls, weights: Sequence[float]) -> Step | None:
-        """Rank again by a weight for each of the model's findings, and by what was marked before."""
+        """Rank again by a weight for each of the model's findings and by the images that were marked before."""
         if not all(isinstance(weight, int | float) for weight in weights):
             raise UserError("Move the sliders of the page.")
         given = zip(self.finder.card.labels.names, weights, strict=True)
@@ -157,7 +157,7 @@ class Desk:
         return self.refine(session, controls, wish)
 
     def refine(self, session: Session, controls: Controls, wish: Wish) -> Step | None:
-        """Rank again by what was marked alike and not alike, and towards (above 0) or away from findings."""
+        """Rank again by the images marked as alike and not alike, and towards (above 0) or away from findings."""
         step = self._image_step(session)
         if not wish and step.wish:
             return session.go(step.above)
@@ -169,7 +169,7 @@ class Desk:
             step, controls=controls, title=title, wish=wish, above=above, compare=(), link=()))  # fmt: skip
 
     def compare(self, session: Session, ids: Sequence[str]) -> Step | None:
-        """Show similar images beside the query, or, without any, the query alone again."""
+        """Show similar images beside the query, or, if `ids` is empty, the query alone again."""
         step = self._step(session)
         if not ids:
             return session.go(step.above) if step.compare else step
@@ -182,13 +182,13 @@ class Desk:
         return session.add(replace(step, title=title, compare=chosen, above=above))
 
     def beside(self, step: Step) -> list[Beside]:
-        """The similar images that a step shows beside the query."""
+        """Load the similar images that a step shows beside the query."""
         by_id = {neighbour.id: neighbour for neighbour in step.neighbours}
         beside = []
         for neighbour in map(by_id.__getitem__, step.compare):
             entry = self.gallery.entry(neighbour.id)
             radiograph, whole = self._of_gallery(entry)
-            query = None if step.analysis is None else step.analysis.query  # a region or a refined search, if it is one
+            query = None if step.analysis is None else step.analysis.query  # or of the region
             evidence = None if query is None else self.finder.evidence_towards(radiograph, query)
             key = self.whole.keep(radiograph, key=f"gallery {entry.id} {entry.sha256}")
             picture = picture_of(radiograph.pixels)
@@ -196,7 +196,7 @@ class Desk:
         return beside
 
     def report(self, session: Session, label: str = "") -> str:
-        """The report of the case on the page, as one HTML page."""
+        """The report on the image that is shown, as one HTML page."""
         step = self._image_step(session)
         assert step.analysis is not None and step.image is not None
         label = label if label in self.finder.card.labels.names else ""
@@ -206,33 +206,33 @@ class Desk:
         )  # fmt: skip
 
     def dicom_results(self, session: Session) -> bytes:
-        """A zip file of a DICOM file's SR and SC, as `cbmir pacs analyze` makes them: of the whole image and without
-        filters, with the page's operating point and patient."""
+        """A zip file of a DICOM file's SR and SC, as `cbmir pacs analyze` makes them: for the whole image and without
+        filters, but with the page's operating point and patient."""
         step = self._image_step(session)
         image, own = step.image, step.controls
         file = self.whole.dicom(image.key) if image else b""
         if not file:
-            raise UserError("Open the DICOM file again: it is no longer kept here.")
+            raise UserError("Open the DICOM file again. It is no longer kept here.")
         radiograph = self.finder.read(file)
         analysis = self._analyze(radiograph, replace(own.dropped(""), k=_IN_RESULTS), None)
         results = make_results(file, analysis, self.finder, kinds=("sr", "sc"), image=radiograph)
         made = io.BytesIO()
         with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, dataset in results.named():
-                stream = io.BytesIO()  # pydicom seeks
+                stream = io.BytesIO()  # pydicom needs to seek
                 dataset.save_as(stream, enforce_file_format=True)
                 archive.writestr(f"{name}.dcm", stream.getvalue())
         return made.getvalue()
 
     def say(self, session: Session, *, similar: str = "", label: str = "", value: object) -> None:
-        """Keep what a reader says: whether a similar image is alike, or the model is right about a finding.
+        """Store a reader's feedback: whether a similar image is alike, or whether the model is right about a finding.
 
         Args:
-            similar: Its id.
-            value: 1, 0, or None to take it back.
+            similar: The id of the similar image.
+            value: 1, 0, or None to withdraw it.
 
         Raises:
-            UserError: It is not on the page, the finding has no threshold to be right by, or nothing is kept here.
+            UserError: The page does not show it, the finding has no threshold, or the demo collects no feedback.
         """
         step = self._image_step(session)
         assert step.analysis is not None and step.image is not None
@@ -241,14 +241,14 @@ class Desk:
         if self.feedback is None or not is_known or value not in (0, 1, None):
             raise UserError("Choose a similar image or a finding that is on the page.")
         said = None if value is None else int(bool(value))
-        if label and said is not None:  # whether the finding is there
+        if label and said is not None:  # stored: whether the finding is present
             said = int(bool(said) == bool(predicted[label]))
         known = step.analysis.known
         image = self.gallery.case_id(known[0]) if known else step.image.radiograph.sha256
         case = self.gallery.case_id(similar) if similar else ""
         self.feedback.add(self.finder.card.fingerprint, image, similar=case, label=label, value=said)
 
-    # Parts of answers.
+    # Helpers.
 
     def _show(self, session: Session, step: Step) -> Step:
         self._check(step.controls)
@@ -259,7 +259,7 @@ class Desk:
         try:
             if where := controls.filter.where:
                 parse(where, self.gallery.labels)
-        except GalleryError as error:  # its message is about the filters alone
+        except GalleryError as error:  # its message is about the filters
             raise ControlsError(str(error)) from error
 
     def _by_image(self, step: Step, image: Upload) -> Step:
@@ -290,13 +290,13 @@ class Desk:
         return analysis.at(self.finder.engine.card, controls.point)
 
     def _by_findings(self, step: Step) -> Step:
-        """Of the nearest images those with most of the findings first, and of these the nearest."""
+        """Sort the nearest images by the number of findings that match, then by distance."""
         found = self.finder.search_by_findings(step.labels, _AMONG, filter=step.controls.filter)
-        first = sorted(found, key=lambda one: -len(one.shared))  # stable: nearest first among equals
+        first = sorted(found, key=lambda one: -len(one.shared))  # stable, so that ties stay in order of distance
         return replace(step, neighbours=tuple(first[: step.controls.k]), searched=step.controls.text(known=None))
 
     def _timeline(self, step: Step) -> list[Hit]:
-        """Dated images of the patient, by id, the oldest first: those most similar to this one."""
+        """The dated images of the patient that are most similar to this one, oldest first."""
         assert step.analysis is not None and step.image is not None
         radiograph, known = step.image.radiograph, step.analysis.known
         patient = step.controls.patient or radiograph.patient_id.strip()
@@ -316,17 +316,17 @@ class Desk:
     def _upload_of(self, radiograph: Radiograph, caption: str, *warnings: str, dicom: bytes = b"") -> Upload:
         key = self.whole.keep(radiograph, dicom)
         upload = Upload.of(radiograph, self.finder.card.preprocess, caption, warnings=warnings, key=key)
-        weakref.finalize(upload, self.whole.forget, key)  # with the session
+        weakref.finalize(upload, self.whole.forget, key)  # when the session ends
         return upload
 
     def _of_gallery(self, entry: Entry) -> tuple[Radiograph, bool]:
-        """An image of the gallery, and whether it is of its file rather than of its thumbnail."""
+        """Read a gallery image. Also returns whether it comes from its file, not its thumbnail."""
         try:
             image = self.finder.read(entry.image)
             if image.sha256 == entry.sha256 or not entry.sha256:
                 return image, True
         except ImageError:
-            pass  # the thumbnail stands in, and the page says so
+            pass  # the thumbnail is used instead, and the page says so
         jpeg = self.gallery.thumbnail(entry.id)
         if jpeg is None:
             raise UserError(f"{entry.id}: its file is gone, and the gallery has no thumbnail of it.")
@@ -334,7 +334,7 @@ class Desk:
 
     def _step(self, session: Session) -> Step:
         if session.step is None:
-            raise UserError("Open an image first: this page has none, or was left for long and has forgotten it.")
+            raise UserError("Open an image first. The page has none, or was not used for long and has forgotten it.")
         return session.step
 
     def _image_step(self, session: Session) -> Step:
@@ -345,7 +345,7 @@ class Desk:
 
 
 def labels_of(step: Step) -> Sequence[str] | None:
-    """The labels that similar images are compared with; None where nothing is known of the image."""
+    """The labels that similar images are compared with; None if nothing is known about the image."""
     if step.analysis is None:
         return step.labels
     return step.analysis.query_labels if step.analysis.labels_known else None

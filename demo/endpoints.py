@@ -1,4 +1,4 @@
-"""The endpoints that `gradio_client` sees: what the page does, with plain values. Each client has its own session."""
+"""The endpoints for `gradio_client`: the page's actions with plain values. Each client has its own session."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cbmir.errors import CbmirError
 
 
 def told(act: Callable[..., Any]) -> Callable[..., Any]:
-    """With cbmir's own errors as messages to the visitor; of others the queue says nothing."""
+    """Report cbmir's own errors to the visitor; Gradio hides the message of all others."""
 
     @wraps(act)
     def answering(*given: Any) -> Any:
@@ -31,15 +31,15 @@ def told(act: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def add_endpoints(desk: Desk, sessions: Sessions) -> None:
-    """Add the endpoints to the blocks that are open."""
+    """Add the endpoints to the current blocks."""
 
     def controls(k: int, where: str, view: str = "") -> Controls:
         given = Controls(k=k, where=where, view=view, point=desk.finder.operating_point)
         return Controls.of(given.values())
 
     def answer(step: Step | None) -> dict[str, Any]:
-        """No path and no patient of the gallery: its images are ids."""
-        assert step is not None  # an endpoint never goes to the page without an image
+        """The answer without paths and patients of the gallery: images are ids."""
+        assert step is not None  # endpoints never return to the empty page
         neighbours = [
             {
                 "id": one.id, "cosine": one.cosine, "distance": one.distance, "labels": list(one.labels),
@@ -76,7 +76,7 @@ def add_endpoints(desk: Desk, sessions: Sessions) -> None:
     def search_by_findings(
         request: gr.Request, findings: list[str], k: int = 10, where: str = "", view: str = ""
     ) -> dict[str, Any]:
-        """Images of the gallery that show findings: those with most of them first, then the nearest.
+        """Images of the gallery that have these findings: those with the most of them first, then the nearest.
 
         Args:
             findings: Names of the model's findings.
@@ -92,7 +92,7 @@ def add_endpoints(desk: Desk, sessions: Sessions) -> None:
     def search_by_region(
         request: gr.Request, x0: float, y0: float, x1: float, y1: float, k: int = 10, where: str = ""
     ) -> dict[str, Any]:
-        """Images that are similar to a part of the image that was analysed last.
+        """Images that are similar to a part of the image that was last analysed.
 
         Args:
             x0: Left edge, in fractions of the image's width.
@@ -111,11 +111,11 @@ def add_endpoints(desk: Desk, sessions: Sessions) -> None:
         request: gr.Request, alike: list[str], unlike: list[str], findings: dict[str, float], k: int = 10,
         where: str = "",
     ) -> dict[str, Any]:  # fmt: skip
-        """Rank again by what was seen.
+        """Rank again by images marked as alike or not alike, and by findings.
 
         Args:
-            alike: Ids of images that are like the query.
-            unlike: Ids of similar images that are not alike.
+            alike: Ids of images that are similar to the query.
+            unlike: Ids of images that are not.
             findings: Weights from -1 (away from) to 1 (towards) by finding.
             k: How many similar images.
             where: Only images with these labels.
@@ -127,13 +127,13 @@ def add_endpoints(desk: Desk, sessions: Sessions) -> None:
         return answer(desk.refine(session_of(request), controls(k, where), wish))
 
     def report(request: gr.Request, finding: str = "") -> str:
-        """The report of the image that was analysed last.
+        """The report on the image that was last analysed.
 
         Args:
-            finding: Whose evidence is drawn; by default the most probable one.
+            finding: The finding whose evidence is drawn; by default the most probable one.
 
         Returns:
-            One HTML page that needs nothing beside it.
+            One self-contained HTML page.
         """
         return desk.report(session_of(request), finding)
 

@@ -1,4 +1,4 @@
-"""Images to begin with: those of a folder, or some of the gallery."""
+"""Example images: those of a folder, or some of the gallery."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SPLITS = {"test": " (test split)", "val": " (validation split)"}
 
 @dataclass(frozen=True)
 class Example:
-    """An image file, a small JPEG of it, and what it is called."""
+    """An image file, its thumbnail as JPEG, and its caption."""
 
     path: Path
     thumbnail: bytes
@@ -34,17 +34,17 @@ class Example:
 
 
 def find_examples(finder: Finder, folder: Path | None = None) -> list[Example]:
-    """Up to MOST images: those of `folder` that can be read, in the order of their names, else of the gallery. Raises
-    UserError where the folder is missing or nothing in it can be read."""
+    """Up to MOST images: the readable ones of `folder` in the order of their names, or some of the gallery. Raises
+    UserError if the folder is missing or nothing in it can be read."""
     if folder is not None:
         return _of_folder(folder)
     return [] if finder.gallery is None else _of_gallery(finder.gallery)
 
 
 def _of_gallery(gallery: SearchableGallery) -> list[Example]:
-    """One for each of the findings that most images have: the first of as many patients that has it, and whose file is
-    still there, held-out ones before those that the model was trained on. Looked for among `_LOOKED_AT` images, evenly
-    spaced over the gallery; read only when chosen."""
+    """One image for each of the most common findings: the first one whose file still exists, each of another patient,
+    held-out images before those that the model was trained on. Searches `_LOOKED_AT` images, evenly spaced over the
+    gallery; images are read only when a visitor chooses them."""
     ids = gallery.ids()
     entries = [gallery.entry(name) for name in ids[:: max(1, len(ids) // _LOOKED_AT)]]
     entries = [entry for entry in entries if Path(entry.image).is_file()]
@@ -57,7 +57,7 @@ def _of_gallery(gallery: SearchableGallery) -> list[Example]:
         entry = next((entry for entry in new if entry.id not in chosen), None)
         if entry is not None:
             chosen[entry.id] = entry
-    for entry in entries:  # a gallery with few labels, or none
+    for entry in entries:  # the gallery has few labels or none
         if len(chosen) < MOST:
             chosen.setdefault(entry.id, entry)
     captions = {
@@ -77,7 +77,7 @@ def _of_folder(folder: Path) -> list[Example]:
         try:
             examples.append(Example(path, thumbnail_jpeg(read_image(path).pixels), path.stem))
         except ImageError as error:
-            log.warning("Not an example: %s", type(error).__name__)  # a file's name may be a patient's
+            log.warning("Not an example: %s", type(error).__name__)  # a file name may contain a patient's name
         if len(examples) == MOST:
             break
     if not examples:

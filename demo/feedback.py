@@ -1,4 +1,4 @@
-"""What readers say of answers, kept in a table that has no image, no patient and no name of a file."""
+"""Readers' feedback, stored as CSV without images, patients and file names."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 
 from cbmir.errors import UserError
 
-#: `image` and `similar` are a case id of the gallery; of an image that it does not have, the SHA-256 of its file.
-#: `value` is 1 where `similar` is alike, or `label` is there; 0 where it is not; empty where that was taken back.
+#: `image` and `similar` are case ids of the gallery, or the SHA-256 of a file that the gallery does not have.
+#: `value` is 1 if `similar` is alike, or `label` is present; 0 if not; empty if the feedback was withdrawn.
 COLUMNS = ("time", "model", "image", "similar", "label", "value")
 _MOST_BYTES = 256 * 2**20
 
 
 class Feedback:
-    """A CSV file of COLUMNS, one line for each time that something was said: the last one of a pair counts."""
+    """A CSV file of COLUMNS with one line per statement. If several are about the same thing, the last one counts."""
 
     def __init__(self, path: Path) -> None:
-        """Make the file, readable by its owner alone, or go on with one that is there.
+        """Create the file, readable only by its owner, or append to an existing one.
 
         Raises:
-            UserError: It cannot be written, or is another table.
+            UserError: The file cannot be written, or is not a feedback table.
         """
         self._path = path
         head = _line(*COLUMNS)
@@ -40,7 +40,7 @@ class Feedback:
             raise UserError(f"{path}: expected a table of feedback, found another file; name a new one")
 
     def add(self, model: str, image: str, *, similar: str = "", label: str = "", value: int | None) -> None:
-        """Raises UserError where the file is full or its disk is."""
+        """Append a line. Raises UserError if the file is too large or the disk is full."""
         line = _line(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", model, image, similar, label, value)
         try:
             if self._path.stat().st_size > _MOST_BYTES:
@@ -50,12 +50,12 @@ class Feedback:
             raise UserError("The feedback was not kept: its file cannot be written.") from error
 
     def _write(self, data: bytes) -> None:
-        """In one piece, so that lines of several processes do not mix."""
+        """Write in one call, so that lines of several processes do not mix."""
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            if (written := os.write(descriptor, data)) < len(data):  # the disk became full in the middle of it
+            if (written := os.write(descriptor, data)) < len(data):  # the disk is full, and only a part was written
                 if os.fstat(descriptor).st_size == (end := os.lseek(descriptor, 0, os.SEEK_CUR)):
-                    os.ftruncate(descriptor, end - written)  # it is still the last line
+                    os.ftruncate(descriptor, end - written)  # no other process has written since
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)

@@ -1,8 +1,8 @@
-"""The report of a case: one HTML page that needs nothing beside it, to keep or to print.
+"""The report on an image: one self-contained HTML page, to keep or to print.
 
-It leaves the machine, so it names no file, no patient and no image of the gallery: similar images are labels and
-distances under opaque case ids, and only the patient's own have pictures. The image is named by its file's digest, or
-by its case id where it is in the gallery.
+It may leave the machine, so it contains no file names, patients or ids of the gallery. Similar images are listed by
+opaque case ids with labels and distances; only the patient's own images have pictures. The image itself is named by the
+digest of its file, or by its case id if the gallery has it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cbmir.runtime.gallery.protocol import SearchableGallery
 from cbmir.runtime.results import Analysis, Finding, Neighbour, most_probable_first
 
 _VERDICTS = {True: "● predicted", False: "not predicted", None: "no threshold"}
-_SHOWN = 6  # similar images: with two pictures and some twenty findings they fit a page of A4
+_SHOWN = 6  # similar images; with two pictures and about twenty findings they fit on an A4 page
 
 
 def report_html(
@@ -37,7 +37,7 @@ def report_html(
 ) -> str:  # fmt: skip
     """`label` is the finding whose evidence is shown, by default the first one predicted; `searched` is plain text.
 
-    `timeline` are other images of the patient. Without findings the evidence is that for the nearest similar image.
+    `timeline` has other images of the patient. For a model without findings, the nearest image's evidence is shown.
     """
     findings = most_probable_first(analysis.findings)
     when = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
@@ -71,7 +71,7 @@ def report_html(
 
 
 def _timeline(gallery: SearchableGallery, hits: Sequence[Hit]) -> str:
-    """Nothing without hits."""
+    """The patient's other images; empty if there are none."""
     figures = []
     for hit in hits:
         jpeg = gallery.thumbnail(hit.entry.id)
@@ -86,7 +86,7 @@ def _timeline(gallery: SearchableGallery, hits: Sequence[Hit]) -> str:
 
 
 def _evidence(card: ModelCard, image: Upload, analysis: Analysis, label: str) -> str:
-    """The figure of the evidence for a finding, or for the nearest similar image; nothing where there is neither."""
+    """A figure of the evidence for a finding, or for the nearest similar image; empty if there is neither."""
     findings = most_probable_first(analysis.findings)
     if findings:
         label = label or next((one.label for one in findings if one.predicted), findings[0].label)

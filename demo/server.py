@@ -1,6 +1,6 @@
-"""Serve the demo: one machine, one port, no request to anywhere else.
+"""Serves the demo on one port, without any request to another machine.
 
-Not by Gradio's `launch`, which obeys environment variables that open tunnels and folders, and goes through proxies.
+It does not use Gradio's `launch`, which obeys environment variables that open tunnels and folders, and uses proxies.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ log = logging.getLogger("cbmir")
 
 _FOLDER = "GRADIO_TEMP_DIR"
 _DELETE = "import shutil, sys; sys.stdin.buffer.read(); shutil.rmtree(sys.argv[1])"
-_SHORTEST = 8  # characters of a password
-_GRACE = 10.0  # seconds beyond an upload's own time before its connection is cut
+_SHORTEST = 8  # characters in a password
+_GRACE = 10.0  # seconds after an upload's own limit before its connection is closed
 _ADVICE = "write it with: (umask 077; echo NAME:PASSWORD > LOGINFILE)"
 
 
@@ -47,14 +47,14 @@ def serve(
     """Serve the page until Ctrl-C or SIGTERM.
 
     Args:
-        port: 0 takes any free one.
-        ready: Is called with the URL once the model has run.
+        port: 0 chooses a free one.
+        ready: Called with the URL once the model is warm.
 
     Raises:
         UserError: The port, the host or the file for feedback cannot be used, or the folder has no examples.
-        GalleryError: The gallery's map is of another model.
+        GalleryError: The gallery's map was made with another model.
     """
-    with sigterm_interrupts(), bound(host, port) as listener, _uploads():  # uvicorn raises SIGTERM again at its end
+    with sigterm_interrupts(), bound(host, port) as listener, _uploads():  # uvicorn raises SIGTERM again when it stops
         if login is None and not is_loopback(host):
             log.warning(
                 "%s can be reached from other machines, and no --login is asked for: the gallery is patient data.", host
@@ -72,8 +72,8 @@ def serve(
 
 
 def load_login(place: str) -> Credential:
-    """One name and password for all that the server gives (HTTP Basic; they cross the network in clear), as
-    `read_secret` reads them. Raises UserError."""
+    """Read the name and password that protect the whole server, with `read_secret`. HTTP Basic sends them unencrypted.
+    Raises UserError."""
     login = read_secret(place, "a login as NAME:PASSWORD", _ADVICE)
     name, _, password = login.partition(b":")
     if not name or len(password) < _SHORTEST:
@@ -82,7 +82,7 @@ def load_login(place: str) -> Credential:
 
 
 def _chart(finder: Finder) -> GalleryProjection | None:
-    """The gallery's map, where it has one. Raises GalleryError for one made with another model's embeddings."""
+    """The gallery's map, if it has one. Raises GalleryError if it was made with another model."""
     chart = GalleryProjection.load(finder.gallery.path) if isinstance(finder.gallery, Gallery) else None
     if chart is not None and chart.fingerprint != finder.card.fingerprint:
         raise GalleryError("expected a map made with this model, found one of another; rebuild it: 'cbmir index map'")
@@ -91,10 +91,10 @@ def _chart(finder: Finder) -> GalleryProjection | None:
 
 @contextmanager
 def _uploads() -> Iterator[None]:
-    """A private folder for what is uploaded, which Gradio finds by its environment variable. It ends with this process,
-    even where that is killed: another one waits to delete it."""
+    """Create a private folder for uploads, which Gradio finds by its environment variable. A second process deletes it
+    when this one ends, even if it is killed."""
     before, folder = os.environ.get(_FOLDER), tempfile.mkdtemp(prefix="cbmir-demo-")
-    # Its input ends with this process. A session of its own: Ctrl-C goes to all of a terminal's foreground.
+    # Its input closes when this process ends. It has its own session, so that Ctrl-C does not reach it.
     with subprocess.Popen(
         [sys.executable, "-ISc", _DELETE, folder], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/",
         start_new_session=True,

@@ -1,4 +1,4 @@
-"""What each visitor's page has shown, in memory, until the page is closed, left alone for long, or crowded out."""
+"""The steps of each visitor, kept in memory until the page is closed, unused for long, or replaced by newer ones."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from cbmir.labels import spelled
 from cbmir.runtime.evidence import Region
 from cbmir.runtime.results import Analysis, Neighbour
 
-#: Sessions kept at once, seconds after which an unused one is forgotten, and seconds that a closed page has to reload.
+#: Maximum number of sessions, seconds until an unused one is forgotten, and seconds until a closed one is.
 MOST = 64
 LONGEST = 1800
 RELOAD = 60
-MOST_STEPS = 40  # of a session; the oldest are forgotten first
-_KEY = 22  # characters of a session's name at least: it is a secret of the browser
+MOST_STEPS = 40  # per session; the oldest are forgotten first
+_KEY = 22  # minimum length of a session's name, which is a secret between browser and server
 
 
 @dataclass(frozen=True)
 class Wish:
-    """A refinement: ids of images alike and not alike, and findings to go towards (above 0) or away from."""
+    """A refinement: ids of images marked alike and not alike, and findings to move towards (above 0) or away from."""
 
     alike: tuple[str, ...] = ()
     unlike: tuple[str, ...] = ()
@@ -46,9 +46,9 @@ class Wish:
 class Step:
     """One state of the page, to which Back returns.
 
-    `images` are those of a study, of which `at` is asked about, or else `labels` are the findings searched for.
-    `link`, in an address, shows this step to anyone who has the gallery, with its filters; `above` is the number of
-    the step that this one came from, for the breadcrumbs. `compare` are ids of images beside the query.
+    `images` are those of a study, and `at` is the position of the query; otherwise `labels` are the findings searched
+    for. `link` has the URL parameters that show this step to anyone with the same gallery; `above` is the number of the
+    step before it in the breadcrumbs. `compare` has the ids of the images beside the query.
     """
 
     title: str
@@ -74,8 +74,8 @@ class Step:
 
 @dataclass(eq=False)
 class Session:
-    """`steps` by their numbers, from 1; `shown` is the number of the one on the page, 0 before the first; `pictures`
-    are those that the page has."""
+    """`steps` by number, from 1. `shown` is the number of the current step, 0 for the empty page; `pictures` are the
+    names of the pictures that the page has."""
 
     steps: OrderedDict[int, Step] = field(default_factory=OrderedDict)
     shown: int = 0
@@ -87,7 +87,7 @@ class Session:
         return replace(self, steps=self.steps.copy())
 
     def add(self, step: Step) -> Step:
-        """Put a step on the page."""
+        """Add a step and make it the current one."""
         self.newest += 1
         self.shown = self.newest
         self.steps[self.newest] = step = replace(step, number=self.newest)
@@ -100,11 +100,11 @@ class Session:
         return self.steps.get(self.shown)
 
     def cases(self) -> dict[object, Step]:
-        """The latest step about each study, image or findings that were opened, the oldest first."""
+        """The latest step of each study, image or set of findings that was opened, oldest first."""
         return {step.images or step.labels: step for step in self.steps.values() if not step.above}
 
     def trail(self) -> list[Step]:
-        """The step on the page and those that it came from, the first of them first."""
+        """The breadcrumbs: the current step and those before it, the first one first."""
         trail: list[Step] = []
         number = self.shown
         while number in self.steps:
@@ -113,27 +113,27 @@ class Session:
         return trail
 
     def go(self, number: int) -> Step | None:
-        """Return to a step, or, with 0, to the page without an image. Raises UserError for one that is forgotten."""
+        """Return to a step, or, with 0, to the empty page. Raises UserError if the step was forgotten."""
         if number and number not in self.steps:
-            raise UserError("This step is no longer kept: open the image again.")
+            raise UserError("This step is no longer available. Open the image again.")
         self.shown = number
         return self.step
 
 
 class Sessions:
-    """Sessions by the secrets that browsers hold for them. Safe from many threads."""
+    """Sessions by the secrets that browsers hold for them. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = Lock()
-        self._sessions: OrderedDict[str, tuple[float, Session]] = OrderedDict()  # the longest unused first
-        self._pages: dict[str, str] = {}  # Gradio's name of an open page -> the session on it
+        self._sessions: OrderedDict[str, tuple[float, Session]] = OrderedDict()  # least recently used first
+        self._pages: dict[str, str] = {}  # Gradio's name of an open page -> the name of its session
         self._timer: Timer | None = None
 
     def arrive(self, page: str, secret: object) -> str:
-        """The name of the session of a page that was opened or reloaded: the secret for the browser to hold from now.
+        """The session's name for a page that was opened or reloaded. It is the secret that the browser stores.
 
-        A duplicated tab brings the secret of an open page: it gets a copy of that session, under a name of its own.
+        A duplicated tab sends the secret of an open page, and gets a copy of that session under a new name.
         """
         with self._lock:
             self._forget()
@@ -152,7 +152,7 @@ class Sessions:
             return self._keep(name, self._sessions.pop(name, (0.0, Session()))[1])
 
     def leave(self, page: str) -> None:
-        """A page was closed: its session is forgotten unless the browser opens it again soon."""
+        """Forget the session of a closed page, unless the browser opens it again soon."""
         with self._lock:
             name = self._pages.pop(page, page)
             if name in self._sessions:
@@ -173,7 +173,7 @@ class Sessions:
             del self._sessions[name]
 
     def _wait(self) -> None:
-        """Look for sessions that are over as long as there are sessions, even without further questions."""
+        """Check for expired sessions from time to time, even if no requests arrive."""
         self._timer = Timer(60.0, self._look) if self._sessions else None
         if self._timer is not None:
             self._timer.daemon = True

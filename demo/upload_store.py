@@ -1,7 +1,7 @@
-"""Files on their way from a visitor to the question that takes them: counted by visitor and in all, as they stream.
+"""Stores uploaded files until a question uses them, and limits their size per visitor and in total while they arrive.
 
-In place of Gradio's own route, which keeps what was cut off, bounds nothing but single files, and puts a file where
-anyone finds it who knows its content. Here a path cannot be guessed, and the oldest files make room.
+It replaces Gradio's own route, which keeps incomplete uploads, limits only single files, and derives a file's path from
+its content. Here paths cannot be guessed, and the oldest files are deleted to make room.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from cbmir.runtime.serving.limits import body_chunks
 from cbmir.runtime.serving.problems import Problem
 
 MOST_OF_FILE = 64 * 2**20
-#: Bytes that one visitor, an address, and all visitors may have on the server before they are read.
+#: Maximum bytes of unread uploads per visitor (IP address) and in total.
 MOST_OF_VISITOR = 512 * 2**20
 MOST_IN_ALL = 2**30
-UPLOAD_S = 120.0  # for the body of an upload
-_LEAST = 2**20  # bytes that each upload counts, so that there are not too many small ones either
+UPLOAD_S = 120.0  # to receive the body of an upload
+_LEAST = 2**20  # bytes that each upload counts at least, which also limits the number of small ones
 _MOST_FIELDS = 8
 
 
 class _FormOnDisk(MultiPartParser):
-    spool_max_size = 1  # a file goes to the disk at once, without a name there: it ends with the process
+    spool_max_size = 1  # files go to the disk immediately, unnamed: they vanish with the process
 
 
 @dataclass(eq=False)
 class _Held:
-    """One request's share. `places` is empty while it comes in."""
+    """The files of one request. `places` is empty while they arrive."""
 
     visitor: str
     size: int
@@ -45,15 +45,15 @@ class _Held:
 
 
 class UploadStore:
-    """Uploads below `folder`. Their paths are added to `registered`, by which Gradio deletes the old ones."""
+    """Uploads below `folder`. Their paths are added to `registered`, so that Gradio deletes old ones."""
 
     def __init__(self, folder: Path, registered: set[str]) -> None:
         self._folder, self._registered = folder, registered
-        self._held: list[_Held] = []  # the oldest first
+        self._held: list[_Held] = []  # oldest first
 
     async def take(self, request: Request) -> list[str]:
-        """The paths of the files in a form. Raises Problem: as `body_chunks`; 413 for a file that is too large, 415 and
-        400 for a damaged form or one of too many parts, 429 if the uploads under way leave no room."""
+        """Store the files of a form and return their paths. Raises Problem: as `body_chunks`; 413 if a file is too
+        large, 415 or 400 if the form is damaged or has too many parts, 429 if other uploads leave no room."""
         if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
             raise Problem(415, "media-type", "Expected files in a form (multipart/form-data), found something else.")
         self._held = [one for one in self._held if not one.places or any(place.exists() for place in one.places)]
@@ -90,7 +90,7 @@ class UploadStore:
             yield chunk
 
     def _make_room(self, held: _Held) -> None:
-        """Delete the oldest uploads that are too much, first the visitor's own."""
+        """Delete the oldest uploads that exceed the limits, the visitor's own first."""
         own = [one for one in self._held if one.visitor == held.visitor]
         for most, those in ((MOST_OF_VISITOR, own), (MOST_IN_ALL, self._held)):
             excess = sum(one.size for one in those) - most
@@ -121,4 +121,4 @@ class UploadStore:
 
 def _delete(places: Iterable[Path]) -> None:
     for place in places:
-        shutil.rmtree(place.parent, ignore_errors=True)  # it may just have been read, and is gone
+        shutil.rmtree(place.parent, ignore_errors=True)  # it may just have been read and deleted

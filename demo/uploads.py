@@ -1,7 +1,7 @@
-"""One image in one browser session, and how a visitor brings it: as files, or as a study in a zip file.
+"""The images of a browser session, read from uploaded files or from a study in a zip file.
 
-The content of a file decides, never its name; a path is believed only inside the folder for uploads. Files are read one
-at a time, each deleted before it is looked at; a zip file is never unpacked onto the disk.
+A file's type is determined by its content, never by its name, and only paths inside the upload folder are accepted.
+Files are read one at a time, and each is deleted before it is parsed. Zip files are never unpacked to the disk.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from cbmir.runtime.imaging.radiograph import Radiograph
 
 T = TypeVar("T")
 
-PICTURE_SIDE = 1024  # pixels: the longer side of the picture on the page
+PICTURE_SIDE = 1024  # pixels, of the longer side of the picture on the page
 _MOST_KEPT = 512 * 2**20
-#: Images of one study, files that are dropped at once, files in one zip file, and bytes of all of these together.
+#: Maximum number of images in a study, of files in an upload, of files in a zip file, and of bytes in total.
 MOST_IMAGES = 12
 MOST_FILES = 60
 _MOST_MEMBERS = 500
 _MOST_BYTES = 512 * 2**20
-#: All that a damaged, encrypted or strange zip file makes the standard library raise.
+#: The exceptions that the standard library raises for damaged, encrypted or unusual zip files.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, NotImplementedError, ValueError)
 
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """The part of an image that a session keeps: the image itself may have a hundred million pixels.
+    """The reduced copy of an image that a session keeps, since the image may have a hundred million pixels.
 
-    `radiograph` has uint8 [resize, resize] pixels with the model's input in their middle: preprocessing changes nothing
-    in these, so the analysis is that of the whole image. `picture` is uint8 [H, W], at most PICTURE_SIDE long, and
-    `name` names it, and `key` the whole image in `WholeImages`, empty where the picture is all of it; `about` is what
-    `about_image` says of it; `warnings` are shown beside those of the analysis.
+    `radiograph` has uint8 [resize, resize] pixels with the model's input in the centre. Preprocessing does not change
+    them, so their analysis equals that of the whole image. `picture` is uint8 [H, W], at most PICTURE_SIDE long, and
+    `name` its name. `key` is that of the whole image in `WholeImages`, empty if the picture shows everything. `about`
+    is the result of `about_image`; `warnings` are added to those of the analysis.
     """
 
     radiograph: Radiograph
@@ -63,18 +63,18 @@ class Upload:
     @classmethod
     def of(cls, radiograph: Radiograph, spec: PreprocessSpec, caption: str = "", **more: Any) -> Self:
         picture = picture_of(radiograph.pixels)
-        square = resize_square(picture, spec)  # of which the model sees but the middle
+        square = resize_square(picture, spec)  # the model sees only its centre
         centre_crop(square, spec)[:] = preprocess(radiograph, spec)
         about = about_image(radiograph)
         return cls(radiograph.with_pixels(square), picture, about, caption or radiograph.name, **more)
 
 
 class WholeImages:
-    """The images opened last and their DICOM files: at most `_MOST_KEPT` bytes in all. Safe from many threads."""
+    """The most recently opened images and their DICOM files, at most `_MOST_KEPT` bytes in total. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock, self._encoding = Lock(), Lock()
-        self._images: OrderedDict[str, tuple[Radiograph, bytes]] = OrderedDict()  # the longest unused first
+        self._images: OrderedDict[str, tuple[Radiograph, bytes]] = OrderedDict()  # least recently used first
 
     def keep(self, radiograph: Radiograph, dicom: bytes = b"", *, key: str = "") -> str:
         """Keep an image that has more to show than its picture, or a DICOM file.
@@ -88,7 +88,7 @@ class WholeImages:
         if max(radiograph.stored.shape) <= PICTURE_SIDE and radiograph.values is None and not dicom:
             return ""
         key = key or secrets.token_urlsafe(16)
-        own = deepcopy(replace(radiograph))  # of what a decoder's memory holds, which may be larger
+        own = deepcopy(replace(radiograph))  # copied: the decoder's buffer may be larger
         with self._lock:
             self._images[key] = (own, dicom)
             while len(self._images) > 1 and sum(map(_bytes_of, self._images.values())) > _MOST_KEPT:
@@ -100,18 +100,18 @@ class WholeImages:
             self._images.pop(key, None)
 
     def dicom(self, key: str) -> bytes:
-        """The file of an image; empty if it is no longer kept, or is not DICOM."""
+        """The DICOM file of an image; empty if it is no longer kept or the image was not DICOM."""
         with self._lock:
             return self._images.get(key, (None, b""))[1]
 
     def show(self, key: object) -> dict[str, Any] | None:
-        """An image as `whole_image` makes it, one at a time; None where it is no longer kept."""
+        """The `whole_image` of a kept image, or None. Encodes one image at a time."""
         with self._lock:
             if not isinstance(key, str) or key not in self._images:
                 return None
             self._images.move_to_end(key)
             radiograph, _ = self._images[key]
-        with self._encoding:  # which takes several bytes a pixel
+        with self._encoding:  # it takes several bytes per pixel
             return whole_image(radiograph)
 
 
@@ -122,17 +122,17 @@ def _bytes_of(kept: tuple[Radiograph, bytes]) -> int:
 
 
 def picture_of(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The image uint8 [H, W], made smaller where its longer side exceeds PICTURE_SIDE."""
+    """The image uint8 [H, W], reduced if its longer side exceeds PICTURE_SIDE."""
     picture = Image.fromarray(pixels)
     picture.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
     return np.array(picture)
 
 
 def read_uploads(paths: Sequence[str], folder: Path, read: Callable[[bytes, str], T]) -> tuple[list[T], list[str]]:
-    """Read the uploads in `folder`, those in zip files too, at most `MOST_IMAGES`, and delete them all.
+    """Read at most `MOST_IMAGES` of the uploads in `folder`, including those in zip files, and delete all uploads.
 
-    `read` takes a file's bytes and name. Returns the images, and what was left out, a sentence each. Raises ImageError,
-    the first of `read`, where nothing could be read, and UserError for other paths or more than `MOST_FILES`.
+    `read` takes a file's bytes and name. Returns the images, and one sentence for each file that was left out. Raises
+    the first ImageError of `read` if nothing could be read, and UserError for other paths or more than `MOST_FILES`.
     """
     given = [_place(path, folder) for path in dict.fromkeys(paths)]
     places = [place for place in given if place is not None]
@@ -164,14 +164,14 @@ def read_uploads(paths: Sequence[str], folder: Path, read: Callable[[bytes, str]
 
 
 def _place(path: str, folder: Path) -> Path | None:
-    """None for a path that is not an upload."""
+    """The path, or None if it is not an upload."""
     place = Path(path)
     own = not place.is_symlink() and place.resolve().is_relative_to(folder.resolve()) and place.is_file()
     return place if own else None
 
 
 def _delete(place: Path, folder: Path) -> None:
-    """Delete an upload, if it is there, and the folder that it had for itself."""
+    """Delete an upload, if it exists, and its own folder."""
     place.unlink(missing_ok=True)
     own = place.resolve().parent
     if own != folder.resolve() and own.is_dir() and not any(own.iterdir()):
@@ -179,7 +179,7 @@ def _delete(place: Path, folder: Path) -> None:
 
 
 def _contents(places: Sequence[Path], folder: Path) -> Iterator[tuple[str, bytes | ImageError]]:
-    """Name and content of each file, those in zip files too; an ImageError is why one cannot be had."""
+    """The name of each file, including those in zip files, and its content or the ImageError that reading it raised."""
     left = _MOST_BYTES
     for place in places:
         name = place.name
@@ -191,7 +191,7 @@ def _contents(places: Sequence[Path], folder: Path) -> Iterator[tuple[str, bytes
         _delete(place, folder)
         zipped = data.startswith(b"PK\x03\x04")
         for member, size, content in _members(data, name) if zipped else [(name, len(data), partial(bytes, data))]:
-            left -= size  # before it is unpacked, so that what is damaged costs the same
+            left -= size  # counted before unpacking, so that damaged files count too
             if left < 0:
                 most = f"{_MOST_BYTES >> 20} MB in all"
                 yield member, ImageSizeError(f"{member}: expected at most {most}, found more; the rest was not read")
@@ -200,7 +200,7 @@ def _contents(places: Sequence[Path], folder: Path) -> Iterator[tuple[str, bytes
 
 
 def _members(data: bytes, name: str) -> Iterator[tuple[str, int, Callable[[], bytes | ImageError]]]:
-    """Name, size in bytes and what unpacks each file in a zip file. Nothing is unpacked before that is called."""
+    """The name and size in bytes of each file in a zip file, and a function that unpacks it."""
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
     except _DAMAGE as error:
@@ -219,10 +219,10 @@ def _members(data: bytes, name: str) -> Iterator[tuple[str, int, Callable[[], by
 
 
 def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> bytes | ImageError:
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others are unpacked in one go
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # Python unpacks others whole
         return NotAnImageError(f"{name}: expected a file deflated in its zip file, found another compression")
     try:
         with archive.open(member) as stream:
-            return stream.read(member.file_size + 1)  # without a number, all is unpacked whatever the header says
+            return stream.read(member.file_size + 1)  # bounded, because the header may state a smaller size
     except _DAMAGE as error:
         return NotAnImageError(f"{name}: expected a file that can be unpacked, found {error}")

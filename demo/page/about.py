@@ -1,4 +1,4 @@
-"""The page about the model: what its card says, for people."""
+"""The page about the model: its card in words."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from cbmir.card import NOT_A_DEVICE, WITHOUT_FINDINGS, ModelCard
 from cbmir.demo.page.markup import escape, table
 
 _LIMITS = (
-    "It knows frontal chest X-rays of adults like those it was trained on. Of others, its numbers mean nothing; the "
-    "flag above the findings catches most, not all of them.",
+    "It knows frontal chest X-rays of adults like those it was trained on. For other images its numbers mean nothing; "
+    "the warning above the findings catches most of these, but not all.",
 )
 _LIMITS_OF_FINDINGS = (
-    "A probability is calibrated on validation images of the same source: elsewhere findings are rarer or more common, "
-    "and it is off accordingly.",
-    "Labels of public data sets are often read from reports by a program, and are wrong at times; so are the similar "
-    "images' labels where the gallery comes from such a set.",
-    "Evidence says which parts of the image a number is made of. It does not say that the finding is there.",
-    "A finding that is not listed is not looked for.",
+    "Probabilities are calibrated on validation images of the same source. Elsewhere findings are rarer or more "
+    "common, and the probabilities are too high or too low.",
+    "Labels of public data sets are often extracted from reports by a program, and some are wrong. This also applies "
+    "to similar images of a gallery that was built from such a data set.",
+    "Evidence shows which parts of the image contribute to a number. It does not show that the finding is present.",
+    "The model does not look for findings that are not listed.",
 )
 _SPELLED = {"val": "validation", "ndcg": "nDCG", "acg": "ACG", "auc": "AUC", "jaccard_ndcg": "Jaccard nDCG",
             "corrected_ndcg": "nDCG corrected for chance",
@@ -26,12 +26,12 @@ _SPELLED = {"val": "validation", "ndcg": "nDCG", "acg": "ACG", "auc": "AUC", "ja
 
 
 def card_html(card: ModelCard) -> str:
-    """Sections of plain facts; facts that the card does not have are left out."""
+    """The card as sections of facts; missing facts are left out."""
     stated = (*_LIMITS, *_LIMITS_OF_FINDINGS) if card.has_findings else (*_LIMITS, WITHOUT_FINDINGS)
     limits = "".join(f"<li>{escape(limit)}</li>" for limit in stated)
     return (
         f'<p class="device">{escape(NOT_A_DEVICE)}</p><h3>Intended use</h3><p>{escape(card.intended_use)}</p>'
-        f"<h3>Limits</h3><ul>{limits}</ul><h3>How well it does</h3>{_metrics(card.metrics)}"
+        f"<h3>Limits</h3><ul>{limits}</ul><h3>Performance</h3>{_metrics(card.metrics)}"
         f"<h3>Training data</h3>{_training(card)}<h3>Model</h3>{_facts(_model(card))}"
     )
 
@@ -49,12 +49,12 @@ def _model(card: ModelCard) -> dict[str, str]:
 def _metrics(metrics: Mapping[str, Any]) -> str:
     rows = _metric_rows(metrics, "")
     if not rows:
-        return "<p>The card has no metrics: how well this model does is not known.</p>"
+        return "<p>The card has no metrics, so this model's performance is not known.</p>"
     return table(("Metric", "Value", "95% interval"), rows)
 
 
 def _metric_rows(metrics: Mapping[str, Any], above: str) -> list[tuple[str, str, str]]:
-    """Metrics may stand in groups; an entry without an interval is a count, and no metric."""
+    """Rows of a table. Metrics may be grouped; plain numbers are counts, and left out."""
     rows: list[tuple[str, str, str]] = []
     for name, value in metrics.items():
         if not isinstance(value, Mapping) or value.get("value", 0) is None:

@@ -1,4 +1,4 @@
-"""Warnings by their weight: what makes an answer worthless first and red, what is routine last and small."""
+"""Warnings by severity: those that make an answer worthless come first, in red; routine ones are last and small."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from cbmir.demo.page.markup import escape
 from cbmir.errors import CbmirError, GalleryError
 from cbmir.runtime.neighbours import IN_GALLERY, NOTHING_ALIKE, PATIENT_NOT_FOUND, PATIENT_UNKNOWN
 
-#: By kind of an image's warning: what is wrong, where it makes findings and similar images worthless.
+#: Headlines of the kinds of image warnings that make findings and similar images worthless.
 _GRAVE = {
     "not a chest": "This does not look like a chest X-ray",
     "part of a chest": "This looks like a part of a chest X-ray",
     "inverted": "Black and white look swapped in this image",
     "turned": "This image looks turned",
     "lateral view": "This is a lateral view",
-    "probably not frontal": "This is probably no frontal view",
+    "probably not frontal": "This is probably not a frontal view",
     "animal": "This is an X-ray of an animal",
     "colour": "This is a colour picture",
     "contradictory polarity": "Black and white may be swapped in this image",
 }
-#: Of the rest, kinds that most files have and that change nothing that a reader would act on.
+#: Kinds that many files have and that do not matter to a reader.
 _ROUTINE = frozenset({
     "date left out", "spacing left out", "excess pixel data", "nonstandard file", "view unknown", "body part unknown",
     "modality unknown", "LUT rescaled", "invalid window skipped", "unknown window function", "no window",
@@ -40,12 +40,12 @@ _SHORT = {
 
 
 def is_grave(warning: str) -> bool:
-    """Whether the findings and similar images of an image with this warning are not to be relied on."""
+    """Whether the findings and similar images of an image with this warning are unreliable."""
     return warning in (NOTHING_ALIKE, NOT_A_PHANTOM) or getattr(warning, "kind", "") in _GRAVE
 
 
 def alerts_html(warnings: Sequence[str], left_out: Sequence[str] = ()) -> str:
-    """All that is to be known before an answer is read, but for what a red bar says. Empty where there is nothing."""
+    """The warnings above an answer, without those that the bar of a phantom model states; empty if there are none."""
     grave = [warning for warning in warnings if is_grave(warning)]
     routine = [warning for warning in warnings if _is_routine(warning)]
     rest = [warning for warning in warnings if warning not in (*grave, *routine, OF_PHANTOMS)]
@@ -61,7 +61,7 @@ def alerts_html(warnings: Sequence[str], left_out: Sequence[str] = ()) -> str:
 
 
 def words_of(error: CbmirError) -> str:
-    """What a visitor may read of an error: a gallery's own names its files."""
+    """The message for a visitor. A gallery's own message would name its files."""
     if isinstance(error, GalleryError):
         return "The gallery has no such image any more, or it cannot be read."
     return str(error)
@@ -77,7 +77,7 @@ def _is_routine(warning: str) -> bool:
 
 
 def _note(kind: str, headline: str, text: str) -> str:
-    """`headline` is plain text, `text` HTML: behind the headline where there is one."""
+    """`headline` is plain text; `text` is HTML, folded under the headline if there is one."""
     if not headline:
         return f'<div class="note {kind}">{text}</div>'
     head = f"<summary><strong>{escape(headline)}</strong></summary>"

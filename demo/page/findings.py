@@ -1,4 +1,4 @@
-"""The findings of an image: what the model says, what the similar images say, and where the two differ."""
+"""The findings of an image: the model's predictions, the similar images' labels, and where the two differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cbmir.labels import canonical, spelled
 from cbmir.runtime.novelty import QUANTILE, Novelty
 from cbmir.runtime.results import CHANCE, Analysis, Finding, LabelAgreement, most_probable_first
 
-WHOLE = '<p class="fine">Of the whole image, not of the box.</p>'
+WHOLE = '<p class="fine">These findings are for the whole image, not for the box.</p>'
 REST = '<p class="fine">Findings appear here, with what the similar images say about each.</p>'
 _ASK = (
     '<span class="ask" data-label="LABEL"><button type="button" data-say="1" aria-pressed="false">Agree</button>'
@@ -21,7 +21,7 @@ UNCOUNTED = "Similar images are not counted here: they were searched for by thei
 
 
 def threshold_probability(card: ModelCard, finding: Finding) -> float | None:
-    """The finding's threshold on the scale of its calibrated probability; None where either is missing."""
+    """The finding's threshold as a calibrated probability; None if it has no threshold or calibration."""
     calibration = card.calibration[card.labels.index(finding.label)]
     if calibration is None or finding.threshold is None:
         return None
@@ -29,13 +29,13 @@ def threshold_probability(card: ModelCard, finding: Finding) -> float | None:
 
 
 def findings_html(card: ModelCard, analysis: Analysis, *, gated: str = "", asked: bool = False) -> str:
-    """Those above their thresholds, and those below or without one, each most probable first.
+    """The findings above, below and without a threshold, each group with the most probable first.
 
     Args:
-        card: With all operating points, of which the analysis names the one that decides.
-        gated: Put them behind a button, since the image has a warning that makes them worthless; its name, for which
-            the reader opens them once.
-        asked: Ask the reader whether the model is right about the one that is chosen.
+        card: The model's card with all operating points; the analysis names the one that applies.
+        gated: If not empty, findings are hidden behind a button, since a warning makes them worthless. It is the
+            image's name: the reader opens the findings once per image.
+        asked: Whether to ask the reader if the model is right about the selected finding.
     """
     if not card.has_findings:
         return f'<p class="fine">{escape(WITHOUT_FINDINGS)}</p>{novelty_html(analysis.novelty)}'
@@ -89,14 +89,14 @@ def _row(
 
 
 def neighbours_say(finding: Finding, of: LabelAgreement | None) -> tuple[str, bool]:
-    """How many similar images have a finding, in words, and whether that contradicts the prediction."""
+    """The number of similar images with a finding, in words, and whether it contradicts the prediction."""
     if of is None:
         return "not in the gallery's labels", False
     known, having = of.positive + of.uncertain + of.negative, of.positive + of.uncertain
     if not known:
         return "not known of the similar images", False
     text = f"in {having} of {known} similar images"
-    rare = False  # that no similar image has it
+    rare = False  # no similar image has it, which is unlikely by chance
     if of.gallery is not None:
         text += f", gallery {percent(of.gallery)}"
         rare = having == 0 and (1 - of.gallery) ** known < CHANCE
@@ -105,7 +105,7 @@ def neighbours_say(finding: Finding, of: LabelAgreement | None) -> tuple[str, bo
 
 
 def novelty_html(novelty: Novelty | None) -> str:
-    """How unusual the image is among those of the gallery, in a line."""
+    """One line about how unusual the image is for the gallery."""
     text = "The gallery is too small to tell whether it has anything like this image."
     if novelty is not None:
         text = (

@@ -1,6 +1,6 @@
-"""Where everything is on the page: Gradio's components, and our own; and the look of Gradio's controls.
+"""The layout of the page: Gradio's components and our own, and the theme.
 
-What an answer shows or hides is hidden by classes of `page.css`: for each `gr.update` Gradio builds a component again.
+Answers show and hide parts by the classes of `page.css`, because Gradio rebuilds a component for each `gr.update`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def html(value: Any, **options: Any) -> gr.HTML:
 
 
 class Layout:
-    """The components that listeners read and change; `controls` are in the order of the fields of `Controls`."""
+    """The components that event listeners use. `controls` has the order of the fields of `Controls`."""
 
     def __init__(self, desk: Desk, chart: GalleryProjection | None, rule: str = "") -> None:
-        """Put the page into the blocks that are open. `rule` chose the examples."""
+        """Add the page to the current blocks. `rule` says how the examples were chosen."""
 
         def whole(key: Any) -> dict[str, Any] | None:
             return desk.whole.show(key[0] if isinstance(key, list) and key else key)
@@ -62,7 +62,7 @@ class Layout:
                         self.viewer = viewer(whole)
                     with gr.Column(elem_id="found"):
                         with gr.Column(elem_id="start", visible=bool(desk.examples)):
-                            html(f'<h2>Or begin with an example</h2><p class="fine">{escape(rule)}</p>')
+                            html(f'<h2>Or start with an example</h2><p class="fine">{escape(rule)}</p>')
                             self.offers = gr.Dataset(
                                 components=[gr.HTML(visible=False)], show_label=False, type="index", layout="gallery",
                                 samples=[[example_html(one)] for one in desk.examples], samples_per_page=6,
@@ -97,7 +97,7 @@ class Layout:
 
 
 def search_controls(counts: dict[str, Any], names: tuple[str, ...]) -> list[Any]:
-    """All but the operating point, with how many images of the gallery there are of each kind."""
+    """All controls but the operating point, with the number of gallery images for each choice."""
     having = counts.get("labels", {})
     labels = [(f"{spelled(name)} ({having[name]})" if name in having else spelled(name), name) for name in names]
 
@@ -129,7 +129,7 @@ def example_html(example: Example) -> str:
 
 
 def add_map(gallery: SearchableGallery, chart: GalleryProjection | None) -> None:
-    """Add the plot to the blocks that are open, or say how to make the map."""
+    """Add the map to the current blocks, or a note on how to make it."""
     if chart is None or not len(gallery.labels):
         html(_NONE if chart is None else "<p>This gallery has no labels to colour a map by.</p>")
         return
@@ -146,7 +146,7 @@ def add_map(gallery: SearchableGallery, chart: GalleryProjection | None) -> None
 
 
 def points(gallery: SearchableGallery, chart: GalleryProjection, name: str) -> pd.DataFrame:
-    """One row per image of the map that the gallery still has."""
+    """One row per image of the map, without those that the gallery no longer has."""
     known = set(gallery.ids())
     places = {id: place for id, place in zip(chart.ids, chart.points.tolist(), strict=True) if id in known}
     signs = (_SIGNS[(entry.labels or {}).get(name)] for entry in gallery.entries(list(places)))
@@ -155,7 +155,7 @@ def points(gallery: SearchableGallery, chart: GalleryProjection, name: str) -> p
 
 
 def theme() -> gr.themes.Base:
-    """The colours of `static/page.css`, and fonts of the system."""
+    """A theme with the colours of `static/page.css` and the system's fonts."""
     look = gr.themes.Base(
         primary_hue="teal", neutral_hue="slate", text_size="sm", spacing_size="sm", radius_size="sm",
         font=[gr.themes.Font("system-ui"), gr.themes.Font("sans-serif")],

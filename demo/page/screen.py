@@ -1,4 +1,4 @@
-"""A session's step as values of the page's components."""
+"""Renders a session's step as values of the page's components."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cbmir.runtime.results import Analysis, Neighbour
 
 log = logging.getLogger("cbmir")
 
-Updates = dict[Any, Any]  # a component -> its new value, or what changes of it
+Updates = dict[Any, Any]  # component -> its new value or its update
 _INTERNAL = "Something went wrong on the server, whose log says more. Try again, or open another image."
 _EMPTY = "No image of the gallery passes these filters."
 
@@ -36,13 +36,13 @@ class Screen:
         self._desk, self._at = desk, layout
 
     def answer(self, session: Session, act: Callable[[], object], *, opening: bool) -> Updates:
-        """Act, and show the step that a session is at then. A step that cannot be shown is taken away again."""
+        """Perform an action and show the session's current step. If it cannot be shown, the session is restored."""
         before = session.copy()
         try:
             act()
             return self.show(session)
         except CbmirError as error:
-            log.info("Not answered: %s", type(error).__name__)  # the message names a file, and that perhaps a patient
+            log.info("Not answered: %s", type(error).__name__)  # a message may name a file, and so a patient
             why = words_of(error)
             opening = opening and not isinstance(error, ControlsError)
         except Exception as error:  # noqa: BLE001 - whatever it is, the page must say that it went wrong
@@ -50,14 +50,14 @@ class Screen:
             why = _INTERNAL
         session.steps, session.shown, session.newest = before.steps, before.shown, before.newest
         session.pictures = before.pictures
-        if opening:  # the image before must not be taken for it
+        if opening:  # the previous image must not be mistaken for the new one
             session.shown = 0
             return self._blank(session, error_html(why))
-        gr.Warning(escape(why))  # seen beside every image and on every tab
+        gr.Warning(escape(why))  # visible on every tab
         return {self._at.alerts: gr.skip()}
 
     def show(self, session: Session) -> Updates:
-        """The step that a session is at, or the page as it begins."""
+        """The session's current step, or the empty page."""
         step, at = session.step, self._at
         if step is None:
             return self._blank(session, "")
@@ -144,7 +144,7 @@ class Screen:
         }  # fmt: skip
 
     def _words(self, step: Step, neighbour: Neighbour) -> str:
-        """How similar an image is to what was searched for."""
+        """The similarity of an image to the query, in words."""
         if step.analysis is None:
             return f"{len(neighbour.shared)} of {len(step.labels)} findings"
         return f"distance {neighbour.distance:.3f}"

@@ -15,13 +15,13 @@ from cbmir.runtime.results import Neighbour
 
 
 def similar_images() -> gr.HTML:
-    """Similar images in their order, each with its labels, its report, and what can be done with it.
+    """The component that shows ranked similar images with their labels, reports and actions.
 
     Its value is JSON: {"step": a number, "heading", "note", "searched", "empty": texts, "chips": filters that are set,
-    "cards": of `card`, "alike", "unlike", "pinned": ids, "can_refine"}.
+    "cards": see `card`, "alike", "unlike", "pinned": ids, "can_refine"}.
 
     Its events are `compare` (ids), `like` (an id), `pin` (all ids that are pinned), `refine` (ids alike and unlike),
-    `say` (an id, and 1, 0 or null), and `unfilter` (the name of a filter, or empty for all).
+    `say` (an id, and 1, 0 or null), and `unfilter` (the name of a filter; empty: all filters).
     """
     return gr.HTML(
         "", html_template=static("similar_images.html"), css_template=static("similar_images.css"),
@@ -34,11 +34,11 @@ def card(
     rank: int, neighbour: Neighbour, entry: Entry, thumbnail: bytes | None, words: str,
     query_labels: Sequence[str] | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """One similar image as plain values; the page makes text of them, never HTML.
+    """One similar image as plain values, which the page inserts as text, never as HTML.
 
     Args:
-        words: How similar it is.
-        query_labels: Those of the query; None where nothing is known of it.
+        words: Its similarity in words.
+        query_labels: The labels of the query; None if they are not known.
     """
     return {
         "rank": rank, "id": neighbour.id, "src": "" if thumbnail is None else data_uri(thumbnail), "words": words,
@@ -50,19 +50,19 @@ def card(
 
 
 def mentions(report: str, labels: Sequence[str]) -> list[tuple[str, bool]]:
-    """The report in pieces, each with whether it is the name of one of these labels, denied or not."""
+    """The report in pieces, and whether each piece is the name of one of these labels, negated or not."""
     names = "|".join(rf"\b{re.escape(spelled(label))}\b" for label in labels)
     pieces = re.split(f"({names})", report, flags=re.IGNORECASE) if names else [report]
     return [(piece, at % 2 == 1) for at, piece in enumerate(pieces) if piece]
 
 
 def box_corners(neighbour: Neighbour) -> list[list[float]]:
-    """Where its findings are known to be, as (x0, y0, x1, y1) in fractions of the image."""
+    """The boxes of its findings, as (x0, y0, x1, y1) in fractions of the image."""
     return [[box.left, box.top, box.left + box.width, box.top + box.height] for box in neighbour.boxes]
 
 
 def label_marks(query_labels: Sequence[str] | None, entry: Entry, neighbour: Neighbour) -> list[dict[str, str]]:
-    """Each label of two images, with its kind and what that means."""
+    """The labels of both images, each with its kind and an explanation."""
 
     def texts(names: Sequence[str]) -> list[str]:
         return [spelled(name) + " (uncertain)" * (name in neighbour.uncertain) for name in names]

@@ -1,4 +1,4 @@
-"""The viewer: one to four X-rays, their evidence, and a box that is drawn on the first of them."""
+"""The viewer: one to four X-rays, their evidence, and a box drawn on the first one."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 
 def viewer(whole: Callable[[Any], dict[str, Any] | None]) -> gr.HTML:
-    """X-rays on black, with zoom, window and level, all of it in the browser.
+    """The component that shows X-rays; zoom, window and level work in the browser.
 
-    Its value is JSON, since Gradio walks through anything else: {"panes", "maps": a finding -> cells,
-    "names": a finding -> its name, "region": box or None, "note", "boxed": whether there are boxes to show,
-    "grid": columns and rows of cells}. A pane is what `pane` makes, with `name`, its own `cells` of evidence, `labels`,
-    `report`, `boxes`, and `place`. Boxes are (x0, y0, x1, y1) in fractions of the image.
+    Its value is a JSON string, because Gradio traverses other values: {"panes", "maps": finding -> cells,
+    "names": finding -> its spelled name, "region": box or None, "note", "boxed": whether there are boxes to show,
+    "grid": columns and rows of cells}. A pane is the result of `pane`, with `name`, its own `cells` of evidence,
+    `labels`, `report`, `boxes`, and `place`. Boxes are (x0, y0, x1, y1) in fractions of the image.
 
-    Its events are `region` (a box, or None to take it away), `close` (of the images beside the first), and `again`,
-    where it lacks a picture that it should have.
+    Its events are `region` (a box, or None to remove it), `close` (the images beside the first), and `again` (a picture
+    that it should have is missing).
 
     Args:
-        whole: Gives a pane's whole image by its key, as `whole_image` makes it, once it is zoomed into or windowed.
+        whole: Returns the `whole_image` of a pane by its key, when the reader zooms in or changes the window.
     """
-    import gradio as gr  # here, since a report is written without it
+    import gradio as gr  # imported here because reports need this module without Gradio
 
-    # A function: beside the source of a subclass of its components Gradio writes a .pyi file.
+    # Not a subclass: Gradio writes a .pyi file next to the source of each subclass.
     return gr.HTML(
         "", html_template=static("viewer.html"), css_template=static("viewer.css"),
         js_on_load=static("elements.js", "evidence.js", "pane.js", "tools.js", "viewer.js", "drop.js"),
@@ -49,13 +49,14 @@ def pane(
     name: str, picture: NDArray[np.uint8], spec: PreprocessSpec, caption: str, key: str, about: dict[str, Any],
     held: Container[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """An image as the viewer takes it, and where in it the model looks, in fractions.
+    """An image for the viewer, with the part that the model sees, in fractions.
 
     Args:
-        name: Of the picture. Those that are `held` by the page go without: it is nearly all of an answer.
+        name: The picture's name. Pictures that the page already has (`held`) are not sent again, as they make up nearly
+            all of an answer.
         picture: uint8 [H, W].
-        key: Of the whole image; empty where the picture is all there is.
-        about: What `about_image` says of the whole image.
+        key: The key of the whole image; empty if the picture shows everything.
+        about: The result of `about_image` for the whole image.
     """
     height, width = picture.shape
     top, bottom, left, right = seen_box(height, width, spec)
@@ -66,8 +67,8 @@ def pane(
 
 
 def about_image(radiograph: Radiograph) -> dict[str, Any]:
-    """How many pixels the file has across and down, how many mm these are, in which plane ("mm", "where"), and whether
-    there is more to window than its picture."""
+    """The file's size in pixels ("size") and in mm ("mm"), the plane in which these are measured ("where"), and whether
+    it has more grey values than its picture ("deep")."""
     (rows, columns), spacing = radiograph.stored.shape, radiograph.spacing
     about = {"size": [columns, rows], "mm": None, "where": "", "deep": radiograph.values is not None}
     if spacing is not None:
@@ -76,22 +77,23 @@ def about_image(radiograph: Radiograph) -> dict[str, Any]:
 
 
 def whole_image(radiograph: Radiograph) -> dict[str, Any]:
-    """An image in all its pixels and values: {"src"} alone where its 256 greys are all, else with "values" and the
-    window ("low", "high", "inverted", "edge") that its picture was made by.
+    """An image with all its pixels and values: only {"src"} if it has at most 256 greys, otherwise also "values" and
+    the window of its picture ("low", "high", "inverted", "edge").
 
-    A pixel is the rank of its value among those present, the high byte red and the low one green: a browser decodes no
-    more than 8 bits of grey. "values" are float32 by rank, little-endian, as base64; padding has the rank after them.
+    Each pixel stores the rank of its value among the values present, the high byte in red and the low byte in green,
+    because browsers decode only 8 bits of grey. "values" are float32 in the order of ranks, little-endian, as base64;
+    padding has the rank after the last one.
     """
     stored, values = radiograph.stored, radiograph.values
     if values is None:
         return {"src": picture_uri(look_up(radiograph.greys, stored))}
     present = np.flatnonzero(counted(stored, len(values.of_stored)))
-    known, ranks = np.unique(values.of_stored[present], return_inverse=True)  # NaN comes last
+    known, ranks = np.unique(values.of_stored[present], return_inverse=True)  # NaN is sorted last
     rank = np.zeros(len(values.of_stored), np.uint16)
     rank[present] = ranks
     high, low = (Image.fromarray(look_up(part.astype(np.uint8), stored)) for part in (rank >> 8, rank & 255))
     known = known[~np.isnan(known)].astype("<f4")
-    png = io.BytesIO()  # a third of a bitmap, which would be three times that of the greys
+    png = io.BytesIO()  # a third of the size of a bitmap
     picture = Image.merge("RGB", (high, low, Image.new("L", high.size)))
     picture.save(png, "PNG", compress_level=1, compress_type=zlib.Z_RLE)
     return {
@@ -102,7 +104,7 @@ def whole_image(radiograph: Radiograph) -> dict[str, Any]:
 
 
 def picture_uri(pixels: NDArray[np.uint8]) -> str:
-    """An image uint8 [H, W] as a data URI, without loss: BMP, since to write a PNG takes longer than an answer."""
+    """An image uint8 [H, W] as a lossless data URI: a BMP, because encoding a PNG takes longer than an answer."""
     bitmap = io.BytesIO()
     Image.fromarray(pixels).save(bitmap, "BMP")
     return data_uri(bitmap.getvalue(), "image/bmp")

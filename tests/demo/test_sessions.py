@@ -124,7 +124,7 @@ def test_steps_are_a_history_with_a_trail() -> None:
     assert [one.title for one in session.trail()] == ["chest.png"]
     assert session.go(child.number) is child
     assert session.go(0) is None and session.step is None
-    with pytest.raises(UserError, match="no longer kept"):
+    with pytest.raises(UserError, match="no longer available"):
         session.go(99)
 
 

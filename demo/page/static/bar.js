@@ -1,4 +1,4 @@
-// Dark unless the reader chose light once.
+// Dark, unless the reader has chosen light.
 const set = (light) => document.body.classList.toggle("dark", !light);
 set(localStorage.getItem("cbmir-light") === "1");
 element.querySelector(".look").addEventListener("click", () => {

@@ -1,4 +1,4 @@
-// Files that are dropped or pasted anywhere go the way of those that are chosen.
+// Files dropped or pasted anywhere are opened like files chosen with the button.
 function send(files) {
   const chosen = document.querySelector("#way input[type=file]");
   chosen.files = files;

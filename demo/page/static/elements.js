@@ -1,5 +1,5 @@
-// What our components build their page with; it stands before their own script.
-let value = {}; // of the viewer and of the similar images, which comes as JSON
+// Helpers of our components, loaded before each component's own script.
+let value = {}; // of the viewer or the similar images, parsed from JSON
 const read = () => { value = JSON.parse(props.value || "{}"); };
 const find = (selector) => element.querySelector(selector);
 
@@ -12,7 +12,7 @@ function make(tag, attributes = {}, ...children) {
   return made;
 }
 
-// A box (x0, y0, x1, y1) in fractions of what it lies on.
+// Position an element by a box (x0, y0, x1, y1) in fractions of its parent.
 function place(part, [x0, y0, x1, y1]) {
   Object.assign(part.style, {
     left: `${100 * x0}%`, top: `${100 * y0}%`, width: `${100 * (x1 - x0)}%`, height: `${100 * (y1 - y0)}%`,
@@ -26,5 +26,5 @@ function outline(parent, box, kind) {
   return made;
 }
 
-// A report's words, with the names of findings marked.
+// A report's text with the names of findings marked.
 const words = (report) => report.map(([text, marked]) => (marked ? make("mark", {}, text) : text));

@@ -1,12 +1,12 @@
-// Evidence maps on a canvas. The same rule as runtime/evidence.py, which draws them for the report: what counts is how far
-// a cell's share lies from an even one, as a part of the greatest such difference.
+// Draws evidence maps on a canvas by the same rule as runtime/evidence.py: a cell's strength is its difference from an
+// even share, relative to the greatest such difference.
 const [MORE, LESS] = ["255, 140, 0", "45, 125, 255"];
-const FLAT = 0.2; // differences below this part of an even share stay pale: a map that is flat should look flat
+const FLAT = 0.2; // differences below this part of an even share stay pale, so that a flat map looks flat
 const SIDE = 512; // pixels across an evidence canvas
-const LEVELS = [0.35, 0.7]; // of the greatest difference from an even share, at which contours are drawn
+const LEVELS = [0.35, 0.7]; // strengths at which contours are drawn
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
-// Evidence: contours of what exceeds an even share, on request the cells themselves. Whether there is something to see.
+// Draw contours of the positive evidence, or the cells themselves. Returns whether anything is visible.
 function drawEvidence(canvas, cells, asCells) {
   const context = canvas.getContext("2d");
   canvas.width = canvas.height = 1;
@@ -28,11 +28,10 @@ function drawEvidence(canvas, cells, asCells) {
     }
     return true;
   }
-  // Between the cells' middles by the browser's own interpolation, in 8 bits; around them nothing speaks for it, so that
-  // contours are closed.
+  // The browser interpolates between the centres of cells, in 8 bits. A border without evidence closes the contours.
   const small = make("canvas", {width: w + 2, height: h + 2}).getContext("2d");
   for (let row = 0; row < h; row++) for (let column = 0; column < w; column++) {
-    if (!(cells[row][column] > 0)) continue; // it speaks against the finding, if less than other cells
+    if (!(cells[row][column] > 0)) continue; // negative evidence, even if it is above average
     small.fillStyle = `rgb(0, 0, 0, ${clamp(share(row, column), 0, 1)})`;
     small.fillRect(column + 1, row + 1, 1, 1);
   }

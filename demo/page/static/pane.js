@@ -1,13 +1,13 @@
-// X-rays on black: zoom is CSS, window and level are a look-up table. Nothing waits for the server but, once, all pixels and
-// values of a file that has more than the 256 greys of its picture.
-const MOST = 24; // times as large as fits
-const AS_IT_CAME = {width: 1, level: 0.5, inverted: false}; // width and level: in parts of the window that it came with
+// The X-rays of the viewer: zoom is CSS, window and level are a look-up table. The server is only asked once, for all pixels
+// and values of a file that has more of them than its picture.
+const MOST = 24; // maximum zoom; at 1 the image fits
+const AS_IT_CAME = {width: 1, level: 0.5, inverted: false}; // width and level in fractions of the original window
 
-// One image with its own view and look; linked ones share both objects.
+// One image with its view and look; linked panes share both objects.
 class Pane {
   constructor(data, at) {
     this.data = data;
-    this.view = {zoom: 1, x: 0, y: 0}; // x and y: how far the middle is moved, in parts of the film's sides
+    this.view = {zoom: 1, x: 0, y: 0}; // x and y: shift of the centre, in fractions of the film
     this.look = {...AS_IT_CAME};
     this.picture = new Picture(data.name);
     this.canvas = make("canvas");
@@ -23,13 +23,13 @@ class Pane {
     [this.stage.style.width, this.stage.style.height] = [`${data.width}px`, `${data.height}px`];
     place(this.canvas, data.seen);
     for (const box of data.boxes ?? []) outline(this.boxes, box, "known");
-    if (data.place) outline(this.boxes, data.place, "place"); // what matches the region that was searched
+    if (data.place) outline(this.boxes, data.place, "place"); // the best match of the region
     this.measure(null);
     this.listen(at);
     this.picture.load(data).then(drawAll);
   }
 
-  // Of the same image on the page before: its look, its ruler, and the whole of it, if that was fetched.
+  // Take over the look, the ruler and the whole image, if fetched, from an earlier pane of the same image.
   adopt({look, line, picture, whole}) {
     Object.assign(this.look, look);
     this.measure(line);
@@ -51,7 +51,7 @@ class Pane {
     drawAll();
   }
 
-  // Pixels of the screen for one of the picture.
+  // Screen pixels per pixel of the picture, when the image fits.
   get fit() {
     const box = this.film.getBoundingClientRect();
     return Math.min(box.width / this.data.width, box.height / this.data.height);
@@ -59,16 +59,16 @@ class Pane {
 
   draw() {
     const box = this.film.getBoundingClientRect();
-    if (!box.width) return; // in a page that is not shown
+    if (!box.width) return; // the tab is hidden
     const {width, level} = this.look;
     const {zoom, x, y} = this.view;
     const scale = this.fit * zoom;
     this.film.classList.toggle("zoomed", zoom > 1);
     this.stage.style.transform =
       `translate(-50%, -50%) translate(${x * box.width}px, ${y * box.height}px) scale(${scale})`;
-    this.stage.style.setProperty("--unit", 1 / scale); // a pixel of the screen
-    if (!this.picture.ranks) return; // it is not decoded yet
-    const size = scale * devicePixelRatio; // of a pixel of the picture
+    this.stage.style.setProperty("--unit", 1 / scale); // one screen pixel
+    if (!this.picture.ranks) return; // not decoded yet
+    const size = scale * devicePixelRatio; // device pixels per pixel of the picture
     this.picture.draw(this.look, this.data.width * 2 ** Math.ceil(Math.log2(size)));
     this.readout.textContent =
       `${zoom.toFixed(1)}×  ${this.picture.words(this.look)}${this.whole ? "  full resolution" : ""}`;
@@ -76,7 +76,7 @@ class Pane {
     if (this.whole === undefined && (coarse || this.data.deep && (width !== 1 || level !== 0.5))) this.fetch();
   }
 
-  // The whole image instead of the picture of at most 1,024 pixels, in all its values.
+  // Replace the picture of at most 1,024 pixels by the whole image with all its values.
   async fetch() {
     this.whole = false;
     const answer = this.data.key && await server.whole(this.data.key);
@@ -86,7 +86,7 @@ class Pane {
     drawAll();
   }
 
-  // A line from one point to another, in fractions of the image, and its length; null takes it away.
+  // Show a line between two points, in fractions of the image, and its length; null removes it.
   measure(line) {
     this.line = line;
     this.ruler.hidden = this.length.hidden = !line;
@@ -108,7 +108,7 @@ class Pane {
     return [(event.clientX - box.left) / box.width - 0.5, (event.clientY - box.top) / box.height - 0.5];
   }
 
-  // A point of the screen in fractions of the image.
+  // The position of an event in fractions of the image.
   fraction(event) {
     const box = this.stage.getBoundingClientRect();
     return [clamp((event.clientX - box.left) / box.width, 0, 1), clamp((event.clientY - box.top) / box.height, 0, 1)];
@@ -121,19 +121,19 @@ class Pane {
     let start = null;
     film.addEventListener("wheel", (event) => {
       if (!(event.ctrlKey || clicked)) return; // the page scrolls
-      if (!event.ctrlKey && event.deltaY > 0 && this.view.zoom === 1) return; // it scrolls on
+      if (!event.ctrlKey && event.deltaY > 0 && this.view.zoom === 1) return; // already fits: let the page scroll
       event.preventDefault();
       this.zoom(Math.exp(-event.deltaY / 400), ...this.spot(event));
     }, {passive: false});
     film.addEventListener("contextmenu", (event) => event.preventDefault());
     film.addEventListener("blur", () => { clicked = false; });
     film.addEventListener("pointerdown", (event) => {
-      clicked = true; // and has the focus: from now on the wheel is meant for the image
+      clicked = true; // it now has the focus, so the wheel zooms
       film.setPointerCapture(event.pointerId);
       pointers.set(event.pointerId, this.spot(event));
       const draws = state.tool === "region" ? at === 0 : state.tool === "measure";
       start = draws && event.button === 0 && !event.shiftKey && pointers.size === 1 ? this.fraction(event) : null;
-      if (start && state.tool === "region") showRegion([...start, ...start]); // a click is a box, too
+      if (start && state.tool === "region") showRegion([...start, ...start]); // a click makes the smallest box
     });
     film.addEventListener("pointermove", (event) => {
       const before = pointers.get(event.pointerId);
@@ -143,7 +143,7 @@ class Pane {
       pointers.set(event.pointerId, now);
       if (start) {
         tools[state.tool].show(this, [...start, ...this.fraction(event)]);
-      } else if (pointers.size === 2) { // two fingers: their distance zooms
+      } else if (pointers.size === 2) { // two fingers zoom by their distance
         const other = [...pointers].find(([id]) => id !== event.pointerId)[1];
         const apart = (one) => Math.max(Math.hypot(one[0] - other[0], one[1] - other[1]), 0.01);
         this.zoom(apart(now) / apart(before), ...other);
@@ -164,7 +164,7 @@ class Pane {
   }
 }
 
-// An image on a canvas: 256 greys, or all values before the file's own window, by their ranks.
+// An image on a canvas: its 256 greys, or the ranks of all its values before windowing.
 class Picture {
   constructor(name) {
     this.canvas = make("canvas", {class: "picture", role: "img", "aria-label": name});
@@ -178,17 +178,17 @@ class Picture {
     const context = full.getContext("2d", {willReadFrequently: true});
     context.drawImage(image, 0, 0);
     const frame = context.getImageData(0, 0, full.width, full.height);
-    const pixels = new Uint32Array(frame.data.buffer); // red is the lowest byte, and the high one of a rank
+    const pixels = new Uint32Array(frame.data.buffer); // red is the lowest byte of a pixel, and holds the high byte of a rank
     const ranks = Uint16Array.from(pixels, values ? (one) => (one & 255) << 8 | one >> 8 & 255 : (one) => one & 255);
     const known = values ? new Float32Array(Uint8Array.from(atob(values), (one) => one.charCodeAt(0)).buffer)
       : Float32Array.from({length: 256}, (_, grey) => grey);
     const span = Math.max(high - low, 1e-6);
-    // In parts of the window that it came with, from its black to its white, and on to either side.
+    // In fractions of the original window: 0 is its black, 1 its white, and values may lie outside.
     const greys = known.map((value) => (inverted ? high - value : value - low) / span);
     Object.assign(this, {full, context, frame, pixels, ranks, greys, low, high, span, inverted, edge, drawn: ""});
   }
 
-  // `across`: pixels that the canvas needs for the screen. Browsers make a canvas smaller than half badly.
+  // `across`: width of the canvas in pixels. Browsers shrink a canvas badly to less than half its size.
   draw({width, level, inverted}, across) {
     const look = `${width} ${level} ${inverted}`;
     const side = Math.min(this.full.width, Math.round(across));
@@ -204,21 +204,21 @@ class Picture {
 
   shade(width, level, inverted) {
     const shade = (part) => (0xff000000 | 0x10101 * Math.round(255 * (inverted ? 1 - part : part))) >>> 0;
-    const shades = new Uint32Array(65536).fill(shade(0)); // of padding, whose rank is beyond the values
+    const shades = new Uint32Array(65536).fill(shade(0)); // padding, whose rank is after the last value, stays black
     this.greys.forEach((grey, rank) => { shades[rank] = shade(clamp((grey - level) / width + 0.5, 0, 1)); });
     const {pixels, ranks} = this;
     for (let i = 0; i < ranks.length; i++) pixels[i] = shades[ranks[i]];
     this.context.putImageData(this.frame, 0, 0);
   }
 
-  // How narrow and wide a window shows something, and how low and high a level.
+  // The narrowest and widest useful window, and the lowest and highest level.
   get reach() {
     const ends = [0, 1, this.greys[0], this.greys.at(-1)];
     const [low, high] = [Math.min(...ends), Math.max(...ends)];
     return [this.greys.length > 256 ? 0.01 : 0.05, Math.max(2, high - low), low, high];
   }
 
-  // Width and centre as DICOM writes them.
+  // Window width and centre in the units of the DICOM file.
   words({width, level}) {
     const middle = this.inverted ? this.high - level * this.span : this.low + level * this.span;
     const words = (number) => (this.span < 100 ? number.toPrecision(3) : Math.round(number));

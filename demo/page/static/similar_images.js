@@ -1,6 +1,6 @@
-// Cards of similar images. All text comes as text; nothing from data is ever taken for HTML.
+// The cards of similar images. All data is inserted as text, never as HTML.
 const marks = {alike: new Set(), unlike: new Set(), pinned: new Set()};
-let step = null; // marks are of one step
+let step = null; // the step that the marks belong to
 
 const button = (text, label, act, attributes = {}) => {
   const made = make("button", {type: "button", title: label, "aria-label": label, ...attributes}, text);
@@ -17,12 +17,12 @@ function toggle(kind, id) {
   if (other && value.feedback) {
     trigger("say", {similar: id, label: "", value: marks.alike.has(id) ? 1 : marks.unlike.has(id) ? 0 : null});
   }
-  if (marks.pinned.size > 3) marks.pinned.delete([...marks.pinned][0]); // as many as fit beside the query
+  if (marks.pinned.size > 3) marks.pinned.delete([...marks.pinned][0]); // only three fit beside the query
   if (kind === "pinned") trigger("pin", {ids: [...marks.pinned]});
   mark();
 }
 
-// What is marked, on the cards and in words.
+// Show the marks on the cards and in words.
 function mark() {
   for (const card of element.querySelectorAll(".card")) {
     for (const one of card.querySelectorAll("[data-mark]")) {
@@ -46,7 +46,7 @@ function card(one, canRefine) {
   const film = button("", `Side by side: ${which}`, () => trigger("compare", {ids: [one.id]}), {class: "film"});
   const picture = make("span", {class: "picture"}, make("img", {src: one.src, alt: ""}));
   film.append(picture, make("span", {class: "rank"}, one.rank));
-  const places = one.place ? [[one.place, "box place"]] : []; // what matches the region that was searched
+  const places = one.place ? [[one.place, "box place"]] : []; // the best match of the region
   for (const [box, kind] of [...one.boxes.map((box) => [box, "box"]), ...places]) outline(picture, box, kind);
   const labels = one.labels.map(({text, kind, words}) =>
     make("li", {class: kind, title: `${text}: ${words}`}, text, make("span", {class: "unseen"}, ` (${words})`)));
@@ -82,7 +82,7 @@ function show() {
   const rest = find(".rest");
   rest.hidden = cards.length > 0;
   rest.textContent = value.heading ? empty : "Similar images appear here, with their labels and reports.";
-  const held = find(".card :focus")?.getAttribute("aria-label"); // the new cards keep the focus where it was
+  const held = find(".card :focus")?.getAttribute("aria-label"); // keep the focus on the same button
   find(".cards").replaceChildren(...cards.map((one) => card(one, value.can_refine)));
   if (held) find(`[aria-label="${CSS.escape(held)}"]`)?.focus({preventScroll: true});
   if (value.step !== step) for (const kind of Object.keys(marks)) marks[kind] = new Set(value[kind] ?? []);
@@ -95,13 +95,13 @@ element.addEventListener("click", (event) => {
   if (name === "refine") trigger("refine", {alike: [...marks.alike], unlike: [...marks.unlike]});
   if (name === "beside") trigger("compare", {ids: [...marks.pinned].filter((id) => ids().includes(id))});
   if (name === "clear") {
-    for (const kind of ["alike", "unlike"]) for (const id of [...marks[kind]]) toggle(kind, id); // and takes it back
+    for (const kind of ["alike", "unlike"]) for (const id of [...marks[kind]]) toggle(kind, id); // this also withdraws the feedback
     marks.pinned.clear();
     trigger("pin", {ids: []});
     mark();
   }
 });
-// Side by side, the arrow keys go from one similar image to the next.
+// In side by side, the arrow keys move to the next similar image.
 let beside = "";
 document.addEventListener("cbmir-beside", ({detail}) => { beside = detail; });
 document.addEventListener("cbmir-next", ({detail}) => {

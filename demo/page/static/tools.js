@@ -1,4 +1,4 @@
-// What is drawn on an X-ray with the mouse, a finger or the arrow keys: the box to search by, and the ruler.
+// Drawing on an X-ray with the mouse, a finger or the arrow keys: the box to search by, and the ruler.
 const tools = {
   region: {
     step: 0.02,
@@ -10,18 +10,18 @@ const tools = {
   },
   measure: {
     step: 0.005,
-    words: "Drag a line, or move this one with the arrow keys, and its end with Shift; Enter keeps it, Esc takes it away.",
+    words: "Drag a line, or move this one with the arrow keys and its end with Shift. Enter keeps it, Esc removes it.",
     of: (pane) => pane.line,
     show: (pane, line) => {
       pane.measure(line);
-      const unknown = pane.data.mm ? "" : " The file does not say how large a pixel is.";
+      const unknown = pane.data.mm ? "" : " The file does not give the size of a pixel.";
       find(".note").textContent = `${pane.length.textContent}.${unknown} ${tools.measure.words}`;
     },
     drop: (pane) => pane.measure(null),
   },
 };
 
-// The box to search by: what is drawn now, or what was searched.
+// The box that is being drawn, or was searched.
 let box = null;
 let shownBox = null;
 function showRegion(now) {
@@ -29,7 +29,7 @@ function showRegion(now) {
   shownBox?.remove();
   shownBox = box && outline(state.panes[0].boxes, box, "region");
 }
-// At least as large as what a search takes (half a cell, with a margin), and inside what the model sees.
+// Enlarge a box to the minimum for a search (half a cell, with a margin), inside the part that the model sees.
 function grown(drawn) {
   const {seen} = state.panes[0].data;
   const ends = [0, 1].map((axis) => {
@@ -58,7 +58,7 @@ function leave() {
   drawAll();
 }
 
-// Whether a key was meant for what is drawn; `step` is that of an arrow key.
+// Handle a key of the active tool; `step` is the direction of an arrow key. Returns whether it was handled.
 function drawByKey(pane, key, step, shift) {
   const tool = tools[state.tool];
   if (key === "Enter") {

@@ -1,5 +1,4 @@
-// Breadcrumbs, what else can be shown, and the browser's history: each step is an entry of it, to which Back and a reload
-// return.
+// Breadcrumbs, lists of images and cases, and the browser's history: Back and a reload return to a step.
 let shown = null;
 function choose(name, options, chosen) {
   const list = find(`[data-choice=${name}]`);

@@ -1,4 +1,4 @@
-// What a reader does with the X-rays: buttons, keys, files that are dropped, and each new answer.
+// The viewer's buttons and keys, and how it shows a new answer.
 const state = {panes: [], finding: "", evidence: true, cells: false, tool: "", linked: true, stack: false, boxes: false};
 
 function explain() {
@@ -11,10 +11,10 @@ function explain() {
   }).includes(true);
   const on = state.evidence && (chosen || state.panes.some((pane) => pane.data.cells));
   const what = (names[chosen] ?? chosen).toLowerCase();
-  const idle = value.region ? "Similar images are those of this box. Search region again: those of the whole image."
-    : state.evidence && Object.keys(maps).length ? "Choose a finding to see what speaks for it." : "";
+  const idle = value.region ? "These images are similar to the box. Press Search region again to use the whole image."
+    : state.evidence && Object.keys(maps).length ? "Select a finding to see its evidence." : "";
   find(".note").textContent = !on ? idle
-    : !seen ? "Nothing is outlined: no part of the image stands out."
+    : !seen ? "Nothing is outlined, because no part of the image stands out."
     : chosen ? `Outlined: where the image speaks for ${what} more than for the other findings.`
     : "Outlined: what makes the two images similar.";
   document.dispatchEvent(new CustomEvent("cbmir-explained", {detail: chosen}));
@@ -37,7 +37,7 @@ function drawAll() {
   for (const [name, on] of Object.entries(pressed)) find(`[data-do=${name}]`).setAttribute("aria-pressed", on);
 }
 
-// How far window and level go: of linked images, each in parts of its own window, as far as any of them has values.
+// The limits of window and level; for linked panes, the widest of them.
 function reach(pane) {
   const reaches = (pane && state.linked ? state.panes : [pane]).map((one) => (one?.picture.ranks ? one.picture.reach : [0.05, 2, 0, 1]));
   const [narrowest, widest, lowest, highest] = [0, 1, 2, 3].map((i) => reaches.map((one) => one[i]));
@@ -111,7 +111,7 @@ for (const slider of element.querySelectorAll("[data-slide]")) {
   });
 }
 
-// Keys work wherever the focus is, but where text is written or chosen.
+// Keys work everywhere, except in text fields and lists.
 const KEYS = {
   "+": "in", "=": "in", "-": "out", 0: "fit", 1: "real", i: "invert", r: "region", m: "measure", e: "evidence", c: "cells", b: "boxes", l: "link",
   o: "stack", f: "flip", "?": "keys",
@@ -138,7 +138,7 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-// The X-ray stays in sight, small, while the page is scrolled.
+// A small X-ray stays visible while the page is scrolled.
 const mini = find(".mini");
 const watcher = new IntersectionObserver((entries) => {
   const entry = entries.at(-1);
@@ -146,8 +146,8 @@ const watcher = new IntersectionObserver((entries) => {
 });
 mini.addEventListener("click", () => find(".film").scrollIntoView({block: "center"}));
 
-// Side by side, the viewer covers the page: what lies under it takes no focus until then.
-let left = ""; // what had it before, by its name
+// In side by side the viewer covers the page, and the parts under it must not take the focus.
+let left = ""; // the label of the element that had the focus before
 function cover(wide) {
   if (wide && !element.classList.contains("wide")) left = document.activeElement.getAttribute("aria-label");
   element.classList.toggle("wide", wide);
@@ -160,7 +160,7 @@ function show() {
   read();
   const {panes = [], region = null, note = ""} = value;
   for (const pane of panes) pane.src ??= state.panes.find((one) => one.data.picture === pane.picture)?.data.src;
-  if (panes.some((pane) => !pane.src)) { trigger("again", {}); return; } // an answer in between was lost
+  if (panes.some((pane) => !pane.src)) { trigger("again", {}); return; } // an earlier answer was lost
   const same = state.panes.length === panes.length && panes.every((pane, at) => pane.src === state.panes[at].data.src);
   const before = state.panes[0];
   watcher.disconnect();
