@@ -1,4 +1,4 @@
-"""cbmir.runtime: an image in; findings, neighbours and evidence out. No PyTorch.
+"""cbmir.runtime: from an image to findings, neighbours and evidence, without PyTorch.
 
 ::
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cbmir.runtime.gallery.pseudonyms import Pseudonyms
     from cbmir.runtime.hot_reload import ReloadableFinder
 
-# Findings need no gallery, and an answer builds none.
+# Imported on first use: findings need no gallery, and a search does not need the code that builds one.
 __getattr__ = lazy_imports(
     __name__,
     {

@@ -4,12 +4,12 @@ gradient.
 The embedding e is the mean f of the feature map over its n cells, divided by its norm. So its product with a vector v
 is a sum over the cells:  e . v = sum_cells  F[:, cell] . v / (n |f|).
 
-- A neighbour's map takes the unit vector of its embedding: the cells sum to the cosine of the two images.
-- A finding's map is a contrast. It takes the finding's vector minus the mean vector of the other findings: evidence for
-  all findings cancels, and the cells sum to the finding's cosine minus the mean of the others' cosines.
+- A neighbour's map uses the neighbour's embedding as the vector: the cells sum to the cosine of the two images.
+- A finding's map is a contrast. Its vector is the finding's vector minus the mean vector of the other findings, so that
+  evidence for all findings cancels. The cells sum to the finding's cosine minus the mean of the others' cosines.
 
-Drawn over the image, orange and + mark cells with more than an even share of the sum, blue and - cells with less. The
-demo's page draws by the same rule (`static/evidence.js`), as contours.
+In the overlay, orange and + mark cells with more than an even share of the sum, blue and - cells with less. The demo's
+page draws contours by the same rule (`static/evidence.js`).
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from cbmir.card import ModelCard
 from cbmir.errors import UserError
 from cbmir.preprocessing import PreprocessSpec
 
-#: A part of an image, (x0, y0, x1, y1) in fractions of its width and height, from its upper left corner.
+#: A part of an image: (x0, y0, x1, y1) as fractions of its width and height, from the upper left corner.
 Region = tuple[float, float, float, float]
-#: RGB of cells above and below an even share: told apart with every kind of colour vision.
+#: RGB for cells above and below an even share, distinguishable with every kind of colour vision.
 MORE, LESS = (255, 140, 0), (45, 125, 255)
-FLAT = 0.2  # differences below this part of an even share stay pale: a map that is flat should look flat
-TOLD = 0.5  # cells from this part of the greatest difference on bear a sign
-LEAST_CELLS = 0.5  # of a region: less of a cell says nothing of the region itself
+FLAT = 0.2  # differences below this part of an even share stay pale, so that a flat map looks flat
+TOLD = 0.5  # cells get a sign from this part of the colour scale on
+LEAST_CELLS = 0.5  # the smallest region, in cells: a smaller part of a cell says nothing about the region
 
 
 def evidence_map(feature_map: NDArray[np.float32], vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The share of each cell in the cosine between the image's embedding and a vector.
+    """Return each cell's share in the cosine between the image's embedding and a vector.
 
     Args:
         feature_map: float32 [D, h, w].
         vector: float32 [D] of any norm.
 
     Returns:
-        float32 [h, w], which sums to the cosine. All zeros where the feature map's mean or the vector is zero.
+        float32 [h, w], which sums to the cosine. All zeros if the feature map's mean or the vector is zero.
     """
     return _shares(feature_map, unit_vector(vector))
 
@@ -51,17 +51,17 @@ def evidence_map(feature_map: NDArray[np.float32], vector: NDArray[np.float32]) 
 def contrast_map(
     feature_map: NDArray[np.float32], vectors: Mapping[str, NDArray[np.float32]], finding: str
 ) -> NDArray[np.float32]:
-    """The share of each cell in what distinguishes one finding from the others: its map minus the mean of their maps.
+    """Return each cell's share in what distinguishes a finding from the others: its map minus the mean of their maps.
 
     Args:
         feature_map: float32 [D, h, w].
-        vectors: Of every finding, as `finding_vectors` gives them.
+        vectors: The vector [D] of every finding, from `finding_vectors`.
         finding: One of `vectors`.
 
     Returns:
-        float32 [h, w], which sums to e . v minus the mean of e . u over the other findings' vectors u, e being the
-        embedding. For a proxy head these are cosines; for a linear head they are logits without their bias, divided by
-        the norm of the mean feature. Of a single finding, the sum is e . v.
+        float32 [h, w], which sums to e . v minus the mean of e . u over the other findings' vectors u, where e is the
+        embedding. For a proxy head these are cosines; for a linear head they are logits without the bias, divided by
+        the norm of the mean feature. With a single finding, the sum is e . v.
     """
     others = [vector for name, vector in vectors.items() if name != finding]
     mean = np.mean(others, axis=0, dtype=np.float64) if others else 0
@@ -69,7 +69,7 @@ def contrast_map(
 
 
 def _shares(feature_map: NDArray[np.float32], direction: NDArray[np.float64]) -> NDArray[np.float32]:
-    """The share of each cell in the product of the embedding and a direction."""
+    """Return each cell's share in the inner product of the embedding and a direction."""
     cells = feature_map.astype(np.float64)
     _, h, w = cells.shape
     norm = h * w * np.linalg.norm(cells.mean(axis=(1, 2)))
@@ -80,10 +80,10 @@ def _shares(feature_map: NDArray[np.float32], direction: NDArray[np.float64]) ->
 def finding_vectors(
     card: ModelCard, head: NDArray[np.float32], embedding: NDArray[np.float32]
 ) -> dict[str, NDArray[np.float32]]:
-    """The vector [D] that gave each finding's score to an image with this embedding [D].
+    """Return the vector [D] that determines each finding's score for an image with this embedding [D].
 
-    For a proxy head it is the class's best proxy (METHOD "Scores": the maximum); for a linear head, the class's weight
-    row. Empty if the model has no findings.
+    For a proxy head it is the proxy that is nearest to the embedding (METHOD "Scores": the maximum); for a linear head,
+    the finding's weight row. Empty if the model has no findings.
     """
     if not card.has_findings:
         return {}
@@ -92,27 +92,27 @@ def finding_vectors(
 
 
 def _rows_of_labels(card: ModelCard, head: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-    """Each label's proxies [n, D], or its one weight row of a linear head."""
+    """Return each label's proxies [n, D], or its weight row [1, D] in a linear head."""
     counts = [1] * len(head) if card.head == "linear" else card.proxies_per_class
-    return np.split(head, np.cumsum(counts)[:-1])[: len(card.labels)]  # the negative class is last, and no label
+    return np.split(head, np.cumsum(counts)[:-1])[: len(card.labels)]  # drops the negative class, which is last
 
 
 def seen_part(spec: PreprocessSpec) -> tuple[float, float]:
-    """The part of an image's width, and of its height, that the model sees: where it begins and ends, in [0, 1]."""
+    """Return where the part that the model sees begins and ends, as fractions of an image's width and height."""
     start = (spec.resize - spec.crop) // 2
     return start / spec.resize, (start + spec.crop) / spec.resize
 
 
 def seen_box(height: int, width: int, spec: PreprocessSpec) -> tuple[int, int, int, int]:
-    """The part of an image [height, width] that the model sees, as (top, bottom, left, right) in pixels."""
+    """Return the part of an image [height, width] that the model sees, as (top, bottom, left, right) in pixels."""
     first, last = seen_part(spec)
     return round(height * first), round(height * last), round(width * first), round(width * last)
 
 
 @dataclass(frozen=True, eq=False)
 class RegionCells:
-    """The cells of a feature map [D, h, w] that lie in a part of the image: the share of each row (`down` float64 [h])
-    and column (`across` float64 [w]) that lies in it. `seen` is the part of each side that the model sees."""
+    """A region's cells in a feature map [D, h, w]: the share of each row (`down` float64 [h]) and of each column
+    (`across` float64 [w]) that lies in the region. `seen` is the part of each side that the model sees."""
 
     down: NDArray[np.float64]
     across: NDArray[np.float64]
@@ -120,12 +120,12 @@ class RegionCells:
 
     @classmethod
     def of(cls, region: Region, shape: Sequence[int], spec: PreprocessSpec) -> Self:
-        """Of a feature map of `shape` (h, w). What the model does not see of the image has no cells.
+        """Find a region's cells in a feature map of `shape` (h, w). Parts that the model does not see have no cells.
 
-        Raises UserError for a box outside the image, and for one that holds less than half a cell.
+        Raises UserError for a region outside the image, or of less than half a cell.
         """
         x0, y0, x1, y1 = region
-        if not (0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1):  # not so for NaN
+        if not (0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1):  # also refuses NaN
             raise UserError(f"expected a region x0,y0,x1,y1 with 0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1, in fractions "
                             f"of the image; found {','.join(f'{value:g}' for value in region)}")  # fmt: skip
         first, last = seen_part(spec)
@@ -142,11 +142,11 @@ class RegionCells:
 
     @property
     def window(self) -> tuple[int, int]:
-        """The number of rows and columns of cells of about the same size; at least one."""
+        """The region's size in whole rows and columns of cells; at least one of each."""
         return max(1, round(float(self.down.sum()))), max(1, round(float(self.across.sum())))
 
     def place(self, corner: tuple[int, int]) -> Region:
-        """The part of an image that a window of this size takes, whose upper left cell is at (row, column)."""
+        """Return the part of the image that a window of this size covers if its upper left cell is (row, column)."""
         first, last = self.seen
         ends = []
         for at, length, count in zip(corner, self.window, (len(self.down), len(self.across)), strict=True):
@@ -155,9 +155,9 @@ class RegionCells:
         return x0, y0, x1, y1
 
     def vector(self, feature_map: NDArray[np.float32]) -> NDArray[np.float32]:
-        """float32 [D]: the mean of these cells, at unit length. Of all cells it is the image's embedding.
+        """Return the mean of these cells at unit length, float32 [D]. For all cells it is the image's embedding.
 
-        Raises UserError if the model sees nothing in them.
+        Raises UserError if the mean is zero.
         """
         mean = np.einsum("dhw,h,w->d", feature_map.astype(np.float64), self.down, self.across)
         if not np.linalg.norm(mean):
@@ -166,7 +166,7 @@ class RegionCells:
 
 
 def parse_region(text: str) -> Region:
-    """`x0,y0,x1,y1`. Raises UserError for anything but four numbers; `RegionCells` checks their values."""
+    """Parse `x0,y0,x1,y1`. Raises UserError for anything but four numbers; `RegionCells` checks their values."""
     try:
         x0, y0, x1, y1 = map(float, text.split(","))
     except ValueError:
@@ -177,7 +177,7 @@ def parse_region(text: str) -> Region:
 
 
 def _covered(ends: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-    """The share of each of `count` cells, from 0 to 1, from 1 to 2 and so on, that lies between two ends."""
+    """Return the share of each of `count` cells, [0, 1], [1, 2] and so on, that lies between two ends."""
     at = np.arange(count)
     shares: NDArray[np.float64] = np.clip(np.minimum(ends[1], at + 1) - np.maximum(ends[0], at), 0, 1)
     return shares
@@ -186,9 +186,9 @@ def _covered(ends: NDArray[np.float64], count: int) -> NDArray[np.float64]:
 def overlay(
     pixels: NDArray[np.uint8], evidence: NDArray[np.float32], spec: PreprocessSpec, opacity: float
 ) -> NDArray[np.uint8]:
-    """Blend an evidence map float32 [h, w] over the grey image uint8 [H, W]: uint8 [H, W, 3].
+    """Blend an evidence map float32 [h, w] over a grey image uint8 [H, W]. Returns uint8 [H, W, 3].
 
-    The map is spread over the part that the model sees, whose edge is marked by a thin line. Each cell is shown by its
+    The map covers the part that the model sees, and a thin line marks the edge of that part. Colours show each cell's
     difference from the mean cell: the largest gets `opacity` in [0, 1], smaller ones proportionally less.
     """
     height, width = pixels.shape
@@ -211,7 +211,7 @@ def overlay(
 
 
 def _signed(picture: NDArray[np.uint8], shares: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """The picture uint8 [H, W, 3] with a white + or - on black in the cells of `shares` [h, w] that have a sign."""
+    """Draw a white + or - on black into a picture uint8 [H, W, 3], in the cells of `shares` [h, w] from TOLD on."""
     drawn = Image.fromarray(picture)
     draw = ImageDraw.Draw(drawn)
     down, across = picture.shape[0] / shares.shape[0], picture.shape[1] / shares.shape[1]
@@ -228,11 +228,11 @@ def _signed(picture: NDArray[np.uint8], shares: NDArray[np.float32]) -> NDArray[
 
 
 def combination_vector(card: ModelCard, head: NDArray[np.float32], labels: Sequence[str]) -> NDArray[np.float32]:
-    """The direction that represents one or several of the model's labels together: float32 [D], unit norm.
+    """Return the direction that represents one or several of the model's labels together: float32 [D], unit norm.
 
-    Training draws an image towards the proxies of the findings that it shows (METHOD, "Loss"), so this is the mean of
+    Training pulls an image towards the proxies of the findings that it shows (METHOD, "Loss"), so this is the mean of
     the labels' directions: the mean of a label's proxies, or the weight row of a linear head. Raises UserError for a
-    model without findings, no label, a repeated label, and labels that cancel out; ManifestError for an unknown label.
+    model without findings, no label, a repeated label, or labels that cancel out; ManifestError for an unknown label.
     """
     if not card.has_findings:
         raise UserError("expected a model that scores findings, to search by them, found an embedding model; filter "
@@ -248,7 +248,7 @@ def combination_vector(card: ModelCard, head: NDArray[np.float32], labels: Seque
 
 
 def unit_vector(vector: NDArray[np.floating]) -> NDArray[np.float64]:
-    """A vector at unit length; zero stays zero."""
+    """Scale a vector to unit length; zero stays zero."""
     exact = vector.astype(np.float64)
     unit: NDArray[np.float64] = exact / max(float(np.linalg.norm(exact)), 1e-12)
     return unit

@@ -1,4 +1,4 @@
-"""From an image to findings and neighbours: the runtime's main entry point."""
+"""The runtime's main entry point, from an image to findings and neighbours."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ Image = str | Path | bytes | NDArray[np.uint8] | NDArray[np.uint16]
 ReadImage = Callable[..., Radiograph]  # with the parameters of `read_image`
 _Read = tuple[NDArray[np.uint8], tuple[ImageWarning, ...]]  # the model's input, and the image's warnings
 
-_BATCH = 32  # images that `embed_many` gives to the engine at once
+_BATCH = 32  # images per batch in `embed_many`
 
 
 class Finder(Closing):
     """A model, and a gallery if you want neighbours. One finder serves any number of threads.
 
     Attributes:
-        card: The model's, with the thresholds of `operating_point`.
+        card: The model's card, with the thresholds of `operating_point`.
     """
 
     card: ModelCard
@@ -62,7 +62,7 @@ class Finder(Closing):
         allow_lateral: bool = False,
         read: ReadImage | None = None,
     ) -> None:
-        """The finder owns engine and gallery: `close` closes both.
+        """The finder owns the engine and the gallery: `close` closes both.
 
         Args:
             operating_point: The operating point in the model's card whose thresholds apply: `sensitive`, `balanced`,
@@ -73,7 +73,7 @@ class Finder(Closing):
 
         Raises:
             UserError: The card has no such operating point.
-            GalleryError: The gallery is of another model.
+            GalleryError: The gallery belongs to another model.
         """
         self.card, self.operating_point = engine.card.at(operating_point), operating_point
         if gallery is not None:
@@ -107,12 +107,12 @@ class Finder(Closing):
         """Open a model and a gallery. The other arguments are those of `open_engine`, `Finder` and `Gallery.open`.
 
         Args:
-            gallery: Its folder, or a `milvus:` place (`open_gallery`).
+            gallery: The gallery's folder, or a `milvus:` address (`open_gallery`).
 
         Raises:
             ModelError, EngineError: As `open_engine`.
             UserError: As `Finder`.
-            GalleryError: The gallery cannot be opened, or is of another model.
+            GalleryError: The gallery cannot be opened, or belongs to another model.
         """
         loaded = open_engine(
             model, engine=engine, threads=threads, mode=mode, cache=cache, allow_fallback=allow_fallback
@@ -131,7 +131,7 @@ class Finder(Closing):
             raise
 
     def read(self, image: Image, *, limits: ImageLimits | None = None) -> Radiograph:
-        """Read an image by the intensity policy of this finder's model; the arguments are those of `read_image`.
+        """Read an image with the intensity policy of this finder's model. Arguments are as in `read_image`.
 
         Raises:
             ImageError: The image cannot be read within the limits.
@@ -150,19 +150,19 @@ class Finder(Closing):
         rank: Rank = "nearness",
         region: Region | None = None,
     ) -> Analysis:
-        """Findings and the k first neighbours of one image.
+        """Return the findings and the first k neighbours of one image.
 
-        The same patient's images are left out of the neighbours: those of `patient_id`, of the patients of the
-        gallery's entries made from the same file, and of the DICOM file's patient. A warning says if none of these
-        patients is known, if none is in the gallery, or if nothing in the gallery looks like the image.
+        Images of the same patient are left out of the neighbours. The patient is known from `patient_id`, from gallery
+        entries made from the same file, and from the DICOM file. A warning says if the patient is not known or not in
+        the gallery, and if nothing in the gallery looks like the image.
 
         Args:
-            patient_id: The id of the image's patient, as the gallery was given it.
+            patient_id: The id of the image's patient, as it was given to the gallery.
             filter: As in `Gallery.search`; so is `exact`.
-            rank: `nearness`: the most similar come first. `findings`: those come first whose known labels agree most
-                with the image's probabilities (`Gallery.search_by_agreement`), of all entries.
-            region: Search by only this part of the image, (x0, y0, x1, y1) in fractions of its width and height, from
-                its upper left corner: neighbours are those nearest to the unit mean of its cells (`RegionCells`).
+            rank: `nearness`: the most similar entries come first. `findings`: the entries, out of all, whose known
+                labels agree most with the image's probabilities come first (`Gallery.search_by_agreement`).
+            region: Search with only this part of the image: (x0, y0, x1, y1) as fractions of its width and height,
+                from the upper left corner. Neighbours are those nearest to the unit mean of its cells (`RegionCells`).
                 Findings, novelty and warnings are still those of the whole image.
 
         Raises:
@@ -232,13 +232,13 @@ class Finder(Closing):
         exclude_same_patient: bool = True,
         exact: bool | None = None,
     ) -> Analysis:
-        """Search again, nearer to images that a person marked as similar (`refined_vector`).
+        """Search again, nearer to images that a person marked as similar (`Refinement.vector`).
 
         It starts from the given analysis: to undo a step, continue from an earlier one.
 
         Args:
-            alike: Ids of images of the gallery that are similar to the query, whether neighbours or not.
-            unlike: Ids of images that are not.
+            alike: Ids of gallery images that are similar to the query. They need not be neighbours.
+            unlike: Ids of gallery images that are not similar to it.
             findings: How far to move towards a finding, from -1 (away from it) to 1.
             k: How many neighbours; `filter`, `exclude_same_patient` and `exact` are as in `analyze`.
 
@@ -248,7 +248,7 @@ class Finder(Closing):
         Raises:
             UserError: No gallery, nothing to refine by, a weight outside [-1, 1], an id that is both alike and unlike,
                 or a sum that cancels out.
-            ManifestError: The model does not have a finding.
+            ManifestError: The model does not have one of the findings.
             GalleryError: An id is not in the gallery, or as `Gallery.search`.
         """
         gallery = self._searched()
@@ -271,14 +271,14 @@ class Finder(Closing):
     def search_by_findings(
         self, labels: Sequence[str], k: int = 10, *, filter: Filter = Filter(),  # noqa: B008
     ) -> tuple[Neighbour, ...]:  # fmt: skip
-        """Search without an image: the k entries nearest to a combination of findings (`combination_vector`).
+        """Search without an image for the k entries nearest to a combination of findings (`combination_vector`).
 
         Returns:
-            Neighbours, nearest first; `shared` holds those of `labels` that each has.
+            Neighbours, nearest first; a neighbour's `shared` are the `labels` that it has.
 
         Raises:
             UserError: No gallery, a model without findings, no label, a repeated label, or labels that cancel out.
-            ManifestError: The model does not have a label.
+            ManifestError: The model does not have one of the labels.
             GalleryError: As `Gallery.search`.
         """
         gallery = self._searched()
@@ -287,18 +287,18 @@ class Finder(Closing):
         return tuple(neighbour_of(hit, wanted) for hit in gallery.search(vector, k, filter=filter).hits)
 
     def evidence_towards(self, image: Image | Radiograph, vector: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Each cell's share in the cosine between an image and a unit vector float32 [D], as of another image: float32
-        [h, w], whose sum is the cosine. Raises ImageError for an image that cannot be read."""
+        """Return each cell's share in the cosine between an image and a unit vector float32 [D], such as another
+        image's embedding: float32 [h, w], which sums to the cosine. Raises ImageError if the image cannot be read."""
         return evidence_map(self._run(image if isinstance(image, Radiograph) else self.read(image))[1], vector)
 
     def embed_region(self, image: Image | Radiograph, region: Region) -> NDArray[np.float32]:
-        """The unit vector float32 [D] that `analyze` searches for with this region. Raises ImageError, and UserError
-        for a region that `RegionCells` refuses."""
+        """Return the unit vector float32 [D] that `analyze` searches for with this region. Raises ImageError, and
+        UserError for a region that `RegionCells` refuses."""
         feature_map = self._run(image if isinstance(image, Radiograph) else self.read(image))[1]
         return RegionCells.of(region, feature_map.shape[1:], self.card.preprocess).vector(feature_map)
 
     def embed(self, batch: Sequence[Image] | NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Embeddings float32 [N, D], unit norm, of a list of images or of preprocessed uint8 [N, 1, S, S]."""
+        """Embed a list of images, or preprocessed ones uint8 [N, 1, S, S]. Returns float32 [N, D], unit norm."""
         if isinstance(batch, str | bytes | Path):
             raise UserError("expected a list of images, found a single one; put it into a list")
         if not isinstance(batch, np.ndarray):
@@ -318,13 +318,13 @@ class Finder(Closing):
             warned: Called with the position of each image that was read with warnings, and the warnings.
 
         Returns:
-            For each image, in order, its embedding float32 [D] of unit norm, or the ImageError that reading it raised.
+            For each image, in order, its embedding float32 [D], unit norm, or the ImageError raised when reading it.
 
         Raises:
             UserError: The number of workers is negative.
             WorkerError: A worker died.
         """
-        from cbmir.runtime.imaging.workers import work_through  # multiprocessing, which one answer has no use for
+        from cbmir.runtime.imaging.workers import work_through  # imported here: it loads multiprocessing
 
         if isinstance(images, str | bytes | Path):
             raise UserError("expected images to iterate over, found a single one; put it into a list")
@@ -341,7 +341,7 @@ class Finder(Closing):
                 yield from (result if isinstance(result, ImageError) else next(embeddings) for result in batch)
 
     def health(self) -> EngineHealth:
-        """What answers: engine, device, precision, threads, and warnings since it was opened."""
+        """Return the engine's state: library, device, precision, threads, and warnings since it was opened."""
         return self.engine.health()
 
     def close(self) -> None:
@@ -358,7 +358,7 @@ class Finder(Closing):
         self, analysis: Analysis, gallery: SearchableGallery, found: SearchResult, *, by_labels: bool
     ) -> Analysis:
         names = {canonical(name) for name in analysis.query_labels}
-        counted = () if by_labels else found.hits  # neighbours that labels chose say nothing about these
+        counted = () if by_labels else found.hits  # neighbours chosen by labels say nothing about labels
         return replace(
             analysis,
             neighbours=tuple(neighbour_of(hit, names) for hit in found.hits),
@@ -367,7 +367,7 @@ class Finder(Closing):
         )
 
     def _run(self, radiograph: Radiograph) -> tuple[Outputs, NDArray[np.float32]]:
-        """The engine's outputs for one image, and its feature map [D, h, w]."""
+        """Return the engine's outputs for one image, and its feature map [D, h, w]."""
         batch = preprocess(radiograph, self.card.preprocess, threads=self.engine.threads)[None, None]
         outputs = self.engine.run(batch, feature_map=True)
         if outputs.feature_map is None:

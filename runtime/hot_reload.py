@@ -3,7 +3,7 @@
 >>> live = ReloadableFinder(lambda: Finder.open("model.onnx", "gallery/"))        # doctest: +SKIP
 >>> with live.use() as finder:                                              # doctest: +SKIP
 ...     finder.analyze("chest.png")
->>> live.reload()           # a block that is in `use` keeps the old one    # doctest: +SKIP
+>>> live.reload()           # a running `use` block keeps the old one       # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from cbmir.runtime.logs import error_fields, fields, log
 
 @dataclass(eq=False)
 class _SharedFinder:
-    """A finder and its number of users: each block in `use`, and the ReloadableFinder if it is the current one."""
+    """A finder and its number of users: the running `use` blocks, and the ReloadableFinder if it is the current one."""
 
     finder: Finder
     holders: int = 1
 
 
 class ReloadableFinder(Closing):
-    """A thread-safe Finder that can be replaced while in use: a block that began with the old one ends with it."""
+    """A thread-safe Finder that can be replaced while in use. A `use` block keeps the finder that it began with."""
 
     def __init__(self, open: Callable[[], Finder], *, at_once: bool = True) -> None:  # noqa: A002 - what it does
-        """Opens a finder and warms it up; if `at_once` is False, the first `reload` does this. Raises as `reload`."""
+        """Open a finder and warm it up; if `at_once` is False, the first `reload` does this. Raises as `reload`."""
         self._open = open
         self._current: _SharedFinder | None = None
         self.generation = 0  # how many finders have been opened
         self._closed = False
-        self._lock = threading.Lock()  # of the fields above, for moments only
+        self._lock = threading.Lock()  # guards the fields above, and is only held briefly
         self._reloading = threading.Lock()
         if at_once:
             self.reload()
 
     @contextmanager
     def use(self) -> Iterator[Finder]:
-        """The current finder, which stays open until the block ends. Raises NotReadyError without one."""
+        """Yield the current finder, which stays open until the block ends. Raises NotReadyError without one."""
         with self._lock:
             shared = self._current
             if shared is None:
@@ -57,11 +57,11 @@ class ReloadableFinder(Closing):
             self._let_go(shared)
 
     def reload(self) -> None:
-        """Open and warm up a finder, then put it in the old one's place, which closes with its last user.
+        """Open and warm up a finder, then replace the old one, which closes with its last user.
 
         Raises:
-            NotReadyError: This is closed.
-            Exception: What `open` and a first analysis raise; the old finder then stays.
+            NotReadyError: This ReloadableFinder is closed.
+            Exception: Anything that `open` or the first analysis raises. The old finder then stays.
         """
         with self._reloading:
             with self._lock:
@@ -95,7 +95,7 @@ class ReloadableFinder(Closing):
             raise NotReadyError("expected a running service, found it closed")
 
     def _let_go(self, shared: _SharedFinder | None) -> None:
-        """The last holder closes the finder. A failure is logged and goes no further: its users have their answers."""
+        """Release a finder; its last holder closes it. Errors are only logged, because the users have their answers."""
         if shared is None:
             return
         with self._lock:
@@ -109,7 +109,7 @@ class ReloadableFinder(Closing):
 
 
 def warm_up(finder: Finder) -> None:
-    """Analyse a grey ramp, so that the first request does not wait for graphs, vectors and reference distances."""
+    """Analyse a grey ramp, so that graphs, vectors and reference distances are loaded before the first request."""
     side = max(finder.card.preprocess.crop, 64)
     ramp = np.linspace(0, 255, side * side).astype(np.uint8).reshape(side, side)
     finder.analyze(ramp, 1, exclude_same_patient=False)

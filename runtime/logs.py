@@ -1,6 +1,7 @@
-"""Logs as JSON on stderr, one line per event: short texts, and fields that name requests and jobs, never patients.
+"""Logs as JSON on stderr, one line per event: a short text, and fields that name requests and jobs, never patients.
 
-Messages of other libraries may quote an image, so only their place is logged; of exceptions, the type and place.
+Messages from other libraries may quote an image, so only their place is logged; exceptions are logged by type and
+place.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ pacs_log = logging.getLogger("cbmir.pacs")
 
 
 class JsonFormatter(logging.Formatter):
-    """`log.info("text", extra=fields(…))` adds fields to a line."""
+    """A formatter that writes each record as a line of JSON; `log.info("text", extra=fields(…))` adds fields to it."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -38,19 +39,19 @@ class JsonFormatter(logging.Formatter):
 
 
 def fields(**about: Any) -> dict[str, dict[str, Any]]:
-    """The `extra` of a logging call, as `JsonFormatter` takes it."""
+    """Make the `extra` of a logging call for `JsonFormatter`."""
     return {"fields": about}
 
 
 def error_fields(error: BaseException) -> dict[str, Any]:
-    """The part of an exception that may be logged: its type, and where it was raised, the place itself last."""
+    """Return the parts of an exception that may be logged: its type, and where it was raised, innermost frame last."""
     frames = traceback.extract_tb(error.__traceback__)[-8:]
     places = [f"{frame.filename.rpartition('site-packages/')[2]}:{frame.lineno} {frame.name}" for frame in frames]
     return {"error": type(error).__name__, "at": places}
 
 
 def what_failed(error: BaseException) -> str:
-    """An error of cbmir's in its own words; another, whose words may quote a tag, by its type and place."""
+    """Describe an error: cbmir's by its message, any other by type and place, because its message may quote a tag."""
     if isinstance(error, CbmirError):
         return str(error)
     about = error_fields(error)
@@ -58,7 +59,7 @@ def what_failed(error: BaseException) -> str:
 
 
 def log_as_json() -> None:
-    """Let the root logger write lines of JSON, warnings of Python's among them."""
+    """Let the root logger write lines of JSON, including Python's warnings."""
     logging.captureWarnings(True)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(JsonFormatter())

@@ -19,16 +19,16 @@ from cbmir.runtime.imaging.radiograph import Radiograph
 from cbmir.runtime.novelty import NEAREST, Novelty, score_novelty
 from cbmir.runtime.results import Finding, Neighbour
 
-#: So many of the nearest to a region are ranked again by the cells that the gallery keeps, or k where k is more.
+#: How many of a region's nearest images are ranked again by the cells that the gallery keeps (k if that is more).
 RERANKED = 200
-#: The warning where `Novelty.flagged` is true.
+#: The warning if `Novelty.flagged` is true.
 NOTHING_ALIKE = (
     "Nothing in the gallery looks like this image: it may not be a chest X-ray, or may be inverted or rotated. Do not "
     "rely on its findings and neighbours."
 )
-#: The warning where `Analysis.known` has ids.
+#: The warning if `Analysis.known` has ids.
 IN_GALLERY = "This image is in the gallery."
-#: The warnings where the same patient's images are to be left out, and the patient is not known or has none.
+#: The warnings if the same patient's images cannot be left out, because the patient is unknown or has no images.
 PATIENT_UNKNOWN = (
     "The patient of this image is not known, so neighbours may be images of the same patient; give the patient's id to "
     "leave them out."
@@ -39,7 +39,7 @@ PATIENT_NOT_FOUND = "No image of this patient id is in the gallery: nothing was 
 def known_of(
     gallery: SearchableGallery, image: Radiograph, patient_id: str, exclude: bool
 ) -> tuple[tuple[Entry, ...], frozenset[str], list[str]]:
-    """The gallery's entries made from the same file, the patients that the image may be of, and warnings."""
+    """Return the gallery's entries made from the same file, the image's possible patients, and warnings."""
     known = tuple(gallery.find(image.sha256))
     warnings = [IN_GALLERY] if known else []
     of_file = image.patient_id.strip()
@@ -57,11 +57,11 @@ def known_of(
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """What is searched for: the k neighbours of a vector float32 [D], nearest first, among those that pass a filter.
+    """A search for the k neighbours of a vector float32 [D], nearest first, among the entries that pass a filter.
 
-    `exact` is as `SearchableGallery.search` has it. With `expected` probabilities, those come first whose labels agree
-    most with these (`SearchableGallery.search_by_agreement`). With `cells`, those of a region whose vector this is, the
-    first `RERANKED` are ranked again by the best-matching window of as many cells, where the gallery keeps cells.
+    `exact` is as in `SearchableGallery.search`. With `expected` probabilities, the entries whose labels agree most with
+    them come first (`SearchableGallery.search_by_agreement`). `cells` are those of the region that the vector is from:
+    if the gallery keeps cells, the first `RERANKED` entries are ranked again by their best window of the same size.
     """
 
     vector: NDArray[np.float32]
@@ -72,7 +72,7 @@ class Query:
     cells: RegionCells | None = None
 
     def search(self, gallery: SearchableGallery) -> SearchResult:
-        """Raises GalleryError as the gallery's searches do."""
+        """Search a gallery. Raises GalleryError as the gallery's searches do."""
         if self.expected is not None:
             return gallery.search_by_agreement(self.vector, self.expected, self.k, filter=self.filter)
         if not self._is_by_place(gallery):
@@ -84,21 +84,21 @@ class Query:
         self, gallery: SearchableGallery, embedding: NDArray[np.float32], known: Collection[Entry],
         patients: frozenset[str],
     ) -> tuple[SearchResult, Novelty | None]:  # fmt: skip
-        """The neighbours, and how unusual an image of this embedding is among the gallery's images but itself and its
-        own patients'; None where the gallery is too small to say."""
+        """Return the neighbours, and how unusual an image with this embedding is among the gallery's images, without
+        `known` and the images of `patients`. The novelty is None if the gallery is too small."""
         reference = gallery.reference_distances
         if not len(reference):
             return self.search(gallery), None
         others = Filter(exclude_patients=patients)
-        itself = sum(not entry.patient_id for entry in known)  # no filter leaves these out; they are the nearest
+        itself = sum(not entry.patient_id for entry in known)  # filters cannot leave these out; they are the nearest
         queries, filters, k, found = [self.vector], [self.filter], self.k, None
-        if self.expected is not None or self._is_by_place(gallery):  # what is searched below is for novelty alone
+        if self.expected is not None or self._is_by_place(gallery):  # the search below is only for novelty
             queries, filters, k, found = [embedding], [others], 0, self.search(gallery)
         elif self.filter != others or self.vector is not embedding:
             queries, filters = [*queries, embedding], [*filters, others]
         many = gallery.search_many(
             np.stack(queries), k, filters=filters, exact=self.exact, vectors=NEAREST + itself
-        )  # of one moment
+        )  # in one snapshot
         novelty = score_novelty(embedding, many[-1].vectors[itself:], reference)
         return found or many[0], novelty
 
@@ -106,7 +106,7 @@ class Query:
         return self.cells is not None and gallery.cell_codec is not None and self.k > 0
 
     def _by_place(self, gallery: SearchableGallery, found: SearchResult) -> SearchResult:
-        """The first k by the places that match best, with these; equal ones in the order in which they were found."""
+        """Rank the hits by their best-matching places and return the first k with these. Ties keep their order."""
         codec = gallery.cell_codec
         if self.cells is None or codec is None or found.cells is None or not found.hits:
             return found
@@ -121,9 +121,9 @@ class Query:
 
 
 def expected_labels(gallery: SearchableGallery, findings: Iterable[Finding]) -> dict[str, float]:
-    """Probabilities by the gallery's names of the labels, without those that the model or the gallery lacks.
+    """Return the probabilities of the labels that the model and the gallery share, by the gallery's label names.
 
-    Raises UserError where that leaves none.
+    Raises UserError if there are no such labels.
     """
     known = {canonical(f.label): f.probability for f in findings if f.probability is not None}
     expected = {name: known[canonical(name)] for name in gallery.labels.names if canonical(name) in known}
@@ -134,7 +134,7 @@ def expected_labels(gallery: SearchableGallery, findings: Iterable[Finding]) -> 
 
 
 def neighbour_of(hit: Hit, wanted: Collection[str]) -> Neighbour:
-    """A hit as an answer shows it. `wanted`: canonical names of the labels that the query has."""
+    """Turn a hit into a Neighbour. `wanted` are the canonical names of the query's labels."""
     entry = hit.entry
     return Neighbour(
         id=entry.id,

@@ -1,11 +1,11 @@
 """Novelty: does anything in the gallery look like this image?
 
-The measure is the distance from an image's embedding to the nearest mixture of the `NEAREST` images of other patients
-that are nearest to it. Neighbours of a chest X-ray surround it; those of something else all lie to one side of it
-(docs/novelty.md compares it with the mean distance to the neighbours).
+The measure is the distance from an image's embedding to the nearest mixture of its `NEAREST` nearest images of other
+patients. The neighbours of a chest X-ray surround it; those of anything else all lie to one side of it. docs/novelty.md
+compares this measure with the mean distance to the neighbours.
 
-The gallery's own images, each measured against the others in the same way, give the reference distances: an image
-farther out than all but 1 in 100 of them is flagged.
+The gallery's own images, each measured against the others in the same way, give the reference distances. An image is
+flagged if it is farther out than 99 in 100 of them.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-NEAREST = 50  # images that are mixed
+NEAREST = 50  # images in the mixture
 QUANTILE = 0.99  # the share of the gallery's own images that are not flagged
-FEWEST = 100  # with fewer reference distances, novelty is not known
-#: The mixture's ridge, as a share of the neighbours' variance: without it, what they have by chance would be mixed too.
+FEWEST = 100  # reference distances that are needed to judge novelty
+#: The mixture's ridge, as a share of the neighbours' variance. Without it, the mixture would also fit random variation.
 _RIDGE = 0.1
 _BLOCK = 4096  # rows compared at once: 16 MB of cosines for 1,000 samples
 
 
 @dataclass(frozen=True)
 class Novelty:
-    """`distance` in [0, 2] is the measure; `percentile` in [0, 100] is the share of the gallery's own images that are
-    nearer to the rest of it; `flagged` is True past `QUANTILE`: nothing in the gallery looks like this image."""
+    """The measured `distance`; the `percentile` in [0, 100], which is the percentage of the gallery's images that are
+    nearer to the rest of it; and `flagged`, True from `QUANTILE` on: nothing in the gallery looks like this image."""
 
     distance: float
     percentile: float
@@ -37,8 +37,8 @@ class Novelty:
 def score_novelty(
     embedding: NDArray[np.float32], nearest: NDArray[np.float32], reference: NDArray[np.float32]
 ) -> Novelty | None:
-    """Compare an image's embedding [D] and those of its nearest images of other patients [n, D], nearest first, with
-    the gallery's `reference_distances`. None for n < `NEAREST`, and for a small gallery."""
+    """Measure the novelty of an embedding [D], given those of the nearest images of other patients [n, D], nearest
+    first, and the gallery's `reference_distances`. None if n < `NEAREST` or the gallery is small."""
     if len(nearest) < NEAREST or not len(reference):
         return None
     distance = mixture_distance(embedding, nearest[:NEAREST])
@@ -47,13 +47,13 @@ def score_novelty(
 
 
 def mixture_distance(embedding: NDArray[np.float32], nearest: NDArray[np.float32]) -> float:
-    """Euclidean distance of float32 [D] to a mixture of the rows of float32 [n, D]: their mean, and as much of their
-    differences from it as ridge regression takes."""
+    """Return the Euclidean distance of float32 [D] to a mixture of the rows of float32 [n, D]: their mean, plus their
+    differences from it with the weights of a ridge regression."""
     rows = nearest.astype(np.float64)
     mean = rows.mean(axis=0)
     differences, rest = rows - mean, embedding - mean
     products = differences @ differences.T
-    ridge = max(_RIDGE * float(np.trace(products)) / len(rows), 1e-12)  # all may be the same image
+    ridge = max(_RIDGE * float(np.trace(products)) / len(rows), 1e-12)  # all rows may be equal
     weights = np.linalg.solve(products + ridge * np.eye(len(rows)), differences @ rest)
     return float(np.linalg.norm(rest - weights @ differences))
 
@@ -61,10 +61,10 @@ def mixture_distance(embedding: NDArray[np.float32], nearest: NDArray[np.float32
 def reference_distances(
     vectors: NDArray[np.float32], patients: NDArray[np.int64], *, sample: int = 1000, seed: int = 0
 ) -> NDArray[np.float32]:
-    """`as_reference` of how far a random `sample` of the gallery's images is from the rest, each without its patient.
+    """Measure how far a random `sample` of the gallery's images is from those of other patients (`as_reference`).
 
-    `vectors` are float32 [N, D], unit norm; `patients` int64 [N], 0 where not known (then only the image itself is left
-    out). Images with fewer than `NEAREST` images of others are not measured.
+    `vectors` are float32 [N, D], unit norm; `patients` int64 [N], 0 if unknown (then only the image itself is left
+    out). Images with fewer than `NEAREST` images of other patients are not measured.
     """
     if len(vectors) < FEWEST:
         return np.empty(0, np.float32)
@@ -75,14 +75,15 @@ def reference_distances(
 
 
 def as_reference(distances: Sequence[float]) -> NDArray[np.float32]:
-    """Measured distances as galleries keep them: float32 [m], sorted; empty where there are fewer than `FEWEST`."""
+    """Return measured distances as galleries keep them: float32 [m], sorted; empty if there are fewer than `FEWEST`."""
     return np.sort(np.array(distances if len(distances) >= FEWEST else (), np.float32))
 
 
 def _nearest_of_others(
     vectors: NDArray[np.float32], patients: NDArray[np.int64], chosen: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The `NEAREST` rows of other patients to each of c chosen rows, in no order, and bool [m]: which have as many."""
+    """Return the `NEAREST` rows of other patients for each chosen row that has as many, int64 [m, NEAREST], unordered,
+    and which of the c chosen rows these are, bool [c]."""
     queries, owners = vectors[chosen], patients[chosen]
     best = np.full((len(chosen), NEAREST), -np.inf, np.float32)
     at = np.zeros((len(chosen), NEAREST), np.int64)
@@ -92,7 +93,7 @@ def _nearest_of_others(
         cosines[(owners[:, None] == patients[start:stop]) & (owners[:, None] != 0)] = -np.inf
         inside = np.flatnonzero((chosen >= start) & (chosen < stop))
         cosines[inside, chosen[inside] - start] = -np.inf
-        better = np.flatnonzero((cosines > best.min(axis=1)[:, None]).any(axis=1))  # of a large gallery soon a few
+        better = np.flatnonzero((cosines > best.min(axis=1)[:, None]).any(axis=1))  # soon only a few
         merged = np.concatenate((best[better], cosines[better]), axis=1)
         rows = np.concatenate(
             (at[better], np.broadcast_to(np.arange(start, stop), (len(better), stop - start))), axis=1

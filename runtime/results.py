@@ -33,30 +33,30 @@ class Finding:
 
 
 def most_probable_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The order of findings for people: on the command line, in the demo and in DICOM and FHIR results.
+    """Sort findings for people: on the command line, in the demo, and in DICOM and FHIR results.
 
-    By calibrated probability. Findings without a probability follow, by score, which cannot be compared with a
-    probability. Ties are in the order of the labels.
+    Findings with a calibrated probability come first, by probability, then by score. The others follow by score, which
+    cannot be compared with a probability. Ties are sorted by label.
     """
     return tuple(sorted(findings, key=lambda f: (f.probability is None, -(f.probability or 0), -f.score, f.label)))
 
 
-#: The probability below which neighbours have a label more often than by chance.
+#: Below this probability, neighbours have a label more often than by chance.
 CHANCE = 0.05
-#: What images that are alike and unlike weigh in a refined search, where the query weighs 1.
+#: Weights of the images that are alike and unlike in a refined search. The query has weight 1.
 ALIKE, UNLIKE = 0.75, -0.15
 
 
 @dataclass(frozen=True)
 class LabelAgreement:
-    """How many of the neighbours have a label as 1, 0, -1 or not at all.
+    """The numbers of neighbours for which a label is 1 (positive), 0 (negative), -1 (uncertain) or unknown.
 
-    `share` in [0, 1] is the weight of the positive and uncertain ones, divided by the weight of all for which the label
-    is known; None if it is known for none. `gallery` is the share of the gallery's images, among those for which the
-    label is known, each with the same weight; None if it is known for none, or the gallery does not state it.
+    `share` in [0, 1] is the weight of the positive and uncertain neighbours divided by the weight of all neighbours
+    whose label is known. `gallery` is the same share of the gallery's images, with equal weights. Each is None if the
+    label is known for no image; `gallery` is also None if the gallery does not state it.
 
-    `above_chance`: this many or more positive or uncertain neighbours would occur in fewer than 5% of random draws
-    from the gallery (exact binomial test, one-sided, each label by itself).
+    `above_chance`: fewer than 5% of random draws from the gallery would have this many or more positive or uncertain
+    neighbours (exact binomial test, one-sided, for each label separately).
     """
 
     label: str
@@ -70,10 +70,10 @@ class LabelAgreement:
 
 
 def agreement(hits: Sequence[Hit], shares: Mapping[str, float | None], sigma: float) -> tuple[LabelAgreement, ...]:
-    """How far the neighbours agree on each label; `shares` are those of the gallery. Empty without hits.
+    """Return how far the neighbours agree on each label. `shares` are the gallery's. Empty without hits.
 
-    A neighbour at distance d weighs exp(-d^2 / (2 sigma^2)), as a proxy does in a score (METHOD, "Loss"), with `sigma`
-    of the model card.
+    A neighbour at distance d has the weight exp(-d^2 / (2 sigma^2)), like a proxy in a score (METHOD, "Loss"). `sigma`
+    is from the model card.
     """
     weights = [math.exp(-(hit.distance**2) / (2 * sigma**2)) for hit in hits]
     found = []
@@ -89,12 +89,12 @@ def agreement(hits: Sequence[Hit], shares: Mapping[str, float | None], sigma: fl
 
 
 def chance(count: int, of: int, share: float) -> float:
-    """The probability that `count` or more of so many independent draws hit, each with probability `share`."""
+    """Return the probability that at least `count` of `of` independent draws hit, each with probability `share`."""
     if count == 0 or share >= 1:
         return 1.0
     if share <= 0:
         return 0.0
-    # By logarithms: of many draws the coefficients have no float.
+    # In logarithms, because the coefficients overflow if there are many draws.
     hit, missed, every = math.log(share), math.log1p(-share), math.lgamma(of + 1)
     return math.fsum(
         math.exp(every - math.lgamma(n + 1) - math.lgamma(of - n + 1) + n * hit + (of - n) * missed)
@@ -104,10 +104,10 @@ def chance(count: int, of: int, share: float) -> float:
 
 @dataclass(frozen=True)
 class Refinement:
-    """What a search was refined by: ids of images that are `alike` and `unlike`, and how far to go towards each of some
-    findings, from -1 (away from it) to 1.
+    """The refinement of a search: ids of images that are `alike` and `unlike`, and how far to move towards each of some
+    `findings`, from -1 (away from it) to 1.
 
-    Raises UserError where there is nothing to refine by, an id is in both, or a weight is beyond [-1, 1].
+    Raises UserError if all three are empty, an id is in both lists, or a weight is outside [-1, 1].
     """
 
     alike: tuple[str, ...] = ()
@@ -120,19 +120,19 @@ class Refinement:
         if both := set(self.alike) & set(self.unlike):
             raise UserError(f"expected each image as either alike or unlike, found as both: {', '.join(sorted(both))}")
         for name, weight in self.findings.items():
-            if not -1 <= weight <= 1:  # not so for NaN
+            if not -1 <= weight <= 1:  # also refuses NaN
                 raise UserError(f"expected a weight from -1 to 1 for {name}, found {weight:g}")
 
     def vector(
         self, query: NDArray[np.float32], alike: Sequence[NDArray[np.float32]], unlike: Sequence[NDArray[np.float32]],
         directions: Mapping[str, NDArray[np.float32]],
     ) -> NDArray[np.float32]:  # fmt: skip
-        """float32 [D]: unit(query + 0.75 mean(alike) - 0.15 mean(unlike) + the sum of weight * unit(direction)).
+        """Return unit(query + 0.75 mean(alike) - 0.15 mean(unlike) + sum of weight * unit(direction)), float32 [D].
 
-        Rocchio's rule with its usual weights (Manning, Raghavan and Schuetze, Introduction to Information Retrieval,
-        9.1.1), on the unit sphere; and a direction for each of `findings`.
+        This is Rocchio's rule with its usual weights (Manning, Raghavan and Schuetze, Introduction to Information
+        Retrieval, 9.1.1) on the unit sphere, plus a direction for each of `findings`.
 
-        Raises UserError where the sum is zero.
+        Raises UserError if the sum is zero.
         """
         total = query.astype(np.float64)
         for weight, vectors in ((ALIKE, alike), (UNLIKE, unlike)):
@@ -147,10 +147,10 @@ class Refinement:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """An image of the gallery. `distance` is Euclidean between unit vectors, in [0, 2]; of its positive or uncertain
-    `labels`, `shared` are those that the query has, and `uncertain` those not known to be positive. `boxes` are where
-    some of its findings are, as drawn by people, if the gallery has them. `view`, `source` (hospital or data set) and
-    `date` (YYYY-MM-DD) are empty if they are unknown."""
+    """An image of the gallery. `distance` is Euclidean between unit vectors, in [0, 2]. `labels` are its positive and
+    uncertain labels, `uncertain` the uncertain ones, and `shared` those that the query has too. `boxes`, drawn by
+    people, show where some of its findings are. `place` is the part that matches a searched region best. `view`,
+    `source` (hospital or data set) and `date` (YYYY-MM-DD) are empty if unknown."""
 
     id: str
     image: str
@@ -178,15 +178,15 @@ class Analysis:
         warnings: Sentences that every reader must see.
         embedding: float32 [D], unit norm.
         feature_map: float32 [D, h, w].
-        agreement: One per label of the gallery; empty without neighbours, or if labels or findings chose them (`where`,
-            `rank`, a refinement towards findings).
+        agreement: One per label of the gallery; empty without neighbours, or if they were chosen by labels or findings
+            (`where`, `rank`, a refinement towards findings).
         novelty: None without a gallery, or with a small one.
         query_labels: The image's known labels if it is in the gallery, else the predicted ones.
         known: Ids of the gallery's entries that were made from the same file.
-        patients: Ids in the gallery of the patients that the image may belong to. Not in `to_json`.
+        patients: Ids of the patients that the image may belong to. Not in `to_json`.
         operating_point: The operating point whose thresholds were used.
-        query: float32 [D], unit norm: the vector that was searched for. It is the embedding, unless the search was by a
-            region or refined.
+        query: float32 [D], unit norm: the vector that was searched for. It is the embedding, unless the search was for
+            a region or refined.
         region: The part of the image that was searched for; None for the whole image.
         refinement: How the search was refined (`Finder.refine`); None if it was not.
         rank: `nearness`: nearest first; `findings`: the greatest expected agreement first (`Finder.analyze`).
@@ -213,11 +213,11 @@ class Analysis:
 
     @property
     def labels_known(self) -> bool:
-        """Whether `query_labels` is known: it is not for a new image if the model scores no findings."""
+        """Whether `query_labels` is known. It is unknown for a new image if the model scores no findings."""
         return bool(self.known or self.findings)
 
     def at(self, card: ModelCard, operating_point: str) -> Analysis:
-        """A copy with the thresholds of another operating point of the model's card; the model does not run again.
+        """Return a copy with the thresholds of another operating point in the model's card, without running the model.
 
         `query_labels` and the neighbours' `shared` change too, unless the image's labels are known.
 
@@ -242,17 +242,17 @@ class Analysis:
         return replace(changed, query_labels=labels, neighbours=neighbours)
 
     def evidence_for_finding(self, label: str) -> NDArray[np.float32]:
-        """float32 [h, w]: each cell's share in what distinguishes the finding from the others (`contrast_map`). Raises
-        UserError for another label."""
+        """Return each cell's share in what distinguishes the finding from the others, float32 [h, w] (`contrast_map`).
+        Raises UserError for an unknown label."""
         return contrast_map(self.feature_map, self.finding_vectors, _known(self.finding_vectors, label, "finding"))
 
     def evidence_for_neighbour(self, id: str) -> NDArray[np.float32]:
-        """float32 [h, w]: each cell's share in the cosine of the whole image to this neighbour, even if a region was
-        searched for. Raises UserError for another id."""
+        """Return each cell's share in the cosine between the whole image and this neighbour, float32 [h, w], even if a
+        region was searched for. Raises UserError for an unknown id."""
         return evidence_map(self.feature_map, self.neighbour_vectors[_known(self.neighbour_vectors, id, "neighbour")])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain Python values, without the arrays."""
+        """Return plain Python values, without the arrays."""
         return {
             "image": self.image,
             "known": list(self.known),

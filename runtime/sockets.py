@@ -1,4 +1,4 @@
-"""A socket that holds its port before anything slow begins."""
+"""Sockets that take their port before a slow start, and the names of a server's host."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import socket
 
 from cbmir.errors import UserError
 
-#: Names by which a machine reaches itself.
+#: Names with which a machine reaches itself.
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that holds the port (0: any free one) and does not listen yet. Raises UserError."""
+    """Bind a socket to a port (0: any free one) without listening yet. Raises UserError."""
     listener: socket.socket | None = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -34,17 +34,17 @@ def url_of(listener: socket.socket, host: str) -> str:
 
 
 def name_of(host: str) -> str:
-    """A host as it stands in a URL, and so in the header Host."""
+    """Return a host as it appears in URLs and in the header Host."""
     return f"[{host}]" if ":" in host else host.lower()
 
 
 def allowed_hosts(host: str) -> tuple[str, ...]:
-    """Names by which `host` may be asked for: on a loopback address this machine's (DNS rebinding), empty for any."""
+    """Return the names to accept in the header Host: this machine's on loopback (DNS rebinding); empty means any."""
     return (*LOCAL_NAMES, name_of(host)) if is_loopback(host) else ()
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Return whether only this machine can reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,16 +1,16 @@
-"""An analysis as objects for a PACS or a hospital's server: SR, Secondary Capture, KOS, FHIR.
+"""Analyses as objects for a PACS or a hospital's server: SR, Secondary Capture, KOS, FHIR.
 
 ::
 
-    make_results(file's bytes, analysis, finder, kinds=("sr", "sc", "kos", "fhir")) -> Results
+    make_results(bytes of the file, analysis, finder, kinds=("sr", "sc", "kos", "fhir")) -> Results
 
-    sr    TID 1500 Comprehensive 3D SR, UNVERIFIED: findings by their codes, and similar images
-    sc    a page to look at, RGB: the image, evidence, findings
+    sr    TID 1500 Comprehensive 3D SR, UNVERIFIED: coded findings, and similar images
+    sc    RGB page for people: the image, evidence, findings, similar images
     kos   the patient's own similar priors
     fhir  R4 Bundle: DiagnosticReport, Observation, ImagingStudy, Device
 
-All belong to the image's patient and study. They hold only labels and distances of other patients' images, under opaque
-case ids. UIDs are made from the image and the model, so a second run replaces the first. See docs/dicom_output.md.
+All belong to the image's patient and study. Of other patients' images they hold only labels and distances, under opaque
+case ids. UIDs are derived from the image and the model, so a second run replaces the first. See docs/dicom_output.md.
 """
 
 from cbmir.runtime.dicom_output.identifiers import answers_fingerprint, result_uid

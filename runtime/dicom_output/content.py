@@ -1,7 +1,7 @@
-"""The content of every result, in any format: findings, similar images under case ids, priors, warnings, and the model.
+"""The content of a result in any format: findings, similar images under case ids, priors, warnings, and the model.
 
 The patient's own priors are the only other images whose UIDs a result may name. The UIDs come from the prior's DICOM
-file, which must name the same patient, since a gallery has no series. An unreadable prior is left out and counted.
+file, because a gallery has no series; the file must name the same patient. Unreadable priors are left out and counted.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from cbmir.runtime.results import Analysis, Finding, Neighbour, most_probable_fi
 MANUFACTURER = MODEL_NAME = "cbmir"
 VERSION = __version__
 ALGORITHM = "cbmir chest X-ray findings and retrieval"
-#: The warning where an embedding model has no gallery, or may show no image of it.
+#: The warning without findings and neighbours, as for an embedding model without a gallery.
 NOTHING_TO_REPORT = "This image has neither findings nor similar images, so no structured report is made."
-MOST = 10  # priors that are marked
-_LOOKED_AT = 100  # nearest images of the patient: later ones and those of the same study are among them
+MOST = 10  # priors in a result
+_LOOKED_AT = 100  # nearest images of the patient to look for priors in: some are later, or of the same study
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class Prior:
 
 @dataclass(frozen=True)
 class SimilarImage:
-    """An image of the gallery without its identity. `labels` are positive ones, without the `uncertain` ones."""
+    """An image of the gallery without its identity. `labels` are its positive labels, without the `uncertain` ones."""
 
     case: str
     distance: float
@@ -62,17 +62,17 @@ class SimilarImage:
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What a result says."""
+    """The content of a result."""
 
     source: SourceImage
     pixels: str  # `pixels_digest`
-    findings: tuple[Finding, ...]  # most probable first; none of an embedding model, and a warning says so
+    findings: tuple[Finding, ...]  # most probable first; empty for an embedding model, with a warning
     similar_images: tuple[SimilarImage, ...]
-    priors: tuple[Prior, ...]  # where they were asked for
+    priors: tuple[Prior, ...]  # if requested
     collection: int | None  # images in the gallery
     warnings: tuple[str, ...]
     fingerprint: str  # `answers_fingerprint`
-    version: str  # with `parameters`: what identifies the model to a reader
+    version: str  # identifies the model to a reader, with `parameters`
     parameters: tuple[str, ...]
     moment: datetime
     operating_point: str
@@ -89,7 +89,7 @@ class Content:
         with_priors: bool,
         predecessor: str,
     ) -> Self:
-        """The content of an analysis. Raises GalleryError where the gallery cannot be searched."""
+        """Collect the content of an analysis. Raises GalleryError if the gallery cannot be searched."""
         card, gallery, health = finder.card, finder.gallery, finder.health()
         fingerprint = answers_fingerprint(card)
         priors, notes = _own_priors(source, analysis, gallery) if with_priors else ((), ())
@@ -118,14 +118,14 @@ class Content:
         )
 
     def uid(self, kind: str) -> str:
-        """The SOP Instance UID of one kind of result."""
+        """Return the SOP Instance UID of one kind of result."""
         return result_uid(self.source, self.pixels, self.fingerprint, kind)
 
 
 def _own_priors(
     source: SourceImage, analysis: Analysis, gallery: SearchableGallery | None
 ) -> tuple[tuple[Prior, ...], tuple[str, ...]]:
-    """The most similar priors, nearest first, and warnings."""
+    """Return the most similar priors, nearest first, and warnings."""
     if gallery is None:
         return (), ("No gallery was searched for priors of this patient.",)
     if not source.patient_id:
@@ -155,25 +155,25 @@ def _look_up(hit: Hit, source: SourceImage) -> SourceImage | None:
         with open_input(hit.entry.image) as stream:
             found = SourceImage.read(stream)
     except (OSError, ImageError):
-        return None  # counted
+        return None  # the caller counts it
     indexed = hit.entry.sop_instance_uid
     same_image = not indexed or found.uid == indexed  # the file may have been replaced since
     return found if same_image and _is_same_patient(found, source) else None
 
 
 def _is_same_patient(one: SourceImage, other: SourceImage) -> bool:
-    """By id, and also by name or birth date: many have the id UNKNOWN, and two hospitals may use the same id."""
+    """Compare ids, and names or birth dates too: many patients have the id UNKNOWN, and hospitals may share an id."""
     tags = ("IssuerOfPatientID", "PatientBirthDate", "PatientSex", "PatientName")
     issuer, birth, sex, name = (_agree(one, other, keyword) for keyword in tags)
     if one.patient_id != other.patient_id or False in (issuer, birth, sex):
         return False
-    # A name may have changed: but then the birth date and a stated issuer must be the same, since among the many with
-    # one id some have the same birth date.
+    # A name may have changed, but then the birth date and a stated issuer must be the same: if many patients share an
+    # id, some of them share a birth date too.
     return bool(name or (birth and (name is None or issuer)))
 
 
 def _agree(one: SourceImage, other: SourceImage, keyword: str) -> bool | None:
-    """Whether both state the same; None if one of them states nothing."""
+    """Return whether both state the same value; None if one of them states nothing."""
     first, second = (str(of.header.get(keyword, "")).casefold().rstrip("^= ") for of in (one, other))
     if keyword == "PatientBirthDate" and any(day.endswith("0101") for day in (first, second)):
         return None  # an unknown birth date is often filled in as January 1

@@ -1,7 +1,7 @@
 """FHIR R4 (4.0.1): a transaction Bundle of DiagnosticReport, Observation, ImagingStudy and Device.
 
-Each resource has an identifier that a second run reproduces, and a conditional update by it, so a server that receives
-the Bundle twice stores it once. The reference to the patient is the image's own Patient ID.
+Each resource has an identifier that a second run reproduces, and is stored by a conditional request with it. So a
+server that receives the Bundle twice stores it once. The patient is referenced by the image's Patient ID.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Resource = dict[str, Any]
 
 
 def bundle(content: Content) -> Resource:
-    """The Bundle of an analysis, plain values for JSON."""
+    """Make the Bundle of an analysis, as plain values for JSON."""
     uid = content.uid("fhir")
     device, study = _device(content), _imaging_study(content)
-    # Of every observation; its identifier, code and value are its own.
+    # Shared by all observations, which differ in identifier, code and value.
     shared = {
         "category": [_category("observation-category", "imaging", "Imaging")],
         "device": _reference(device),
@@ -58,7 +58,7 @@ def bundle(content: Content) -> Resource:
 
 
 def _made(content: Content, kind: str, uid: str) -> Resource:
-    """The elements that a report and an observation share."""
+    """Make the elements that a report and an observation share."""
     return {
         "resourceType": kind,
         "identifier": [_identifier(uid)],
@@ -69,7 +69,7 @@ def _made(content: Content, kind: str, uid: str) -> Resource:
 
 
 def _finding(finding: Finding) -> Resource:
-    """A value that says whether the score exceeds the threshold; probability, score and threshold are components."""
+    """Make a value that says whether the score exceeds the threshold, and probability, score and threshold as parts."""
     verdict, components = own.predicted_code(finding.predicted), []
     for name, value, unit in own.measured(finding):
         quantity = {"value": round(value, 6), "unit": unit.meaning, "system": own.SYSTEMS["UCUM"], "code": unit.value}
@@ -82,7 +82,7 @@ def _finding(finding: Finding) -> Resource:
 
 
 def _similar_images(similar_images: Sequence[SimilarImage]) -> Resource:
-    """A component for each case: its opaque id, similarity and labels in words."""
+    """Make a component for each case: its opaque id, its distance, and its labels in words."""
     components = []
     for one in similar_images:
         text = f"{one.case}: distance {one.distance:.3f}; {one.words}"
@@ -91,7 +91,7 @@ def _similar_images(similar_images: Sequence[SimilarImage]) -> Resource:
 
 
 def _imaging_study(content: Content) -> Resource:
-    """The study, with the series and instance that were analysed: a server may know more of it."""
+    """Make the study with only the analysed series and instance; a server may know others."""
     source, started = content.source, _started(content.source)
     sop_class = {"system": _URI, "code": f"urn:oid:{source.sop_class}"}
     series = {
@@ -126,7 +126,7 @@ def _device(content: Content) -> Resource:
 
 
 def _entry(resource: Resource) -> Resource:
-    """A conditional update by the identifier; of a study, a creation where it is not there yet."""
+    """Make a conditional update by the identifier; a study is only created if the server does not have it."""
     system, value = (resource["identifier"][0][name] for name in ("system", "value"))
     asked = f"identifier={quote(f'{system}|{value}', safe='')}"
     kind = resource["resourceType"]
@@ -141,7 +141,7 @@ def _reference(resource: Resource) -> Resource:
 
 
 def _url(resource: Resource) -> str:
-    """Of a resource within the Bundle."""
+    """Return the URL of a resource within the Bundle."""
     return f"urn:uuid:{uuid.uuid5(_NAMESPACE, resource['identifier'][0]['value'])}"
 
 
@@ -150,7 +150,7 @@ def _identifier(uid: str) -> Resource:
 
 
 def _subject(content: Content) -> Resource:
-    """The patient by identifier; nothing where the image does not say who it is."""
+    """Refer to the patient by identifier; empty if the image has no Patient ID."""
     header = content.source.header
     if not header.PatientID:
         return {}
@@ -171,7 +171,7 @@ def _concept(code: Code, text: str = "") -> Resource:
 
 
 def _started(source: SourceImage) -> str:
-    """The study's day; with its time where the image states a time zone, without which FHIR has no time."""
+    """Return the study's date, with its time if the image states a time zone: FHIR has no time without a zone."""
     clock, zone = str(source.header.StudyTime), str(source.header.get("TimezoneOffsetFromUTC", ""))
     if not source.day or not zone or len(clock) < 6:
         return source.day

@@ -1,7 +1,7 @@
-"""The names of results: UIDs that a second run reproduces, and codes.
+"""Identifiers of results: UIDs that a second run reproduces, and codes.
 
-A UID is `2.25.` and the integer of a UUID of version 5 (DICOM PS3.5 B.2). Codes are standard ones if a concept means
-exactly that, else they are from cbmir's own scheme 99CBMIR.
+A UID is `2.25.` followed by the integer of a version 5 UUID (DICOM PS3.5 B.2). A code is a standard one if its meaning
+is exactly the same, else one from cbmir's own scheme 99CBMIR.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _NAMESPACE = uuid.UUID("4eff4554-5046-4150-90c7-506715ec3988")
 
 
 def result_uid(source: SourceImage, pixels: str, fingerprint: str, kind: str) -> str:
-    """The SOP Instance UID of one kind of result of one image by one model (`answers_fingerprint`).
+    """Return the SOP Instance UID for one kind of result from one image and one model (`answers_fingerprint`).
 
-    It depends on patient and study, since an archive that corrects these must not keep a result with the wrong ones. It
-    depends on the pixels, since senders have used one UID for two images, whose results must not replace each other.
+    It depends on patient and study, so that an archive that corrects these does not keep a result with the wrong ones;
+    and on the pixels, because senders have used one UID for two images, whose results must not replace each other.
 
     Args:
-        pixels: Of `pixels_digest`.
+        pixels: The image's `pixels_digest`.
         kind: One of KINDS.
 
     Returns:
@@ -43,26 +43,26 @@ def result_uid(source: SourceImage, pixels: str, fingerprint: str, kind: str) ->
 
 
 def pixels_digest(image: Radiograph) -> str:
-    """A digest that distinguishes images with the same UID, and is the same in every lossless transfer syntax."""
+    """Compute a digest that distinguishes images with the same UID and is equal in all lossless transfer syntaxes."""
     digest = hashlib.sha256(repr(image.stored.shape).encode())
     digest.update(np.ascontiguousarray(image.stored).data)
     return digest.hexdigest()
 
 
 def series_uid(study_instance_uid: str, kind: str) -> str:
-    """The Series Instance UID of all results of one kind in a study, by any model."""
+    """Return the Series Instance UID of all results of one kind in a study, for any model."""
     return _uid("series", study_instance_uid, kind)
 
 
 def part_uid(result: str, *names: str) -> str:
-    """A UID of something within a result: a tracked finding, a copy in another study."""
+    """Return a UID for a part of a result, such as a tracked finding or a copy in another study."""
     return _uid("part", result, *names)
 
 
 def answers_fingerprint(card: ModelCard) -> str:
-    """32 hexadecimal digits of what decides a model's answers: the same for models whose results replace each other.
+    """Return 32 hexadecimal digits that are equal for models with the same answers, whose results replace each other.
 
-    Precision is not part of it (except int8, which has its own embedding space), nor are metrics, versions and gallery.
+    They do not depend on precision (except int8, which has its own embedding space), metrics, versions or the gallery.
     """
     of_card = card.to_json()
     names = ("labels", "preprocess", "encoder", "head", "sigma", "thresholds", "calibration", "fingerprint")
@@ -78,7 +78,7 @@ SCHEME = "99CBMIR"
 SCHEME_UID = "2.25.92689651567244863674355425848909154203"
 SCHEME_NAME = "cbmir, content-based medical image retrieval"
 
-#: Stands in every result.
+#: Part of every result.
 DISCLAIMER = "For research, not for diagnosis. cbmir is not a medical device."
 
 CERTAINTY = Code("DCM", "111012", "Certainty of Finding")
@@ -110,25 +110,25 @@ SYSTEMS = {
 
 
 def measured(finding: Finding) -> list[tuple[Code, float, Code]]:
-    """Name, value and unit of a finding's certainty, score and threshold, as far as they are known."""
+    """Return the name, value and unit of a finding's certainty, score and threshold, as far as they are known."""
     certainty = None if finding.probability is None else 100 * finding.probability
     every = (CERTAINTY, certainty, PERCENT), (SCORE, finding.score, NO_UNITS), (THRESHOLD, finding.threshold, NO_UNITS)
     return [(name, value, unit) for name, value, unit in every if value is not None]
 
 
 def predicted_code(predicted: bool | None) -> Code:
-    """Yes, No, or Undetermined for a finding without a threshold."""
+    """Return Yes, No, or Undetermined for a finding without a threshold."""
     return UNDETERMINED if predicted is None else YES if predicted else NO
 
 
 def label_code(label: str) -> Code:
-    """A label's standard code, else one of 99CBMIR: its canonical name."""
+    """Return a label's standard code, else its canonical name as a code of 99CBMIR."""
     name = "".join(one if one.isprintable() and one != "\\" else "?" for one in canonical(label))
-    return code_for(label) or Code(SCHEME, name, spelled(name)[:64])  # characters of an LO (PS3.5 6.2)
+    return code_for(label) or Code(SCHEME, name, spelled(name)[:64])  # 64 characters, as in an LO (PS3.5 6.2)
 
 
 def concept(code: Code) -> CodedConcept:
-    """A code for highdicom."""
+    """Convert a code for highdicom."""
     from highdicom.sr import CodedConcept
 
     return CodedConcept(code.value, code.scheme, code.meaning)

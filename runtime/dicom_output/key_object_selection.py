@@ -1,7 +1,7 @@
-"""The Key Object Selection that marks the patient's own similar priors (TID 2010), one in each study that it refers to.
+"""The Key Object Selection that marks the patient's own similar priors (TID 2010).
 
-DICOM requires a selection that refers to several studies to exist in each of them, and each copy to name the others
-(PS3.3 C.17.6.2.1).
+If a selection refers to several studies, DICOM requires a copy in each of them that names the others (PS3.3
+C.17.6.2.1).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _INTRODUCTION = "The image, and earlier images of the same patient by similarity
 
 
 def key_objects(content: Content, *, copies: bool = True) -> list[Dataset]:
-    """The selection in the image's own study, then its `copies` in those of the priors; empty without priors."""
+    """Make the selection in the image's own study, then its `copies` in those of the priors; empty without priors."""
     if not content.priors:
         return []
     studies = {content.source.study_uid: content.source}
@@ -41,7 +41,7 @@ def key_objects(content: Content, *, copies: bool = True) -> list[Dataset]:
     for study, of_study in studies.items():
         tree = KeyObjectSelection(
             document_title=own.concept(own.FOR_RESEARCH),
-            # highdicom takes each for an image, since it has rows and columns
+            # highdicom treats each as an image, because it has rows and columns
             referenced_objects=[item(SOPClassUID=i.sop_class, SOPInstanceUID=i.uid, Rows=1, Columns=1) for i in images],
             observer_device_context=observer(content),
             description="\r\n".join((own.DISCLAIMER, *warnings, _INTRODUCTION, *lines)),

@@ -1,4 +1,4 @@
-"""Parts of all DICOM results: highdicom's arguments for an object's patient, study, series and equipment, and
+"""Parts shared by all DICOM results: highdicom's arguments for an object's patient, study, series and equipment, and
 references to instances (PS3.3 C.17.2.1, "Hierarchical SOP Instance Reference Macro")."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cbmir.runtime.dicom_output.content import MANUFACTURER, MODEL_NAME, VERSION
 from cbmir.runtime.dicom_output.identifiers import SCHEME, SCHEME_NAME, SCHEME_UID, part_uid, series_uid
 from cbmir.runtime.dicom_output.source import NAMES, OPTIONAL, UTF_8, SourceImage
 
-#: Number and description of each kind's series; the numbers are far from those of modalities.
+#: Number and description of each kind's series. The numbers are far from those that modalities use.
 SERIES = {
     "sr": (9901, "cbmir findings (for research, not for diagnosis)"),
     "sc": (9902, "cbmir page (for research, not for diagnosis)"),
@@ -27,9 +27,9 @@ SERIES = {
 
 
 def identity(content: Content, kind: str, of_study: SourceImage) -> dict[str, Any]:
-    """highdicom's arguments for an object of one kind in the study of an image, without the names.
+    """Make highdicom's arguments for an object of one kind in the study of an image, without people's names.
 
-    `complete` adds these: highdicom warns of names with a single component, and quotes them.
+    `complete` adds the names, because highdicom warns about those with a single component and quotes them.
     """
     number, description = SERIES[kind]
     moment = of_study.local(content.moment)
@@ -60,14 +60,14 @@ def identity(content: Content, kind: str, of_study: SourceImage) -> dict[str, An
 def document(
     content: Content, kind: str, of_study: SourceImage, sop_class: str, modality: str, tree: Dataset, *, uid: str = ""
 ) -> SOPClass:
-    """A document of one kind in the study of an image, with the content of a tree; `uid` replaces that of `content`.
+    """Make a document of one kind in the study of an image, with the content of a tree. `uid` replaces the usual UID.
 
-    highdicom's own classes copy and search the tree, which takes twice as long as building it, know no private SOP
-    class, and refuse a selection of several studies.
+    highdicom's own classes are not used: they copy and search the tree, which takes twice as long as building it, know
+    no private SOP class, and refuse a selection of several studies.
     """
     arguments = identity(content, kind, of_study) | ({"sop_instance_uid": uid} if uid else {})
     item = CodingSchemeIdentificationItem(SCHEME, name=SCHEME_NAME, responsible_organization=MANUFACTURER)
-    item.CodingSchemeUID = SCHEME_UID  # which highdicom writes for registered schemes alone (PS3.3 C.12.1.1.4)
+    item.CodingSchemeUID = SCHEME_UID  # highdicom only writes it for registered schemes (PS3.3 C.12.1.1.4)
     made = SOPClass(
         sop_class_uid=sop_class,
         modality=modality,
@@ -90,14 +90,14 @@ def complete(made: Dataset, of_study: SourceImage) -> None:
 
 
 def observer(content: Content) -> ObserverContext:
-    """The model as the device that observed (PS3.16 TID 1004): its UID and serial number are those of its answers."""
+    """Describe the model as the observing device (PS3.16 TID 1004), identified by its `answers_fingerprint`."""
     uid, serial_number = part_uid(content.fingerprint, "device"), content.fingerprint
     device = DeviceObserverIdentifyingAttributes(uid, MODEL_NAME, MANUFACTURER, MODEL_NAME, serial_number)
     return ObserverContext(codes.DCM.Device, device)
 
 
 def references(instances: Iterable[tuple[str, str, str, str]]) -> list[Dataset]:
-    """Items that refer to instances, given as (study, series, SOP class, SOP instance): one item per study."""
+    """Make items that refer to instances, given as (study, series, SOP class, SOP instance): one item per study."""
     studies: dict[str, dict[str, list[Dataset]]] = defaultdict(lambda: defaultdict(list))
     for study, series, sop_class, uid in instances:
         studies[study][series].append(item(ReferencedSOPClassUID=sop_class, ReferencedSOPInstanceUID=uid))

@@ -24,24 +24,24 @@ _CLASSES = ("1.2.840.10008.5.1.4.1.1.88.34", "1.2.840.10008.5.1.4.1.1.7", "1.2.8
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """The requested results; None for the others, for `kos` without a prior of the patient, and for `sr` with neither
-    findings nor similar images."""
+    """The requested results. Others are None, as are `kos` without a prior of the patient, and `sr` without findings
+    and similar images."""
 
     sr: Dataset | None = None
     sc: Dataset | None = None
     kos: Dataset | None = None
     fhir: dict[str, Any] | None = None  # a Bundle, plain values for JSON
-    kos_copies: tuple[Dataset, ...] = ()  # the selection of priors as it stands in the priors' own studies
-    warnings: tuple[str, ...] = ()  # without patient data; they stand in the results too
+    kos_copies: tuple[Dataset, ...] = ()  # the selection of priors, for the priors' own studies
+    warnings: tuple[str, ...] = ()  # without patient data; the results contain them too
 
     def named(self) -> list[tuple[str, Dataset]]:
-        """The DICOM objects, ready to be stored, by their names: `sr`, `sc`, `kos`, and `kos-2` … for the copies."""
+        """Return the DICOM objects, ready to be stored, by name: `sr`, `sc`, `kos`, and `kos-2` … for the copies."""
         copies = ((f"kos-{number}", copy) for number, copy in enumerate(self.kos_copies, 2))
         named = (("sr", self.sr), ("sc", self.sc), ("kos", self.kos), *copies)
         return [(name, dataset) for name, dataset in named if dataset is not None]
 
     def datasets(self) -> list[Dataset]:
-        """The DICOM objects of `named`."""
+        """Return the DICOM objects of `named`."""
         return [dataset for _, dataset in self.named()]
 
 
@@ -62,14 +62,14 @@ def make_results(
         finder: The finder that made the analysis.
         kinds: Which of `KINDS` to make.
         image: The image read from the same bytes, if you have it; else it is read again.
-        predecessor: The SOP Instance UID of the SR that an earlier model made of the image, in the same study. The new
-            SR names it, unless it replaces it, being of the same model.
-        copies: Whether the selection of priors is also written for the priors' studies, not only for the image's own.
+        predecessor: The SOP Instance UID of an earlier model's SR for the image, in the same study. The new SR names
+            it, except if the model is the same, because then the new SR replaces it.
+        copies: Whether to make the selection of priors for the priors' studies too, not only for the image's own.
 
     Raises:
         UserError: An unknown kind, a predecessor that is not a UID, or neighbours that are not ranked by nearness.
         ImageError: The data is not a DICOM object with its four UIDs.
-        GalleryError: The gallery does not answer.
+        GalleryError: The gallery cannot be searched.
         MissingDependencyError: The extra `dicom` is not installed.
     """
     unknown = sorted(set(kinds) - set(KINDS))
@@ -117,6 +117,6 @@ def warm_up() -> None:
 
 
 def is_own_result(dataset: Dataset) -> bool:
-    """Whether an object was made by cbmir: by its SOP class, Manufacturer and Manufacturer's Model Name."""
+    """Return whether cbmir made an object, by its SOP class, Manufacturer and Manufacturer's Model Name."""
     made_by = {str(dataset.get(keyword, "")).strip() for keyword in ("Manufacturer", "ManufacturerModelName")}
     return made_by == {"cbmir"} and str(dataset.get("SOPClassUID", "")) in _CLASSES

@@ -1,7 +1,7 @@
 """The page for a radiologist: image, evidence, findings and similar images, drawn with Pillow and stored as a Secondary
 Capture image (PS3.3 A.8) in the study of the image that it shows.
 
-The page is light on black, like the images beside it. Colour is never the only sign, and the page names no patient.
+The page is light on black, like X-rays. No information depends on colour alone, and the page names no patient.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOTICE = "FOR RESEARCH, NOT FOR DIAGNOSIS"
 
 _MARGIN, _GAP = 32, 24
 _PICTURE = 468  # side of the square that each picture is fitted into
-_TOP, _BOTTOM = 104, 1116  # between the bars
+_TOP, _BOTTOM = 104, 1116  # edges of the content, between header and footer
 _TABLE = _MARGIN + 2 * (_PICTURE + _GAP)  # left edge of the findings
 _BAR_WIDTH = 76
 _INK, _PALE, _LINE, _BAR, _AMBER = (236, 236, 236), (160, 160, 160), (72, 72, 72), (104, 136, 168), (255, 176, 0)
@@ -40,7 +40,7 @@ Colour = tuple[int, int, int]
 
 
 def _draw_page(content: Content, analysis: Analysis, image: Radiograph, spec: PreprocessSpec) -> NDArray[np.uint8]:
-    """uint8 [HEIGHT, WIDTH, 3], RGB."""
+    """Draw the page, uint8 [HEIGHT, WIDTH, 3], RGB."""
     sheet = _Sheet()
     sheet.text(_MARGIN, 26, "cbmir", 36)
     sheet.text(_MARGIN + 124, 38, "chest X-ray: findings and similar images", 22, _PALE)
@@ -64,7 +64,7 @@ def _draw_page(content: Content, analysis: Analysis, image: Radiograph, spec: Pr
 
 
 def _explained(content: Content, analysis: Analysis) -> tuple[str, str, NDArray[np.float32]] | None:
-    """Title, legend and map of the evidence for the first finding; without findings, for the most similar image."""
+    """Return title, legend and evidence map of the first predicted finding, else the first one, else the neighbour."""
     if content.findings:
         top = next((one for one in content.findings if one.predicted), content.findings[0])
         legend = (
@@ -79,8 +79,7 @@ def _explained(content: Content, analysis: Analysis) -> tuple[str, str, NDArray[
 
 
 def _draw_findings(sheet: _Sheet, findings: Sequence[Finding], operating_point: str) -> None:
-    """One row per finding, the most probable first: label, probability with a bar, score and threshold, whether it
-    exceeds."""
+    """Draw one row per finding, most probable first: label, probability with a bar, score, threshold, prediction."""
     left, right = _TABLE, WIDTH - _MARGIN
     sheet.text(left, _TOP, "Findings", 24)
     if not findings:
@@ -167,12 +166,12 @@ def _draw_footer(sheet: _Sheet, content: Content) -> None:
 
 @cache
 def _font(size: int) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
-    """Pillow's own, which is embedded in it."""
+    """Return Pillow's built-in font."""
     return ImageFont.load_default(size)
 
 
 class _Sheet:
-    """A black page to draw on. Positions are left and top in pixels; text has `_font`."""
+    """A black page to draw on. Positions are in pixels from the left and the top; text is in `_font`."""
 
     def __init__(self) -> None:
         self.image = Image.new("RGB", (WIDTH, HEIGHT))
@@ -182,7 +181,7 @@ class _Sheet:
         self._draw.text((x, y), text, fill=colour, font=_font(size), anchor=anchor)
 
     def notice(self, y: int) -> None:
-        """The notice in a frame, at the right edge."""
+        """Draw the notice in a frame, at the right edge."""
         font = _font(22)
         width = int(self._draw.textlength(NOTICE, font=font))
         left, right = WIDTH - _MARGIN - width - 24, WIDTH - _MARGIN
@@ -190,7 +189,7 @@ class _Sheet:
         self._draw.text((left + 12, y), NOTICE, fill=_AMBER, font=font)
 
     def cut(self, text: str, size: int, width: int) -> str:
-        """As much of a text as fits into `width` pixels, with dots where it is cut."""
+        """Return as much of a text as fits into `width` pixels, with dots at the end if it was cut."""
         font = _font(size)
         if self._draw.textlength(text, font=font) <= width:
             return text
@@ -199,7 +198,7 @@ class _Sheet:
         return f"{text.rstrip(' ,')}..."
 
     def largest(self, text: str, size: int, width: int) -> int:
-        """The size from 16 to `size` in which a text fits into `width` pixels, or 16."""
+        """Return the largest size from 16 to `size` in which a text fits into `width` pixels, or 16."""
         sizes = range(size, 16, -1)
         return next((s for s in sizes if self._draw.textlength(text, font=_font(s)) <= width), 16)
 
@@ -216,13 +215,13 @@ class _Sheet:
         self._draw.line((left, y, right, y), fill=_LINE)
 
     def bar(self, x: int, middle: int, share: float, strong: bool | None) -> None:
-        """A share in [0, 1] as a bar."""
+        """Draw a share in [0, 1] as a bar."""
         self._draw.rectangle((x, middle - 6, x + _BAR_WIDTH, middle + 6), outline=_LINE)
         if length := round(_BAR_WIDTH * share):
             self._draw.rectangle((x, middle - 6, x + length, middle + 6), fill=MORE if strong else _BAR)
 
     def picture(self, x: int, title: str, pixels: NDArray[np.uint8]) -> None:
-        """A picture uint8 [h, w] or [h, w, 3] in the middle of its square, under its title."""
+        """Draw a picture uint8 [h, w] or [h, w, 3] in the middle of its square, under its title."""
         self.text(x, _TOP, self.cut(title, 24, _PICTURE), 24)
         top = _TOP + 40
         left, above = x + (_PICTURE - pixels.shape[1]) // 2, top + (_PICTURE - pixels.shape[0]) // 2
@@ -231,7 +230,7 @@ class _Sheet:
 
 
 def page(content: Content, analysis: Analysis, image: Radiograph, spec: PreprocessSpec) -> Dataset:
-    """The page of an analysis of `image`, ready to be stored. Its pixels name the patient only where the image's do."""
+    """Make the page of an analysis of `image`, ready to be stored. Its pixels only name the patient if `image` does."""
     source = content.source
     made = SCImage(
         pixel_array=_draw_page(content, analysis, image, spec),
@@ -242,11 +241,11 @@ def page(content: Content, analysis: Analysis, image: Radiograph, spec: Preproce
         transfer_syntax_uid=ExplicitVRLittleEndian,
         **identity(content, "sc", source),
     )
-    made["PatientOrientation"].value = ""  # type 2C: a page has none, though highdicom asks for one
+    made["PatientOrientation"].value = ""  # type 2C: a page has none, but highdicom requires one
     made.Laterality = ""  # type 2C
     made.ConversionType = "WSD"
     made.DateOfSecondaryCapture, made.TimeOfSecondaryCapture = made.ContentDate, made.ContentTime
-    made.BurnedInAnnotation = source.burned_in or "YES"  # it shows the image: where that does not say, it may
+    made.BurnedInAnnotation = source.burned_in or "YES"  # the page shows the image, which may name the patient
     made.ImageComments = own.DISCLAIMER
     made.DerivationDescription = "Page of findings, evidence and similar images"
     reference = item(ReferencedSOPClassUID=source.sop_class, ReferencedSOPInstanceUID=source.uid)

@@ -1,7 +1,7 @@
 """The analysed image as results refer to it: its patient, its study, and its own UIDs.
 
-A value that the standard does not allow is left empty in the results, with a warning that names the tag. Only the UIDs
-are required.
+A value that violates the standard is left empty in the results, with a warning that names the tag. Only the UIDs are
+required.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from cbmir.runtime.imaging.dicom_header import UIDS, pydicom_unlogged, read_erro
 from cbmir.runtime.imaging.dicom_reader import is_dicom, parse_header
 from cbmir.runtime.imaging.radiograph import collected_warnings
 
-#: Type 2 in every result (PS3.3 C.7.1.1, C.7.2.1): there, though it may be empty.
+#: Type 2 in every result (PS3.3 C.7.1.1, C.7.2.1): present, but may be empty.
 NAMES = ("PatientName", "ReferringPhysicianName")
 _PRESENT = (
     *NAMES, "PatientID", "PatientBirthDate", "PatientSex", "StudyDate", "StudyTime", "StudyID", "AccessionNumber",
 )  # fmt: skip
-#: Type 3: taken over where the image has it.
+#: Type 3: copied if the image has it.
 OPTIONAL = ("IssuerOfPatientID", "StudyDescription", "TimezoneOffsetFromUTC")
 _WORDS = {"PatientSex": ("M", "F", "O"), "BurnedInAnnotation": ("YES", "NO")}
 UTF_8 = "ISO_IR 192"
@@ -34,17 +34,17 @@ UTF_8 = "ISO_IR 192"
 
 @dataclass(frozen=True, eq=False)
 class SourceImage:
-    """What a DICOM file's header says of one image."""
+    """The parts of a DICOM image's header that results need."""
 
-    header: Dataset  # the four UIDs, the patient and the study, in UTF-8 and as the standard has them
-    warnings: tuple[str, ...]  # without values
+    header: Dataset  # the four UIDs, the patient and the study, in UTF-8 and valid
+    warnings: tuple[str, ...]  # they do not quote values
     number: int  # Instance Number, or 1
-    modality: str  # OT (other) where the image has none
-    burned_in: str  # YES or NO: whether the pixels name the patient; empty where the image does not say
+    modality: str  # OT (other) if the image has none
+    burned_in: str  # YES or NO: whether the pixels name the patient; empty if the image does not say
 
     @classmethod
     def read(cls, stream: BinaryIO) -> Self:
-        """Of a DICOM file. Raises NotAnImageError, DamagedImageError, and DicomImageError where a UID is missing."""
+        """Read a DICOM file. Raises NotAnImageError, DamagedImageError, and DicomImageError if a UID is missing."""
         if not is_dicom(stream.read(132)):
             raise NotAnImageError("expected a DICOM file, since results refer to one; found another format")
         stream.seek(0)
@@ -94,17 +94,17 @@ class SourceImage:
 
     @property
     def day(self) -> str:
-        """The day of its study, YYYY-MM-DD or empty."""
+        """The study's date, YYYY-MM-DD or empty."""
         day = str(self.header.StudyDate)
         return f"{day[:4]}-{day[4:6]}-{day[6:]}" if day else ""
 
     @property
     def reference(self) -> tuple[str, str, str, str]:
-        """As `objects.references` takes it: study, series, SOP class and SOP instance."""
+        """Study, series, SOP class and SOP instance, for `objects.references`."""
         return self.study_uid, str(self.header.SeriesInstanceUID), self.sop_class, self.uid
 
     def local(self, moment: datetime) -> datetime:
-        """A time in the time zone that the image states, and its results with it; else as this machine has it."""
+        """Convert a time to the time zone that the image, and so its results, state; else to this machine's."""
         offset = str(self.header.get("TimezoneOffsetFromUTC", ""))
         if not offset:
             return moment.astimezone()
@@ -113,15 +113,15 @@ class SourceImage:
 
 
 def _text(found: Dataset, keyword: str, collected: list[str]) -> str | None:
-    """A tag's single value as text; empty without one, None if it violates the standard."""
+    """Return a tag's single value as text; empty if it has no value, None if it violates the standard."""
     before = len(collected)
     try:
         value = found.get(keyword)
-        if isinstance(value, MultiValue):  # none of these tags may have two
+        if isinstance(value, MultiValue):  # these tags may only have one
             return None
         text = "" if value is None else str(value).strip(" \0")
         if keyword.endswith("Date") and re.fullmatch(r"\d{4}\.\d\d\.\d\d", text):
-            text = text.replace(".", "")  # ACR-NEMA's, which PS3.5 6.2 lets readers take
+            text = text.replace(".", "")  # ACR-NEMA's format, which PS3.5 6.2 lets readers accept
         if keyword.endswith("Time") and re.fullmatch(r"\d\d(:\d\d){1,2}(\.\d+)?", text):
             text = text.replace(":", "")
         if not text:
@@ -130,17 +130,17 @@ def _text(found: Dataset, keyword: str, collected: list[str]) -> str | None:
         has_character_set = bool(found.get("SpecificCharacterSet"))
     except read_errors():
         return None
-    # A warning is of a character set that pydicom does not know, or that does not fit the bytes.
+    # A new warning means that pydicom does not know the character set, or that it does not fit the bytes.
     return text if len(collected) == before and _is_fit(keyword, text, has_character_set) else None
 
 
 def _is_fit(keyword: str, text: str, has_character_set: bool) -> bool:
-    """The checks that `validate_value` leaves out."""
+    """Make the checks that `validate_value` leaves out."""
     if keyword in _WORDS:
         return text in _WORDS[keyword]
     if keyword == "TimezoneOffsetFromUTC":
         return re.fullmatch(r"[+-](0\d|1[0-4])[0-5]\d", text) is not None
     if keyword.endswith(("Date", "Time")):
-        return "-" not in text  # a range is for queries
+        return "-" not in text  # ranges are for queries
     has_control = any(unicodedata.category(character) == "Cc" for character in text)
-    return not has_control and (has_character_set or text.isascii())  # else nothing says what other bytes mean
+    return not has_control and (has_character_set or text.isascii())  # else the meaning of other bytes is unknown

@@ -17,7 +17,7 @@ from cbmir.runtime.results import Finding
 
 
 def measurement_report(content: Content) -> Dataset | None:
-    """The SR of an analysis, ready to be stored; None without findings and similar images, since TID 1500 needs one."""
+    """Make the SR of an analysis, ready to be stored; None without findings and similar images: TID 1500 needs one."""
     groups = [
         *(_finding(content, one) for one in content.findings),
         *(_similar_image(content, one) for one in content.similar_images),

@@ -1,1 +1,1 @@
-"""What runs a model file: ONNX Runtime, OpenVINO or TensorRT, behind one protocol (`base`), opened by `registry`."""
+"""Engines behind one protocol (`base`): ONNX Runtime, OpenVINO and TensorRT. `registry` opens a model file with one."""

@@ -1,7 +1,7 @@
-"""The engine protocol: a batch of preprocessed images in, embeddings and scores out, with any library.
+"""The engine protocol: with any library, a batch of preprocessed images goes in, and embeddings and scores come out.
 
-One engine serves any number of threads, but only the process that opened it: a fork loses the libraries' threads. Open
-the model again in each process, and start processes by `spawn` or `forkserver`.
+Any number of threads can use one engine, but only in the process that opened it, because a fork loses the libraries'
+threads. Open the model again in each process, and start processes with `spawn` or `forkserver`.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ OUTPUTS = ("embedding", "scores", "feature_map")
 
 
 def outputs_of(card: ModelCard) -> tuple[str, ...]:
-    """The outputs of a model file: no `scores` without findings. The feature map is the last."""
+    """Return the names of a model file's outputs: no `scores` without findings. The feature map is last."""
     return OUTPUTS if card.has_findings else (OUTPUTS[0], OUTPUTS[2])
 
 
-#: Runs uint8 [n, 1, S, S] for the outputs of these names; may be called from several threads at once.
+#: Runs a batch uint8 [n, 1, S, S] and returns the outputs with these names. Several threads may call it.
 Runner = Callable[[NDArray[np.uint8], Sequence[str]], Sequence[NDArray[np.float32]]]
 
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """A model's answers for N images.
+    """A model's outputs for N images.
 
     Attributes:
         embedding: float32 [N, D], unit norm.
         scores: float32 [N, C] in [0, 1], in the card's label order; C is 0 if the model has no findings.
-        feature_map: float32 [N, D, h, w], or None if not asked for; its mean over the cells, normed, is the embedding.
+        feature_map: float32 [N, D, h, w]; None if not requested. Its normalised mean over the cells is the embedding.
     """
 
     embedding: NDArray[np.float32]
@@ -59,8 +59,8 @@ class Outputs:
 
 @dataclass(frozen=True)
 class EngineHealth:
-    """What runs the model. `requested` is the requested engine, and `reason` says why this one was chosen; `precision`
-    is float32, float16, bfloat16 or int8; `mode` is latency on one thread or a GPU."""
+    """The state of an engine. `requested` is the requested engine, and `reason` says why this one was chosen;
+    `precision` is float32, float16, bfloat16 or int8; `mode` is always latency with one thread or on a GPU."""
 
     engine: str
     requested: str
@@ -76,24 +76,24 @@ class EngineHealth:
 class Engine(Closing):
     """A loaded model. A subclass implements `_open`, which makes a runner, and `_describe`.
 
-    On a CPU (`streams`), mode `latency` runs a batch with all threads at once; `throughput` runs its images one by one
-    on streams of one thread each, which is more images per second, but a longer wait for one image. `auto` uses
-    `latency` for one image and `throughput` for more. A GPU only has `latency`.
+    On a CPU (`streams`), mode `latency` runs the whole batch on all threads; `throughput` runs single images on streams
+    of one thread each, which gives more images per second but a longer wait for each image. `auto` uses `latency` for
+    one image and `throughput` for more. A GPU only has `latency`.
     """
 
     streams = True
-    max_batch = 32  # images that go through at once in mode latency: bounds the memory of activations
-    requested, reason = "", ""  # the engine that was asked for, and why it is this one; `open_engine` sets both
+    max_batch = 32  # images per run in mode latency: limits the memory for activations
+    requested, reason = "", ""  # the requested engine, and why this one was chosen; `open_engine` sets both
 
     def __init__(
         self, card: ModelCard, head: NDArray[np.float32], *, threads: int | None = None, mode: Mode = "auto"
     ) -> None:
-        """Subclasses read card and head from their file, then call this.
+        """Subclasses read the card and the head from their file, then call this.
 
         Args:
-            head: float32 [P, D], the unit proxies, class-major in label order with the negative class last; or the C
-                weight rows of a linear head; no rows in an embedding model.
-            threads: None means every processor that this process may use.
+            head: float32 [P, D]: the unit proxies, grouped by class in label order, the negative class last; or the C
+                weight rows of a linear head; no rows for an embedding model.
+            threads: None means all processors that this process may use.
         """
         self.card, self.head = card, head
         self.threads = threads or available_threads()
@@ -101,20 +101,20 @@ class Engine(Closing):
         self._mode = mode
         self._process = os.getpid()
         self._closed = False
-        self._lock = threading.Lock()  # of what is opened when it is first needed
+        self._lock = threading.Lock()  # guards the runners, the pool and `_closed`
         self._runners: dict[int, Runner] = {}
         self._pool: ThreadPoolExecutor | None = None
 
     @abstractmethod
     def _open(self, threads: int) -> Runner:
-        """A runner whose calls take `threads` threads each. Raises ModelError or EngineError."""
+        """Create a runner whose calls use `threads` threads each. Raises ModelError or EngineError."""
 
     @abstractmethod
     def _describe(self) -> tuple[str, str, str]:
-        """Engine (one of ENGINES), device, and the library's version."""
+        """Return the engine (one of ENGINES), the device, and the library's version."""
 
     def run(self, batch: NDArray[np.uint8], *, feature_map: bool = False) -> Outputs:
-        """Run the model. An image's answer does not depend on the others beyond rounding.
+        """Run the model. Apart from rounding, an image's outputs do not depend on the rest of the batch.
 
         Args:
             batch: uint8 [N, 1, S, S], made by `preprocess`; N may be 0.
@@ -151,7 +151,7 @@ class Engine(Closing):
             starts = range(0, len(batch), self.max_batch)
             return [runner(batch[start : start + self.max_batch], names) for start in starts]
         runner = self._runner(1)
-        with self._lock:  # which `close` takes: it waits for all that is submitted here
+        with self._lock:  # `close` takes it too, then waits for everything that was submitted
             self._check_usable()
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="stream")
@@ -159,7 +159,7 @@ class Engine(Closing):
         return list(answers)
 
     def warm_up(self, *batch_sizes: int) -> None:
-        """Run black images, one by default, so that the first request does not wait for lazy initialisation."""
+        """Run black images, by default one, in batches of these sizes, so that no request waits for initialisation."""
         size = self.card.preprocess.crop
         for count in batch_sizes or (1,):
             self.run(np.zeros((count, 1, size, size), np.uint8))
@@ -210,14 +210,14 @@ class Engine(Closing):
 
 
 def give_back_freed_memory() -> None:
-    """Return memory that glibc keeps to the system: loading a model takes several times its size."""
+    """Return freed memory from glibc to the system: loading a model takes several times its size."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(ctypes.c_size_t(0))
 
 
 def check_graph(path: str | Path, card: ModelCard, inputs: int, found: Mapping[str, tuple[str, Sequence[Any]]]) -> None:
-    """Raise ModelError for a file whose graph is not cbmir's. `found`: type and shape of its inputs and outputs, where
-    open dimensions are not numbers."""
+    """Raise ModelError if a file's graph is not one of cbmir's. `inputs` is its number of inputs; `found` maps each
+    input and output to its type and shape, in which open dimensions are not ints."""
     size, dim = card.preprocess.crop, card.embedding_dim
     expected: dict[str, tuple[str, tuple[int | None, ...]]] = {
         "image": ("uint8", (None, 1, size, size)),
@@ -233,7 +233,7 @@ def check_graph(path: str | Path, card: ModelCard, inputs: int, found: Mapping[s
     for name, (kind, shape) in expected.items():
         found_kind, sides = found[name][0], [side if isinstance(side, int) else None for side in found[name][1]]
         fits = len(sides) == len(shape) and sides[0] is None
-        # Another dimension that the file leaves open is known only when it runs.
+        # Other open dimensions are only known when the model runs.
         fits &= all(None in (side, wanted) or side == wanted for side, wanted in zip(sides, shape, strict=False))
         if found_kind != kind or not fits:
             wanted, having = (", ".join("any" if side is None else str(side) for side in of) for of in (shape, sides))
@@ -242,12 +242,12 @@ def check_graph(path: str | Path, card: ModelCard, inputs: int, found: Mapping[s
 
 
 def encode_head(head: NDArray[np.float32]) -> str:
-    """A head as text for a model file's metadata: base64 of little-endian float32 [P, D]."""
+    """Encode a head as text for a model file's metadata: base64 of little-endian float32 [P, D]."""
     return base64.b64encode(head.astype("<f4").tobytes()).decode("ascii")
 
 
 def decode_head(text: str, card: ModelCard, path: str | Path) -> NDArray[np.float32]:
-    """The inverse of `encode_head`, float32 [P, D]. Raises CardError for a wrong size, damage or non-finite values."""
+    """Decode the text of `encode_head` to float32 [P, D]. Raises CardError for a wrong size, damage, or NaN."""
     rows = sum(card.proxies_per_class) if card.head == "proxy" else len(card.labels)
     try:
         data = base64.b64decode(text, validate=True)

@@ -1,5 +1,5 @@
-"""NVIDIA's parts: the first GPU (as CUDA_VISIBLE_DEVICES selects it), TensorRT in either of its two builds, and CUDA
-with every status checked."""
+"""Access to NVIDIA's software: the first GPU (as CUDA_VISIBLE_DEVICES selects it), TensorRT in either of its two
+builds, and CUDA with every status checked."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from cbmir.errors import EngineError, MissingDependencyError, installing, requir
 
 log = logging.getLogger("cbmir")
 
-#: TensorRT's two builds, which have one Python interface, and the modules by which each may be had. `tensorrt` tunes a
-#: plan on the GPU that is to run it; `tensorrt-rtx` builds for others too, and finishes the work on the GPU.
+#: TensorRT's two builds, which share one Python interface, and the modules that may provide each. `tensorrt` tunes a
+#: plan on the GPU that will run it; `tensorrt-rtx` also builds for other GPUs, and compiles the rest on the target.
 FLAVOURS = {"tensorrt": ("tensorrt",), "tensorrt-rtx": ("tensorrt_rtx", "tensorrt_rtx_bindings")}
-#: Attributes of a device in CUDA's driver interface.
+#: Device attributes of CUDA's driver API: the parts of the compute capability.
 _MAJOR, _MINOR = 75, 76
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. `target` is its compute capability as plans are named, sm86 for 8.6; `memory` in bytes."""
+    """A GPU. `target` is its compute capability as in the names of plans, sm86 for 8.6; `memory` is in bytes."""
 
     name: str
     target: str
@@ -33,7 +33,7 @@ class Gpu:
 
 
 def current_gpu() -> Gpu:
-    """The first GPU, by its driver alone: no package is needed. Raises EngineError without a GPU."""
+    """Return the first GPU. Only needs the driver, no package. Raises EngineError without a GPU."""
     library = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
         driver = ctypes.CDLL(library)
@@ -58,9 +58,9 @@ def current_gpu() -> Gpu:
 
 
 def find_tensorrt(*flavours: str) -> tuple[ModuleType, str]:
-    """TensorRT's module and its flavour: the first of these FLAVOURS that is installed.
+    """Return TensorRT's module and its flavour: the first of these FLAVOURS that is installed.
 
-    Raises MissingDependencyError without one, EngineError for one that does not import.
+    Raises MissingDependencyError if no flavour is installed, EngineError if one does not import.
     """
     flavours = flavours or tuple(FLAVOURS)
     for flavour in flavours:
@@ -74,7 +74,7 @@ def find_tensorrt(*flavours: str) -> tuple[ModuleType, str]:
 
 
 def loaded_tensorrt() -> str:
-    """The version of TensorRT's library that ONNX Runtime finds, as a number (101300 is 10.13); "unknown" if none."""
+    """Return the version of the TensorRT library that ONNX Runtime finds (101300 is 10.13), or "unknown"."""
     for library in ("libnvinfer.so.11", "libnvinfer.so.10", "nvinfer_11.dll", "nvinfer_10.dll"):
         try:
             return str(ctypes.CDLL(library).getInferLibVersion())
@@ -84,7 +84,7 @@ def loaded_tensorrt() -> str:
 
 
 def tensorrt_logger(trt: Any) -> Any:
-    """A logger for TensorRT: everything to the log `cbmir` at debug, and errors and warnings kept in its lists too."""
+    """Make a logger for TensorRT that logs to `cbmir` at level debug and keeps errors and warnings in lists."""
 
     class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -103,9 +103,9 @@ def tensorrt_logger(trt: Any) -> Any:
 
 
 class Cuda:
-    """CUDA's runtime by cuda-python: `cuda("cudaMalloc", 64)` returns the value, or raises EngineError by its name.
+    """CUDA's runtime through cuda-python: `cuda("cudaMalloc", 64)` returns the value or raises EngineError.
 
-    `flavour`, of FLAVOURS, is the extra that brings cuda-python.
+    `flavour`, one of FLAVOURS, is the extra that installs cuda-python.
     """
 
     def __init__(self, flavour: str = "tensorrt") -> None:
@@ -114,7 +114,7 @@ class Cuda:
     def __call__(self, function: str, *arguments: Any) -> Any:
         try:
             status, *values = getattr(self.api, function)(*arguments)
-        except RuntimeError as error:  # where CUDA's library itself cannot be loaded
+        except RuntimeError as error:  # CUDA's library itself cannot be loaded
             raise EngineError(f"CUDA: {function} failed: {error}") from error
         if int(status):
             raise EngineError(f"CUDA: {function} failed with {getattr(status, 'name', status)}")
@@ -122,8 +122,8 @@ class Cuda:
 
 
 def cache_key(sha256: str, gpu: str, version: str, precision: str) -> str:
-    """The cache name for one model, GPU, version and precision.
+    """Return the cache name for one model, GPU, version and precision.
 
-    Two models that shared a cache gave wrong answers in practice (microsoft/onnxruntime#6455).
+    Models that share a cache have given wrong answers (microsoft/onnxruntime#6455).
     """
     return "-".join(re.sub(r"[^\w.]+", "_", part) for part in (sha256[:16], gpu, version, precision))

@@ -1,8 +1,8 @@
-"""OpenVINO on a CPU: the files of `cbmir export --openvino`, and any float .onnx file of cbmir.
+"""OpenVINO on a CPU: the files of `cbmir export --openvino`, and cbmir's float32 .onnx files.
 
-An .xml file keeps to the contract of `cbmir.runtime.engines.ort`, with its weights in the .bin beside it. Card and head
-are in rt_info `framework`, where OpenVINO keeps an ONNX file's metadata, with the SHA-256 of the weights, since
-OpenVINO would silently accept those of another model of the same shape.
+An .xml file follows the contract of `cbmir.runtime.engines.ort`; its weights are in the .bin file beside it. The card
+and the head are in rt_info `framework`, where OpenVINO keeps an ONNX file's metadata. So is the SHA-256 of the weights,
+because OpenVINO silently accepts the weights of another model of the same shape.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from cbmir.input_file import MOST_MODEL, read_input
 from cbmir.process import available_threads
 from cbmir.runtime.engines.base import Engine, Runner, check_graph, decode_head
 
-WEIGHTS_KEY = "cbmir.weights"  # of an .xml file's SHA-256 of its .bin, beside the card
-_LOCK = threading.RLock()  # of sys.modules, while something is hidden
+WEIGHTS_KEY = "cbmir.weights"  # rt_info key of the .bin file's SHA-256
+_LOCK = threading.RLock()  # held while `hidden` changes sys.modules
 
 
 def import_openvino() -> ModuleType:
-    """The module `openvino`, for use by several threads. Raises MissingDependencyError.
+    """Import `openvino`, ready for use by several threads. Raises MissingDependencyError.
 
-    It is imported without `openvino.tools.ovc`, which reports the import to Google Analytics, writes an identifier into
-    the home folder, and doubles the import time.
+    `openvino.tools.ovc` is left out: it reports the import to Google Analytics, writes an identifier into the home
+    folder, and doubles the import time.
     """
     with hidden("openvino.tools.ovc"):
         openvino = require("openvino", "openvino")
-        # Two threads that ask for their first type at once wait for each other for ever (met with 2026.4.1).
+        # Two threads that use their first type at the same time deadlock (seen with 2026.4.1).
         openvino.Type.u8.to_dtype()
         return openvino
 
 
 @contextmanager
 def hidden(*names: str) -> Iterator[None]:
-    """Make importing these modules fail within the block; for one thread at a time."""
+    """Make imports of these modules fail within the block, which only one thread at a time can enter."""
     with _LOCK:
         before = {name: sys.modules[name] for name in names if name in sys.modules}
-        sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]  # None is what makes the import fail
+        sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]  # None makes the import fail
         try:
             yield
         finally:
@@ -59,7 +59,7 @@ def hidden(*names: str) -> Iterator[None]:
 
 
 def check(engine: str) -> str:
-    """OpenVINO's name and version. Raises CbmirError if it cannot run here."""
+    """Return OpenVINO's name and version. Raises CbmirError if it cannot run here."""
     openvino = import_openvino()
     if "CPU" not in (found := openvino.Core().available_devices):
         others = ", ".join(found) or "nothing"
@@ -68,7 +68,7 @@ def check(engine: str) -> str:
 
 
 def why_no_bfloat16() -> str:
-    """Why OpenVINO cannot compute in bfloat16 on this processor, as a sentence; "" if it can."""
+    """Return why OpenVINO cannot compute in bfloat16 on this processor, in one sentence; "" if it can."""
     core = import_openvino().Core()
     if "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         return ""
@@ -78,10 +78,10 @@ def why_no_bfloat16() -> str:
 
 
 class OpenVinoEngine(Engine):
-    """An .xml or .onnx file of cbmir in OpenVINO; arguments as in `open_engine`.
+    """An .xml or .onnx file of cbmir in OpenVINO. Arguments are as in `open_engine`.
 
-    Images go through one by one: a fixed shape needs a third of the memory of an open one, and streams of single images
-    are the fastest way through a batch.
+    Images run one by one: a fixed shape needs a third of the memory of a dynamic one, and streams of single images are
+    the fastest way to run a batch.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class OpenVinoEngine(Engine):
         card = ModelCard.loads(_metadata(self._model, CARD_KEY, self._path), source=str(path))
         head = decode_head(_metadata(self._model, HEAD_KEY, self._path), card, path)
         super().__init__(card, head, threads=threads, mode=mode)
-        if self.threads > available_threads():  # OpenVINO takes no more than there are
+        if self.threads > available_threads():  # OpenVINO would not use more
             self.warn(f"{self.threads} threads were requested; OpenVINO runs on {available_threads()}, all there are")
             self.threads = available_threads()
         if self._path.suffix.lower() == ".onnx" and card.precision not in ("float32", "bfloat16"):
@@ -112,19 +112,19 @@ class OpenVinoEngine(Engine):
         self._precision = "bf16" if card.precision == "bfloat16" else "f32"
         if self._precision == "bf16" and (why := why_no_bfloat16()):
             raise EngineError(f"{path}: {why}")
-        self._runner(1 if mode == "throughput" else self.threads)  # what cannot be compiled is refused here
+        self._runner(1 if mode == "throughput" else self.threads)  # compiled now, so that opening reports errors
 
     def close(self) -> None:
         super().close()
         self._model = None
 
     def _open(self, threads: int) -> Runner:
-        """One stream of all threads, or one stream per thread."""
+        """Compile one stream with all threads, or one stream per thread."""
         streams = self.threads // threads
         asked = {"INFERENCE_PRECISION_HINT": self._precision, "INFERENCE_NUM_THREADS": self.threads,
                  "NUM_STREAMS": streams}  # fmt: skip
         try:
-            # Not pinned: the threads of two processes would share one core while another idles.
+            # Pinned threads of two processes would share one core while another is idle.
             compiled = self._core.compile_model(self._model, "CPU", asked | {"ENABLE_CPU_PINNING": False})
         except RuntimeError as error:
             raise ModelError(f"{self._path}: OpenVINO cannot compile this model: {error}") from error
@@ -143,7 +143,7 @@ class OpenVinoEngine(Engine):
 
 
 def _runner_of(requests: Sequence[Any]) -> Runner:
-    """A runner that gives images to an idle request, and waits for one."""
+    """Make a runner that waits for an idle request and gives it the images."""
     idle: SimpleQueue[Any] = SimpleQueue()
     for request in requests:
         idle.put(request)
@@ -165,11 +165,11 @@ def _runner_of(requests: Sequence[Any]) -> Runner:
 
 
 def _read(core: Any, path: Path) -> Any:
-    """The model of an .xml or .onnx file, not compiled yet. Raises ModelError and CardError."""
+    """Read the model of an .xml or .onnx file, without compiling it. Raises ModelError and CardError."""
     beside = path.with_suffix(".bin") if path.suffix.lower() == ".xml" else None
     try:
         weights = read_input(beside, MOST_MODEL) if beside else b""
-        # As bytes: a file that it cannot tell, OpenVINO would try as TensorFlow's, with messages to the terminal.
+        # As bytes: OpenVINO tries a file that it does not recognise as a TensorFlow model, and prints messages.
         model = core.read_model(read_input(path, MOST_MODEL), weights)
     except (RuntimeError, OSError) as error:
         raise ModelError(f"{path}: expected a model written by 'cbmir export', OpenVINO cannot read it: "

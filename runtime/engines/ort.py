@@ -23,37 +23,37 @@ from cbmir.runtime.engines.nvidia import cache_key, current_gpu, loaded_tensorrt
 
 Options = dict[str, str]
 
-#: Names of ONNX Runtime's providers. Each engine's list ends in the CPU, which takes the operators that others lack.
+#: ONNX Runtime's providers for each engine. Each list ends with the CPU, which runs operators that the others lack.
 PROVIDERS = {
     "onnxruntime": ["CPUExecutionProvider"],
     "onnxruntime-cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"],
     "onnxruntime-tensorrt": ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"],
 }
-#: An ONNX model, y = Identity(x) with float32 [1], opset 18: what an engine must be able to load and run.
+#: An ONNX model to test engines with: y = Identity(x), float32 [1], opset 18.
 _IDENTITY = (
     b'\x08\x08:;\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x05probeZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
     b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x02\x10\x12"
 )
 
-#: Batches that TensorRT is to take: smallest, the one it is tuned for, largest (which is the engine's `max_batch`).
+#: Batch sizes for TensorRT: the smallest, the one to tune for, and the largest (the engine's `max_batch`).
 BATCHES = (1, 8, 32)
-MEMORY_SHARE = 0.5  # of the GPU's, for one engine
+MEMORY_SHARE = 0.5  # the part of the GPU's memory for one engine
 
 
 def provider_options(
     engine: str, *, precision: str = "float32", size: int = 0, memory: int = 0, cache: Path | None = None
 ) -> list[tuple[str, Options]]:
-    """The providers of an engine (a name of PROVIDERS) and their options, for `InferenceSession(providers=…)`.
+    """Return the providers of an engine (a key of PROVIDERS) with their options, for `InferenceSession(providers=…)`.
 
-    For a GPU: `precision` is the file's, `size` the side of its image, `memory` the GPU's in bytes. `cache` is a folder
-    only for what TensorRT compiles of this file on this GPU.
+    The rest is for a GPU: the file's `precision`, the side of its image (`size`), the GPU's `memory` in bytes, and a
+    folder (`cache`) that is only for what TensorRT compiles from this file on this GPU.
     """
     cuda = {
         "device_id": "0",
-        "arena_extend_strategy": "kSameAsRequested",  # the other doubles, and keeps
+        "arena_extend_strategy": "kSameAsRequested",  # the other strategy doubles the arena and keeps it
         "gpu_mem_limit": str(int(MEMORY_SHARE * memory)),
         "cudnn_conv_algo_search": "HEURISTIC",  # EXHAUSTIVE measures again for each new batch size
-        "use_tf32": "0",  # which would round float32 to 10 bits of mantissa
+        "use_tf32": "0",  # TF32 rounds float32 to 10 bits of mantissa
     }
     tensorrt = {
         "device_id": "0",
@@ -68,15 +68,15 @@ def provider_options(
     return [(provider, options.get(provider, {})) for provider in PROVIDERS[engine]]
 
 
-#: It rounds the layers that an int8 file leaves in float, with one scale a tensor (onnxruntime pull request 25673).
+#: It quantises layers that an int8 file keeps in float, with one scale per tensor (onnxruntime pull request 25673).
 DISABLED_OPTIMIZERS = ("WeightBiasQuantization",)
 _TYPES = {"tensor(uint8)": "uint8", "tensor(float)": "float32"}
 
 
 def check(engine: str) -> str:
-    """ONNX Runtime's name and version. Raises CbmirError where an engine, a name of PROVIDERS, cannot run here.
+    """Return ONNX Runtime's name and version. Raises CbmirError if an engine, a key of PROVIDERS, cannot run here.
 
-    The check runs a model, since a provider that is listed may lack its libraries or a driver.
+    The check runs a model, because a provider may be listed although its libraries or a driver are missing.
     """
     ort = require("onnxruntime", "cpu" if engine == "onnxruntime" else "gpu")
     provider = PROVIDERS[engine][0]
@@ -84,7 +84,7 @@ def check(engine: str) -> str:
         raise EngineError(f"the installed ONNX Runtime has no {provider}; "
                           f"in place of onnxruntime, {installing('gpu')}")  # fmt: skip
     options = ort.SessionOptions()
-    options.log_severity_level = 4  # silent: an error is in the answer
+    options.log_severity_level = 4  # silent: errors are raised
     value = np.array([1.5], np.float32)
     session = ort.InferenceSession(_IDENTITY, options, providers=[provider], enable_fallback=False)
     if session.get_providers()[0] != provider:
@@ -96,7 +96,7 @@ def check(engine: str) -> str:
 
 
 class OnnxEngine(Engine):
-    """An ONNX file of cbmir in ONNX Runtime. `engine` is a name of PROVIDERS; see `open_engine` for the rest."""
+    """An ONNX file of cbmir in ONNX Runtime. `engine` is a key of PROVIDERS; see `open_engine` for the rest."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class OnnxEngine(Engine):
         self._path, self._engine, self._cache = path, engine, cache
         self.streams = engine == "onnxruntime"
         first = 1 if self.streams and mode == "throughput" else threads or available_threads()
-        session = self._session(first, provider_options("onnxruntime"))  # a GPU's options need the card that is inside
+        session = self._session(first, provider_options("onnxruntime"))  # options for a GPU need the card inside
         metadata = session.get_modelmeta().custom_metadata_map
         if CARD_KEY not in metadata:
             raise CardError(f"{path}: expected a model card inside the ONNX file ({CARD_KEY}), found none; "
@@ -153,8 +153,8 @@ class OnnxEngine(Engine):
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.enable_cpu_mem_arena = False
         options.intra_op_num_threads = threads
-        options.log_severity_level = 4  # fatal: an error is raised, so it need not be printed as well
-        # Threads that wait by spinning take the processors from all that is not the model (twice the time to read).
+        options.log_severity_level = 4  # fatal only: errors are raised, so they need not be printed too
+        # Spinning threads take the processors from everything but the model (reading images takes twice as long).
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             session = ort.InferenceSession(
@@ -162,18 +162,18 @@ class OnnxEngine(Engine):
                 disabled_optimizers=DISABLED_OPTIMIZERS,
             )  # fmt: skip
         except self._errors as error:
-            if wanted != "CPUExecutionProvider":  # the CPU has loaded the file: the fault is not in it
+            if wanted != "CPUExecutionProvider":  # the CPU could load it, so the file is fine
                 raise EngineError(f"{self._path}: ONNX Runtime cannot load it with {wanted}: {error}; 'cbmir doctor' "
                                   f"says what is missing") from error  # fmt: skip
             raise ModelError(f"{self._path}: expected an ONNX model written by 'cbmir export', ONNX Runtime cannot "
                              f"load it with {wanted}: {error}") from error  # fmt: skip
-        # ONNX Runtime goes on without a provider that it cannot load: what counts is what the session has.
+        # ONNX Runtime continues without a provider that it cannot load, so check which one the session uses.
         if session.get_providers()[0] != wanted:
             raise EngineError(
                 f"engine {self._engine!r} was requested, but ONNX Runtime fell back to {session.get_providers()[0]}; "
                 f"'cbmir doctor' says what is missing"
             )
-        give_back_freed_memory()  # loading took the model's size several times over
+        give_back_freed_memory()
         return session
 
     def _runner_of(self, session: Any) -> Runner:
@@ -187,7 +187,7 @@ class OnnxEngine(Engine):
 
 
 def _ort_errors() -> tuple[type[Exception], ...]:
-    """The exceptions of ONNX Runtime, which have no base class of their own but Exception."""
+    """Return ONNX Runtime's exceptions, whose only common base class is Exception."""
     state = require("onnxruntime.capi.onnxruntime_pybind11_state", "cpu")
     found = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
     return (*found, RuntimeError)

@@ -16,7 +16,7 @@ from cbmir.runtime.models.catalog import find_model
 
 log = logging.getLogger("cbmir")
 
-#: The module of each engine (ENGINES but auto), which says whether it works here (`check`).
+#: The module of each engine (ENGINES without auto). Its `check` tests whether the engine works here.
 _MODULES: dict[str, ModuleType] = {
     "onnxruntime": ort,
     "onnxruntime-cuda": ort,
@@ -25,12 +25,12 @@ _MODULES: dict[str, ModuleType] = {
     "tensorrt": tensorrt,
 }
 
-#: What `cbmir export` ends the names of its models in, the longer ones first where one ends in another.
+#: The endings of the file names that `cbmir export` writes; an ending that includes another one comes first.
 ENDINGS = (".plan", ".fp16.onnx", ".int8.onnx", ".openvino-bf16.xml", ".openvino-int8.xml", ".onnx")
 
 
 def probe(engine: str) -> tuple[str, str]:
-    """Find out whether an engine, any of ENGINES but auto, can run here. Never raises.
+    """Test whether an engine, one of ENGINES except auto, can run here. Never raises.
 
     Returns:
         Its library and version, such as "OpenVINO 2026.4.0", and ""; or "" and why it cannot run and what to install.
@@ -39,41 +39,41 @@ def probe(engine: str) -> tuple[str, str]:
         return str(_MODULES[engine].check(engine)), ""
     except CbmirError as error:
         return "", str(error)
-    except Exception as error:  # noqa: BLE001  a broken library may raise anything, and each is a finding here
+    except Exception as error:  # noqa: BLE001  a broken library may raise anything, which is the answer here
         return "", f"{engine} does not work: {type(error).__name__}: {error}"
 
 
 def why_not(engine: str) -> str:
-    """Why an engine cannot run here and what to install; "" if it can. Never raises."""
+    """Return why an engine cannot run here and what to install; "" if it can. Never raises."""
     return probe(engine)[1]
 
 
 def model_files(folder: Path) -> list[Path]:
-    """The model files of a folder, sorted by name; hidden files belong to an unfinished export."""
+    """Return a folder's model files, sorted by name, except hidden ones: these belong to an unfinished export."""
     files = (file for file in folder.iterdir() if not file.name.startswith("."))
     return sorted(file for file in files if file.name.endswith(ENDINGS))
 
 
 def ending(file: Path) -> str:
-    """That of ENDINGS in which the name ends, or else its suffix."""
+    """Return which of ENDINGS a file name has; if it has none of them, its suffix."""
     return next((one for one in ENDINGS if file.name.endswith(one)), file.suffix)
 
 
 def stem(file: Path) -> str:
-    """The name without its ending: model, of model.fp16.onnx and of model.sm86.plan."""
+    """Return the file name without its ending: model for model.fp16.onnx and model.sm86.plan."""
     name = file.name.removesuffix(ending(file))
     return re.sub(r"\.sm\d+$", "", name) if file.suffix == ".plan" else name
 
 
-#: Which engines can run a file of a suffix; the first that works here is what `auto` takes.
+#: The engines that can run a file with this suffix; `auto` uses the first that works here.
 _OF_SUFFIX = {
     ".onnx": ("onnxruntime-cuda", "onnxruntime", "openvino", "onnxruntime-tensorrt"),
     ".xml": ("openvino",),
     ".plan": ("tensorrt",),
 }
-_BY_NAME_ONLY = "onnxruntime-tensorrt"  # it compiles for minutes, so `auto` leaves it out
+_BY_NAME_ONLY = "onnxruntime-tensorrt"  # takes minutes to compile, so `auto` skips it
 _BFLOAT16 = ".openvino-bf16.xml"
-#: Files of an export's folder that share one embedding space (int8 has its own), the fastest first, and what runs them.
+#: Files in an export folder that share one embedding space (int8 has its own), and their engines, fastest first.
 _OF_FOLDER = (
     (".plan", "tensorrt"),
     (".fp16.onnx", "onnxruntime-cuda"),
@@ -101,11 +101,11 @@ def open_engine(
 
     Args:
         threads: None means every processor that this process may use.
-        cache: A folder for what engines compile.
+        cache: A folder in which engines keep what they compile.
         allow_fallback: Run on the CPU with ONNX Runtime, with a warning, if the requested engine is missing.
 
     Raises:
-        ModelError: The file is not cbmir's, or has no usable card (CardError).
+        ModelError: The file was not written by cbmir, or has no usable card (CardError).
         EngineError: The engine is missing (the message names what to install) or cannot run this file, or `threads` or
             `mode` is wrong.
     """
@@ -130,7 +130,7 @@ def open_engine(
         opened = _open(file, name, engine, reason, threads, mode, cache)
         log.log(logging.INFO if path.is_dir() else logging.DEBUG, "Engine: %s.", reason)
         return opened
-    if engine == "auto":  # what is most easily installed first
+    if engine == "auto":  # the easiest to install first
         absent = dict(sorted(absent.items(), key=lambda one: one[0][1] != "onnxruntime"))
         raise EngineError(f"{path}: no engine for it works here: {'; '.join(_words(absent))}")
     whys = "; ".join(dict.fromkeys(absent.values()))
@@ -168,7 +168,7 @@ def _words(absent: dict[tuple[Path, str], str]) -> list[str]:
 
 
 def _why_not(file: Path, name: str) -> str:
-    """As `why_not`, for this file: a plan needs its GPU, a bfloat16 file a processor with bfloat16 arithmetic."""
+    """Extend `why_not` to a file: a plan needs its GPU, and a bfloat16 file a processor with bfloat16 arithmetic."""
     if why := why_not(name):
         return why
     if name == "tensorrt":
@@ -202,7 +202,7 @@ def _of_file(path: Path) -> list[tuple[Path, str]]:
 
 
 def _of_folder(path: Path) -> list[tuple[Path, str]]:
-    """The folder's files and their engines, fastest first. Raises ModelError for no files, or two models."""
+    """Return the folder's files and their engines, fastest first. Raises ModelError for no files or several models."""
     files = model_files(path)
     models = sorted({stem(file) for file in files})
     if len(models) != 1:

@@ -29,8 +29,8 @@ from cbmir.runtime.engines.nvidia import Cuda, current_gpu, find_tensorrt, tenso
 
 
 def check(engine: str) -> str:
-    """TensorRT's name and version. Raises CbmirError where it cannot run here."""
-    current_gpu()  # first, since the others take seconds to import
+    """Return TensorRT's name and version. Raises CbmirError if it cannot run here."""
+    current_gpu()  # first, because the packages take seconds to import
     trt, flavour = find_tensorrt()
     require("cuda.bindings.runtime", flavour)
     return f"{'TensorRT' if flavour == 'tensorrt' else 'TensorRT for RTX'} {trt.__version__}"
@@ -41,8 +41,8 @@ _FACTS = {"target": str, "max_batch": int, "flavour": str, "version": str, "sha2
 
 @dataclass(frozen=True, eq=False)
 class PlanInfo:
-    """A plan's sidecar: card and head (float32 [P, D]) of its model, the GPU it was built for (sm86), its largest
-    batch, flavour and version of the TensorRT that built it, and SHA-256 of the plan and of the ONNX file."""
+    """A plan's sidecar: the model's card and head (float32 [P, D]), the GPU it was built for (sm86), its largest batch,
+    the flavour and version of the TensorRT that built it, and the SHA-256 of the plan and of the ONNX file."""
 
     card: ModelCard
     head: NDArray[np.float32]
@@ -58,7 +58,7 @@ class PlanInfo:
         return {CARD_KEY: self.card.to_json(), HEAD_KEY: encode_head(self.head), **facts}
 
     def why_not(self) -> str:
-        """Why this plan cannot run here, as a sentence; "" if its GPU and its TensorRT are available."""
+        """Return why this plan cannot run here, in one sentence; "" if its GPU and its TensorRT are available."""
         try:
             gpu = current_gpu()
             if gpu.target != self.target:
@@ -99,7 +99,7 @@ def read_plan_info(plan: Path) -> PlanInfo:
 
 
 def read_plan(plan: Path, info: PlanInfo) -> bytes:
-    """The bytes of a plan. Raises ModelError if they do not match its sidecar."""
+    """Read a plan. Raises ModelError if it cannot be read or does not match its sidecar."""
     try:
         data = read_input(plan, MOST_MODEL)
     except OSError as error:
@@ -113,17 +113,17 @@ def read_plan(plan: Path, info: PlanInfo) -> bytes:
 
 @dataclass(frozen=True)
 class _Buffer:
-    """Room for a tensor of the largest batch: pinned memory of the host, seen as an array, and the GPU's address."""
+    """Memory for a tensor of the largest batch: pinned host memory as an array, and an address on the GPU."""
 
     host: NDArray[Any]
     device: int
 
 
 class TensorRtEngine(Engine):
-    """A plan of `cbmir export --tensorrt` on the first GPU: one thread at a time.
+    """A plan of `cbmir export --tensorrt` on the first GPU, run by one thread at a time.
 
-    Raises CardError for a sidecar that is missing or damaged, ModelError for a plan that is not the sidecar's,
-    EngineError if its GPU or its TensorRT is not available, MissingDependencyError without cuda-python.
+    Raises CardError if the sidecar is missing or damaged, ModelError if the plan does not match it, EngineError if the
+    GPU or the TensorRT that it needs is not available, MissingDependencyError without cuda-python.
     """
 
     streams = False
@@ -143,7 +143,7 @@ class TensorRtEngine(Engine):
         self._contexts: dict[int, Any] = {}
         self._graphs: dict[int, Any] = {}
         self._fixed = {1, info.max_batch}
-        self._resources = ExitStack()  # what is freed at the end, the latest first
+        self._resources = ExitStack()  # freed by `close`, in reverse order
         try:
             self._load(data)
         except BaseException:
@@ -152,7 +152,7 @@ class TensorRtEngine(Engine):
 
     def close(self) -> None:
         super().close()
-        if os.getpid() == self._process:  # after a fork, CUDA's memory is not the child's to free
+        if os.getpid() == self._process:  # a forked child must not free CUDA's memory
             with self._gpu_lock:
                 self._resources.close()
 
@@ -201,8 +201,8 @@ class TensorRtEngine(Engine):
         return _Buffer(np.frombuffer(memory, dtype).reshape(shape), int(device))
 
     def _context(self, count: int) -> Any:
-        """The execution context for a batch size: one for each size that is captured, since its graph holds only while
-        nothing else is done with the context, and one for all others."""
+        """Return the execution context for a batch size: one per captured size, because a graph is only valid while
+        nothing else uses its context, and one for all other sizes."""
         key = count if count in self._fixed else 0
         if key not in self._contexts:
             self._contexts[key] = self._make_context(fixed=bool(key))
@@ -212,7 +212,7 @@ class TensorRtEngine(Engine):
         return context
 
     def _make_context(self, *, fixed: bool) -> Any:
-        if fixed and self._info.flavour == "tensorrt-rtx":  # else a capture could hold kernels that are soon replaced
+        if fixed and self._info.flavour == "tensorrt-rtx":  # else a graph could capture kernels that are replaced later
             config = self._engine.create_runtime_config()
             eager = self._trt.DynamicShapesKernelSpecializationStrategy.EAGER
             config.dynamic_shapes_kernel_specialization_strategy = eager
@@ -226,7 +226,7 @@ class TensorRtEngine(Engine):
         return context
 
     def _enqueue(self, count: int) -> None:
-        """The image to the GPU, the plan, embedding and scores back: put on the stream, not waited for."""
+        """Enqueue, without waiting: copy the images to the GPU, run the plan, copy embeddings and scores back."""
         context = self._context(count)
         image = self._buffers["image"]
         kind = self._cuda.api.cudaMemcpyKind.cudaMemcpyHostToDevice
@@ -243,7 +243,7 @@ class TensorRtEngine(Engine):
         self._cuda("cudaMemcpyAsync", rows.ctypes.data, buffer.device, rows.nbytes, kind, self._stream)
 
     def _graph(self, count: int) -> Any:
-        """The CUDA graph of a fixed batch size, captured on its first use; None for other sizes."""
+        """Return the CUDA graph for a fixed batch size, captured on first use; None for other sizes or on failure."""
         if count in self._fixed and count not in self._graphs:
             try:
                 self._graphs[count] = self._capture(count)
@@ -254,7 +254,7 @@ class TensorRtEngine(Engine):
         return self._graphs.get(count)
 
     def _capture(self, count: int) -> Any:
-        self._enqueue(count)  # what TensorRT sets up on a first run cannot be captured
+        self._enqueue(count)  # TensorRT's setup in the first run cannot be captured
         self._cuda("cudaStreamSynchronize", self._stream)
         context = self._contexts[count]
         if self._info.flavour == "tensorrt-rtx" and not context.is_stream_capturable(int(self._stream)):
